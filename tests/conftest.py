@@ -1,0 +1,16 @@
+"""Import gluon_amp before any test module imports mxnet, and seed every test."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import gluon_amp  # noqa: F401  (restores the numpy aliases that mxnet needs)
+import mxnet as mx
+import numpy as np
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    np.random.seed(0)
+    mx.random.seed(0)
