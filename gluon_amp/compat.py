@@ -1,7 +1,7 @@
-"""What MXNet 1.9.1 needs to import on today's Python and numpy; must run before the first `import mxnet`.
+"""What MXNet 1.9.1 needs to import on today's Python and numpy; runs before `import mxnet`.
 
-MXNet and GluonCV read aliases (`np.bool`, `np.int`, `np.float`, ...) that numpy 1.24 removed, some of
-them at call time, so the aliases stay. Nothing else is patched, here or elsewhere in gluon_amp.
+MXNet and GluonCV read aliases (`np.bool`, `np.int`, `np.float`, ...) that numpy 1.24 removed, some
+of them at call time, so the aliases stay. Nothing else is patched, here or elsewhere in gluon_amp.
 """
 
 import numpy as np
@@ -45,7 +45,8 @@ def import_mxnet():
             raise ImportError(MXNET_MISSING) from None
         if error.name and error.name.split(".")[0] == "distutils":
             raise ImportError(
-                "MXNet 1.9.1 needs distutils, which Python 3.12 dropped: run `pip install setuptools`."
+                "MXNet 1.9.1 needs distutils, which Python 3.12 dropped: "
+                "run `pip install setuptools`."
             ) from None
         raise
     except OSError as error:

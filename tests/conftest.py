@@ -4,10 +4,12 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-import gluon_amp  # noqa: F401  (restores the numpy aliases that mxnet needs)
-import mxnet as mx
 import numpy as np
 import pytest
+
+import gluon_amp  # noqa: F401  (restores the numpy aliases that mxnet needs)
+
+import mxnet as mx
 
 
 @pytest.fixture(autouse=True)
