@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS ?= cpu,gluoncv,data,test
+
+export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: help setup train test lint format matrix clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+setup: $(STAMP) ## create .venv and install the pinned dependencies
+
+$(STAMP): setup.py constraints.txt .ci/check-python
+	@sh .ci/check-python "$(PYTHON)"
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -c 'import gluon_amp'
+	@touch $@
+
+train: setup ## train in float16 (ARGS='--num-epochs 2' appends options)
+	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
+
+test: setup ## run the tests (ARGS='-k name' appends options)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## rewrite the code in house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+matrix: ## install and train on every supported Python and numpy found here
+	$(PYTHON) scripts/matrix.py
+
+clean: ## remove .venv and what the tools left behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

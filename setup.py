@@ -1,0 +1,56 @@
+"""Package metadata. MXNet is an extra: its three wheels install the same files and exclude each other."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+# One CUDA 11.8 family; cuDNN 9 would bring libcudnn.so.9, which MXNet 1.9.1 cannot load.
+CUDA_LIBRARIES = [
+    "nvidia-cuda-runtime-cu11==11.8.89",
+    "nvidia-cuda-nvrtc-cu11==11.8.89",
+    "nvidia-nvtx-cu11==11.8.86",
+    "nvidia-cublas-cu11==11.11.3.6",
+    "nvidia-cufft-cu11==10.9.0.58",
+    "nvidia-curand-cu11==10.3.0.86",
+    "nvidia-cusolver-cu11==11.4.1.48",
+    "nvidia-nccl-cu11==2.21.5",
+    "nvidia-cudnn-cu11==8.9.6.50",
+]
+
+EXTRAS = {
+    "cpu": ["mxnet==1.9.1"],
+    "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
+    "cu117": ["mxnet-cu117==1.9.1", "nvidia-cusparse-cu11==11.7.5.86", *CUDA_LIBRARIES],
+    "gluoncv": [
+        "gluoncv==0.10.5.post0",
+        # newer OpenCV wheels ask for numpy 2, which MXNet 1.9.1 cannot use
+        "opencv-python>=4.5,<4.12",
+    ],
+    "data": ["scikit-learn>=1.0", "tqdm>=4.60"],
+    "test": ["pytest>=7", "pytest-timeout>=2.1", "hypothesis>=6", "ruff>=0.17"],
+}
+
+
+def version() -> str:
+    """Read ``__version__`` without importing the package, which would import MXNet."""
+    for line in (HERE / "gluon_amp" / "__init__.py").read_text().splitlines():
+        if line.startswith("__version__"):
+            return line.split('"')[1]
+    raise RuntimeError("gluon_amp/__init__.py defines no __version__")
+
+
+setup(
+    name="gluon_amp",
+    version=version(),
+    description="Mixed precision for Apache MXNet 1.9.1: Gluon and Module",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["gluon_amp*"]),
+    package_data={"gluon_amp": ["**/*.cc", "**/*.h"]},
+    python_requires=">=3.8,<3.13",
+    install_requires=["numpy>=1.21,<2", 'setuptools; python_version>="3.12"'],
+    extras_require=EXTRAS,
+)
