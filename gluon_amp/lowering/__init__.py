@@ -1,0 +1,32 @@
+"""From a cast graph to one that the device at hand can run.
+
+A GPU runs the cast graph as it is. MXNet's CPU kernels have no float16 matrix products, so there
+float16 is emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN) and nowhere else.
+"""
+
+from typing import Dict
+
+import mxnet as mx
+
+from gluon_amp.lowering import float16_emulation
+
+
+def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) -> mx.sym.Symbol:
+    """Return a symbol with the same inputs and outputs that runs on a device of `device_type`.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A graph as `graph.apply` returns it.
+    dtypes : dict of str to dtype
+        Dtypes of all its variables, as they are fed.
+    device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
+
+    Raises
+    ------
+    MXNetError
+        The dtypes contradict each other.
+    """
+    if device_type == "gpu":
+        return symbol
+    return float16_emulation.emulate(symbol, dtypes)

@@ -1,0 +1,138 @@
+"""Float16 on a CPU: float16 values carried in float32 tensors, rounded where an operator ends.
+
+MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"). Here each
+operator that the cast graph runs in float16 reads float16 values, computes in float32 and has its
+outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. That is
+what a Tensor Core does, which multiplies float16 and accumulates in float32. Gradients are rounded
+at the same places on the way back, so they underflow and overflow as they do on a GPU.
+
+Operators that only move or select values (reshape, relu, max-pooling) need no rounding: what they
+return is float16 already.
+"""
+
+from typing import Dict
+
+import mxnet as mx
+
+from gluon_amp import op_table
+from gluon_amp.graph import MX_DTYPE_CODES, edge_dtypes, from_json, to_json
+
+CASTS = ("Cast", "amp_cast")
+
+# operators that are exact for one value of an attribute (the operator's default given last)
+EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
+
+
+def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
+    """Return a graph that gives what `symbol` gives where float16 is real, and runs on a CPU.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A cast graph. Float16 variables stay float16, and so do float16 outputs.
+    dtypes : dict of str to dtype
+        Dtypes of all variables.
+
+    Returns
+    -------
+    Symbol
+        `symbol` itself where nothing in it is float16.
+
+    Raises
+    ------
+    MXNetError
+        The dtypes contradict each other.
+    """
+    graph = to_json(symbol)
+    emulated = _emulate(graph, dtypes, symbol)
+    return symbol if emulated is graph else from_json(emulated, like=symbol)
+
+
+def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
+    edges = edge_dtypes(graph, dtypes, like)
+    bodies = any("subgraphs" in node for node in graph["nodes"])
+    if "float16" not in edges.values() and not bodies:
+        return graph
+    out = _Carrier(edges)
+    for i, node in enumerate(graph["nodes"]):
+        if node["op"] == "null":
+            out.variable(i, node)
+        elif node["op"] in CASTS:
+            out.cast(i, node)
+        else:
+            if "subgraphs" in node:
+                # the bodies of loops and branches: all their inputs are float32 or integers
+                bodies = [_emulate(body, {}, like) for body in node["subgraphs"]]
+                node = {**node, "subgraphs": bodies}
+            out.operator(i, node)
+    return {**graph, "nodes": out.nodes, "heads": [out.head(entry) for entry in graph["heads"]]}
+
+
+class _Carrier:
+    """The emulated graph being written; `carried` maps old tensors to the new ones."""
+
+    def __init__(self, edges: Dict) -> None:
+        self.edges = edges
+        self.nodes = []
+        self.carried = {}
+
+    def variable(self, i: int, node: dict) -> None:
+        entry = self._emit(node, [])
+        if self._is_float16(i):
+            node["attrs"] = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
+            entry = self._cast_node(entry, "float32")
+        self.carried[i, 0] = entry
+
+    def cast(self, i: int, node: dict) -> None:
+        source = tuple(node["inputs"][0][:2])
+        entry = self.carried[source]
+        before, after = self.edges[source], self.edges.get((i, 0))
+        if after == before or (before == "float16" and after == "float32"):
+            self.carried[i, 0] = entry
+        elif after == "float16":
+            if before != "float32":
+                entry = self._cast_node(entry, "float32")
+            self.carried[i, 0] = self._round(entry)
+        else:
+            self.carried[i, 0] = self._emit(node, [entry])
+
+    def operator(self, i: int, node: dict) -> None:
+        attrs = {
+            key: "float32" if key in ("dtype", "out_dtype") and value == "float16" else value
+            for key, value in node.get("attrs", {}).items()
+        }
+        inputs = [
+            [*self.carried[source, k][:2], *version] for source, k, *version in node["inputs"]
+        ]
+        new = self._emit({**node, "attrs": attrs}, inputs)[0]
+        exact = is_exact(node["op"], attrs)
+        for edge in (edge for edge in self.edges if edge[0] == i):
+            entry = [new, edge[1], 0]
+            rounded = self.edges[edge] == "float16" and not exact
+            self.carried[edge] = self._round(entry) if rounded else entry
+
+    def head(self, entry: list) -> list:
+        carried = self.carried[tuple(entry[:2])]
+        return self._cast_node(carried, "float16") if self._is_float16(*entry[:2]) else carried
+
+    def _round(self, entry: list) -> list:
+        return self._cast_node(self._cast_node(entry, "float16"), "float32")
+
+    def _cast_node(self, entry: list, dtype: str) -> list:
+        name = f"{self.nodes[entry[0]]['name']}_{entry[1]}_{dtype}"
+        return self._emit({"op": "Cast", "name": name, "attrs": {"dtype": dtype}}, [entry])
+
+    def _emit(self, node: dict, inputs: list) -> list:
+        self.nodes.append({**node, "inputs": inputs})
+        return [len(self.nodes) - 1, 0, 0]
+
+    def _is_float16(self, i: int, k: int = 0) -> bool:
+        return self.edges.get((i, k)) == "float16"
+
+
+def is_exact(op: str, attrs: Dict[str, str]) -> bool:
+    """Return whether an operator turns float16 values into float16 values without rounding."""
+    if op in EXACT_WITH:
+        attr, value, default = EXACT_WITH[op]
+        return attrs.get(attr, default) == value
+    return op in op_table.EXACT
