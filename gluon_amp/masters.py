@@ -1,0 +1,96 @@
+"""Float32 masters: where an optimizer's state holds them, and how they follow the weights.
+
+A float16 weight in training is the rounding of a float32 master, and the update works on the
+master. Whoever writes the weight meanwhile (`set_data`, `load_parameters`, a broadcast) would be
+overruled by the next update. So the weight is the authority: an element that is not the rounding of
+its master becomes its master; an element that is keeps the master's extra bits.
+"""
+
+from typing import Any, Iterable, Tuple
+
+import numpy as np
+
+from gluon_amp.finite import host_view, on_cpu
+from gluon_amp.optimizer import MasterOptimizer
+
+import mxnet as mx
+from mxnet import nd
+
+# MXNet's own optimizers have two layouts for a float16 weight: these put the master second.
+_MASTER_SECOND = (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS)
+
+
+def split(optimizer, weight, state) -> Tuple[Any, Any]:
+    """Take an optimizer's state for a weight apart into (master or None, the rest)."""
+    if isinstance(optimizer, MasterOptimizer):
+        return state[0], tuple(state[1:])
+    if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
+        return None, state
+    first, second = state
+    return (second, first) if isinstance(optimizer, _MASTER_SECOND) else (first, second)
+
+
+def join(optimizer, weight, master, rest) -> Any:
+    """The state that `split` took apart."""
+    if isinstance(optimizer, MasterOptimizer):
+        return (master, *rest)
+    if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
+        return rest
+    return (rest, master) if isinstance(optimizer, _MASTER_SECOND) else (master, rest)
+
+
+def follow(weight, master) -> None:
+    """Set those elements of the master, in place, whose rounding is not the weight's element."""
+    same = nd.cast(master, dtype="float16") == weight
+    nd.where(same.astype("float32"), master, weight.astype("float32"), out=master)
+
+
+def widen(weight, master) -> None:
+    """Give those elements of a float32 weight, in place, the master's bits that round alike."""
+    same = nd.cast(master, dtype="float16") == nd.cast(weight, dtype="float16")
+    nd.where(same.astype("float32"), master, weight, out=weight)
+
+
+class Watch:
+    """Finds weights that somebody wrote since the last update, and lets their masters follow.
+
+    On a CPU rounding a master takes 2.6 ns an element, half as much as the whole update, so the
+    weight's bytes are fingerprinted after the update and before the next one: 0.12 ns each. On a
+    GPU `follow` is cheap and runs unseen, with no wait.
+    """
+
+    def __init__(self):
+        self._fingerprints = {}
+
+    def follow_changed(self, entries: Iterable) -> None:
+        """Let the masters of changed weights follow; entries are (key, weight, master)."""
+        for key, weight, master in entries:
+            if not on_cpu(weight) or self._fingerprints.get(key) != fingerprint(weight):
+                follow(weight, master)
+
+    def remember(self, entries: Iterable) -> None:
+        """Take these weights as the roundings of their masters, right after an update."""
+        for key, weight, _ in entries:
+            if on_cpu(weight):
+                self._fingerprints[key] = fingerprint(weight)
+
+    def forget(self) -> None:
+        """Look at every master again, after new ones were loaded."""
+        self._fingerprints.clear()
+
+
+# One odd random factor per 64-bit word of a row: no two words of a row can be swapped unseen, and
+# rows keep their order. Only this process compares the results, so the seed is free.
+_FACTORS = np.random.RandomState(2017).randint(0, 2**62, 4096).astype(np.uint64) * np.uint64(2) + (
+    np.uint64(1)
+)
+
+
+def fingerprint(weight) -> bytes:
+    """A short code of an array's bytes that a change of any element changes, bar 2**-64."""
+    raw = host_view(weight).view(np.uint8)
+    words = raw[: raw.size // 8 * 8].view(np.uint64)
+    whole = words.size // _FACTORS.size * _FACTORS.size
+    rows = words[:whole].reshape(-1, _FACTORS.size) @ _FACTORS
+    last_row = words[whole:] @ _FACTORS[: words.size - whole]
+    return rows.tobytes() + last_row.tobytes() + raw[words.size * 8 :].tobytes()
