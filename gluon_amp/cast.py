@@ -14,15 +14,16 @@ import warnings
 from collections import Counter
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-import mxnet as mx
 import numpy as np
-from mxnet import autograd
-from mxnet.gluon.block import _flatten
-from mxnet.gluon.rnn.rnn_cell import RecurrentCell
 
 from gluon_amp import graph
 from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon.block import _flatten
+from mxnet.gluon.rnn.rnn_cell import RecurrentCell
 
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
@@ -499,7 +500,7 @@ def _plain_nodes(path: str, block: HybridBlock, inputs) -> Optional[list]:
     if not inputs and not block._cached_graph:
         return None
     _, symbol = _traced(block, path, lambda: HybridBlock._get_graph(block, *inputs))
-    return graph.plan(symbol, Policy(), {p: "float32" for p in block.collect_params()})[1]
+    return graph.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
 
 
 # ---------------------------------------------------------------------------------- parameters

@@ -10,16 +10,18 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-import mxnet as mx
-
 from gluon_amp import op_table
 from gluon_amp.policy import Decision, Policy
+
+import mxnet as mx
 
 # Attribute that tells a node's block; `cast` sets it while tracing, `apply` takes it off again.
 BLOCK_ATTR = "__gluon_amp_block__"
 
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 LOW_PRECISION = ("float16", "bfloat16")
+
+VERSION = {"mxnet_version": ["int", 10901]}
 
 FLOAT16_MAX = 65504.0
 FLOAT16_TINY = 2.0**-24  # the smallest subnormal
@@ -123,7 +125,7 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
     graph : dict
         A symbol's JSON.
     dtypes : dict of str to dtype
-        Dtypes of the variables; those left out are found by inference, or are float32.
+        Dtypes of the variables; those left out are float32.
     like : Symbol
         The symbol of which the JSON was made.
 
@@ -140,9 +142,11 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
     edges = {tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"]}
     edges.update(tuple(entry[:2]) for entry in graph["heads"])
     edges = sorted(edges)
-    every_edge = from_json({**graph, "heads": [[i, out, 0] for i, out in edges]}, like=like)
-    names = set(every_edge.list_inputs())
-    _, found, _ = every_edge.infer_type(**{k: v for k, v in dtypes.items() if k in names})
+    heads = [[i, out, 0] for i, out in edges]
+    # the body of a loop has no version of its own, and a graph without one is taken for an old one
+    every_edge = from_json({"attrs": VERSION, **graph, "heads": heads}, like=like)
+    fed = {name: dtypes.get(name, "float32") for name in every_edge.list_inputs()}
+    _, found, _ = every_edge.infer_type(**fed)
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, found)}
 
 
@@ -159,12 +163,22 @@ def to_json(symbol: mx.sym.Symbol) -> dict:
 
 def from_json(graph: dict, like: mx.sym.Symbol) -> mx.sym.Symbol:
     """Build a symbol from a dict as `to_json` returns it, of the same interface as `like`."""
-    nodes = graph["nodes"]
-    kept = {key: value for key, value in graph.items() if key != "node_row_ptr"}
-    kept["arg_nodes"] = [i for i, node in enumerate(nodes) if node["op"] == "null"]
-    symbol = mx.sym.load_json(json.dumps(kept))
+    symbol = mx.sym.load_json(json.dumps(_indexed(graph)))
     numpy_interface = isinstance(like, mx.symbol.numpy._Symbol)
     return symbol.as_np_ndarray() if numpy_interface else symbol
+
+
+def _indexed(graph: dict) -> dict:
+    """Return a graph with its index of variables renewed, and so those of its nodes' bodies."""
+    nodes = [
+        {**node, "subgraphs": [_indexed(body) for body in node["subgraphs"]]}
+        if "subgraphs" in node
+        else node
+        for node in graph["nodes"]
+    ]
+    variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    kept = {key: value for key, value in graph.items() if key != "node_row_ptr"}
+    return {**kept, "nodes": nodes, "arg_nodes": variables}
 
 
 def _decide(policy: Policy, node: dict) -> Decision:

@@ -27,8 +27,8 @@ PRESETS = {
 STRING_KEYS = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 
 
-# Operators with bfloat16 kernels in MXNet 1.9.1's CPU build (oneDNN), forward and backward, found by
-# running them; no GPU kernel has bfloat16. All others run in float32 under a bfloat16 policy.
+# Operators with bfloat16 kernels in MXNet 1.9.1's CPU build (oneDNN), forward and backward, found
+# by running them; no GPU kernel has bfloat16. All others run in float32 under a bfloat16 policy.
 BFLOAT16_OPS = frozenset(
     """Convolution FullyConnected BatchNorm Activation Pooling elemwise_add Flatten Concat
     clip""".split()
@@ -167,8 +167,8 @@ class Policy:
             Operator names as in a symbol's graph (`'softmax'`, `'dot'`, `'elemwise_add'`).
         blocks : list of str
             Regular expressions, searched in the block's path (`'features.0'`) and name, and in a
-            symbol in its nodes' names; all nodes inside a matching block are pinned. Where a node's operator and its
-            block are both pinned, the block wins, since it says more.
+            symbol in its nodes' names; all nodes inside a matching block are pinned. Where a node's
+            operator and its block are both pinned, the block wins, since it says more.
         dtype : str
             `'float32'` or the policy's compute dtype.
 
@@ -245,9 +245,9 @@ class Policy:
             if kind == "compute" and rule.kind == "norm":
                 kind = "norm"  # its parameters have no half kernels; its data is in compute already
             return Decision(kind, f"pinned to {pinned} by the policy's own pin", True)
-        if self.compute_dtype == "bfloat16" and op not in BFLOAT16_OPS:
-            if rule.kind in ("compute", "follow", "widest", "norm"):
-                return Decision("float32", "MXNet 1.9.1 has no bfloat16 kernel for it")
+        castable = rule.kind not in ("float32", "integer")
+        if self.compute_dtype == "bfloat16" and castable and op not in BFLOAT16_OPS:
+            return Decision("float32", "MXNet 1.9.1 has no bfloat16 kernel for it")
         return Decision(rule.kind, rule.reason)
 
     def why(self, op: str) -> str:

@@ -1,14 +1,14 @@
 """From a cast graph to one that the device at hand can run.
 
 A GPU runs the cast graph as it is. MXNet's CPU kernels have no float16 matrix products, so there
-float16 is emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN) and nowhere else.
+float16 is emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN), and only there.
 """
 
 from typing import Dict
 
-import mxnet as mx
-
 from gluon_amp.lowering import float16_emulation
+
+import mxnet as mx
 
 
 def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) -> mx.sym.Symbol:

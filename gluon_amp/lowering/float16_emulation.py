@@ -12,10 +12,10 @@ return is float16 already.
 
 from typing import Dict
 
-import mxnet as mx
-
 from gluon_amp import op_table
 from gluon_amp.graph import MX_DTYPE_CODES, edge_dtypes, from_json, to_json
+
+import mxnet as mx
 
 CASTS = ("Cast", "amp_cast")
 
