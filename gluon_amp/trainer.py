@@ -1,0 +1,858 @@
+"""The Trainer: scaled backward, overflow check, clipping, and a step that is applied or undone."""
+
+import logging
+import pickle
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
+from typing import Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from gluon_amp import atomic, masters
+from gluon_amp.finite import all_finite, global_norm
+from gluon_amp.loss_scale import NoLossScale, resolve
+from gluon_amp.optimizer import ExactFloat, create
+from gluon_amp.undo import Snapshot, is_statistic
+
+from mxnet import autograd, gluon, nd
+
+logger = logging.getLogger("gluon_amp")
+
+MAX_CONSECUTIVE_SKIPS = 20
+STATES_FORMAT, STATES_VERSION = "gluon_amp trainer states", 1
+
+
+class _Default:
+    def __repr__(self):
+        return "by dtype"
+
+
+BY_DTYPE = _Default()
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did.
+
+    Attributes
+    ----------
+    applied : bool
+        False when the step was skipped and undone.
+    loss_scale, next_loss_scale : float
+        The scale its gradients carried, and the one that the next backward pass will use.
+    grad_norm : float or None
+        What `Trainer.clip_global_norm` returned for this step.
+    overflow : tuple of str
+        Names of the parameters whose gradients were not finite.
+    skipped_total : int
+        Steps skipped so far, this one included.
+    """
+
+    applied: bool
+    loss_scale: float
+    next_loss_scale: float
+    grad_norm: Optional[float] = None
+    overflow: Tuple[str, ...] = ()
+    skipped_total: int = 0
+
+
+class ScaledSteps:
+    """What is added to a `gluon.Trainer`, of whatever class: see `Trainer` and `init_trainer`."""
+
+    def _init_scaled_steps(self, loss_scale, max_consecutive_skips, on_skip):
+        self._scale_by_dtype = loss_scale is BY_DTYPE
+        if self._scale_by_dtype:
+            computes_in_float16 = any("float16" in dtypes for dtypes in self._current_dtypes())
+            loss_scale = "dynamic" if computes_in_float16 else None
+        self._loss_scale = resolve(loss_scale)
+        self._scaling = not isinstance(self._loss_scale, NoLossScale)
+        if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
+            raise ValueError(
+                "max_consecutive_skips must be a whole number of at least 1, received "
+                f"{max_consecutive_skips!r}."
+            )
+        self._max_consecutive_skips = max_consecutive_skips
+        self._on_skip = on_skip
+        self._skipped_total = 0
+        self._skips_at_floor = 0
+        self._dtypes = self._current_dtypes()
+        self._declared = self._declared_dtypes()
+
+        # The scale in the gradients since the last step, or None before the first backward pass.
+        self._window_scale = None
+        self._backwards_seen = self._loss_scale.backwards
+        self._unscaled = False
+        self._reduced = self._reduced_for_clip = False
+        self._clip_factor, self._grad_norm = 1.0, None
+
+        self._watch = masters.Watch()
+        self._statistics = [p for p in self._params if is_statistic(p)]
+        self._snapshot = Snapshot()
+        self._told_before_forward = False
+        self._begin_window()
+        self._check_master_precision()
+
+    # ------------------------------------------------------------------ scaling and backward
+
+    @property
+    def loss_scale(self):
+        """The loss scale object; its `.scale` is what the next window of backward passes uses."""
+        return self._loss_scale
+
+    def backward(self, loss, retain_graph=False, train_mode=True):
+        """Run the backward pass of a loss, or of several at once, with scaled gradients.
+
+        The scale enters as the head gradient, so the loss itself stays what it is and cannot
+        overflow. All backward passes until the next `step` use one scale, so that gradients which
+        accumulate (`grad_req='add'`, or one loss after another) are in one unit: rescaling a
+        float16 buffer in between could lose bits.
+
+        Parameters
+        ----------
+        loss : NDArray, or list of them, nested or not, on one or several devices
+            float32 or float64, of any shape.
+        retain_graph, train_mode : bool
+            As in `mxnet.autograd.backward`.
+
+        Raises
+        ------
+        TypeError
+            For a loss in another dtype: cast the network's output to float32 before the loss.
+        """
+        losses = list(_flatten(loss))
+        if not losses:
+            raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
+        if not self._scaling:
+            autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
+            return
+        for one in losses:
+            _check_loss_dtype(one)
+        scale = self._open_window()
+        with autograd.pause():
+            heads = [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
+        autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
+
+    def _open_window(self):
+        if self._window_scale is None:
+            self._window_scale = self._loss_scale.scale
+        self._loss_scale.begin_backward(self._window_scale)
+        if not self._told_before_forward:
+            self._snapshot.take(self._statistics)
+        self._reduced = self._reduced_for_clip = self._unscaled = False
+        self._clip_factor, self._grad_norm = 1.0, None
+        return self._window_scale
+
+    def _begin_window(self):
+        """Forget the window that a step has ended."""
+        self._window_scale = None
+        self._backwards_seen = self._loss_scale.backwards
+        self._reduced = self._reduced_for_clip = self._unscaled = False
+        self._clip_factor, self._grad_norm = 1.0, None
+        self._snapshot.clear()
+        # Nets that were not cast do not announce their forward pass, and a GPU writes statistics
+        # in it, so theirs are copied as soon as the last step is over.
+        if self._scaling and not self._told_before_forward:
+            self._snapshot.take(self._statistics)
+
+    def _before_forward(self, statistics=()):
+        """Keep running statistics as they are now; cast nets call this as their forward begins.
+
+        Parameters
+        ----------
+        statistics : iterable of Parameter
+            Those that the forward pass will write, whether the trainer was given them or not.
+        """
+        if self._scaling:
+            if not self._told_before_forward:
+                self._told_before_forward = True
+                self._snapshot.clear()
+            self._snapshot.take([*self._statistics, *statistics])
+
+    def _used_scale(self):
+        """The scale that the gradients carry now.
+
+        Raises
+        ------
+        RuntimeError
+            When no backward pass of this trainer, or of one that shares its scale, came before.
+        """
+        if self._window_scale is not None:
+            return self._window_scale
+        if not self._scaling:
+            return 1.0
+        if self._loss_scale.backwards > self._backwards_seen:
+            return self._loss_scale.backward_scale
+        raise RuntimeError(
+            "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
+            "loss.backward(), once or more before each step, so that the gradients carry the loss "
+            "scale."
+        )
+
+    # ------------------------------------------------------------------ clipping
+
+    def clip_global_norm(self, max_norm, batch_size=1):
+        """Let the next step use gradients clipped to a norm; call it between backward and step.
+
+        The norm is that of the true gradients: all parameters and dtypes together, after the
+        reduction over devices and workers, without the loss scale. The gradients stay as they are;
+        the factor goes into the update.
+
+        Parameters
+        ----------
+        max_norm : float
+            Above 0; inf only measures.
+        batch_size : float
+            What the gradients are to be divided by before they are measured. With the default the
+            norm is that of the gradients as `gluon.utils.clip_global_norm` sees them in a float32
+            run; with the batch size given to `step`, that of the gradient of the mean loss.
+
+        Returns
+        -------
+        float
+            The norm before clipping; inf or NaN after an overflow, when `step` will skip.
+        """
+        if not (isinstance(max_norm, Real) and max_norm > 0):
+            raise ValueError(f"max_norm must be a number above 0, received {max_norm!r}.")
+        _check_batch_size(batch_size)
+        scale = 1.0 if self._unscaled else self._used_scale()
+        self._check_dtypes()
+        if not self._reduced:
+            self.allreduce_grads()
+        self._reduced_for_clip = True
+        # After the reduction all devices hold the same gradients.
+        grads = [p.list_grad()[0] for p in self._trained()]
+        norm = global_norm(grads) * (abs(self._scale) / batch_size) / scale
+        self._clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
+        self._grad_norm = norm
+        return norm
+
+    # ------------------------------------------------------------------ the step
+
+    def allreduce_grads(self):
+        """Reduce the gradients over devices and workers; then call `update`, not `step`."""
+        self._prepare_kvstore()
+        self._allreduce_grads()
+        self._reduced = True
+
+    def step(self, batch_size, ignore_stale_grad=False):
+        """Reduce the gradients and make one update, or skip it when they are not all finite.
+
+        A skipped step is undone: parameters, masters, optimizer state, update counters, the
+        learning rate schedule and BatchNorm's running statistics are bit for bit what they were,
+        and all gradient buffers are empty, also those that accumulate.
+
+        Parameters
+        ----------
+        batch_size : float
+            Gradients are divided by it; 1 if the loss is a mean already.
+        ignore_stale_grad : bool
+            Leave parameters alone whose gradients no backward pass has written since the last step.
+
+        Returns
+        -------
+        StepReport
+
+        Raises
+        ------
+        RuntimeError
+            Without a scaled backward pass before it, or when a parameter changed its dtype.
+        FloatingPointError
+            After `max_consecutive_skips` overflows in a row that no lower scale could answer.
+        """
+        # Misuse is told before anything is reduced.
+        _check_batch_size(batch_size)
+        self._used_scale()
+        self._check_dtypes()
+        if not self._reduced_for_clip:
+            self.allreduce_grads()
+        return self.update(batch_size, ignore_stale_grad)
+
+    def update(self, batch_size, ignore_stale_grad=False):
+        """What `step` does after reducing the gradients; for use after `allreduce_grads`."""
+        _check_batch_size(batch_size)
+        scale = self._used_scale()
+        self._check_dtypes()
+        self._prepare_kvstore()
+        checked = self._checked_grads(ignore_stale_grad) if self._scaling else []
+        grads = [grad for _, arrays in checked for grad in arrays]
+        if all_finite(grads):
+            self._apply(batch_size, scale, ignore_stale_grad)
+            if grads:
+                self._loss_scale.settle(True)
+                self._skips_at_floor = 0
+            overflow = ()
+        else:
+            overflow = tuple(name for name, arrays in checked if not all_finite(arrays))
+            at_floor = self._loss_scale.at_floor
+            self._skip()
+            self._loss_scale.settle(False)
+            self._skipped_total += 1
+            self._skips_at_floor = self._skips_at_floor + 1 if at_floor else 0
+        report = StepReport(
+            applied=not overflow,
+            loss_scale=scale,
+            next_loss_scale=self._loss_scale.scale,
+            grad_norm=self._grad_norm,
+            overflow=overflow,
+            skipped_total=self._skipped_total,
+        )
+        self._begin_window()
+        if overflow:
+            self._tell_skip(report)
+        return report
+
+    def _apply(self, batch_size, scale, ignore_stale_grad):
+        divisor = 1.0 if self._unscaled else scale
+        # Dividing by a power of two last keeps the result's digits the same for every scale.
+        factor = self._scale / batch_size * self._clip_factor / divisor
+        self._check_and_rescale_grad(ExactFloat(factor))
+        self._watch.follow_changed(self._master_entries())
+        self._update(ignore_stale_grad)
+        self._watch.remember(self._master_entries())
+
+    def _skip(self):
+        self._snapshot.restore()
+        for param in self._trained():
+            # Also 'write' buffers: one that no later backward pass writes would go on overflowing.
+            param.zero_grad()
+            for array in param.list_data():
+                array._fresh_grad = False
+
+    def _tell_skip(self, report):
+        names = _some(report.overflow)
+        logger.info(
+            "Step skipped: gradients of %s overflowed at loss scale %g; next scale %g, %d skipped "
+            "so far.",
+            names,
+            report.loss_scale,
+            report.next_loss_scale,
+            report.skipped_total,
+        )
+        if self._on_skip is not None:
+            self._on_skip(report)
+        if self._skips_at_floor >= self._max_consecutive_skips:
+            raise FloatingPointError(
+                f"{self._skips_at_floor} steps in a row overflowed at loss scale "
+                f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: the "
+                "data or the forward pass is not finite, or these layers need float32."
+            )
+
+    def _trained(self):
+        return [p for p in self._params if p.grad_req != "null" and p._data is not None]
+
+    def _checked_grads(self, ignore_stale_grad) -> List[Tuple[str, list]]:
+        """Names and gradients that this step will use."""
+        # A reduction adds stale gradients to fresh ones, so there all of them count.
+        fresh_only = ignore_stale_grad and self._kvstore is None
+        return [
+            (
+                param.name,
+                [
+                    grad
+                    for data, grad in zip(param.list_data(), param.list_grad())
+                    if data._fresh_grad or not fresh_only
+                ],
+            )
+            for param in self._trained()
+        ]
+
+    def _prepare_kvstore(self):
+        if not self._params:
+            self._kv_initialized = True
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+
+    def _check_contexts(self):
+        # gluon.Trainer fails without parameters, where it gets None here
+        return super()._check_contexts() or []
+
+    # ------------------------------------------------------------------ dtypes
+
+    def _declared_dtypes(self):
+        return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self._params]
+
+    def _current_dtypes(self):
+        return [(np.dtype(dtype).name, compute) for dtype, compute in self._declared_dtypes()]
+
+    def _check_dtypes(self):
+        if self._declared_dtypes() == self._declared:
+            return  # one dtype can be written in several ways, but mostly nothing has changed
+        for param, before, now in zip(self._params, self._dtypes, self._current_dtypes()):
+            if before[0] != now[0] or (self._scale_by_dtype and before != now):
+                raise RuntimeError(
+                    f"Parameter {param.name} was {' in '.join(filter(None, before))} when this "
+                    f"trainer was built and is {' in '.join(filter(None, now))} now: the trainer "
+                    "was built before the cast, build a new one after it."
+                )
+
+    def _check_master_precision(self):
+        float16 = any(param == "float16" for param, _ in self._dtypes)
+        if float16 and not self._optimizer.multi_precision:
+            raise ValueError(
+                f"{type(self._optimizer).__name__} has multi_precision=False, but there are "
+                "float16 parameters, whose small updates it would lose: build it with "
+                "multi_precision=True, or use gluon_amp.optimizer."
+            )
+
+    # ------------------------------------------------------------------ masters
+
+    def _master_entries(self):
+        """(key, weight, master) for each float16 weight that has a master, on each device."""
+        for device, updater in enumerate(self._updaters):
+            for index, state in updater.states.items():
+                param = self._params[index]
+                if np.dtype(param.dtype) != np.float16 or param._data is None:
+                    continue
+                weight = param.list_data()[device]
+                master, _ = masters.split(self._optimizer, weight, state)
+                if master is not None:
+                    yield (device, index), weight, master
+
+    def refresh_masters(self):
+        """Let the masters follow weights that were written since the last step.
+
+        `step` does this by itself. Elements of a master whose rounding is the weight's element
+        keep all their bits.
+        """
+        for _, weight, master in self._master_entries():
+            masters.follow(weight, master)
+
+    def master_params(self) -> Dict[str, nd.NDArray]:
+        """Float32 values of all initialized parameters, by name, from the first device.
+
+        The arrays are the trainer's own where there is a master, and the parameter's where it is
+        float32; copy them to keep them.
+        """
+        self.refresh_masters()
+        found = {
+            index: master for (device, index), _, master in self._master_entries() if device == 0
+        }
+        values = {}
+        for index, param in enumerate(self._params):
+            if param._data is None:
+                continue
+            data = param.list_data()[0]
+            if index in found:
+                values[param.name] = found[index]
+            elif np.dtype(data.dtype) == np.float16:
+                values[param.name] = data.astype("float32")
+            else:
+                values[param.name] = data
+        return values
+
+    # ------------------------------------------------------------------ states
+
+    def state_dict(self) -> dict:
+        """Everything that a resumed run needs besides the parameters, as numbers and numpy arrays.
+
+        Masters, optimizer state, update counters, loss scale and skip counters. A learning rate
+        scheduler is not in it: MXNet's follow from the update counter.
+        """
+        self._prepare_kvstore()
+        optimizer = self._optimizer
+        states = {}
+        for index, state in (self._updaters[0].states if self._updaters else {}).items():
+            weight = self._params[index].list_data()[0]
+            states[index] = _map(_to_numpy, masters.split(optimizer, weight, state))
+        device = self._contexts[0].device_id if self._contexts else 0
+        return {
+            "format": STATES_FORMAT,
+            "version": STATES_VERSION,
+            "optimizer": _class_name(optimizer),
+            "settings": _settings(optimizer),
+            "progress": {name: getattr(optimizer, name) for name in _progress(optimizer)},
+            "counts": dict(optimizer._all_index_update_counts.get(device, {})),
+            "shapes": [tuple(p.shape) for p in self._params],
+            "states": states,
+            "loss_scale": (_class_name(self._loss_scale), self._loss_scale.state_dict()),
+            "skips": (self._skipped_total, self._skips_at_floor),
+        }
+
+    def load_state_dict(self, saved: dict) -> None:
+        """Take over what `state_dict` returned, for these or for differently typed parameters.
+
+        Float16 weights without saved masters get masters from themselves. Saved masters of weights
+        that are float32 now give them back their bits, where the weights are their roundings.
+
+        Raises
+        ------
+        ValueError
+            For another optimizer class or kind of loss scale, or parameters of other shapes.
+            Nothing is changed then.
+
+        Warns
+        -----
+        UserWarning
+            When the saved learning rate, weight decay or another setting differs: this trainer's
+            own is kept.
+        """
+        self._check_states(saved)
+        _, scale_state = saved["loss_scale"]
+        self._loss_scale.load_state_dict(scale_state)
+        optimizer = self._optimizer
+        own = _settings(optimizer)
+        for name, value in saved["settings"].items():
+            if own.get(name) != value:
+                warnings.warn(
+                    f"The saved {type(optimizer).__name__} had {name}={value!r}; this trainer "
+                    f"keeps its {own.get(name)!r}.",
+                    stacklevel=2,
+                )
+        self._prepare_kvstore()
+        for name, value in saved["progress"].items():
+            setattr(optimizer, name, value)
+        optimizer._all_index_update_counts = {
+            context.device_id: dict(saved["counts"]) for context in self._contexts
+        } or {0: {}}
+        optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
+        for device, updater in enumerate(self._updaters):
+            updater.states = {
+                index: self._placed(self._params[index].list_data()[device], *state)
+                for index, state in saved["states"].items()
+            }
+            updater.states_synced = dict.fromkeys(updater.states, True)
+        self._skipped_total, self._skips_at_floor = saved["skips"]
+        self._watch.forget()
+        self._begin_window()
+
+    def _check_states(self, saved):
+        if not isinstance(saved, dict) or saved.get("format") != STATES_FORMAT:
+            raise ValueError("These are not states that a gluon_amp Trainer has saved.")
+        if saved["version"] != STATES_VERSION:
+            raise ValueError(
+                f"The trainer states have version {saved['version']}, this gluon_amp reads "
+                f"{STATES_VERSION}: load them with the gluon_amp that saved them."
+            )
+        own = (_class_name(self._optimizer), _class_name(self._loss_scale))
+        theirs = (saved["optimizer"], saved["loss_scale"][0])
+        if own != theirs:
+            raise ValueError(
+                f"The states are of {theirs[0]} with {theirs[1]}, this trainer has {own[0]} with "
+                f"{own[1]}: build the trainer with the same optimizer and kind of loss scale."
+            )
+        shapes = [tuple(p.shape) for p in self._params]
+        if shapes != [tuple(shape) for shape in saved["shapes"]]:
+            raise ValueError(
+                f"The states are of {len(saved['shapes'])} parameters, and not of these "
+                f"{len(shapes)} or not of their shapes: load them for the same network."
+            )
+
+    def _placed(self, weight, master, rest):
+        """A saved state as the optimizer wants it for this weight, on the weight's device."""
+        master, rest = _map(lambda value: _to_ndarray(value, weight.context), (master, rest))
+        if np.dtype(weight.dtype) == np.float16:
+            master = weight.astype("float32") if master is None else master
+        elif master is not None:
+            masters.widen(weight, master)
+            master = None
+        return masters.join(self._optimizer, weight, master, rest)
+
+    def save_states(self, fname):
+        """Write `state_dict` to a file, which is either the old or the complete new one."""
+        atomic.write(fname, pickle.dumps(self.state_dict(), protocol=4))
+
+    def load_states(self, fname):
+        """Read a file that `save_states` wrote; see `load_state_dict` for what it takes over.
+
+        Raises
+        ------
+        ValueError
+            Also for a file that is truncated or was not written by `save_states`.
+        """
+        with open(fname, "rb") as file:
+            try:
+                saved = _NumbersOnly(file).load()
+            except Exception as error:
+                raise ValueError(
+                    f"{fname} is truncated or was not written by a gluon_amp Trainer's "
+                    f"save_states ({error}): load another file."
+                ) from None
+        self.load_state_dict(saved)
+
+
+class Trainer(ScaledSteps, gluon.Trainer):
+    """A `gluon.Trainer` that scales the loss, checks for overflow and keeps float32 masters.
+
+    ::
+
+        with autograd.record():
+            loss = loss_fn(net(data), label)
+        trainer.backward(loss)
+        report = trainer.step(batch_size)
+
+    With no loss scale it is a `gluon.Trainer`: nothing is checked, and `loss.backward()` will do.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list of Parameter
+        Those of a net that has been cast already.
+    optimizer : str or mxnet.optimizer.Optimizer
+        'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`; any
+        other name that MXNet knows is built with ``multi_precision=True``.
+    optimizer_params : dict
+        The optimizer's arguments, where it is given by name.
+    kvstore : str or KVStore
+        As in `gluon.Trainer`; gradients are reduced there, the update is made here.
+    compression_params : dict
+        As in `gluon.Trainer`, only without a loss scale.
+    update_on_kvstore : None or False
+    loss_scale : None, number, 'dynamic' or LossScale
+        By default dynamic where a parameter is float16 or used in float16, else None. Trainers may
+        share an object: one backward pass then counts once.
+    max_consecutive_skips : int
+        After so many overflows in a row at a scale that cannot go lower, `step` raises.
+    on_skip : callable
+        Called with the `StepReport` of each skipped step.
+
+    Raises
+    ------
+    ValueError
+        When the update is to be made on the kvstore, or gradients are to be compressed under a
+        loss scale, or a given optimizer would update float16 weights without masters.
+    """
+
+    def __init__(
+        self,
+        params,
+        optimizer,
+        optimizer_params=None,
+        kvstore="device",
+        compression_params=None,
+        update_on_kvstore=None,
+        loss_scale=BY_DTYPE,
+        max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
+        on_skip: Optional[Callable[[StepReport], None]] = None,
+    ):
+        _check_kvstore(kvstore, update_on_kvstore)
+        if isinstance(optimizer, str):
+            optimizer = create(optimizer, **(optimizer_params or {}))
+            optimizer_params = None
+        super().__init__(
+            params,
+            optimizer,
+            optimizer_params,
+            kvstore=kvstore,
+            compression_params=compression_params,
+            update_on_kvstore=False,
+        )
+        if any(param._stype != "default" for param in self._params):
+            raise ValueError(
+                "Parameters stored as row_sparse are updated on the kvstore, before an overflow "
+                "can be seen: store them dense, only their gradients may be row_sparse."
+            )
+        self._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
+        _check_compression(self)
+
+
+def init_trainer(
+    trainer,
+    loss_scale=BY_DTYPE,
+    max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
+    on_skip: Optional[Callable[[StepReport], None]] = None,
+):
+    """Give a trainer that exists already, stock or Horovod's, the methods of `Trainer`.
+
+    The instance gets a subclass of its own class, so that an overridden reduction stays in use,
+    and what its owner multiplied into the gradient's scale (Horovod: 1/size) stays there.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Not yet used, of a net that has been cast already.
+    loss_scale, max_consecutive_skips, on_skip
+        As in `Trainer`.
+
+    Raises
+    ------
+    TypeError
+        For something that is not a `gluon.Trainer`, such as an Optimizer.
+    ValueError
+        As `Trainer` does.
+    """
+    if not isinstance(trainer, gluon.Trainer):
+        raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
+    if isinstance(trainer, ScaledSteps):
+        raise ValueError("This trainer scales its steps already: call init_trainer() once.")
+    config = trainer._kvstore_params
+    updating = trainer._update_on_kvstore if trainer._kv_initialized else None
+    _check_kvstore(config["kvstore"], updating or config["update_on_kvstore"])
+    stock = type(trainer)
+    trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
+    try:
+        trainer._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
+        _check_compression(trainer)
+    except BaseException:
+        trainer.__class__ = stock
+        raise
+    config["update_on_kvstore"] = False
+
+
+@contextmanager
+def scale_loss(loss, trainer):
+    """contrib.amp's spelling of `Trainer.backward`: yields the loss times the scale.
+
+    Use it inside `autograd.record()` and call `autograd.backward` on what it yields.
+
+    Parameters
+    ----------
+    loss : NDArray, or list or tuple of them
+        float32 or float64.
+    trainer : Trainer, or one that went through `init_trainer`
+    """
+    _check_scaled(trainer, "scale_loss")
+    if not trainer._scaling:
+        yield loss
+        return
+    losses = list(_flatten(loss))
+    for one in losses:
+        _check_loss_dtype(one)
+    scale = trainer._open_window()
+    scaled = [one * scale for one in losses]
+    yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
+
+
+def unscale(trainer):
+    """Divide the gradients by the scale in place, for code that reads or changes them itself.
+
+    Prefer `Trainer.clip_global_norm`, which needs no pass over the gradients.
+
+    Raises
+    ------
+    TypeError
+        For float16 gradients, of which small ones would become zero.
+    """
+    _check_scaled(trainer, "unscale")
+    scale = trainer._used_scale()
+    grads = [grad for param in trainer._trained() for grad in param.list_grad()]
+    if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
+        raise TypeError(
+            "unscale() would flush small float16 gradients to zero: clip with "
+            "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
+            "(policy 'mixed_float16')."
+        )
+    if trainer._scaling and not trainer._unscaled:
+        for grad in grads:
+            grad *= 1 / scale
+        trainer._unscaled = True
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def _check_kvstore(kvstore, update_on_kvstore):
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore=True would apply gradients before their overflow can be seen: leave "
+            "it out, the update is made by the trainer."
+        )
+    if "async" in getattr(kvstore, "type", kvstore or ""):
+        raise ValueError(
+            "An async kvstore updates on its servers, before an overflow can be seen: use "
+            "'dist_sync'."
+        )
+
+
+def _check_compression(trainer):
+    if trainer._scaling and trainer._compression_params:
+        raise ValueError(
+            "Gradient compression cuts scaled gradients at a fixed threshold, which hides "
+            "overflows and changes meaning with the loss scale: leave compression_params out."
+        )
+
+
+def _check_loss_dtype(loss):
+    if np.dtype(loss.dtype) not in (np.float32, np.float64):
+        raise TypeError(
+            f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale overflow: "
+            "cast the network's output to float32 before the loss."
+        )
+
+
+def _check_batch_size(batch_size):
+    if not (isinstance(batch_size, Real) and batch_size > 0):
+        raise ValueError(f"batch_size must be a number above 0, received {batch_size!r}.")
+
+
+def _check_scaled(trainer, caller):
+    if not isinstance(trainer, ScaledSteps):
+        raise TypeError(
+            f"{caller}() got a {type(trainer).__name__} without a loss scale: call "
+            "amp.init_trainer(trainer) after building it."
+        )
+
+
+# ---------------------------------------------------------------------- states
+
+
+# Attributes of optimizers that move as training goes on; all other numbers are settings.
+_PROGRESS = {"Nadam": ("m_schedule",)}
+_NOT_SETTINGS = {"rescale_grad", "aggregate_num", "allow_np_array", "num_update"}
+
+
+def _progress(optimizer):
+    return ("num_update", *_PROGRESS.get(type(optimizer).__name__, ()))
+
+
+def _class_name(thing):
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _settings(optimizer) -> dict:
+    """The numbers, flags and schedule that an optimizer was built with."""
+    skipped = _NOT_SETTINGS.union(_progress(optimizer))
+    settings = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in skipped and isinstance(value, (bool, int, float, str, type(None)))
+    }
+    if optimizer.lr_scheduler is not None:
+        # The rate itself comes from the schedule then.
+        settings.pop("lr", None)
+        settings["lr_scheduler"] = type(optimizer.lr_scheduler).__name__
+    return settings
+
+
+_NUMPY_NAMES = ("_reconstruct", "ndarray", "dtype", "scalar")
+
+
+class _NumbersOnly(pickle.Unpickler):
+    """Reads numbers, containers and numpy arrays, and runs no code that a file may ask for."""
+
+    def find_class(self, module, name):
+        if module.split(".")[0] == "numpy" and name in _NUMPY_NAMES:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+
+
+def _map(function, value):
+    """Apply a function to the leaves of nested tuples and lists."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(function, item) for item in value)
+    return function(value)
+
+
+def _to_numpy(value):
+    return value.asnumpy() if isinstance(value, nd.NDArray) else value
+
+
+def _to_ndarray(value, context):
+    if isinstance(value, np.ndarray):
+        return nd.array(value, ctx=context, dtype=value.dtype)
+    return value
+
+
+def _flatten(losses):
+    if isinstance(losses, (list, tuple)):
+        for loss in losses:
+            yield from _flatten(loss)
+    else:
+        yield losses
+
+
+def _some(names, limit=5):
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
