@@ -276,7 +276,7 @@ GROUPS = (
         "widest",
         "arithmetic of several tensors of equal rank",
         """
-        elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _grad_add _mod
+        elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _mod
         broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
         _npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_copysign _npi_arctan2
         _npi_diff _npi_ediff1d _scatter_elemwise_div
@@ -457,7 +457,7 @@ GROUPS = (
         "integer",
         "part of a gradient: never in a forward graph",
         """
-        _NoGradient _broadcast_backward _split_v2_backward _npi_hsplit_backward
+        _NoGradient _grad_add _broadcast_backward _split_v2_backward _npi_hsplit_backward
         _contrib_backward_gradientmultiplier _contrib_backward_hawkesll
         _contrib_backward_index_copy _contrib_backward_quadratic
         _npi_backward_ediff1d _npi_backward_nan_to_num _npi_backward_polyval
@@ -789,18 +789,20 @@ _RETURNS_INTEGERS = """
     _npi_less_scalar _npi_less_equal_scalar _contrib_allclose
 """
 
-# Operators that run in the policy's dtype, but not in bfloat16: the kernel, or that of the
-# gradient, is missing in 1.9.1's CPU build (no operator has one on a GPU). `transpose` does have
-# one, which returns wrong values and writes past the end of its output.
+# Operators that would run in the policy's dtype, but not in bfloat16: in 1.9.1's CPU build their
+# kernel or that of their gradient is missing, wrong (those of the remainders give 0, `transpose`
+# even writes past the end of its output), or not shown to be right. No operator has one on a GPU.
 _NO_BFLOAT16 = """
     transpose Deconvolution RNN dot _np_dot _npi_tensordot _npi_tensordot_int_axes _npi_einsum
     _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
     _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
-    Dropout LeakyReLU hard_sigmoid UpSampling Pad im2col SequenceLast
+    Dropout LeakyReLU hard_sigmoid UpSampling Pad im2col
     gather_nd _npi_broadcast_to _npi_where _npi_where_lscalar _npi_where_rscalar
     _npi_nan_to_num _npi_true_divide _npi_true_divide_scalar _npi_arctan2 _npi_ediff1d
     _random_exponential_like _random_gamma_like _random_generalized_negative_binomial_like
     _random_negative_binomial_like _random_normal_like _random_poisson_like _random_uniform_like
+    _mod _mod_scalar _rmod_scalar broadcast_mod _npi_mod _npi_mod_scalar _npi_rmod_scalar
+    _npi_hstack _npi_dstack _npi_delete
 """
 
 _UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
