@@ -274,6 +274,13 @@ class _Cast:
             self._amp.clear()
         super()._clear_cached_op()
 
+    def __setattr__(self, name, value):
+        child = vars(self).get(name)
+        if isinstance(child, _Cast) and isinstance(value, Block) and value is not child:
+            # Gluon wants a child replaced by one of its class, so the old one leaves the cast
+            cast(child, "float32")
+        super().__setattr__(name, value)
+
     def forward(self, x, *args):
         if isinstance(x, mx.sym.Symbol) and not getattr(_tracing, "depth", 0):
             return _compose(self, x, *args)
@@ -400,6 +407,7 @@ def _traceable(block: Block) -> bool:
     return isinstance(block, HybridBlock) and type(block).forward in (
         HybridBlock.forward,
         mx.gluon.SymbolBlock.forward,
+        RecurrentCell.forward,
         _Cast.forward,
     )
 
@@ -477,7 +485,7 @@ def _try_trace(path: str, block: HybridBlock) -> None:
     try:
         _symbol_of(path, block)
     except (mx.base.NotImplementedForSymbol, AttributeError) as error:
-        if isinstance(error, AttributeError) and "Symbol" not in str(error):
+        if isinstance(error, AttributeError) and "symbol" not in str(error).lower():
             return  # our guess of its inputs was wrong; its first call tells
         raise ValueError(
             f"{_name(block)} cannot be cast, because its hybrid_forward does not trace "

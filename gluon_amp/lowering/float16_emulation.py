@@ -23,6 +23,8 @@ CASTS = ("Cast", "amp_cast")
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
 
 
+
+
 def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
     """Return a graph that gives what `symbol` gives where float16 is real, and runs on a CPU.
 
@@ -104,7 +106,12 @@ class _Carrier:
         inputs = [
             [*self.carried[source, k][:2], *version] for source, k, *version in node["inputs"]
         ]
+        wide = needs_float64(node["op"], attrs) and self._is_float16(i)
+        if wide:
+            inputs = [self._cast_node(entry, "float64") for entry in inputs]
         new = self._emit({**node, "attrs": attrs}, inputs)[0]
+        if wide:
+            new = self._cast_node([new, 0, 0], "float32")[0]
         exact = is_exact(node["op"], attrs)
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [new, edge[1], 0]
@@ -128,6 +135,15 @@ class _Carrier:
 
     def _is_float16(self, i: int, k: int = 0) -> bool:
         return self.edges.get((i, k)) == "float16"
+
+
+def needs_float64(op: str, attrs: Dict[str, str]) -> bool:
+    """Return whether an operator has to leave oneDNN, by computing in float64.
+
+    oneDNN's gradient of a deconvolution fails ("could not execute a primitive") where the weight is
+    not a parameter itself but computed, as a rounded one is. MXNet's own kernel is 1-D and 2-D.
+    """
+    return op == "Deconvolution" and attrs["kernel"].count(",") < 2 + attrs["kernel"].endswith(",)")
 
 
 def is_exact(op: str, attrs: Dict[str, str]) -> bool:
