@@ -75,6 +75,16 @@ class Slot(NamedTuple):
         own = () if self.master is None else (self.master,)
         return (self.weight, self.grad, *self.state, *own)
 
+    @property
+    def grad_like_target(self):
+        """The gradient in the target's dtype."""
+        return self.grad.astype(self.target.dtype, copy=False)
+
+    def round_master(self):
+        """Set the weight from its master, after an update that worked on the target."""
+        if self.master is not None:
+            nd.cast(self.master, dtype=self.weight.dtype, out=self.weight)
+
 
 class MasterOptimizer(mx.optimizer.Optimizer):
     """Base of the optimizers here: keeps masters, and hands each device's tensors over as one list.
@@ -200,8 +210,9 @@ class SGD(MasterOptimizer):
 
     def _update_dense(self, slots):
         if self.nesterov or not _prefer_fused(slots):
+            update = self._update_nesterov if self.nesterov else self._update_one
             for slot in slots:
-                self._update_one(slot)
+                update(slot)
             return
         momentum = {"momentum": self.momentum} if self.momentum else {}
         for chunk in chunks(slots, SGD_LIMIT):
@@ -226,13 +237,11 @@ class SGD(MasterOptimizer):
         if self.momentum:
             kwargs["momentum"] = self.momentum
         op = {
-            (True, True, True): nd.mp_nag_mom_update,
-            (True, True, False): nd.mp_sgd_mom_update,
-            (True, False, False): nd.mp_sgd_update,
-            (False, True, True): nd.nag_mom_update,
-            (False, True, False): nd.sgd_mom_update,
-            (False, False, False): nd.sgd_update,
-        }[slot.master is not None, bool(self.momentum), self.nesterov]
+            (True, True): nd.mp_sgd_mom_update,
+            (True, False): nd.mp_sgd_update,
+            (False, True): nd.sgd_mom_update,
+            (False, False): nd.sgd_update,
+        }[slot.master is not None, bool(self.momentum)]
         op(
             *slot.arrays,
             out=slot.weight,
@@ -242,6 +251,21 @@ class SGD(MasterOptimizer):
             **kwargs,
             **self._clip(),
         )
+
+    def _update_nesterov(self, slot):
+        # In place, MXNet's op would take the weight decay for the momentum from the new weight.
+        updated = nd.nag_mom_update(
+            slot.target,
+            slot.grad_like_target,
+            *slot.state,
+            lr=slot.lr,
+            wd=slot.wd,
+            momentum=self.momentum,
+            rescale_grad=self.rescale_grad,
+            **self._clip(),
+        )
+        updated.copyto(slot.target)
+        slot.round_master()
 
     def _update_sparse(self, slot):
         if slot.master is not None or self.nesterov:
@@ -312,14 +336,12 @@ class Adam(MasterOptimizer):
         )
 
     def _update_one(self, slot):
-        target, grad = slot.target, slot.grad
-        if np.dtype(grad.dtype) != np.dtype(target.dtype):
-            grad = grad.astype(target.dtype)
+        target = slot.target
         if self.decoupled and slot.wd:
             target *= 1 - slot.lr * slot.wd
         nd.adam_update(
             target,
-            grad,
+            slot.grad_like_target,
             *slot.state,
             out=target,
             lr=self._corrected(slot),
@@ -331,8 +353,7 @@ class Adam(MasterOptimizer):
             lazy_update=self.lazy_update,
             **self._clip(),
         )
-        if slot.master is not None:
-            nd.cast(slot.master, dtype=slot.weight.dtype, out=slot.weight)
+        slot.round_master()
 
     def _update_sparse(self, slot):
         if slot.master is not None:
@@ -478,11 +499,11 @@ class LAMB(MasterOptimizer):
     def _update_dense(self, slots):
         bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
         for chunk in chunks(slots, LAMB_LIMIT):
-            masters = chunk[0].master is not None
-            op = _internal._multi_mp_lamb_update if masters else _internal._multi_lamb_update
-            op(
-                *_interleaved(chunk),
-                out=[slot.weight for slot in chunk],
+            # In float32 throughout: the op for float16 takes the norms of the rounded weights, and
+            # on a CPU those are infinite from 256 on.
+            _internal._multi_lamb_update(
+                *(a for slot in chunk for a in (slot.target, slot.grad_like_target, *slot.state)),
+                out=[slot.target for slot in chunk],
                 num_tensors=len(chunk),
                 step_count=[slot.count for slot in chunk],
                 learning_rates=[slot.lr for slot in chunk],
@@ -495,6 +516,8 @@ class LAMB(MasterOptimizer):
                 **{name: bound for name, bound in bounds.items() if bound},
                 **self._clip(),
             )
+            for slot in chunk:
+                slot.round_master()
 
 
 OPTIMIZERS = {"sgd": SGD, "nag": NAG, "adam": Adam, "adamw": AdamW, "lars": LARS, "lamb": LAMB}
