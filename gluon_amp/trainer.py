@@ -258,6 +258,8 @@ class ScaledSteps:
         ------
         RuntimeError
             Without a scaled backward pass before it, or when a parameter changed its dtype.
+        UserWarning
+            For a gradient that no backward pass has written, unless these are to be ignored.
         FloatingPointError
             After `max_consecutive_skips` overflows in a row that no lower scale could answer.
         """
@@ -265,6 +267,7 @@ class ScaledSteps:
         _check_batch_size(batch_size)
         self._used_scale()
         self._check_dtypes()
+        self._check_fresh(ignore_stale_grad)
         if not self._reduced_for_clip:
             self.allreduce_grads()
         return self.update(batch_size, ignore_stale_grad)
@@ -274,6 +277,7 @@ class ScaledSteps:
         _check_batch_size(batch_size)
         scale = self._used_scale()
         self._check_dtypes()
+        self._check_fresh(ignore_stale_grad)
         self._prepare_kvstore()
         checked = self._checked_grads(ignore_stale_grad) if self._scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
@@ -357,6 +361,16 @@ class ScaledSteps:
             )
             for param in self._trained()
         ]
+
+    def _check_fresh(self, ignore_stale_grad):
+        # gluon.Trainer says so only when it has marked other gradients as used already.
+        for param in () if ignore_stale_grad else self._trained():
+            if not all(data._fresh_grad for data in param.list_data()):
+                raise UserWarning(
+                    f"No backward pass has written the gradient of {param.name} on every device "
+                    "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
+                    "parameters is left out on purpose."
+                )
 
     def _prepare_kvstore(self):
         if not self._params:
