@@ -379,6 +379,11 @@ class ScaledSteps:
             self._init_kvstore()
         if self._params_to_init:
             self._init_params()
+            # A worker pulls its first weights from the servers. Nothing else keeps MXNet from
+            # pushing gradients meanwhile, and their sum would then arrive as the weights.
+            for param in self._params:
+                for array in param._data or ():
+                    array.wait_to_read()
 
     def _check_contexts(self):
         # gluon.Trainer fails without parameters, where it gets None here

@@ -33,11 +33,14 @@ def parameter(name, value, dtype="float16", ctx=None, **kwargs):
 def run(trainer, terms, batch_size=1, step=True):
     """One backward pass of sum(parameter * factor) over (parameter, factor) pairs, and the step.
 
-    Unscaled, each parameter's gradient is its factor.
+    Unscaled, each parameter's gradient is its factor. (`cast` and not `astype`, whose gradient
+    overwrites what it should be added to.)
     """
     with autograd.record():
         loss = sum(
-            (p.data(c).astype("float32") * nd.array(np.asarray(factor, "float32"), ctx=c)).sum()
+            (
+                nd.cast(p.data(c), dtype="float32") * nd.array(np.asarray(factor, "float32"), ctx=c)
+            ).sum()
             for p, factor in terms
             for c in p.list_ctx()[:1]
         )
