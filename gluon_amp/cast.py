@@ -199,19 +199,39 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
 # ------------------------------------------------------------------------------------- binding
 
 
-class _Binding:
-    """What a bound block knows: its policy, its path in the net, and the graphs made of it."""
+# What Gluon keeps of one trace of a block
+TRACE = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
 
-    def __init__(self, path: str, policy: Policy) -> None:
+
+class _Binding:
+    """What a bound block knows: its policy, its path in the net, and the graphs made of it.
+
+    There is one trace for each combination of autograd's mode, device and fed dtypes, since a
+    forward may ask for the mode (detectors do), and the emulation depends on the two others.
+    """
+
+    def __init__(self, block: HybridBlock, path: str, policy: Policy) -> None:
         self.path = path
         self.policy = policy
+        self.blank = {name: vars(block)[name] for name in TRACE}
         self.clear()
 
     def clear(self) -> None:
+        self.key = None
         self.graph = None  # (inputs, cast symbol)
         self.nodes = None
         self.lowered = None  # (inputs, lowered symbol), while a cached op is being built
-        self.ops = {}  # (device type, dtypes fed) -> (cached op, its arguments)
+        self.traces = {}
+
+    def select(self, block: HybridBlock, key: tuple) -> None:
+        """Let the block continue with the trace that belongs to `key`, or with none."""
+        if key == self.key:
+            return
+        self.traces[self.key] = {n: vars(block)[n] for n in TRACE}, self.graph, self.nodes
+        blank = {**self.blank, "_cached_op_args": []}
+        trace, self.graph, self.nodes = self.traces.pop(key, (blank, None, None))
+        vars(block).update(trace)
+        self.key = key
 
 
 class _Cast:
@@ -261,17 +281,17 @@ class _Cast:
                 )
         if autograd.is_recording() and autograd.is_training():
             _tell_trainers(self)
-        key = (flat[0].context.device_type, *(np.dtype(a.dtype).name for a in flat))
-        if amp.policy.compute_dtype == "bfloat16" and key[0] == "gpu":
+        device = flat[0].context.device_type
+        if amp.policy.compute_dtype == "bfloat16" and device == "gpu":
             _check_bfloat16_device("gpu")
-        self._cached_op, self._cached_op_args = amp.ops.get(key, (None, []))
-        out = super()._call_cached_op(*args)
-        amp.ops[key] = self._cached_op, self._cached_op_args
-        return out
+        mode = autograd.is_recording(), autograd.is_training()
+        amp.select(self, (mode, device, *(np.dtype(a.dtype).name for a in flat)))
+        return super()._call_cached_op(*args)
 
     def _clear_cached_op(self):
         if "_amp" in vars(self):
             self._amp.clear()
+            vars(self).update({**self._amp.blank, "_cached_op_args": []})
         super()._clear_cached_op()
 
     def __setattr__(self, name, value):
@@ -316,13 +336,17 @@ class _Cast:
     def export(self, path, epoch=0, remove_amp_cast=True):
         if not self._cached_op:
             raise RuntimeError(f"Run {_name(self)} on some data once before calling export().")
+        amp = self._amp
+        inference = [key for key in amp.traces if key and key[0] == (False, False)]
+        if inference and amp.key[0] != (False, False):
+            amp.select(self, inference[-1])  # rather than the graph of a training pass
         raw = self._cached_graph
         try:
             if remove_amp_cast:
                 self._cached_graph = raw[0], _with_dtype_attrs(raw[1])
                 with _widened(self.collect_params().values()):
                     return super().export(path, epoch, True)
-            self._cached_graph = self._amp.graph
+            self._cached_graph = amp.graph
             return super().export(path, epoch, False)
         finally:
             self._cached_graph = raw
@@ -344,13 +368,10 @@ class _Cast:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for key, value in vars(self).items():
-            if key == "_amp":
-                value = _Binding(value.path, value.policy)
-            elif key in ("_cached_op", "_cached_op_args"):
-                value = None if key == "_cached_op" else []
-            else:
-                value = copy.deepcopy(value, memo)
-            object.__setattr__(twin, key, value)
+            if key != "_amp":
+                value = self._amp.blank.get(key, value)
+                object.__setattr__(twin, key, copy.deepcopy(value, memo))
+        twin._amp = _Binding(twin, self._amp.path, self._amp.policy)
         return twin
 
 
@@ -362,8 +383,9 @@ def _bind(block: HybridBlock, path: str, policy: Policy) -> None:
     if base not in _bound_classes:
         members = {"__module__": base.__module__, "__doc__": base.__doc__}
         _bound_classes[base] = type(base.__name__, (_Cast, base), members)
+    block._clear_cached_op()
     block.__class__ = _bound_classes[base]
-    block._amp = _Binding(path, policy)
+    block._amp = _Binding(block, path, policy)
 
 
 def _unbind(block: HybridBlock) -> None:

@@ -197,7 +197,8 @@ class _Rewriter:
 
     A tensor's dtype is None where only the data can tell: such a tensor is taken for float32, but
     is cast wherever a dtype is required, since the user may feed float16. `amp_cast` leaves
-    integers alone.
+    integers alone; what an operator is known to return as 'integer' it does not even get to see,
+    because on a CPU it knows no int64 and no bool.
     """
 
     def __init__(self, policy: Policy, dtypes: Dict[str, str]) -> None:
@@ -237,7 +238,7 @@ class _Rewriter:
         if natively_mixed:
             castable = castable[:1]
             dtype = self.policy.compute_dtype if decision.pinned else data
-        if dtype and self.casting and decision.kind != "integer":
+        if self.casting and dtype not in (None, "integer"):
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
         if "subgraphs" in node:
@@ -246,7 +247,11 @@ class _Rewriter:
         sources = {out.source_name(entry) for entry in inputs}
         params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}
         self.nodes.append(Node(node["name"], node["op"], block, dtype, params, decision))
-        out.place(i, node, inputs, _declared_dtype(node["attrs"], dtype), natively_mixed)
+        if node["op"] in op_table.RETURNS_INTEGERS:
+            made = "integer"
+        else:
+            made = _declared_dtype(node["attrs"], dtype)
+        out.place(i, node, inputs, made, natively_mixed)
         if decision.kind == "norm" and not natively_mixed and data in LOW_PRECISION:
             out.replace(i, data)
 
@@ -292,7 +297,7 @@ class _Emitter:
 
     def cast(self, entry: list, dtype: str) -> list:
         """Return `entry` in `dtype`; each tensor is cast to each dtype at most once."""
-        if self.dtype_of(entry) == dtype:
+        if self.dtype_of(entry) in (dtype, "integer"):
             return entry
         key = (entry[0], entry[1], dtype)
         if key not in self.casts:
@@ -316,9 +321,12 @@ class _Emitter:
 
 
 def _widest(dtypes: list) -> Optional[str]:
-    if len(set(dtypes)) < 2:
-        return dtypes[0] if dtypes else None
-    return "float32" if {"float32", None} & set(dtypes) else next(iter(set(dtypes)))
+    found = set(dtypes)
+    if len(found) > 1:
+        found.discard("integer")
+    if len(found) > 1:
+        return "float32"  # one of two is float32, or taken for it
+    return next(iter(found), None)
 
 
 def _declared_dtype(attrs: dict, default: Optional[str]) -> Optional[str]:

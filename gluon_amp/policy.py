@@ -27,14 +27,6 @@ PRESETS = {
 STRING_KEYS = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 
 
-# Operators with bfloat16 kernels in MXNet 1.9.1's CPU build (oneDNN), forward and backward, found
-# by running them; no GPU kernel has bfloat16. All others run in float32 under a bfloat16 policy.
-BFLOAT16_OPS = frozenset(
-    """Convolution FullyConnected BatchNorm Activation Pooling elemwise_add Flatten Concat
-    clip""".split()
-)
-
-
 class Pin(NamedTuple):
     """Operators and blocks that run in `dtype`, whatever the table says of them."""
 
@@ -190,7 +182,7 @@ class Policy:
                 f"{self.compute_dtype!r}."
             )
         for op in pin.ops:
-            if not _is_known(op):
+            if not op_table.is_known(op):
                 raise ValueError(
                     f"pin() got the unknown operator {op!r}"
                     f"{_did_you_mean(op, matches=op_table.close_matches(op))}: "
@@ -246,8 +238,8 @@ class Policy:
                 kind = "norm"  # its parameters have no half kernels; its data is in compute already
             return Decision(kind, f"pinned to {pinned} by the policy's own pin", True)
         castable = rule.kind not in ("float32", "integer")
-        if self.compute_dtype == "bfloat16" and castable and op not in BFLOAT16_OPS:
-            return Decision("float32", "MXNet 1.9.1 has no bfloat16 kernel for it")
+        if self.compute_dtype == "bfloat16" and castable and not op_table.has_bfloat16(op):
+            return Decision("float32", "MXNet 1.9.1 has no bfloat16 kernel for it that pays")
         return Decision(rule.kind, rule.reason)
 
     def why(self, op: str) -> str:
@@ -258,7 +250,7 @@ class Policy:
         ValueError
             An unknown operator; near matches are listed.
         """
-        if not _is_known(op):
+        if not op_table.is_known(op):
             raise ValueError(
                 f"Unknown operator {op!r}"
                 f"{_did_you_mean(op, matches=op_table.close_matches(op))}: "
@@ -294,7 +286,11 @@ class Policy:
             self._block_pin(block, name)
 
     def _op_pin(self, op: str) -> Optional[str]:
-        return next((pin.dtype for pin in self.pins if op in pin.ops), None)
+        name = op_table.canonical(op)
+        for pin in self.pins:
+            if name in map(op_table.canonical, pin.ops):
+                return pin.dtype
+        return None
 
     def _block_pin(self, block: str, node: str) -> Optional[str]:
         found = {}
@@ -309,10 +305,6 @@ class Policy:
                 "narrow one of the two patterns."
             )
         return next(iter(found), None)
-
-
-def _is_known(op: str) -> bool:
-    return op_table.rule(op) != op_table.rule("")
 
 
 def _did_you_mean(name: str, known: Iterable[str] = (), matches: Optional[list] = None) -> str:

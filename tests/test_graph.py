@@ -168,6 +168,14 @@ def test_integers_that_reach_an_output_stay_integers():
     assert outputs == [np.int32, np.float32]
 
 
+def test_what_is_known_to_be_integer_is_never_cast():
+    size = mx.sym.size_array(var("x")).reshape((1,))  # int64, which amp_cast on a CPU rejects
+    symbol = mx.sym.Group([mx.sym.stack(size, size, name="s"), dense(var("x"), "a")])
+    for policy in (FLOAT16, BFLOAT16):
+        cast, _ = apply(symbol, policy)
+        assert not [name for name in casts(cast) if name.startswith(("s_", "size", "reshape"))]
+
+
 def test_parameters_are_float16_behind_reshape_and_concat_too():
     weight = mx.sym.concat(var("w1").reshape((2, -1)), var("w2"), dim=0)
     symbol = mx.sym.FullyConnected(var("x"), weight, num_hidden=4, no_bias=True)

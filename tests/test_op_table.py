@@ -325,7 +325,7 @@ def test_kinds_are_known_and_reasons_are_one_line():
 
 
 def test_sets_name_known_operators():
-    sets = (op_table.EXACT, op_table.MOVES, op_table.RETURNS_INTEGERS, op_table.NO_BFLOAT16)
+    sets = (op_table.EXACT, op_table.MOVES, op_table.RETURNS_INTEGERS, op_table.BFLOAT16)
     for names in (*sets, op_table.UNCAST):
         assert [name for name in names if not op_table.is_known(name)] == []
 

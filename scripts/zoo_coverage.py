@@ -1,0 +1,290 @@
+"""Cast the networks of the Model Zoo and of GluonCV by each policy, and print what came of it.
+
+For each network and policy: forward and backward on a small random input, whether all outputs are
+float32, how many convolution, dense, dot and RNN nodes there are and how many of them run in the
+compute dtype, and how far the outputs are from the float32 network's (relative L2 distance).
+
+How far is near enough depends on the network: a deep random one amplifies any change. So the yard-
+stick is what the float32 network itself does when its weights and its input are rounded once to the
+compute dtype. The cast network also rounds between its layers, and may be FACTOR times as far.
+
+Each network runs in a process of its own, so that a crash costs one row.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+POLICIES = ("float16", "mixed_float16", "bfloat16")
+
+PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot")
+
+FACTOR = 4.0
+
+# bits of a float32 that rounding to the dtype drops, for normal values
+DROPPED_BITS = {"float16": 13, "bfloat16": 16}
+
+# Pixels a side, by the first pattern that finds the name: the smallest that the network's pooling,
+# strides and fixed sizes allow.
+PIXELS = [
+    (r"inceptionv3|nasnet", 299),
+    (r"squeezenet|densenet|residualattentionnet\d+$|^alexnet|shufflenet|simple_pose", 224),
+    (r"googlenet|vgg|hrnet|senet_154|resnest", 64),
+    (r"cifar|^resnet|^mobilenet|^se_|^resnext|^xception|darknet|dla", 64),
+    (r"ssd_300", 300),
+    (r"ssd_512", 256),
+    (r"yolo3", 96),
+    (r"center_net", 128),
+    (r"rcnn", 128),
+    (r"fcn|psp|deeplab|danet|icnet|fastscnn", 480),
+    (r"alpha_pose", 128),
+    (r"mobile_pose", 128),
+]
+
+# Networks that return sorted detections: their outputs cannot be compared number by number.
+DETECTORS = r"yolo|rcnn|ssd|center_net"
+
+# Networks that need ground truth in training mode: their gradient is taken in prediction mode.
+WANT_TRUTH = r"yolo|rcnn"
+
+GLUONCV = """alexnet resnet18_v1b resnet50_v1d resnet50_v1s resnet50_v2 resnet50_v1b_gn
+resnext50_32x4d se_resnet18_v1 se_resnext50_32x4d senet_154 mobilenet0.5 mobilenetv2_0.5
+mobilenetv3_large mobilenetv3_small googlenet inceptionv3 xception densenet121 squeezenet1.1
+vgg11_bn darknet53 dla34 resnest14 resnest50 shufflenet_v1 shufflenet_v2 residualattentionnet56
+nasnet_4_1056 hrnet_w18_small_v1_c hrnet_w18_small_v2_s cifar_resnet20_v1 cifar_resnet56_v2
+cifar_wideresnet16_10 cifar_resnext29_32x4d cifar_residualattentionnet56
+ssd_300_vgg16_atrous_voc ssd_300_mobilenet1.0_lite_coco ssd_300_resnet34_v1b_voc
+ssd_512_resnet50_v1_voc ssd_512_mobilenet1.0_voc yolo3_darknet53_voc yolo3_mobilenet1.0_coco
+center_net_resnet18_v1b_voc center_net_mobilenetv3_small_duc_voc faster_rcnn_resnet50_v1b_voc
+faster_rcnn_fpn_resnet50_v1b_coco mask_rcnn_fpn_resnet18_v1b_coco doublehead_rcnn_resnet50_v1b_voc
+fcn_resnet50_voc deeplab_resnet50_ade deeplab_v3b_plus_wideresnet_citys psp_resnet50_ade
+danet_resnet50_citys fastscnn_citys icnet_resnet50_citys simple_pose_resnet18_v1b
+mobile_pose_resnet18_v1b mobile_pose_mobilenetv3_small alpha_pose_resnet101_v1b_coco""".split()
+
+
+def main() -> int:
+    args = parse_args()
+    if args.worker:
+        print(json.dumps(run(args.worker, args.policies)))
+        return 0
+    names = [name for name in all_networks() if re.search(args.networks, name)]
+    if not names:
+        print(f"No network matches {args.networks!r}: --list shows them.", file=sys.stderr)
+        return 2
+    if args.list:
+        print("\n".join(names))
+        return 0
+    rows = []
+    print(HEADER)
+    for name in names:
+        for row in run_in_process(name, args):
+            rows.append(row)
+            print(line(row), flush=True)
+    good = sum(row["ok"] for row in rows)
+    print(f"{good} of {len(rows)} casts of {len(names)} networks are good")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if good == len(rows) else 1
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--networks", default="", help="regular expression, as in 'mx/resnet' or 'cv/ssd'"
+    )
+    parser.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--list", action="store_true", help="print the networks and leave")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds for one network")
+    parser.add_argument("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def all_networks() -> list:
+    import gluon_amp  # noqa: F401
+
+    from mxnet.gluon.model_zoo import vision
+
+    return [f"mx/{name}" for name in sorted(zoo_names(vision))] + [f"cv/{n}" for n in GLUONCV]
+
+
+def zoo_names(vision) -> list:
+    """Return the names that `vision.get_model` takes; it lists them only in its error message."""
+    try:
+        vision.get_model("")
+    except ValueError as error:
+        return str(error).split("\n\t")[1:]
+
+
+def run_in_process(name: str, args: argparse.Namespace) -> list:
+    command = [sys.executable, __file__, "--worker", name, "--policies", *args.policies]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        error = f"took more than {args.timeout} s"
+    return [{"network": name, "policy": p, "ok": False, "error": error} for p in args.policies]
+
+
+def run(name: str, policies) -> list:
+    import numpy as np
+
+    import gluon_amp as amp
+    from gluon_amp.policy import Policy
+
+    import mxnet as mx
+    from mxnet import autograd, nd
+    from mxnet.gluon.block import _flatten
+
+    pixels = next(size for pattern, size in PIXELS if re.search(pattern, name.split("/")[1]))
+    detector = bool(re.search(DETECTORS, name))
+    np.random.seed(0)
+    mx.random.seed(0)
+    x = nd.random.normal(shape=(2, 3, pixels, pixels))
+    net = build(name, x)
+    if not detector:
+        calibrate(net, x)
+    expected = [o.asnumpy() for o in _flatten(net(x), "output")[0]]
+
+    yardsticks = {}
+    if not detector:
+        for dtype in DROPPED_BITS:
+            yardsticks[dtype] = yardstick(net, x, expected, dtype)
+
+    rows = []
+    for policy in policies:
+        row = {"network": name, "policy": policy, "pixels": pixels, "error": ""}
+        rows.append(row)
+        try:
+            amp.cast(net, policy)
+            outputs = _flatten(net(x), "output")[0]
+            described = amp.describe(net).rows
+            parsed = Policy.parse(policy)
+            compute = parsed.compute_dtype
+            # a bfloat16 deconvolution does not exist, as `policy.why` says
+            expected_low = [op for op in PRODUCTS if parsed.decide(op).kind == "compute"]
+            products = [r.compute_dtype for r in described if r.op in expected_low]
+            row["products"] = len(products)
+            row["low"] = products.count(compute)
+            row["float32_outputs"] = all(o.dtype == np.float32 for o in outputs)
+            if not detector:
+                got = [o.asnumpy() for o in outputs]
+                row["distance"] = max(distance(g, e) for g, e in zip(got, expected))
+                row["yardstick"] = yardsticks[compute]
+            gradients_finite(net, x, autograd, train_mode=not re.search(WANT_TRUTH, name))
+            row["ok"] = (
+                row["float32_outputs"]
+                and row["low"] == row["products"] > 0
+                and row.get("distance", 0) <= FACTOR * row.get("yardstick", 0)
+            )
+        except Exception as error:
+            row.update(ok=False, error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        amp.cast(net, "float32")
+    return rows
+
+
+def build(name: str, x):
+    import mxnet as mx
+    from mxnet.gluon.model_zoo import vision
+
+    source, model = name.split("/")
+    if source == "mx":
+        net = vision.get_model(model)
+    else:
+        from gluoncv.model_zoo import get_model
+
+        try:
+            net = get_model(model, pretrained=False, pretrained_base=False)
+        except TypeError:
+            net = get_model(model, pretrained=False)
+    try:
+        net.initialize(mx.init.MSRAPrelu())
+        net(x)
+    except ValueError:  # networks with vectors that have no initializer of their own
+        net.initialize(force_reinit=True)
+        net(x)
+    return net
+
+
+def calibrate(net, x) -> None:
+    """Give the BatchNorms the statistics of this data, so that no layer over- or underflows."""
+    from mxnet import autograd
+    from mxnet.gluon.block import _flatten
+
+    norms = []
+    net.apply(lambda b: norms.append(b) if "momentum" in getattr(b, "_kwargs", {}) else None)
+    kept = [norm._kwargs["momentum"] for norm in norms]
+    for norm in norms:
+        norm._kwargs["momentum"] = 0.0
+    with autograd.record():
+        outputs = _flatten(net(x), "output")[0]
+    autograd.backward(outputs)  # the CPU updates running statistics here
+    for norm, momentum in zip(norms, kept):
+        norm._kwargs["momentum"] = momentum
+
+
+def yardstick(net, x, expected, dtype: str) -> float:
+    """Return how far rounding the weights and the input to `dtype` takes the float32 network."""
+    from mxnet import nd
+    from mxnet.gluon.block import _flatten
+
+    kept = {}
+    for param in net.collect_params().values():
+        if len(param.shape) > 1:
+            kept[param] = param.data().copy()
+            param.set_data(nd.array(rounded(kept[param].asnumpy(), DROPPED_BITS[dtype])))
+    outputs = _flatten(net(nd.array(rounded(x.asnumpy(), DROPPED_BITS[dtype]))), "output")[0]
+    found = max(distance(o.asnumpy(), e) for o, e in zip(outputs, expected))
+    for param, value in kept.items():
+        param.set_data(value)
+    return found
+
+
+def rounded(values, dropped: int):
+    """Round float32 values to nearest even, dropping so many of their low bits."""
+    import numpy as np
+
+    bits = values.view(np.uint32)
+    odd = (bits >> dropped) & 1
+    half = np.uint32(1 << (dropped - 1))
+    return ((bits + (half - 1) + odd) >> dropped << dropped).view(np.float32)
+
+
+def gradients_finite(net, x, autograd, train_mode: bool) -> None:
+    import numpy as np
+
+    from mxnet.gluon.block import _flatten
+
+    with autograd.record(train_mode=train_mode):
+        outputs = _flatten(net(x), "output")[0]
+        outputs = [o.mean() for o in outputs if o.dtype == np.float32]
+    autograd.backward(outputs)
+    for param in net.collect_params().values():
+        if param.grad_req != "null" and not np.isfinite(param.grad().asnumpy()).all():
+            raise ArithmeticError(f"the gradient of {param.name} is not finite")
+
+
+def distance(got, expected) -> float:
+    import numpy as np
+
+    return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+HEADER = f"{'network':<34} {'policy':<13} {'low/all':>7} {'distance':>8} {'yardstick':>9}  result"
+
+
+def line(row: dict) -> str:
+    products = f"{row['low']}/{row['products']}" if "products" in row else "-"
+    gap = f"{row['distance']:.1e}" if "distance" in row else "-"
+    stick = f"{row['yardstick']:.1e}" if "yardstick" in row else "-"
+    result = "ok" if row["ok"] else row["error"] or "FAILED"
+    return f"{row['network']:<34} {row['policy']:<13} {products:>7} {gap:>8} {stick:>9}  {result}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
