@@ -81,9 +81,7 @@ class Watch:
 
 # One odd random factor per 64-bit word of a row: no two words of a row can be swapped unseen, and
 # rows keep their order. Only this process compares the results, so the seed is free.
-_FACTORS = np.random.RandomState(2017).randint(0, 2**62, 4096).astype(np.uint64) * np.uint64(2) + (
-    np.uint64(1)
-)
+_FACTORS = np.random.RandomState(2017).randint(2**63, size=4096, dtype=np.uint64) | np.uint64(1)
 
 
 def fingerprint(weight) -> bytes:

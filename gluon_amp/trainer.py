@@ -109,6 +109,9 @@ class ScaledSteps:
         accumulate (`grad_req='add'`, or one loss after another) are in one unit: rescaling a
         float16 buffer in between could lose bits.
 
+        Operators such as `SoftmaxOutput`, which are their own loss and ignore head gradients,
+        cannot be scaled so: use a loss.
+
         Parameters
         ----------
         loss : NDArray, or list of them, nested or not, on one or several devices
@@ -403,9 +406,9 @@ class ScaledSteps:
         for param, before, now in zip(self._params, self._dtypes, self._current_dtypes()):
             if before[0] != now[0] or (self._scale_by_dtype and before != now):
                 raise RuntimeError(
-                    f"Parameter {param.name} was {' in '.join(filter(None, before))} when this "
-                    f"trainer was built and is {' in '.join(filter(None, now))} now: the trainer "
-                    "was built before the cast, build a new one after it."
+                    f"Parameter {param.name} was {_in_words(*before)} when this trainer was built "
+                    f"and is {_in_words(*now)} now: the trainer was built before the cast, build a "
+                    "new one after it."
                 )
 
     def _check_master_precision(self):
@@ -494,8 +497,9 @@ class ScaledSteps:
     def load_state_dict(self, saved: dict) -> None:
         """Take over what `state_dict` returned, for these or for differently typed parameters.
 
-        Float16 weights without saved masters get masters from themselves. Saved masters of weights
-        that are float32 now give them back their bits, where the weights are their roundings.
+        The loss scale comes with its settings. Float16 weights without saved masters get masters
+        from themselves. Saved masters of weights that are float32 now give them back their bits,
+        where the weights are their roundings.
 
         Raises
         ------
@@ -789,6 +793,10 @@ def _check_loss_dtype(loss):
             f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale overflow: "
             "cast the network's output to float32 before the loss."
         )
+
+
+def _in_words(dtype, compute):
+    return dtype if compute is None else f"{dtype} computing in {compute}"
 
 
 def _check_batch_size(batch_size):
