@@ -1,16 +1,13 @@
 """The Trainer: scaled backward, overflow check, clipping, and a step that is applied or undone."""
 
 import logging
-import pickle
-import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp import atomic, masters
+from gluon_amp import masters, states
 from gluon_amp.finite import all_finite, global_norm
 from gluon_amp.loss_scale import NoLossScale, resolve
 from gluon_amp.optimizer import ExactFloat, create
@@ -21,7 +18,6 @@ from mxnet import autograd, gluon, nd
 logger = logging.getLogger("gluon_amp")
 
 MAX_CONSECUTIVE_SKIPS = 20
-STATES_FORMAT, STATES_VERSION = "gluon_amp trainer states", 1
 
 
 class _Default:
@@ -59,7 +55,7 @@ class StepReport:
 
 
 class ScaledSteps:
-    """What is added to a `gluon.Trainer`, of whatever class: see `Trainer` and `init_trainer`."""
+    """What is added to a `gluon.Trainer`, of this class or, by `init_trainer`, of any other."""
 
     def _init_scaled_steps(self, loss_scale, max_consecutive_skips, on_skip):
         self._scale_by_dtype = loss_scale is BY_DTYPE
@@ -124,14 +120,14 @@ class ScaledSteps:
         TypeError
             For a loss in another dtype: cast the network's output to float32 before the loss.
         """
-        losses = list(_flatten(loss))
+        losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
         if not self._scaling:
             autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
             return
         for one in losses:
-            _check_loss_dtype(one)
+            check_loss_dtype(one)
         scale = self._open_window()
         with autograd.pause():
             heads = [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
@@ -469,43 +465,29 @@ class ScaledSteps:
     # ------------------------------------------------------------------ states
 
     def state_dict(self) -> dict:
-        """Everything that a resumed run needs besides the parameters, as numbers and numpy arrays.
-
-        Masters, optimizer state, update counters, loss scale and skip counters. A learning rate
-        scheduler is not in it: MXNet's follow from the update counter.
-        """
+        """What a resumed run needs besides the parameters: see `gluon_amp.states.collect`."""
         self._prepare_kvstore()
-        optimizer = self._optimizer
-        states = {}
-        for index, state in (self._updaters[0].states if self._updaters else {}).items():
-            weight = self._params[index].list_data()[0]
-            states[index] = _map(_to_numpy, masters.split(optimizer, weight, state))
-        device = self._contexts[0].device_id if self._contexts else 0
-        return {
-            "format": STATES_FORMAT,
-            "version": STATES_VERSION,
-            "optimizer": _class_name(optimizer),
-            "settings": _settings(optimizer),
-            "progress": {name: getattr(optimizer, name) for name in _progress(optimizer)},
-            "counts": dict(optimizer._all_index_update_counts.get(device, {})),
-            "shapes": [tuple(p.shape) for p in self._params],
-            "states": states,
-            "loss_scale": (_class_name(self._loss_scale), self._loss_scale.state_dict()),
-            "skips": (self._skipped_total, self._skips_at_floor),
-        }
+        return states.collect(self)
 
     def load_state_dict(self, saved: dict) -> None:
-        """Take over what `state_dict` returned, for these or for differently typed parameters.
+        """Take over what `state_dict` returned: see `gluon_amp.states.restore`."""
+        self._prepare_kvstore()
+        states.restore(self, saved)
+        self._watch.forget()
+        self._begin_window()
 
-        The loss scale comes with its settings. Float16 weights without saved masters get masters
-        from themselves. Saved masters of weights that are float32 now give them back their bits,
-        where the weights are their roundings.
+    def save_states(self, fname):
+        """Write `state_dict` to a file, which is either the old or the complete new one."""
+        states.write(fname, self.state_dict())
+
+    def load_states(self, fname):
+        """Read a file that `save_states` wrote, loss scale and counters included.
 
         Raises
         ------
         ValueError
-            For another optimizer class or kind of loss scale, or parameters of other shapes.
-            Nothing is changed then.
+            For a file that is truncated or foreign, or states that do not fit: see
+            `gluon_amp.states.restore`. Nothing is changed then.
 
         Warns
         -----
@@ -513,88 +495,7 @@ class ScaledSteps:
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
-        self._check_states(saved)
-        _, scale_state = saved["loss_scale"]
-        self._loss_scale.load_state_dict(scale_state)
-        optimizer = self._optimizer
-        own = _settings(optimizer)
-        for name, value in saved["settings"].items():
-            if own.get(name) != value:
-                warnings.warn(
-                    f"The saved {type(optimizer).__name__} had {name}={value!r}; this trainer "
-                    f"keeps its {own.get(name)!r}.",
-                    stacklevel=2,
-                )
-        self._prepare_kvstore()
-        for name, value in saved["progress"].items():
-            setattr(optimizer, name, value)
-        optimizer._all_index_update_counts = {
-            context.device_id: dict(saved["counts"]) for context in self._contexts
-        } or {0: {}}
-        optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
-        for device, updater in enumerate(self._updaters):
-            updater.states = {
-                index: self._placed(self._params[index].list_data()[device], *state)
-                for index, state in saved["states"].items()
-            }
-            updater.states_synced = dict.fromkeys(updater.states, True)
-        self._skipped_total, self._skips_at_floor = saved["skips"]
-        self._watch.forget()
-        self._begin_window()
-
-    def _check_states(self, saved):
-        if not isinstance(saved, dict) or saved.get("format") != STATES_FORMAT:
-            raise ValueError("These are not states that a gluon_amp Trainer has saved.")
-        if saved["version"] != STATES_VERSION:
-            raise ValueError(
-                f"The trainer states have version {saved['version']}, this gluon_amp reads "
-                f"{STATES_VERSION}: load them with the gluon_amp that saved them."
-            )
-        own = (_class_name(self._optimizer), _class_name(self._loss_scale))
-        theirs = (saved["optimizer"], saved["loss_scale"][0])
-        if own != theirs:
-            raise ValueError(
-                f"The states are of {theirs[0]} with {theirs[1]}, this trainer has {own[0]} with "
-                f"{own[1]}: build the trainer with the same optimizer and kind of loss scale."
-            )
-        shapes = [tuple(p.shape) for p in self._params]
-        if shapes != [tuple(shape) for shape in saved["shapes"]]:
-            raise ValueError(
-                f"The states are of {len(saved['shapes'])} parameters, and not of these "
-                f"{len(shapes)} or not of their shapes: load them for the same network."
-            )
-
-    def _placed(self, weight, master, rest):
-        """A saved state as the optimizer wants it for this weight, on the weight's device."""
-        master, rest = _map(lambda value: _to_ndarray(value, weight.context), (master, rest))
-        if np.dtype(weight.dtype) == np.float16:
-            master = weight.astype("float32") if master is None else master
-        elif master is not None:
-            masters.widen(weight, master)
-            master = None
-        return masters.join(self._optimizer, weight, master, rest)
-
-    def save_states(self, fname):
-        """Write `state_dict` to a file, which is either the old or the complete new one."""
-        atomic.write(fname, pickle.dumps(self.state_dict(), protocol=4))
-
-    def load_states(self, fname):
-        """Read a file that `save_states` wrote; see `load_state_dict` for what it takes over.
-
-        Raises
-        ------
-        ValueError
-            Also for a file that is truncated or was not written by `save_states`.
-        """
-        with open(fname, "rb") as file:
-            try:
-                saved = _NumbersOnly(file).load()
-            except Exception as error:
-                raise ValueError(
-                    f"{fname} is truncated or was not written by a gluon_amp Trainer's "
-                    f"save_states ({error}): load another file."
-                ) from None
-        self.load_state_dict(saved)
+        self.load_state_dict(states.read(fname))
 
 
 class Trainer(ScaledSteps, gluon.Trainer):
@@ -650,7 +551,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
         max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
         on_skip: Optional[Callable[[StepReport], None]] = None,
     ):
-        _check_kvstore(kvstore, update_on_kvstore)
+        check_kvstore(kvstore, update_on_kvstore)
         if isinstance(optimizer, str):
             optimizer = create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
@@ -668,105 +569,14 @@ class Trainer(ScaledSteps, gluon.Trainer):
                 "can be seen: store them dense, only their gradients may be row_sparse."
             )
         self._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
-        _check_compression(self)
-
-
-def init_trainer(
-    trainer,
-    loss_scale=BY_DTYPE,
-    max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
-    on_skip: Optional[Callable[[StepReport], None]] = None,
-):
-    """Give a trainer that exists already, stock or Horovod's, the methods of `Trainer`.
-
-    The instance gets a subclass of its own class, so that an overridden reduction stays in use,
-    and what its owner multiplied into the gradient's scale (Horovod: 1/size) stays there.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        Not yet used, of a net that has been cast already.
-    loss_scale, max_consecutive_skips, on_skip
-        As in `Trainer`.
-
-    Raises
-    ------
-    TypeError
-        For something that is not a `gluon.Trainer`, such as an Optimizer.
-    ValueError
-        As `Trainer` does.
-    """
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
-    if isinstance(trainer, ScaledSteps):
-        raise ValueError("This trainer scales its steps already: call init_trainer() once.")
-    config = trainer._kvstore_params
-    updating = trainer._update_on_kvstore if trainer._kv_initialized else None
-    _check_kvstore(config["kvstore"], updating or config["update_on_kvstore"])
-    stock = type(trainer)
-    trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
-    try:
-        trainer._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
-        _check_compression(trainer)
-    except BaseException:
-        trainer.__class__ = stock
-        raise
-    config["update_on_kvstore"] = False
-
-
-@contextmanager
-def scale_loss(loss, trainer):
-    """contrib.amp's spelling of `Trainer.backward`: yields the loss times the scale.
-
-    Use it inside `autograd.record()` and call `autograd.backward` on what it yields.
-
-    Parameters
-    ----------
-    loss : NDArray, or list or tuple of them
-        float32 or float64.
-    trainer : Trainer, or one that went through `init_trainer`
-    """
-    _check_scaled(trainer, "scale_loss")
-    if not trainer._scaling:
-        yield loss
-        return
-    losses = list(_flatten(loss))
-    for one in losses:
-        _check_loss_dtype(one)
-    scale = trainer._open_window()
-    scaled = [one * scale for one in losses]
-    yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
-
-
-def unscale(trainer):
-    """Divide the gradients by the scale in place, for code that reads or changes them itself.
-
-    Prefer `Trainer.clip_global_norm`, which needs no pass over the gradients.
-
-    Raises
-    ------
-    TypeError
-        For float16 gradients, of which small ones would become zero.
-    """
-    _check_scaled(trainer, "unscale")
-    scale = trainer._used_scale()
-    grads = [grad for param in trainer._trained() for grad in param.list_grad()]
-    if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
-        raise TypeError(
-            "unscale() would flush small float16 gradients to zero: clip with "
-            "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
-            "(policy 'mixed_float16')."
-        )
-    if trainer._scaling and not trainer._unscaled:
-        for grad in grads:
-            grad *= 1 / scale
-        trainer._unscaled = True
+        check_compression(self)
 
 
 # ---------------------------------------------------------------------- checks
 
 
-def _check_kvstore(kvstore, update_on_kvstore):
+def check_kvstore(kvstore, update_on_kvstore):
+    """Refuse updates on the kvstore, which come before an overflow can be seen."""
     if update_on_kvstore:
         raise ValueError(
             "update_on_kvstore=True would apply gradients before their overflow can be seen: leave "
@@ -779,7 +589,8 @@ def _check_kvstore(kvstore, update_on_kvstore):
         )
 
 
-def _check_compression(trainer):
+def check_compression(trainer):
+    """Refuse gradient compression under a loss scale."""
     if trainer._scaling and trainer._compression_params:
         raise ValueError(
             "Gradient compression cuts scaled gradients at a fixed threshold, which hides "
@@ -787,7 +598,8 @@ def _check_compression(trainer):
         )
 
 
-def _check_loss_dtype(loss):
+def check_loss_dtype(loss):
+    """Refuse a loss that is not float32 or float64."""
     if np.dtype(loss.dtype) not in (np.float32, np.float64):
         raise TypeError(
             f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale overflow: "
@@ -804,78 +616,11 @@ def _check_batch_size(batch_size):
         raise ValueError(f"batch_size must be a number above 0, received {batch_size!r}.")
 
 
-def _check_scaled(trainer, caller):
-    if not isinstance(trainer, ScaledSteps):
-        raise TypeError(
-            f"{caller}() got a {type(trainer).__name__} without a loss scale: call "
-            "amp.init_trainer(trainer) after building it."
-        )
-
-
-# ---------------------------------------------------------------------- states
-
-
-# Attributes of optimizers that move as training goes on; all other numbers are settings.
-_PROGRESS = {"Nadam": ("m_schedule",)}
-_NOT_SETTINGS = {"rescale_grad", "aggregate_num", "allow_np_array", "num_update"}
-
-
-def _progress(optimizer):
-    return ("num_update", *_PROGRESS.get(type(optimizer).__name__, ()))
-
-
-def _class_name(thing):
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def _settings(optimizer) -> dict:
-    """The numbers, flags and schedule that an optimizer was built with."""
-    skipped = _NOT_SETTINGS.union(_progress(optimizer))
-    settings = {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in skipped and isinstance(value, (bool, int, float, str, type(None)))
-    }
-    if optimizer.lr_scheduler is not None:
-        # The rate itself comes from the schedule then.
-        settings.pop("lr", None)
-        settings["lr_scheduler"] = type(optimizer.lr_scheduler).__name__
-    return settings
-
-
-_NUMPY_NAMES = ("_reconstruct", "ndarray", "dtype", "scalar")
-
-
-class _NumbersOnly(pickle.Unpickler):
-    """Reads numbers, containers and numpy arrays, and runs no code that a file may ask for."""
-
-    def find_class(self, module, name):
-        if module.split(".")[0] == "numpy" and name in _NUMPY_NAMES:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
-
-
-def _map(function, value):
-    """Apply a function to the leaves of nested tuples and lists."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(function, item) for item in value)
-    return function(value)
-
-
-def _to_numpy(value):
-    return value.asnumpy() if isinstance(value, nd.NDArray) else value
-
-
-def _to_ndarray(value, context):
-    if isinstance(value, np.ndarray):
-        return nd.array(value, ctx=context, dtype=value.dtype)
-    return value
-
-
-def _flatten(losses):
+def flatten(losses):
+    """All losses in nested lists and tuples."""
     if isinstance(losses, (list, tuple)):
         for loss in losses:
-            yield from _flatten(loss)
+            yield from flatten(loss)
     else:
         yield losses
 

@@ -146,6 +146,119 @@ def test_clip_gradient_works_on_the_rescaled_gradient(fused, name, rule, dtype):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
 
 
+def test_a_changed_rate_leaves_the_velocity_alone(fused):
+    # MXNet's convention, unlike torch's: the velocity is in units of steps, lr included.
+    def rates(step):
+        return 0.01 if step < 25 else 0.0025
+
+    def rule(w, g, s, t, name):
+        s["v"] = 0.9 * s.get("v", 0) + rates(t - 1) * g
+        return w - s["v"]
+
+    expected = reference(rule)
+    found, _ = trained("sgd", learning_rate=0.01, momentum=0.9, lr=rates)
+    for want, have in zip(expected, found):
+        np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", list(optimizer.OPTIMIZERS))
+def test_both_ways_through_an_optimizer_give_the_same_numbers(monkeypatch, name, dtype):
+    results = []
+    for fused in (False, True):
+        monkeypatch.setattr(optimizer, "_prefer_fused", lambda slots, fused=fused: fused)
+        results.append(trained(name, dtype, learning_rate=0.01, rescale_grad=0.25)[0])
+    for single, together in zip(*results):
+        np.testing.assert_allclose(single, together, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("sgd", {"momentum": 0.9, "wd": 0.01}), ("adam", {"wd": 0.01}), ("lamb", {"wd": 0.01})],
+)
+def test_float32_numbers_are_those_of_mxnets_own_optimizer(name, params):
+    theirs = mx.optimizer.create(name, learning_rate=0.01, **params)
+    updater = mx.optimizer.get_updater(theirs)
+    weights = [nd.array(start(i)) for i in range(len(SHAPES))]
+    for step in range(20):
+        for i, weight in enumerate(weights):
+            updater(i, nd.array(gradient(step, i)), weight)
+    found, _ = trained(name, "float32", steps=20, learning_rate=0.01, **params)
+    for want, have in zip(weights, found):
+        np.testing.assert_allclose(have, want.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "lr"), [("sgd", 0.05), ("adam", 0.01)])
+def test_20_steps_in_float16_follow_float32_to_float16_accuracy(name, lr):
+    halves, _ = trained(name, "float16", steps=20, learning_rate=lr, wd=0.01)
+    singles, _ = trained(name, "float32", steps=20, learning_rate=lr, wd=0.01)
+    for half, single in zip(halves, singles):
+        np.testing.assert_allclose(half, single, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", list(optimizer.OPTIMIZERS))
+def test_any_scale_in_gradients_and_rescale_grad_gives_the_same_bits(fused, name):
+    results = []
+    for exponent in (0, 3, 8):
+        built, updater = build(name, learning_rate=0.01, wd=0.01)
+        built.rescale_grad = ExactFloat(1 / 7 / 2.0**exponent)
+        weights = [nd.array(start(i), dtype="float16") for i in range(len(SHAPES))]
+        for step in range(5):
+            grads = [
+                nd.array(gradient(step, i) * 2.0**exponent, dtype="float16")
+                for i in range(len(SHAPES))
+            ]
+            updater(list(range(len(SHAPES))), grads, weights)
+        results.append([updater.states[i][0].asnumpy().tobytes() for i in range(len(SHAPES))])
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lamb"])
+@pytest.mark.parametrize("around", [-1, 0, 1])
+def test_lists_around_the_ops_limits(fused, name, around):
+    limit = {"sgd": optimizer.SGD_LIMIT, "lamb": optimizer.LAMB_LIMIT}.get(
+        name, optimizer.ADAMW_LIMIT
+    )
+    _, updater = build(name, learning_rate=0.5, wd=0.0)
+    weights = [nd.ones((1,), dtype="float16") for _ in range(limit + around)]
+    updater(list(range(len(weights))), [nd.ones((1,), dtype="float16")] * len(weights), weights)
+    assert {float(w.asscalar()) for w in weights} == {0.5}
+
+
+def test_one_weight_at_a_time_as_a_kvstore_calls_it():
+    for name in optimizer.OPTIMIZERS:
+        together, _ = trained(name, steps=3)
+        _, updater = build(name)
+        weights = [nd.array(start(i), dtype="float16") for i in range(len(SHAPES))]
+        for step in range(3):
+            for i, weight in enumerate(weights):
+                updater(i, nd.array(gradient(step, i), dtype="float16"), weight)
+        for i, want in enumerate(together):
+            np.testing.assert_array_equal(updater.states[i][0].asnumpy(), want.astype("float32"))
+
+
+def test_devices_count_their_updates_apart():
+    built, _ = build("adam", learning_rate=0.5)
+    updaters = [mx.optimizer.get_updater(built) for _ in range(2)]
+    weights = [nd.ones((2,), ctx=mx.cpu(d), dtype="float16") for d in range(2)]
+    for _ in range(3):
+        for device in range(2):
+            grad = nd.ones((2,), ctx=mx.cpu(device), dtype="float16")
+            updaters[device]([0], [grad], [weights[device]])
+    assert built.num_update == 3
+    np.testing.assert_array_equal(weights[0].asnumpy(), weights[1].asnumpy())
+
+
+def test_loaded_states_move_to_the_device_of_the_weight():
+    built, updater = build("adam")
+    updater([0], [nd.ones((2,), dtype="float16")], [nd.ones((2,), dtype="float16")])
+    again = mx.optimizer.get_updater(built)
+    again.set_states(updater.get_states())
+    weight = nd.ones((2,), ctx=mx.cpu(1), dtype="float16")
+    again([0], [nd.ones((2,), ctx=mx.cpu(1), dtype="float16")], [weight])
+    assert all(part.context == mx.cpu(1) for part in again.states[0])
+
+
 def test_adamw_decay_is_multiplied_by_the_learning_rate(fused):
     for lr in (0.1, 0.01):
         _, updater = build("adamw", learning_rate=lr, wd=0.5)
@@ -308,6 +421,29 @@ def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_els
     weight[1] = 5.0
     masters.follow(weight, master)
     np.testing.assert_array_equal(master.asnumpy(), np.float32([1.0001, 5.0, 3.0003]))
+
+
+def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding():
+    weight = nd.array([1.0, 2.0, 3.0])
+    masters.widen(weight, nd.array([1.0001, 2.5, 3.0003]))
+    np.testing.assert_array_equal(weight.asnumpy(), np.float32([1.0001, 2.0, 3.0003]))
+
+
+def test_a_master_follows_an_infinite_weight_and_keeps_a_zero():
+    weight = nd.array([np.inf, 0.0, -0.0], dtype="float16")
+    master = nd.array([1.0, 1e-9, 1e-9])
+    masters.follow(weight, master)
+    np.testing.assert_array_equal(master.asnumpy(), np.float32([np.inf, 1e-9, 1e-9]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 16383, 16384, 16385, 16391])
+def test_every_byte_is_in_the_fingerprint(size):
+    weight = nd.zeros((size,), dtype="float16")
+    seen = {masters.fingerprint(weight)}
+    for where in sorted({0, size // 2, size - 1}):
+        weight[where] = 1.0
+        seen.add(masters.fingerprint(weight))
+    assert len(seen) == 1 + len({0, size // 2, size - 1})
 
 
 @law

@@ -11,8 +11,9 @@ import pytest
 
 from gluon_amp import optimizer
 from gluon_amp import trainer as trainer_module
+from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from gluon_amp.trainer import StepReport, Trainer, init_trainer, scale_loss, unscale
+from gluon_amp.trainer import StepReport, Trainer
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
