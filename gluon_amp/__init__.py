@@ -5,7 +5,8 @@ from gluon_amp import compat
 compat.import_mxnet()
 
 from gluon_amp import optimizer
-from gluon_amp.cast import cast, describe
+from gluon_amp.cast import cast
+from gluon_amp.describe import describe
 from gluon_amp.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer

@@ -50,7 +50,7 @@ DETECTORS = r"yolo|rcnn|ssd|center_net"
 # Networks that need ground truth in training mode: their gradient is taken in prediction mode.
 WANT_TRUTH = r"yolo|rcnn"
 
-GLUONCV = """alexnet resnet18_v1b resnet50_v1d resnet50_v1s resnet50_v2 resnet50_v1b_gn
+GLUONCV = """alexnet resnet18_v1b resnet50_v1d resnet50_v1s resnet50_v2
 resnext50_32x4d se_resnet18_v1 se_resnext50_32x4d senet_154 mobilenet0.5 mobilenetv2_0.5
 mobilenetv3_large mobilenetv3_small googlenet inceptionv3 xception densenet121 squeezenet1.1
 vgg11_bn darknet53 dla34 resnest14 resnest50 shufflenet_v1 shufflenet_v2 residualattentionnet56

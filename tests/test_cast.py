@@ -220,6 +220,26 @@ def test_batch_size_may_change():
         assert np.array_equal(net(images(6)[:n]).asnumpy(), whole[:n])
 
 
+def test_a_forward_that_asks_for_autograds_mode():
+    class Detector(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(4, in_units=3)
+
+        def hybrid_forward(self, F, x):
+            scores = self.dense(x)
+            return scores if autograd.is_training() else (F.argmax(scores, axis=1), scores)
+
+    net = Detector()
+    net.initialize()
+    amp.cast(net, "float16")
+    for _ in range(2):
+        ids, scores = net(nd.ones((2, 3)))
+        assert ids.shape == (2,) and scores.dtype == np.float32
+        assert backward(net, nd.ones((2, 3))).shape == (2, 4)
+
+
 def test_a_plain_block_gets_its_hybrid_parts_cast():
     class Plain(gluon.Block):
         def __init__(self):

@@ -1,0 +1,290 @@
+"""What a cast block is: a subclass of its own class, made for it, that runs the cast graph.
+
+The subclass replaces the graph that the block traces by the cast graph and, where the device needs
+it, by the lowered one. No MXNet class, module or other net changes, the net's structure stays, and
+`release` takes it off again.
+"""
+
+import copy
+import warnings
+
+import numpy as np
+
+from gluon_amp import graph
+from gluon_amp.lowering import bfloat16, lower
+from gluon_amp.parameters import cast_parameter, dtype_of, masters_of, widened
+from gluon_amp.policy import Policy
+from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, is_tracing, traced
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon.block import _flatten, _regroup
+
+FED_DTYPES = ("float32", "float16")  # float dtypes that a cast net takes
+
+# What Gluon keeps of one trace of a block
+TRACE = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
+
+
+class _Binding:
+    """What a bound block knows: its policy, its path in the net, and the graphs made of it.
+
+    There is one trace for each combination of autograd's mode, device and fed dtypes, since a
+    forward may ask for the mode (detectors do), and the emulation depends on the two others.
+    """
+
+    def __init__(self, block: HybridBlock, path: str, policy: Policy) -> None:
+        self.path = path
+        self.policy = policy
+        self.blank = {name: vars(block)[name] for name in TRACE}
+        self.clear()
+
+    def clear(self) -> None:
+        self.key = None
+        self.graph = None  # (inputs, cast symbol)
+        self.nodes = None
+        self.lowered = None  # (inputs, lowered symbol), while a cached op is being built
+        self.traces = {}
+        self.params = self.statistics = None
+
+    def select(self, block: HybridBlock, key: tuple) -> None:
+        """Let the block continue with the trace that belongs to `key`, or with none."""
+        if key == self.key:
+            return
+        self.traces[self.key] = {n: vars(block)[n] for n in TRACE}, self.graph, self.nodes
+        blank = {**self.blank, "_cached_op_args": []}
+        trace, self.graph, self.nodes = self.traces.pop(key, (blank, None, None))
+        vars(block).update(trace)
+        self.key = key
+
+
+class Cast:
+    """Mixed into the class of a block that is cast; `self._amp` is its binding."""
+
+    def _get_graph(self, *args):
+        amp = self._amp
+        if amp.lowered is not None:
+            return amp.lowered
+        if amp.graph is None:
+            inputs, symbol = traced(self, amp.path, lambda: super(Cast, self)._get_graph(*args))
+            names = {s.name for s in inputs}
+            dtypes = {p.name: dtype_of(p) for p in self.collect_params().values()}
+            dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
+            symbol, amp.nodes = graph.plan(symbol, amp.policy, dtypes)
+            amp.graph = inputs, symbol
+        return amp.graph
+
+    def _build_cache(self, *args):
+        amp = self._amp
+        inputs, symbol = self._get_graph(*args)
+        flat = [a for a in _flatten(args, "input")[0] if a is not None]
+        dtypes = {p.name: dtype_of(p) for p in self.collect_params().values()}
+        dtypes.update({s.name: a.dtype for s, a in zip(inputs, flat)})
+        try:
+            amp.lowered = inputs, lower(symbol, dtypes, flat[0].context.device_type)
+        except mx.base.MXNetError as error:
+            fed = ", ".join(graph.dtype_name(a.dtype) for a in flat)
+            raise TypeError(
+                f"{name_of(self)} got {fed} data, which its operators cannot take "
+                f"({reason_of(error)}): pass float32 data, as in x.astype('float32')."
+            ) from None
+        try:
+            super()._build_cache(*args)
+        finally:
+            amp.lowered = None
+
+    def _call_cached_op(self, *args):
+        amp = self._amp
+        flat = [a for a in _flatten(args, "input")[0] if a is not None]
+        for array in flat:
+            dtype = graph.dtype_name(array.dtype)
+            if dtype not in FED_DTYPES and not np.issubdtype(array.dtype, np.integer):
+                raise TypeError(
+                    f"{name_of(self)} got {dtype} data, expected float32 or float16 "
+                    "(or integer ids): call .astype('float32') on it."
+                )
+        if autograd.is_recording() and autograd.is_training():
+            _tell_trainers(self)
+        device = flat[0].context.device_type
+        if amp.policy.compute_dtype == "bfloat16" and device == "gpu":
+            bfloat16.check_device("gpu")
+        mode = autograd.is_recording(), autograd.is_training()
+        amp.select(self, (mode, device, *(np.dtype(a.dtype).name for a in flat)))
+        return super()._call_cached_op(*args)
+
+    def _clear_cached_op(self):
+        if "_amp" in vars(self):
+            self._amp.clear()
+            vars(self).update({**self._amp.blank, "_cached_op_args": []})
+        super()._clear_cached_op()
+
+    def __setattr__(self, name, value):
+        child = vars(self).get(name)
+        if isinstance(child, Cast) and isinstance(value, Block) and value is not child:
+            # Gluon wants a child replaced by one of its class, so the old one leaves the cast
+            release(child)
+        super().__setattr__(name, value)
+
+    def forward(self, x, *args):
+        if isinstance(x, mx.sym.Symbol) and not is_tracing():
+            return _compose(self, x, *args)
+        return super().forward(x, *args)
+
+    def hybridize(self, active=True, **kwargs):
+        if not active:
+            warnings.warn(
+                f"{name_of(self)} is cast, and a cast net stays hybridized: "
+                "undo the cast first with amp.cast(net, 'float32').",
+                stacklevel=2,
+            )
+        super().hybridize(True, **kwargs)
+
+    def cast(self, dtype):
+        raise RuntimeError(
+            f"{name_of(self)} is cast by gluon_amp, and its own .cast({dtype!r}) would undo the "
+            "pins: call amp.cast(net, policy) instead."
+        )
+
+    def save_parameters(self, filename, deduplicate=False):
+        with widened(self.collect_params().values()):
+            super().save_parameters(filename, deduplicate)
+
+    def load_parameters(
+        self, filename, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=True,
+        dtype_source="current",
+    ):  # fmt: skip
+        super().load_parameters(
+            filename, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
+        )
+
+    def export(self, path, epoch=0, remove_amp_cast=True):
+        if not self._cached_op:
+            raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
+        amp = self._amp
+        inference = [key for key in amp.traces if key and key[0] == (False, False)]
+        if inference and amp.key[0] != (False, False):
+            amp.select(self, inference[-1])  # rather than the graph of a training pass
+        raw = self._cached_graph
+        try:
+            if remove_amp_cast:
+                self._cached_graph = raw[0], _with_dtype_attrs(raw[1])
+                with widened(self.collect_params().values()):
+                    return super().export(path, epoch, True)
+            self._cached_graph = amp.graph
+            return super().export(path, epoch, False)
+        finally:
+            self._cached_graph = raw
+
+    def summary(self, *inputs):
+        plain = copy.deepcopy(self)
+        release(plain)
+        plain.hybridize(False)
+        plain.summary(*(_map_arrays(x, lambda a: a.astype("float32")) for x in inputs))
+
+    def reset_ctx(self, ctx):
+        self._clear_cached_op()
+        for param in self.collect_params().values():
+            param.reset_ctx(ctx)
+
+    def __deepcopy__(self, memo):
+        # cached ops are handles into the C++ library, and a Trainer belongs to one net
+        for param in self.collect_params().values():
+            memo[id(param._trainer)] = None
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for key, value in vars(self).items():
+            if key != "_amp":
+                value = self._amp.blank.get(key, value)
+                object.__setattr__(twin, key, copy.deepcopy(value, memo))
+        twin._amp = _Binding(twin, self._amp.path, self._amp.policy)
+        return twin
+
+
+# bound class by the class it was made of
+_bound_classes = {}
+
+
+def bind(block: HybridBlock, path: str, policy: Policy) -> None:
+    base = type(block)
+    if base not in _bound_classes:
+        members = {"__module__": base.__module__, "__doc__": base.__doc__}
+        _bound_classes[base] = type(base.__name__, (Cast, base), members)
+    block._clear_cached_op()
+    block.__class__ = _bound_classes[base]
+    block._amp = _Binding(block, path, policy)
+
+
+def unbind(block: HybridBlock) -> None:
+    """Give a block its own class back; its parameters stay as they are."""
+    if isinstance(block, Cast):
+        block._clear_cached_op()
+        block.__class__ = type(block).__mro__[2]
+        del block._amp
+
+
+def release(net: Block) -> None:
+    """Undo the cast of a net: its own classes, and float32 parameters.
+
+    Parameters whose Trainer has float32 masters become these, bit for bit.
+    """
+    params = list(net.collect_params().values())
+    masters = masters_of(params)
+    for param in params:
+        if dtype_of(param) == "float16":
+            cast_parameter(param, "float32", masters)
+        vars(param).pop("_amp_compute_dtype", None)
+    for _, block in hybrid_blocks(net):
+        unbind(block)
+    net.apply(clear)
+
+
+def clear(block: Block) -> None:
+    """Forget the graphs made of a block itself."""
+    if isinstance(block, HybridBlock):
+        block._clear_cached_op()
+
+
+def _compose(block: HybridBlock, *args):
+    """Call a bound block on symbols: its cast graph, read from them."""
+    inputs, symbol = block._get_graph(*args)
+    composed = copy.copy(symbol)
+    flat = [a for a in _flatten(args, "input")[0] if a is not None]
+    composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
+    return _regroup(list(composed), block._out_format)[0]
+
+
+def _with_dtype_attrs(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return the symbol without block labels and with float32 variables."""
+    attrs = symbol.attr_dict()
+    float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
+    return graph.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
+
+
+def _tell_trainers(block: HybridBlock) -> None:
+    """Let Trainers keep the running statistics that this training pass is about to change."""
+    amp = block._amp
+    if amp.params is None:  # collecting them anew would cost a millisecond each step
+        amp.params = list(block.collect_params().values())
+        amp.statistics = [p for p in amp.params if not p._differentiable]
+    trainers = {id(p._trainer): p._trainer for p in amp.params if p._trainer is not None}
+    for trainer in trainers.values():
+        if hasattr(trainer, "_before_forward"):
+            trainer._before_forward(amp.statistics)
+
+
+def name_of(block: Block) -> str:
+    """Return what an error message calls a block."""
+    return f"{type(block).__name__} {block.name!r}" if block.name else type(block).__name__
+
+
+def reason_of(error: Exception) -> str:
+    """Return the telling line of an error, without MXNet's stack and file names."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    return line.split("Check failed: ")[-1].split("MXNetError: ")[-1].strip().rstrip(".")
+
+
+def _map_arrays(x, change):
+    if isinstance(x, (list, tuple)):
+        return type(x)(_map_arrays(item, change) for item in x)
+    return change(x)
