@@ -103,7 +103,8 @@ class ScaledSteps:
         The scale enters as the head gradient, so the loss itself stays what it is and cannot
         overflow. All backward passes until the next `step` use one scale, so that gradients which
         accumulate (`grad_req='add'`, or one loss after another) are in one unit: rescaling a
-        float16 buffer in between could lose bits.
+        float16 buffer in between could lose bits. Such buffers are to be zeroed after each step, as
+        in Gluon without a scale.
 
         Operators such as `SoftmaxOutput`, which are their own loss and ignore head gradients,
         cannot be scaled so: use a loss.
@@ -347,8 +348,10 @@ class ScaledSteps:
 
     def _checked_grads(self, ignore_stale_grad) -> List[Tuple[str, list]]:
         """Names and gradients that this step will use."""
-        # A reduction adds stale gradients to fresh ones, so there all of them count.
-        fresh_only = ignore_stale_grad and self._kvstore is None
+        # A reduction, MXNet's or Horovod's, adds one worker's stale gradients to another's fresh
+        # ones, so there all of them count, and all workers decide alike.
+        own_reduction = type(self)._allreduce_grads is not gluon.Trainer._allreduce_grads
+        fresh_only = ignore_stale_grad and self._kvstore is None and not own_reduction
         return [
             (
                 param.name,

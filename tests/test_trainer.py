@@ -845,6 +845,19 @@ def test_init_trainer_keeps_another_trainers_reduction_and_factor():
     assert values(p)[0] == 0.5
 
 
+def test_stale_gradients_count_where_another_class_reduces_them():
+    used, unused = parameter("used", [1.0]), parameter("unused", [1.0])
+    made = mx.optimizer.SGD(learning_rate=0.5, multi_precision=True)
+    trainer = Halving([used, unused], made)
+    init_trainer(trainer, loss_scale=8)
+    unused.grad()[:] = inf  # stale here, but it may have been another worker's
+    run(trainer, [(used, [0.5])], step=False)
+    assert trainer.step(1, ignore_stale_grad=True).overflow == ("unused",)
+    run(trainer, [(used, [0.5])], step=False)
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert (values(used)[0], values(unused)[0]) == (0.75, 1.0)
+
+
 def test_init_trainer_on_a_stock_trainer_of_two_contexts_moves_the_update_off_the_kvstore():
     ctx = [mx.cpu(0), mx.cpu(1)]
     p = parameter("p", [1.0], "float32", ctx=ctx)
