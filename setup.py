@@ -1,4 +1,4 @@
-"""Package metadata. MXNet is an extra: its three wheels install the same files and exclude each other."""
+"""Package metadata. MXNet is an extra: its three wheels hold the same files, so only one fits."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 """Data sets: scikit-learn's digits, ImageNet as folders, images packed in RecordIO."""
 
-from gluon_amp.data.digits import digits
-from gluon_amp.data.folders import folders
+from gluon_amp.data.digits import open_digits
+from gluon_amp.data.folders import open_folders
 from gluon_amp.data.loader import TrainingBatches, validation_batches
-from gluon_amp.data.records import RecordFiles, records
+from gluon_amp.data.records import RecordFiles, open_records
 from gluon_amp.data.source import DataError, Source
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "RecordFiles",
     "Source",
     "TrainingBatches",
-    "digits",
-    "folders",
-    "records",
+    "open_digits",
+    "open_folders",
+    "open_records",
     "validation_batches",
 ]

@@ -1,0 +1,117 @@
+"""Scikit-learn's handwritten digits: real images that need no download.
+
+1,797 images of 8×8 pixels in 17 grey levels, ten classes; the test part of the UCI set "Optical
+Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998). They come with scikit-learn.
+"""
+
+from typing import Tuple
+
+import numpy as np
+
+from gluon_amp.data.augment import Augmented
+from gluon_amp.data.source import DataError, Source
+
+from mxnet.gluon.data import Dataset, SimpleDataset
+
+SIZE = 32
+CLASSES = 10
+SPLIT_SEED = 0
+SHARE = 5  # one image in five validates
+SHIFT = 2  # pixels, either way
+MEAN, STD = 0.305, 0.324  # of the training pixels, after division by 255
+
+
+def enlarge(images: np.ndarray) -> np.ndarray:
+    """Resize 8×8 grey levels 0..16 to 32×32 uint8, bilinear.
+
+    Written out because every product is a multiple of a power of two, hence exact: the same bytes
+    come out on every machine, which a library's vectorised resize does not promise.
+
+    Parameters
+    ----------
+    images : ndarray
+        (N, 8, 8), values 0..16.
+
+    Returns
+    -------
+    ndarray
+        uint8, (N, 32, 32).
+    """
+    small = images.shape[-1]
+    centre = np.clip((np.arange(SIZE) + 0.5) * small / SIZE - 0.5, 0, small - 1)
+    left = np.minimum(centre.astype(int), small - 2)
+    weights = np.zeros((SIZE, small))
+    weights[np.arange(SIZE), left] = 1 - (centre - left)
+    weights[np.arange(SIZE), left + 1] = centre - left
+    large = weights @ (images * (255 / 16)) @ weights.T
+    return np.rint(large).astype(np.uint8)
+
+
+def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the 1,437 training and the 360 validation images.
+
+    Shuffled once by a fixed seed, sorted by class, every fifth validates: each class gives its
+    share to within one image.
+    """
+    # RandomState and not default_rng: numpy promises never to change its stream
+    shuffled = np.random.RandomState(SPLIT_SEED).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    validates = np.arange(len(labels)) % SHARE == 0
+    return by_class[~validates], by_class[validates]
+
+
+def load_digits() -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
+    """Return ``(train_images, train_labels), (val_images, val_labels)``.
+
+    Returns
+    -------
+    images : ndarray
+        uint8, (1437, 32, 32) and (360, 32, 32), grey.
+    labels : ndarray
+        int32, 0..9.
+
+    Raises
+    ------
+    DataError
+        Scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError:
+        raise DataError(
+            "the handwritten digits come with scikit-learn, which is not installed: "
+            "run `pip install 'gluon-amp[data]'`."
+        ) from None
+    digits = load()
+    images, labels = enlarge(digits.images), digits.target.astype(np.int32)
+    train, val = split(labels)
+    return (images[train], labels[train]), (images[val], labels[val])
+
+
+def normalise(image: np.ndarray) -> np.ndarray:
+    """Turn a grey uint8 image (H, W) into a normalised float32 RGB one (3, H, W)."""
+    grey = (image.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
+    return np.broadcast_to(grey, (3, *grey.shape))
+
+
+def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Move a grey image by up to `SHIFT` pixels, filling with background; then normalise it."""
+    height, width = image.shape
+    top, left = generator.integers(0, 2 * SHIFT + 1, size=2)
+    return normalise(np.pad(image, SHIFT)[top : top + height, left : left + width])
+
+
+def _dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
+    return SimpleDataset(list(zip(images, labels)))
+
+
+def open_digits(seed: int = 0) -> Source:
+    """Return the digits as a `Source`; `seed` decides the random shifts, not the split."""
+    train, val = load_digits()
+    return Source(
+        name="digits",
+        train=Augmented(_dataset(*train), shift, seed),
+        val=_dataset(*val).transform_first(normalise, lazy=False),
+        classes=CLASSES,
+        image_shape=(3, SIZE, SIZE),
+    )

@@ -1,0 +1,58 @@
+"""Counting right answers without waiting for the device at every batch."""
+
+from typing import List
+
+from mxnet import nd
+from mxnet.ndarray import NDArray
+
+
+class TopK:
+    """Counts images whose label is among the k largest outputs.
+
+    Counts stay on the device until they are read, so that counting does not hold up training;
+    they are whole numbers, so the share is exact whatever the batch size.
+    """
+
+    def __init__(self, k: int = 1):
+        self.k = k
+        self.images = 0
+        self._right = 0
+        self._pending: List[NDArray] = []
+
+    def update(self, labels: NDArray, outputs: NDArray) -> None:
+        """Count a batch: `labels` (N,), `outputs` (N, classes) on the same device."""
+        best = nd.topk(outputs, k=min(self.k, outputs.shape[1]), dtype="int32")
+        self._pending.append((best == labels.astype("int32").expand_dims(1)).sum())
+        self.images += len(labels)
+
+    @property
+    def right(self) -> int:
+        """How many were right; waits for the device."""
+        self._right += sum(int(count.asscalar()) for count in self._pending)
+        self._pending.clear()
+        return self._right
+
+    @property
+    def share(self) -> float:
+        """The share that was right, 0 to 1; nan before the first image."""
+        return self.right / self.images if self.images else float("nan")
+
+
+class Mean:
+    """Mean of numbers that are still being computed, one array for each batch."""
+
+    def __init__(self) -> None:
+        self._sums: List[NDArray] = []
+        self.images = 0
+
+    def update(self, values: NDArray) -> None:
+        """Count the values (N,) of a batch."""
+        self._sums.append(values.sum())
+        self.images += values.size
+
+    @property
+    def value(self) -> float:
+        """The mean; waits for the device; nan before the first value."""
+        if not self.images:
+            return float("nan")
+        return sum(float(part.asscalar()) for part in self._sums) / self.images

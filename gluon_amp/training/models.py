@@ -1,0 +1,81 @@
+"""Networks by name, from MXNet's model zoo and from GluonCV's."""
+
+import difflib
+import re
+from typing import Callable, Dict, Tuple
+
+from gluon_amp.training.options import UsageError
+
+from mxnet.gluon import HybridBlock
+from mxnet.gluon.model_zoo import vision
+
+MXNET_MODELS: Tuple[str, ...] = (
+    "alexnet",
+    "densenet121", "densenet161", "densenet169", "densenet201",
+    "inceptionv3",
+    "mobilenet0.25", "mobilenet0.5", "mobilenet0.75", "mobilenet1.0",
+    "mobilenetv2_0.25", "mobilenetv2_0.5", "mobilenetv2_0.75", "mobilenetv2_1.0",
+    "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet101_v1", "resnet152_v1",
+    "resnet18_v2", "resnet34_v2", "resnet50_v2", "resnet101_v2", "resnet152_v2",
+    "squeezenet1.0", "squeezenet1.1",
+    "vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn",
+)  # fmt: skip
+
+# GluonCV lists detectors, segmenters, pose, depth and video networks under the same roof.
+GLUONCV_CLASSIFIER = re.compile(
+    r"(se_)?resnet\d+_v[12]|resnet\d+_v1[bcdes](_gn|_0\.\d+)?|resnest\d+|(se_)?resnext\w+|senet_\w+"
+    r"|vgg\d+(_bn)?|alexnet|densenet\d+|shufflenet_v\d|squeezenet[\d.]+|googlenet|inceptionv3"
+    r"|xception\d*|mobilenet[\d.]+|mobilenetv2_[\d.]+|mobilenetv3_(large|small)|darknet53|dla34"
+    r"|nasnet_\w+|(cifar_)?residualattentionnet\d+|hrnet_\w+_c|cifar_\w+"
+)
+
+GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
+
+
+def _cifar_resnet8(**options) -> HybridBlock:
+    """GluonCV's CIFAR ResNet with one block a stage, the smallest of the family (6n + 2 layers)."""
+    from gluoncv.model_zoo import get_cifar_resnet
+
+    return get_cifar_resnet(1, 8, **options)
+
+
+def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
+    """Return GluonCV's classifiers by name; none where GluonCV is not installed."""
+    try:
+        from gluoncv import model_zoo
+    except ImportError:
+        return {}
+
+    def maker(name: str) -> Callable[..., HybridBlock]:
+        return lambda **options: model_zoo.get_model(name, **options)
+
+    names = filter(GLUONCV_CLASSIFIER.fullmatch, model_zoo.get_model_list())
+    return {"cifar_resnet8_v1": _cifar_resnet8, **{name: maker(name) for name in names}}
+
+
+def build(name: str, classes: int) -> HybridBlock:
+    """Return an untrained image classifier, not initialized.
+
+    Parameters
+    ----------
+    name : str
+        MXNet's model of that name, else GluonCV's.
+    classes : int
+        Outputs.
+
+    Raises
+    ------
+    UsageError
+        No classifier has that name; the message lists near matches.
+    """
+    if name in MXNET_MODELS:
+        return vision.get_model(name, classes=classes)
+    others = _gluoncv_models()
+    if name in others:
+        return others[name](classes=classes)
+    known = sorted({*MXNET_MODELS, *others})
+    near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
+    hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
+    if not others:
+        hint = f"{GLUONCV_MISSING}, or take one of MXNet's, such as {', '.join(near or known[:2])}."
+    raise UsageError(f"--model {name} is no image classifier of MXNet's or GluonCV's: {hint}")

@@ -1,0 +1,117 @@
+"""Command-line options as data: a dataclass field carries its flags, its check, and its help.
+
+One table serves the parser, the defaults and the tests, so no alias can go missing in one of them.
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+from typing import Any, Callable, Dict, NoReturn, Optional, Sequence, Tuple, Type
+
+
+class UsageError(ValueError):
+    """What the user asked for cannot be done; the message is one sentence for the user."""
+
+
+def option(
+    default: Any,
+    *flags: str,
+    type: Callable[[str], Any] = str,
+    choices: Optional[Tuple[str, ...]] = None,
+    switch: bool = False,
+    metavar: Optional[str] = None,
+    help: str = "",
+) -> Any:
+    """Declare a dataclass field that is a command-line option.
+
+    Parameters
+    ----------
+    default : object
+        Its value when it is not given.
+    flags : str
+        The name first, then its aliases.
+    type : callable
+        Turns the text into the value; raises `argparse.ArgumentTypeError` with what was expected.
+    choices : tuple of str, optional
+        The only values there are.
+    switch : bool
+        True without an argument.
+    metavar, help : str
+        For ``--help``.
+    """
+    given = {"switch": switch, "choices": choices, "type": type, "metavar": metavar, "help": help}
+    return dataclasses.field(default=default, metadata={"flags": flags, **given})
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage text in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message[:1].lower()}{message[1:]}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser(options: Type, description: str) -> Parser:
+    """Return a parser for the options declared in a dataclass.
+
+    Options that are not given are absent from the result, so that a data set's own defaults can
+    fill them in.
+    """
+    made = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for field in dataclasses.fields(options):
+        data = field.metadata
+        told = data["help"]
+        if field.default not in (None, False):
+            told += f" (default: {field.default})"
+        how: Dict[str, Any] = {"dest": field.name, "help": told}
+        if data["switch"]:
+            how["action"] = "store_true"
+        else:
+            how.update(type=data["type"], choices=data["choices"], metavar=data["metavar"])
+        made.add_argument(*data["flags"], **how)
+    return made
+
+
+def parse(options: Type, description: str, arguments: Optional[Sequence[str]] = None) -> Dict:
+    """Return the options given on the command line, by field name."""
+    return vars(parser(options, description).parse_args(arguments))
+
+
+def _number(text: str, kind: Type, what: str, fits: Callable[[Any], bool]) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not math.isfinite(value) or not fits(value):
+        raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """Read a whole number of at least 1."""
+    return _number(text, int, "a whole number of at least 1", lambda value: value >= 1)
+
+
+def natural(text: str) -> int:
+    """Read a whole number of at least 0."""
+    return _number(text, int, "a whole number of at least 0", lambda value: value >= 0)
+
+
+def non_negative(text: str) -> float:
+    """Read a number of at least 0."""
+    return _number(text, float, "a number of at least 0", lambda value: value >= 0)
+
+
+def positive(text: str) -> float:
+    """Read a number above 0."""
+    return _number(text, float, "a number above 0", lambda value: value > 0)
+
+
+def int_list(text: str) -> Tuple[int, ...]:
+    """Read whole numbers separated by commas; the empty text is an empty list."""
+    return tuple(
+        _number(part, int, "whole numbers of at least 0, as in 30,60,80", lambda value: value >= 0)
+        for part in text.split(",")
+        if text.strip()
+    )

@@ -1,0 +1,127 @@
+"""The plan that is printed before training and the summary after it, as text and as JSON."""
+
+import dataclasses
+import json
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterable, Optional, Tuple, Union
+
+from gluon_amp.training.options import UsageError
+
+WIDTH = 80
+OBSERVED_NAMES = {
+    "conv_weight": "conv weights",
+    "conv_compute": "computed in",
+    "batchnorm": "BatchNorm",
+    "logits": "logits",
+    "loss": "loss",
+}
+EMULATED = "float16 is emulated on this CPU: same values as on a GPU, not its speed"
+
+
+def dtypes_in_words(observed: Dict[str, str]) -> str:
+    """List observed dtypes, in the order of `OBSERVED_NAMES`."""
+    return ", ".join(f"{name} {observed[key]}" for key, name in OBSERVED_NAMES.items())
+
+
+def table(rows: Iterable[Tuple[str, object]]) -> str:
+    """Lay out names and texts in two columns, `WIDTH` wide."""
+    rows = [(name, str(text)) for name, text in rows]
+    indent = max(len(name) for name, _ in rows) + 2
+    return "\n".join(
+        textwrap.fill(
+            text, WIDTH, initial_indent=name.ljust(indent), subsequent_indent=" " * indent
+        )
+        for name, text in rows
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to; every field is in the JSON file.
+
+    Attributes
+    ----------
+    top1, top5 : float
+        Percent of the validation images after the last epoch.
+    validated, val_images : int
+        How many images that counts, and how many there are.
+    best_top1, best_epoch : float, int
+        The best epoch's, counted from 0.
+    dtype, observed_dtypes
+        Asked for, and seen (see `gluon_amp.training.observe`).
+    emulated : bool
+        float16 values computed on a CPU.
+    train_loss : float or None
+        Mean over the last epoch; None where every one of its steps was skipped.
+    loss_scale : float or None
+        At the end of the run; None where the loss was not scaled.
+    skipped_steps, steps : int
+        Steps undone because of an overflow, out of all.
+    images_per_second : float
+        Training images by training time, validation left out.
+    seconds : float
+        The whole run.
+    """
+
+    model: str
+    data: str
+    dtype: str
+    observed_dtypes: Dict[str, str]
+    emulated: bool
+    devices: str
+    batch_size: int
+    total_batch: int
+    epochs: int
+    lr: float
+    seed: int
+    top1: float
+    top5: float
+    validated: int
+    val_images: int
+    train_images: int
+    best_top1: float
+    best_epoch: int
+    train_loss: Optional[float]
+    loss_scale: Optional[float]
+    skipped_steps: int
+    steps: int
+    images_per_second: float
+    seconds: float
+
+    def __str__(self) -> str:
+        scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
+        return table(
+            [
+                ("model", f"{self.model} on {self.data}"),
+                ("dtype", f"{self.dtype}{', emulated' if self.emulated else ''}"),
+                ("observed", dtypes_in_words(self.observed_dtypes)),
+                (
+                    "top-1",
+                    f"{self.top1:.2f} %, best {self.best_top1:.2f} % (epoch {self.best_epoch})",
+                ),
+                ("top-5", f"{self.top5:.2f} %"),
+                ("validated", f"{self.validated}/{self.val_images} images"),
+                ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
+                ("speed", f"{self.images_per_second:.1f} training images/s"),
+                ("time", f"{self.seconds:.1f} s, {self.epochs} epochs"),
+            ]
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the fields as JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+
+def check_writable(path: Union[str, Path], option: str) -> None:
+    """Raise `UsageError` now where a file could not be written at the end of the run."""
+    path = Path(path).expanduser()
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a directory, expected a file.")
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path} cannot be written: there is no directory {folder}.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"{option} {path} cannot be written: permission denied.")
