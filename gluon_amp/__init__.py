@@ -6,8 +6,9 @@ compat.import_mxnet()
 
 from gluon_amp import optimizer
 from gluon_amp.cast import cast
+from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.describe import describe
-from gluon_amp.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from gluon_amp.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
 
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DynamicLossScale",
+    "LossScale",
     "NoLossScale",
     "Policy",
     "StaticLossScale",
@@ -22,5 +24,8 @@ __all__ = [
     "Trainer",
     "cast",
     "describe",
+    "init_trainer",
     "optimizer",
+    "scale_loss",
+    "unscale",
 ]

@@ -197,6 +197,9 @@ class Cast:
                 value = self._amp.blank.get(key, value)
                 object.__setattr__(twin, key, copy.deepcopy(value, memo))
         twin._amp = _Binding(twin, self._amp.path, self._amp.policy)
+        for param in twin.collect_params().values():
+            if param._grad is not None:  # a copied array has forgotten its gradient
+                autograd.mark_variables(param._data, param._grad, param.grad_req)
         return twin
 
 

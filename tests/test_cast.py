@@ -361,6 +361,8 @@ def test_deep_copies_are_cast_and_independent():
     out = net(images()).asnumpy()
     twin = copy.deepcopy(net)
     assert np.array_equal(twin(images()).asnumpy(), out)
+    backward(twin, images())
+    assert twin[0].weight.grad().asnumpy().any()
     twin[5].weight.set_data(twin[5].weight.data() * 0)
     assert np.array_equal(net(images()).asnumpy(), out)
     amp.cast(twin, "float32")
