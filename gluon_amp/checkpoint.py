@@ -1,0 +1,577 @@
+"""One file for everything that a run needs to go on: parameters, masters, optimizer, loss scale.
+
+The file is written beside the old one and renamed, so that a crash or a full disk leaves the old
+one. It is an ordinary .npz archive, which `numpy.load` reads, with a JSON header as its first
+member and the SHA-256 of everything before as its last 64 bytes. Nothing in it is code.
+"""
+
+import copy
+import difflib
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import time
+import zipfile
+from typing import Dict, List, Optional, Tuple
+
+import numpy as np
+
+from gluon_amp import atomic, masters, states
+from gluon_amp.policy import PRESETS
+from gluon_amp.trainer import ScaledSteps
+from gluon_amp.undo import is_statistic
+
+from mxnet import autograd, nd
+
+logger = logging.getLogger("gluon_amp")
+
+FORMAT, VERSION = "gluon_amp checkpoint", 1
+HEADER = "gluon_amp_checkpoint.json"
+DIGEST_LENGTH = 64
+STEP = "{step}"
+
+# A temporary file of this age belongs to a process that was killed, not to one that is writing.
+LEFTOVER_SECONDS = 3600
+
+
+def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> str:
+    """Write the state of a net and its trainer to one file, which is complete or not there.
+
+    Call it between steps: half accumulated gradients are not saved.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        In an existing folder. `'{step}'` in the file's name becomes the number of updates made, as
+        in `'run/resnet-{step}.ckpt'`; without it the previous file is replaced.
+    net : Block
+        Holds every parameter that the trainer updates; others, and running statistics, are saved
+        too.
+    trainer : Trainer
+    keep : int
+        Of the files with `{step}`, only so many remain: the one just written and those with the
+        highest steps below it. The others are removed once the new file is safe on the disk.
+    **extra
+        Whatever else the run wants back: numbers, strings, None, numpy arrays, and lists, tuples
+        and dicts of them. For exact random numbers save `numpy_state=np.random.get_state()`, and
+        call `mx.random.seed(step)` at a step that is known, as MXNet's generator cannot be read.
+
+    Returns
+    -------
+    str
+        The path of the file.
+
+    Raises
+    ------
+    TypeError
+        A trainer without a loss scale, or an `extra` that cannot be saved.
+    ValueError
+        Parameters without values or outside the net, or `keep` without `{step}`.
+    OSError
+        The file cannot be written; an earlier one is as it was.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> net = amp.cast(mx.gluon.nn.Dense(2, in_units=3), 'float16')
+    >>> net.initialize()
+    >>> trainer = amp.Trainer(net.collect_params(), 'adam')
+    >>> path = amp.save_checkpoint('/tmp/{step}.ckpt', net, trainer, keep=2, epoch=7)
+    >>> amp.load_checkpoint(path, net, trainer)
+    {'epoch': 7}
+    """
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    _check_trainer(trainer, "save_checkpoint")
+    if keep is not None:
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+            raise ValueError(f"keep must be a whole number of at least 1, received {keep!r}.")
+        if STEP not in name:
+            raise ValueError(
+                f"keep={keep} needs files with different names: put {STEP} into the name, as in "
+                f"'{os.path.splitext(name)[0]}-{STEP}.ckpt', received {name!r}."
+            )
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"There is no folder {folder}: create it before saving to it.")
+    step = trainer.optimizer.num_update
+    target = os.path.join(folder, name.replace(STEP, str(step)))
+    data = _encode(*_collect(net, trainer, extra))
+    try:
+        atomic.write(target, data)
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"The checkpoint of {len(data) / 1e6:.1f} MB was not written ({error.strerror}), and "
+            "what was there before is unchanged",
+            target,
+        ) from error
+    if keep is not None:
+        for old, old_path in _numbered(folder, name)[:-keep]:
+            if old < step:
+                os.unlink(old_path)
+    _remove_leftovers(folder, name)
+    return target
+
+
+def load_checkpoint(path, net, trainer) -> dict:
+    """Continue from a file that `save_checkpoint` wrote, bit for bit as if nothing had happened.
+
+    Everything is checked before anything is changed: where an error is raised, net and trainer are
+    as they were.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        With `'{step}'` in the file's name the one with the highest step.
+    net : Block
+        Of the same structure, cast with the same policy; its pins may be others, as the file holds
+        float32 masters. It may be deferred, and on other devices than the saved one: where their
+        number differs, running statistics are averaged, as MXNet's `save_parameters` does.
+    trainer : Trainer
+        Of the same parameters in any order, with the same optimizer class and kind of loss scale.
+        Its learning rate, weight decay and other settings stay its own, and a log line tells which
+        of them differ. The loss scale is taken over whole, growth interval and bounds included.
+
+    Returns
+    -------
+    dict
+        The `extra` of `save_checkpoint`.
+
+    Raises
+    ------
+    FileNotFoundError
+        No such file.
+    TypeError
+        A trainer without a loss scale.
+    ValueError
+        A truncated, damaged or foreign file; one of another net, policy, optimizer or loss scale.
+    """
+    path = _newest(os.path.abspath(os.fspath(path)))
+    _check_trainer(trainer, "load_checkpoint")
+    header, arrays = _read(path)
+    params = _parameters(net)
+    trained = _trained_names(params, trainer)
+    _check_parameters(path, header, arrays, params)
+    _check_policy(path, header, net)
+    state = _unpack(header["trainer"], arrays)
+    own = states.collect(trainer)
+    _check_kinds(path, state, own)
+    _check_trained(path, header, trained)
+    _check_optimizer_states(path, state, own, arrays, params, trainer, trained)
+    _check_loss_scale(path, state, trainer)
+    extra = _unpack(header["extra"], arrays)
+
+    _tell_differences(path, header, state, own, net)
+    values = {
+        name: [arrays[key] for key in saved["arrays"]]
+        for name, saved in header["parameters"].items()
+    }
+    with autograd.pause():
+        for name, param in params.items():
+            _set(param, values[name])
+        trainer.load_state_dict(_state_for(trained, params, values, state, own))
+        for name, param in params.items():
+            # Only now, as a kvstore gives all devices the first one's values when it starts.
+            _set_each_device(param, values[name])
+    return extra
+
+
+# ------------------------------------------------------------------------------ what is in it
+
+
+def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
+    """Return the header and the arrays of a checkpoint."""
+    params = _parameters(net)
+    trained = _trained_names(params, trainer)
+    missing = [name for name, param in params.items() if param._data is None]
+    if missing:
+        raise ValueError(
+            f"{_some(missing)} have no values yet: initialize the net and run it on some data "
+            "before saving it."
+        )
+    # Brings the masters up to date, so it comes before the trainer's state is read.
+    wide = trainer.master_params()
+    wide = {name: wide[params[name].name] for name in trained}
+    arrays = {}
+    saved = {}
+    for name, param in params.items():
+        values = [_values(param, wide.get(name))]
+        if is_statistic(param) and len(param.list_data()) > 1:
+            values = [array.asnumpy() for array in param.list_data()]
+        keys = [f"parameters/{name}" + (f"/{k}" if k else "") for k in range(len(values))]
+        arrays.update(zip(keys, values))
+        saved[name] = {"dtype": np.dtype(param.dtype).name, "arrays": keys}
+    state = trainer.state_dict()
+    # By name and not by index, and without the masters, which are the parameters' saved values.
+    state["states"] = {trained[i]: rest for i, (_, rest) in state["states"].items()}
+    state["counts"] = {trained[i]: count for i, count in state["counts"].items()}
+    del state["shapes"]
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "policies": _policies(net),
+        "parameters": saved,
+        "trained": trained,
+        "trainer": _pack(state, arrays, "trainer"),
+        "extra": _pack(extra, arrays, "extra"),
+    }
+    return header, arrays
+
+
+def _values(param, master) -> np.ndarray:
+    array = param.list_data()[0]
+    if master is not None and np.dtype(array.dtype) == np.float16:
+        array = master
+    return array.asnumpy()
+
+
+def _state_for(trained, params, values, state, own) -> dict:
+    """Turn a saved state into what `Trainer.load_state_dict` takes for these parameters."""
+    index = {name: i for i, name in enumerate(trained)}
+    placed = {}
+    for name, rest in state["states"].items():
+        # Saved float32 values are the masters, also of weights that were float32 then.
+        low = np.dtype(params[name].dtype) == np.float16
+        placed[index[name]] = (values[name][0].astype(np.float32) if low else None, rest)
+    return {
+        **state,
+        "states": placed,
+        "counts": {index[name]: count for name, count in state["counts"].items()},
+        "settings": own["settings"],
+        "shapes": [tuple(params[name].shape) for name in trained],
+    }
+
+
+def _set(param, values: List[np.ndarray]) -> None:
+    """Give a parameter its value on all devices, initialized before or not."""
+    dtype = np.dtype(param.dtype)
+    value = values[0]
+    if len(values) > 1:
+        value = np.mean(values, axis=0, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        value = value.astype(dtype)
+    param._load_init(nd.array(value, dtype=dtype), None)
+    if param.grad_req == "add":
+        param.zero_grad()
+
+
+def _set_each_device(param, values: List[np.ndarray]) -> None:
+    arrays = param.list_data()
+    if len(values) == len(arrays) > 1:
+        for array, value in zip(arrays, values):
+            array[:] = nd.array(value, dtype=array.dtype)
+
+
+def _parameters(net) -> dict:
+    """Parameters by their place in the net, which other nets of the process do not change."""
+    params, seen = {}, set()
+    for name, param in net._collect_params_with_prefix().items():
+        if id(param) not in seen:  # shared ones only once
+            seen.add(id(param))
+            params[name] = param
+    return params
+
+
+def _trained_names(params, trainer) -> List[str]:
+    """Names in the net of the trainer's parameters, in the trainer's order."""
+    names = {id(param): name for name, param in params.items()}
+    outside = [param.name for param in trainer._params if id(param) not in names]
+    if outside:
+        raise ValueError(
+            f"The trainer updates {_some(outside)}, which are not in this net: give a Block that "
+            "holds all the parameters of the trainer."
+        )
+    return [names[id(param)] for param in trainer._params]
+
+
+def _policies(net, path: str = "") -> Dict[str, dict]:
+    """Policies of the outermost cast blocks, by their path; none for a net that is not cast."""
+    if "_amp" in vars(net):
+        policy = net._amp.policy
+        pins = [[list(pin.ops), list(pin.blocks), pin.dtype] for pin in policy.pins]
+        dtypes = [policy.param_dtype, policy.compute_dtype, policy.output_dtype]
+        return {path: {"dtypes": dtypes, "pins": pins}}
+    found = {}
+    for name, child in net._children.items():
+        found.update(_policies(child, f"{path}.{name}" if path else name))
+    return found
+
+
+# ------------------------------------------------------------------------------------- checks
+
+
+def _check_trainer(trainer, caller: str) -> None:
+    if not isinstance(trainer, ScaledSteps):
+        raise TypeError(
+            f"{caller}() takes an amp.Trainer, received a {type(trainer).__name__}: build one, or "
+            "call amp.init_trainer(trainer) first."
+        )
+
+
+def _check_parameters(path, header, arrays, params) -> None:
+    saved = header["parameters"]
+    missing = [name for name in params if name not in saved]
+    surplus = [name for name in saved if name not in params]
+    if missing:
+        raise ValueError(
+            f"{path} is of another net, since it has no {_some(missing)}"
+            f"{_did_you_mean(missing[0], surplus)}: load it into a net of the saved structure."
+        )
+    if surplus:
+        raise ValueError(
+            f"{path} is of another net, since this one has no {_some(surplus)}: load it into a "
+            "net of the saved structure."
+        )
+    for name, param in params.items():
+        value = arrays[saved[name]["arrays"][0]]
+        if not _fits(param.shape, value.shape):
+            raise ValueError(
+                f"{path} is of another net, since it has {name} with the shape {value.shape} and "
+                f"not {tuple(param.shape)}: load it into a net of the saved sizes."
+            )
+        if not np.can_cast(value.dtype, param.dtype, "same_kind"):
+            raise ValueError(
+                f"{path} has {name} in {value.dtype.name} and not in "
+                f"{np.dtype(param.dtype).name}: load it into a net of the saved dtypes."
+            )
+
+
+def _fits(own, saved) -> bool:
+    """Whether a shape, of which deferred dimensions are still unknown, can be the saved one."""
+    if own is None:
+        return True
+    return len(own) == len(saved) and all(a in (b, 0, -1) for a, b in zip(own, saved))
+
+
+def _check_policy(path, header, net) -> None:
+    saved, own = (
+        {block: fields["dtypes"] for block, fields in policies.items()}
+        for policies in (header["policies"], _policies(net))
+    )
+    if saved != own:
+        theirs = _policy_names(saved)
+        raise ValueError(
+            f"{path} is of a net cast with {theirs}, and this net is cast with "
+            f"{_policy_names(own)}: cast it with {theirs} before building its trainer (once "
+            "loaded, amp.cast(net, 'float32') keeps every bit of the masters)."
+        )
+
+
+def _policy_names(policies: Dict[str, list]) -> str:
+    blocks = {}
+    for block, dtypes in policies.items():
+        blocks.setdefault(_policy_name(dtypes), []).append(block)
+    named = [
+        name if where == [""] else f"{name} in {', '.join(where)}" for name, where in blocks.items()
+    ]
+    return " and ".join(named or ["'float32'"])
+
+
+def _policy_name(dtypes: list) -> str:
+    for name, preset in PRESETS.items():
+        if preset == tuple(dtypes):
+            return repr(name)
+    params, compute, output = dtypes
+    return repr(f"params={params},compute={compute},output={output}")
+
+
+def _check_kinds(path, saved, own) -> None:
+    if (saved["format"], saved["version"]) != (own["format"], own["version"]):
+        raise ValueError(
+            f"{path} has trainer states of version {saved['version']}, this gluon_amp reads "
+            f"{own['version']}: load it with the gluon_amp that saved it."
+        )
+    for what, theirs, ours in (
+        ("optimizer", saved["optimizer"], own["optimizer"]),
+        ("loss scale", saved["loss_scale"][0], own["loss_scale"][0]),
+    ):
+        if theirs != ours:
+            raise ValueError(
+                f"{path} has the state of the {what} {theirs}, and this trainer has {ours}: build "
+                f"the trainer with the saved kind of {what}."
+            )
+
+
+def _check_trained(path, header, trained) -> None:
+    different = set(header["trained"]).symmetric_difference(trained)
+    if different:
+        raise ValueError(
+            f"The trainer saved in {path} had {len(header['trained'])} parameters and this one has "
+            f"{len(trained)}, different in {_some(sorted(different))}: build it with the same."
+        )
+
+
+def _check_optimizer_states(path, state, own, arrays, params, trainer, trained) -> None:
+    """Refuse states of other kinds of arrays than this optimizer would make."""
+    optimizer = trainer.optimizer
+    for name, rest in state["states"].items():
+        weight = nd.zeros(arrays[f"parameters/{name}"].shape, dtype=params[name].dtype)
+        fresh = optimizer.create_state_multi_precision(trained.index(name), weight)
+        _, fresh = masters.split(optimizer, weight, fresh)
+        if _layout(fresh) != _layout(rest):
+            different = _different(state["settings"], own["settings"])
+            raise ValueError(
+                f"{path} has another kind of optimizer state for {name} than this "
+                f"{type(optimizer).__name__} keeps ({different or 'with the same settings'}): "
+                "build the optimizer with the saved settings."
+            )
+
+
+def _check_loss_scale(path, state, trainer) -> None:
+    try:
+        copy.copy(trainer.loss_scale).load_state_dict(state["loss_scale"][1])
+    except ValueError as error:
+        raise ValueError(f"{path} has a loss scale that does not fit. {error}") from None
+
+
+def _layout(state):
+    if isinstance(state, (tuple, list)):
+        return [_layout(item) for item in state]
+    return tuple(state.shape) if hasattr(state, "shape") else type(state).__name__
+
+
+def _different(saved: dict, own: dict) -> str:
+    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    return ", ".join(f"{name}={saved.get(name)!r} and not {own.get(name)!r}" for name in names)
+
+
+def _tell_differences(path, header, state, own, net) -> None:
+    """Say in one log line what stays this run's own."""
+    different = _different(state["settings"], own["settings"])
+    pins = [fields["pins"] for fields in _policies(net).values()]
+    if [fields["pins"] for fields in header["policies"].values()] != pins:
+        different = ", ".join(filter(None, [different, "other pins in its policy"]))
+    if different:
+        logger.warning(
+            "%s was saved with %s; this run keeps its own.", os.path.basename(path), different
+        )
+
+
+# ------------------------------------------------------------------------------ bytes and files
+
+
+def _pack(value, arrays: Dict[str, np.ndarray], where: str):
+    """Turn a value into JSON; its numpy arrays go to `arrays`."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSU":
+        key = f"{where.split('[')[0]}/{len(arrays)}"
+        arrays[key] = np.asarray(value)
+        return {"array" if isinstance(value, np.ndarray) else "scalar": key}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [_pack(item, arrays, f"{where}[{k}]") for k, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"tuple": _pack(list(value), arrays, where)}
+    if isinstance(value, dict):
+        pairs = [
+            [_pack(k, arrays, where), _pack(v, arrays, f"{where}[{k!r}]")] for k, v in value.items()
+        ]
+        return {"dict": pairs}
+    hint = ", call .asnumpy() on it" if isinstance(value, nd.NDArray) else ""
+    raise TypeError(
+        f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot "
+        f"hold{hint}: give numbers, strings, numpy arrays, and lists, tuples and dicts of them."
+    )
+
+
+def _unpack(value, arrays: Dict[str, np.ndarray]):
+    if isinstance(value, list):
+        return [_unpack(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tuple":
+        return tuple(_unpack(content, arrays))
+    if kind == "dict":
+        return {_unpack(k, arrays): _unpack(v, arrays) for k, v in content}
+    return arrays[content] if kind == "array" else arrays[content][()]
+
+
+def _encode(header: dict, arrays: Dict[str, np.ndarray]) -> memoryview:
+    """Return the bytes of the file; the same state gives the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(HEADER), json.dumps(header, indent=1))
+        for key, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(key + ".npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        archive.comment = b" " * DIGEST_LENGTH  # the archive's last bytes
+    data = buffer.getbuffer()
+    data[-DIGEST_LENGTH:] = _digest(data)
+    return data
+
+
+def _digest(data) -> bytes:
+    return hashlib.sha256(memoryview(data)[:-DIGEST_LENGTH]).hexdigest().encode()
+
+
+def _read(path: str) -> Tuple[dict, Dict[str, np.ndarray]]:
+    """Return header and arrays of a file, once it is certain that they are what was saved."""
+    with open(path, "rb") as file:
+        data = file.read()
+    # A ZIP archive begins with its first member's 30 bytes of header and then its name.
+    if HEADER.encode() not in data[: 30 + len(HEADER)]:
+        raise ValueError(
+            f"{path} was not written by amp.save_checkpoint: use net.load_parameters for MXNet's "
+            ".params files, and trainer.load_states for states alone."
+        )
+    if data[-DIGEST_LENGTH:] != _digest(data):
+        raise ValueError(
+            f"{path} is truncated or damaged, as its checksum does not fit: load an earlier one."
+        )
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        header = json.loads(archive.read(HEADER))
+        if (header["format"], header["version"]) != (FORMAT, VERSION):
+            raise ValueError(
+                f"{path} has version {header['version']} of the format, this gluon_amp reads "
+                f"{VERSION}: load it with the gluon_amp that saved it."
+            )
+        arrays = {}
+        for name in archive.namelist()[1:]:
+            with archive.open(name) as member:
+                key = name[: -len(".npy")]
+                arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
+    return header, arrays
+
+
+def _numbered(folder: str, name: str) -> List[Tuple[int, str]]:
+    """Steps and paths of the files that a name with `{step}` stands for, lowest step first."""
+    pattern = re.compile(_pattern(name))
+    found = [(pattern.fullmatch(entry), entry) for entry in os.listdir(folder)]
+    return sorted((int(match[1]), os.path.join(folder, entry)) for match, entry in found if match)
+
+
+def _pattern(name: str) -> str:
+    first, *others = map(re.escape, name.split(STEP))
+    return first + "".join((r"(\d+)" if k == 0 else r"\1") + text for k, text in enumerate(others))
+
+
+def _newest(path: str) -> str:
+    folder, name = os.path.split(path)
+    if STEP not in name:
+        return path
+    found = _numbered(folder, name)
+    if not found:
+        raise FileNotFoundError(f"There is no checkpoint {path}: none has been saved yet.")
+    return found[-1][1]
+
+
+def _remove_leftovers(folder: str, name: str) -> None:
+    """Remove the temporary files of writers that were killed."""
+    pattern = re.compile(_pattern(name) + r"\.[a-z0-9_]{8}")  # as tempfile.mkstemp names them
+    for entry in os.listdir(folder):
+        path = os.path.join(folder, entry)
+        if pattern.fullmatch(entry) and time.time() - os.path.getmtime(path) > LEFTOVER_SECONDS:
+            os.unlink(path)
+
+
+def _did_you_mean(name: str, known: List[str]) -> str:
+    matches = difflib.get_close_matches(name, known)
+    return f" (it has {' and '.join(matches)})" if matches else ""
+
+
+def _some(names: List[str], limit: int = 3) -> str:
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
