@@ -6,13 +6,14 @@ it, by the lowered one. No MXNet class, module or other net changes, the net's s
 """
 
 import copy
+import sys
 import warnings
 
 import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.lowering import bfloat16, lower
-from gluon_amp.parameters import cast_parameter, dtype_of, masters_of, widened
+from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, widened
 from gluon_amp.policy import Policy
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, is_tracing, traced
 
@@ -250,10 +251,27 @@ def clear(block: Block) -> None:
 def _compose(block: HybridBlock, *args):
     """Call a bound block on symbols: its cast graph, read from them."""
     inputs, symbol = block._get_graph(*args)
+    if _in_stock_trace():
+        # the parent will run this on its own, so it needs what its device can run
+        params = block.collect_params().values()
+        dtypes = {p.name: dtype_of(p) for p in params}
+        devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
+        symbol = lower(symbol, {**dict.fromkeys((s.name for s in inputs), "float32"), **dtypes},
+                       "gpu" if "gpu" in devices else "cpu")  # fmt: skip
     composed = copy.copy(symbol)
     flat = [a for a in _flatten(args, "input")[0] if a is not None]
     composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
     return _regroup(list(composed), block._out_format)[0]
+
+
+def _in_stock_trace() -> bool:
+    """Return whether a HybridBlock that is not cast is tracing, further up the stack."""
+    frame = sys._getframe()
+    while frame:
+        if frame.f_code is HybridBlock._get_graph.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _with_dtype_attrs(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

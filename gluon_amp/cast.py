@@ -7,7 +7,7 @@ from typing import Dict, Union
 from gluon_amp import graph
 from gluon_amp.binding import FED_DTYPES, bind, clear, name_of, reason_of, release, unbind
 from gluon_amp.lowering import bfloat16
-from gluon_amp.parameters import cast_parameter, dtype_of, masters_of, to_plain_layout
+from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, to_plain_layout
 from gluon_amp.policy import Policy
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, roots, symbol_of
 
@@ -172,6 +172,6 @@ def _check_no_trainer(params) -> None:
 
 def _check_bfloat16(params) -> None:
     for param in params:
-        ctxs = param._ctx_list or (param._deferred_init[1] if param._deferred_init else [])
+        ctxs = contexts_of(param)
         for ctx in ctxs or [mx.current_context()]:
             bfloat16.check_device(mx.Context(ctx).device_type)

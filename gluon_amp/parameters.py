@@ -16,6 +16,13 @@ def dtype_of(param) -> str:
     return graph.dtype_name(param.dtype)
 
 
+def contexts_of(param) -> list:
+    """Return the contexts that a Parameter lives on, or will when its shape is known."""
+    if param._deferred_init:
+        return list(param._deferred_init[1])
+    return list(param._ctx_list or [])
+
+
 def cast_parameter(param, dtype: str, masters: Dict[str, mx.nd.NDArray]) -> None:
     """Cast a Parameter; one that becomes float32 and has a master takes the master's value."""
     param.cast(dtype)

@@ -220,6 +220,27 @@ def test_batch_size_may_change():
         assert np.array_equal(net(images(6)[:n]).asnumpy(), whole[:n])
 
 
+def test_a_cast_part_of_a_hybridized_net_that_is_not_cast():
+    class Parent(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.body, self.head = nn.Dense(8, in_units=3), nn.Dense(2, in_units=8)
+
+        def hybrid_forward(self, F, x):
+            return self.head(self.body(x))
+
+    net = Parent()
+    net.initialize()
+    amp.cast(net.body, "float16")
+    x = nd.random.normal(shape=(2, 3))
+    expected = net(x).asnumpy()
+    net.hybridize()
+    assert np.array_equal(backward(net, x).asnumpy(), expected)
+    assert net.body.weight.grad().dtype == np.float16
+    assert net.head.weight.grad().dtype == np.float32
+
+
 def test_a_forward_that_asks_for_autograds_mode():
     class Detector(gluon.HybridBlock):
         def __init__(self):
