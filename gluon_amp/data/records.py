@@ -71,17 +71,15 @@ class RecordDataset(Dataset):
                 yield self._label_at(file.fileno(), offset)
 
     def _label_at(self, file: int, offset: int) -> int:
-        start = os.pread(file, RECORD_START.size + IMAGE_HEADER.size, offset)
-        if (
-            len(start) < RECORD_START.size + IMAGE_HEADER.size
-            or RECORD_START.unpack_from(start)[0] != MAGIC
-        ):
+        size = RECORD_START.size + IMAGE_HEADER.size
+        start = os.pread(file, size, offset)
+        if len(start) < size or RECORD_START.unpack_from(start)[0] != MAGIC:
             raise DataError(
                 f"{self._path} has no record at byte {offset}, where its index says there is one: "
                 "write both again."
             )
         count, label, key, _ = IMAGE_HEADER.unpack_from(start, RECORD_START.size)
-        if count or label < 0 or label != int(label):
+        if count or label < 0 or not label.is_integer():
             what = f"{count} labels" if count else f"the label {label:g}"
             raise DataError(
                 f"record {key} of {self._path} has {what}, expected one whole number from 0 up."
