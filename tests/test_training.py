@@ -77,7 +77,9 @@ TEXTS = {
 
 
 def test_every_option_is_listed_here():
-    declared = {f.name: " ".join(f.metadata["flags"]) for f in dataclasses.fields(Recipe)}
+    declared = {
+        f.name: " ".join(f.metadata["flags"]) for f in dataclasses.fields(Recipe) if f.metadata
+    }
     assert declared == FLAGS
 
 
@@ -107,7 +109,7 @@ def test_defaults_are_those_of_the_published_recipe():
 def test_a_data_set_fills_in_only_what_was_not_given():
     recipe, given = read(["--epochs", "90"])
     recipe = for_data(recipe, given, "digits")
-    assert recipe.num_epochs == 90 and recipe.model == "cifar_resnet8_v1"
+    assert recipe.num_epochs == 90 and recipe.model == "cifar_resnet8_v1_0.5"
     assert for_data(*read([]), "imagenet") == Recipe()
 
 
@@ -160,6 +162,7 @@ def test_record_files_are_found_beside_each_other(tmp_path):
 def test_learning_rate_follows_the_total_batch(total, rate):
     assert learning_rate(Recipe(), total) == pytest.approx(rate, rel=1e-12)
     assert learning_rate(Recipe(lr=0.25), total) == 0.25
+    assert learning_rate(for_data(Recipe(), {}, "digits"), 256) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
@@ -414,10 +417,16 @@ def test_mxnets_models_are_all_listed():
     assert set(str(error.value).split("\n\t")[1:]) == set(MXNET_MODELS)
 
 
-def test_gluoncvs_classifiers_are_found():
-    net = build("cifar_resnet8_v1", 10)
+@pytest.mark.parametrize("name, width", [("cifar_resnet8_v1", 16), ("cifar_resnet8_v1_0.5", 8)])
+def test_the_small_cifar_resnets(name, width):
+    net = build(name, 10)
     net.initialize()
     assert net(nd.zeros((1, 3, 32, 32))).shape == (1, 10)
+    assert net.features[0].weight.shape == (width, 3, 3, 3)
+    assert net.output.weight.shape == (10, 4 * width)
+
+
+def test_gluoncvs_classifiers_are_found():
     assert type(build("resnet50_v1b", 7)).__module__.startswith("gluoncv")
 
 

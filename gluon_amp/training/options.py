@@ -61,6 +61,8 @@ def parser(options: Type, description: str) -> Parser:
     made = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field in dataclasses.fields(options):
         data = field.metadata
+        if not data:
+            continue
         told = data["help"]
         if field.default not in (None, False):
             told += f" (default: {field.default})"

@@ -25,7 +25,6 @@ from gluon_amp.training.options import (
 DTYPES = ("float32", "float16", "bfloat16")
 LR_MODES = ("step", "cosine", "poly", "linear", "constant")
 OPTIMIZERS = ("sgd", "nag", "adam")
-LR_PER_256 = 0.1
 
 
 def loss_scale(text: str) -> Union[str, float]:
@@ -145,6 +144,8 @@ class Recipe:
         help="train on at most N batches of an epoch, to try things out",
     )  # fmt: skip
 
+    lr_per_256: float = 0.1  # for the default of lr; decided by the data set
+
     @property
     def reads_records(self) -> bool:
         """Whether the data is packed."""
@@ -156,10 +157,13 @@ class Recipe:
 DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
     "imagenet": {},
     "digits": {
-        "model": "cifar_resnet8_v1",
-        "num_epochs": 16,
+        # Chosen to pass 98 % within a minute or two on two cores, with 6 batches to an epoch.
+        "model": "cifar_resnet8_v1_0.5",
+        "num_epochs": 30,
+        "lr_per_256": 0.4,
         "lr_mode": "cosine",
         "warmup_epochs": 2,
+        "wd": 5e-4,
         "num_workers": 0,
         "log_interval": 3,
     },
@@ -185,9 +189,9 @@ def for_data(recipe: Recipe, given: Dict[str, Any], data: str) -> Recipe:
 
 
 def learning_rate(recipe: Recipe, total_batch: int) -> float:
-    """Return the learning rate: as given, or 0.1 for each 256 images of the total batch.
+    """Return the learning rate: as given, or 0.1 (digits: 0.4) for each 256 images of a batch.
 
     0.4 for 8 × 128 and 0.8 for 8 × 256, as in MXNet's float16 FAQ; the rule is that of Goyal et
     al., "Accurate, Large Minibatch SGD" (2017).
     """
-    return LR_PER_256 * total_batch / 256 if recipe.lr is None else recipe.lr
+    return recipe.lr_per_256 * total_batch / 256 if recipe.lr is None else recipe.lr

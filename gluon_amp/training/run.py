@@ -26,7 +26,7 @@ from gluon_amp.training.loop import EpochResult, Loop, TrainingError, Validation
 from gluon_amp.training.models import build
 from gluon_amp.training.observe import observed_dtypes
 from gluon_amp.training.options import UsageError
-from gluon_amp.training.recipe import LR_PER_256, Recipe, for_data, learning_rate
+from gluon_amp.training.recipe import Recipe, for_data, learning_rate
 from gluon_amp.training.schedule import Schedule
 
 import mxnet as mx
@@ -103,9 +103,11 @@ def observe(
         seen = observed_dtypes(
             net, loss_fn, images.as_in_context(device), labels.as_in_context(device), data.classes
         )
-    except mx.MXNetError as error:
+    except UsageError:
+        raise
+    except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
         size = "×".join(map(str, data.image_shape))
-        reason = str(error).strip().splitlines()[-1]
+        reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
         raise UsageError(f"{recipe.model} cannot take images of {size}: {reason}") from None
     if seen["conv_compute"] != recipe.dtype:
         raise TrainingError(
@@ -134,7 +136,7 @@ def plan(
 ) -> str:
     """Say what is going to happen, and what was seen rather than asked for."""
     total = recipe.batch_size * len(devices)
-    rule = f"{LR_PER_256} × {total} / 256" if recipe.lr is None else "as given"
+    rule = f"{recipe.lr_per_256:g} × {total} / 256" if recipe.lr is None else "as given"
     emulated = is_emulated(recipe.dtype, devices)
     settings = ", ".join(f"{k} {getattr(recipe, k):g}" for k in OPTIMIZER_OPTIONS[recipe.optimizer])
     scale = trainer.loss_scale

@@ -1,0 +1,151 @@
+"""setup.py, constraints.txt, the Makefile, and what they say on a machine that does not fit."""
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MXNET_WHEELS = {"cpu": "mxnet", "cu112": "mxnet-cu112", "cu117": "mxnet-cu117"}
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture(scope="module")
+def metadata():
+    """Return what setup.py hands to setup()."""
+    given = {}
+    source = (ROOT / "setup.py").read_text().replace("find_packages, setup", "find_packages")
+    names = {"setup": given.update, "__file__": str(ROOT / "setup.py")}
+    exec(compile(source, "setup.py", "exec"), names)
+    return given
+
+
+def name_of(requirement):
+    return re.match(r"[A-Za-z0-9_.-]+", requirement).group().lower()
+
+
+def pins():
+    """Yield name and marker of every line of constraints.txt."""
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement, _, marker = line.partition(";")
+            yield name_of(requirement), marker.strip()
+
+
+def test_mxnet_is_an_extra_and_each_extra_has_one_wheel(metadata):
+    assert not any(name_of(r).startswith("mxnet") for r in metadata["install_requires"])
+    for extra, requirements in metadata["extras_require"].items():
+        wheels = {name_of(r) for r in requirements if name_of(r).startswith("mxnet")}
+        assert wheels == ({MXNET_WHEELS[extra]} if extra in MXNET_WHEELS else set())
+
+
+def test_cudnn_stays_below_9(metadata):
+    for extra in ("cu112", "cu117"):
+        assert "nvidia-cudnn-cu11==8.9.6.50" in metadata["extras_require"][extra]
+
+
+def test_supported_pythons(metadata):
+    assert metadata["python_requires"] == ">=3.8,<3.13"
+    assert metadata["version"] == __import__("gluon_amp").__version__
+
+
+def test_every_requirement_is_pinned_once_for_every_python(metadata):
+    extras = metadata["extras_require"]
+    wanted = {
+        name_of(r)
+        for extra in ("cpu", "gluoncv", "data", "test")
+        for r in itertools.chain(extras[extra], metadata["install_requires"])
+    }
+    for minor in range(8, 13):
+        holds = [name for name, marker in pins() if not marker or eval_marker(marker, f"3.{minor}")]
+        assert len(holds) == len(set(holds))
+        assert wanted - set(holds) <= ({"setuptools"} if minor < 12 else set())
+
+
+def eval_marker(marker, python):
+    operator, version = re.fullmatch(r'python_version (<|>=) "(3\.\d+)"', marker).groups()
+    here, there = (int(text.split(".")[1]) for text in (python, version))
+    return here < there if operator == "<" else here >= there
+
+
+def fake_python(folder, version, venv_works=True):
+    """Write an executable that answers check-python's questions as another Python would."""
+    path = folder / "python3"
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$2" in *version*) echo {version};; *venv*) exit {0 if venv_works else 1};; esac\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def check_python(python):
+    return subprocess.run(
+        ["sh", str(ROOT / ".ci" / "check-python"), str(python)],
+        capture_output=True,
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12"])
+def test_pythons_that_fit_are_accepted(tmp_path, version):
+    done = check_python(fake_python(tmp_path, version))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "version, venv_works, sentence",
+    [
+        ("3.13", True, "is Python 3.13, but MXNet 1.9.1 needs 3.8 to 3.12"),
+        ("3.7", True, "is Python 3.7, but MXNet 1.9.1 needs 3.8 to 3.12"),
+        ("2.7", True, "is Python 2.7, but"),
+        ("3.11", False, "has no venv module: on Debian or Ubuntu"),
+    ],
+)
+def test_pythons_that_do_not_fit_get_one_sentence(tmp_path, version, venv_works, sentence):
+    done = check_python(fake_python(tmp_path, version, venv_works))
+    assert done.returncode == 1
+    assert sentence in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_python_that_is_not_there_gets_one_sentence():
+    done = check_python("no-such-python")
+    assert done.returncode == 1
+    assert "no-such-python was not found" in done.stderr and done.stderr.count("\n") == 1
+
+
+@needs_make
+def test_make_train_runs_the_published_command():
+    done = subprocess.run(
+        ["make", "-n", "-C", str(ROOT), "train", "VENV=somewhere", "ARGS=--seed 1"],
+        capture_output=True,
+        encoding="utf-8",
+    )
+    command = (
+        "somewhere/bin/python scripts/train_imagenet.py --dtype float16 --batch-size 256 --seed 1"
+    )
+    assert command in done.stdout.splitlines()
+
+
+def test_without_mxnet_the_import_names_the_extras(tmp_path):
+    """One sentence; a stand-in that is not there is simulated by an empty search path."""
+    code = (
+        "import sys, importlib.abc\n"
+        "class Hide(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'mxnet': raise ModuleNotFoundError(name, name='mxnet')\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "import gluon_amp\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8"
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "ImportError: MXNet is not installed: run `pip install 'gluon-amp[cpu]'`"
+    )
+    assert "cu112" in last and "cu117" in last
