@@ -476,7 +476,6 @@ UNCAST = {
     "SequenceLast": (1,),  # lengths
     "SequenceMask": (1,),  # lengths
     "SequenceReverse": (1,),  # lengths
-    "_contrib_BilinearResize2D": (1,),  # only its shape is read
     "_contrib_SparseEmbedding": (0,),  # ids
     "_contrib_boolean_mask": (1,),  # mask
     "_contrib_hawkesll": (5,),  # marks
