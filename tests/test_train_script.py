@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
+from gluon_amp.lowering.bfloat16 import check_device
 from tests.images import write_folders, write_records
 
 import mxnet as mx
@@ -52,12 +53,21 @@ def run(*arguments):
     )
 
 
+def skip_without_bfloat16():
+    try:
+        check_device("cpu")
+    except ValueError as reason:
+        pytest.skip(str(reason))
+
+
 # --------------------------------------------------------------------------- runs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_short_run(dtype, tmp_path):
+    if dtype == "bfloat16":
+        skip_without_bfloat16()
     path = tmp_path / "summary.json"
     done = run("--dtype", dtype, *SHORT, "--summary-json", path, "--save-dir", tmp_path / "saved")
     assert done.returncode == 0, done.stderr

@@ -78,10 +78,19 @@ def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
 
 
 def build_net(recipe: Recipe, classes: int, devices: List[mx.Context]) -> HybridBlock:
-    """Return the network, initialized on the devices and cast."""
+    """Return the network, initialized on the devices and cast.
+
+    Raises
+    ------
+    UsageError
+        There is no such model, or a device cannot compute in the dtype asked for.
+    """
     net = build(recipe.model, classes)
     net.initialize(mx.init.MSRAPrelu(), ctx=devices)
-    cast(net, recipe.dtype)
+    try:
+        cast(net, recipe.dtype)
+    except ValueError as error:
+        raise UsageError(f"--dtype {recipe.dtype} --model {recipe.model}: {error}") from None
     net.hybridize(static_alloc=True)
     return net
 
