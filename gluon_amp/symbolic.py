@@ -17,6 +17,7 @@ from typing import Dict, Iterable, List, Optional, Union
 import numpy as np
 
 from gluon_amp import graph, masters
+from gluon_amp.binding import reason_of
 from gluon_amp.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.lowering import lower
 from gluon_amp.lowering.bfloat16 import check_device as check_bfloat16
@@ -165,7 +166,7 @@ class Module(mx.mod.Module):
         )
         self._trainer = None
         self._scaled_inside = set()
-        self._backward_scale = None  # of the gradients that wait for `update`
+        self._gradients_wait = False  # for `update`
         self._input_scale = 1.0  # of the input gradients
         if self._scaling:
             self._scaled_symbol, self._scaled_inside = _with_scale(
@@ -280,7 +281,7 @@ class Module(mx.mod.Module):
             given = ", ".join(f"{name} {graph.dtype_name(dtype)}" for name, dtype in fed.items())
             raise TypeError(
                 f"The inputs are bound as {given}, which the network's operators cannot take "
-                f"({_first_line(error)}): bind them as float32."
+                f"({reason_of(error)}): bind them as float32."
             ) from None
 
     # ------------------------------------------------------------------ parameters
@@ -303,13 +304,12 @@ class Module(mx.mod.Module):
         TypeError, ValueError
             Values of another dtype, or of another shape than the symbol's; nothing is changed then.
         """
-        if not self.params_initialized or force_init:
-            assert self.binded, "call bind before initializing the parameters"
-            arg_params = self._checked(arg_params, self._arg_params)
-            aux_params = self._checked(aux_params, self._aux_params)
-        elif self.params_initialized:
+        if self.params_initialized and not force_init:
             super().init_params()  # says that it is ignored
             return
+        assert self.binded, "call bind before initializing the parameters"
+        arg_params = self._checked(arg_params, self._arg_params)
+        aux_params = self._checked(aux_params, self._aux_params)
         super().init_params(
             initializer, arg_params, aux_params, allow_missing, force_init, allow_extra
         )
@@ -422,8 +422,7 @@ class Module(mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         kvstore, _ = mx.model._create_kvstore(kvstore, len(self._context), self._arg_params)
-        distributed = kvstore is not None and "dist" in kvstore.type
-        workers = kvstore.num_workers if distributed and "_sync" in kvstore.type else 1
+        workers = kvstore.num_workers if _is_distributed(kvstore) else 1
         rescale_grad = 1.0 / (self._exec_group.batch_size * workers)
         names = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
@@ -452,8 +451,9 @@ class Module(mx.mod.Module):
         self._optimizer, self._kvstore = optimizer, kvstore
         self._update_on_kvstore, self._updater = False, None
         self._create_masters()
-        if not distributed:
-            # workers other than the first have just got weights that are not theirs
+        if _is_distributed(kvstore):
+            self._sync_params_from_devices()  # all workers have just got the first one's weights
+        else:
             self._write_masters()
         self.optimizer_initialized = True
         if self._preload_opt_states is not None:
@@ -539,7 +539,7 @@ class Module(mx.mod.Module):
             ]
         super().backward(out_grads)
         self._input_scale = scale
-        self._backward_scale = scale
+        self._gradients_wait = True
         if trainer is not None:
             for parameter in trainer._params:
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
@@ -566,13 +566,13 @@ class Module(mx.mod.Module):
             After `max_consecutive_skips` overflows in a row that no lower scale could answer.
         """
         assert self.binded and self.params_initialized and self.optimizer_initialized
-        if self._backward_scale is None:
+        if not self._gradients_wait:
             raise RuntimeError(
                 "There are no new gradients to update with: call forward() and backward() before "
                 "each update()."
             )
         self._params_dirty = True
-        self._backward_scale = None
+        self._gradients_wait = False
         trainer, optimizer = self._trainer, self._optimizer
         # Whoever sets optimizer.rescale_grad during training finds it respected, and without the
         # loss scale in it.
@@ -598,7 +598,7 @@ class Module(mx.mod.Module):
     def load_optimizer_states(self, fname):
         """Read what `save_optimizer_states` wrote, under this or another policy.
 
-        The parameters, and so the masters, stay what they are: they have a file of their own.
+        The parameters stay what they are: they have a file of their own.
 
         Parameters
         ----------
@@ -613,7 +613,10 @@ class Module(mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         self._trainer.load_states(fname)
-        self._write_masters()
+        if _is_distributed(self._kvstore):
+            self._params_dirty = True  # workers exchanged rounded weights; the file has all bits
+        else:
+            self._write_masters()
 
 
 class _ExecutorParameter(mx.gluon.Parameter):
@@ -942,6 +945,10 @@ def _resolve(loss_scale, policy: Policy) -> LossScale:
     return resolve(loss_scale)
 
 
+def _is_distributed(kvstore) -> bool:
+    return kvstore is not None and "dist" in kvstore.type
+
+
 def _check_devices(context, policy: Policy) -> None:
     contexts = [context] if isinstance(context, mx.Context) else list(context)
     types = sorted({one.device_type for one in contexts})
@@ -981,8 +988,3 @@ def _in_float32(params: Dict[str, nd.NDArray]) -> Dict[str, nd.NDArray]:
         else array
         for name, array in params.items()
     }
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].split("Check failed: ")[-1].split("MXNetError: ")[-1].strip().rstrip(".")

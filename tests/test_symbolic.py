@@ -1,6 +1,12 @@
 """Symbol and Module: what `convert` makes of a symbol, and how the twin of Module trains it."""
 
+import json
 import logging
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -702,31 +708,40 @@ def test_heads_and_other_outputs_in_one_symbol():
     assert values(module)["fc_weight"].item() == 3 - (3 + 4)
 
 
-class Halve(mx.operator.CustomOp):
-    """A loss that makes its own gradient: half of what it reads."""
+class HalfDistance(mx.operator.CustomOp):
+    """A loss that makes its own gradient: (x - label) / 2."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
         self.assign(out_data[0], req[0], in_data[0])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        self.assign(in_grad[0], req[0], in_data[0] / 2)
+        self.assign(in_grad[0], req[0], (in_data[0] - in_data[1]) / 2)
 
 
-@mx.operator.register("gluon_amp_test_halve")
-class HalveProp(mx.operator.CustomOpProp):
+@mx.operator.register("gluon_amp_test_half_distance")
+class HalfDistanceProp(mx.operator.CustomOpProp):
     def __init__(self):
         super().__init__(need_top_grad=False)
 
+    def list_arguments(self):
+        return ["data", "label"]
+
+    def infer_shape(self, in_shape):
+        return [in_shape[0], in_shape[0]], [in_shape[0]], []
+
     def create_operator(self, ctx, shapes, dtypes):
-        return Halve()
+        return HalfDistance()
 
 
 def test_a_custom_operator_as_head():
     x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
-    symbol = mx.sym.Custom(x, op_type="gluon_amp_test_halve", name="loss")
-    module = linear_module([[4.0]], (1, 1), None, symbol=symbol, label_names=(), loss_scale=2.0**7)
-    step(module, [[1.0]])
-    assert values(module)["fc_weight"].item() == 4 - 2
+    label = mx.sym.var("softmax_label")
+    symbol = mx.sym.Custom(x, label, op_type="gluon_amp_test_half_distance", name="loss")
+    module = linear_module([[4.0]], (1, 1), (1, 1), symbol=symbol, loss_scale=2.0**7)
+    step(module, [[1.0]], [[1.0]])
+    assert values(module)["fc_weight"].item() == 4 - 1.5
+    gradient_of_x = [op for op in ops_of(module._exec_group.symbol) if op.endswith("sign_ste")]
+    assert len(gradient_of_x) == 1  # the label gets none
 
 
 def test_gradients_without_an_optimizer_are_true():
@@ -827,6 +842,76 @@ def test_two_devices_skip_together():
     assert values(module)["fc_weight"].item() == 1
 
 
+WORKER = """
+import json, sys
+import gluon_amp
+from gluon_amp.symbolic import Module
+import mxnet as mx
+from mxnet import nd
+from mxnet.io import DataBatch
+
+x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
+module = Module(mx.sym.LinearRegressionOutput(x, mx.sym.var("softmax_label")), loss_scale=8)
+module.bind([("data", (1, 1))], [("softmax_label", (1, 1))])
+first = sys.argv[1] == "0"
+start = 1.0 if first else 5.0  # those of one worker count
+module.init_params(arg_params={"fc_weight": nd.array([[start]])}, aux_params={})
+module.init_optimizer("dist_sync", optimizer_params={"learning_rate": 0.5})
+found = [module.get_params()[0]["fc_weight"].asscalar().item()]
+for huge in (False, True):
+    x = 300.0 if huge and first else 1.0  # only one worker has the overflow
+    module.forward(DataBatch([nd.array([[x]])], [nd.zeros((1, 1))]), is_train=True)
+    module.backward()
+    module.update()
+    found += [module.last_report.applied, module.get_params()[0]["fc_weight"].asscalar().item()]
+with open(sys.argv[2], "w") as file:
+    json.dump(found, file)
+"""
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_workers_step_and_skip_together(tmp_path):
+    env = {
+        **os.environ,
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_INTERFACE": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    results = [tmp_path / f"result{i}" for i in range(2)]
+    # a server serves inside `import mxnet`, which needs gluon_amp's numpy aliases first
+    commands = [("scheduler", ["-c", "import gluon_amp"]), ("server", ["-c", "import gluon_amp"])]
+    commands += [("worker", [str(script), str(i), str(results[i])]) for i in range(2)]
+    processes = [
+        subprocess.Popen([sys.executable, *arguments], env={**env, "DMLC_ROLE": role})
+        for role, arguments in commands
+    ]
+    try:
+        for process in processes[2:]:
+            assert process.wait(timeout=60) == 0
+    finally:
+        # a worker that fails leaves the others waiting for ever
+        for process in processes:
+            process.kill()
+            process.wait()
+    one, other = (json.loads(result.read_text()) for result in results)
+    start = one[0]
+    assert start in (1.0, 5.0)  # MXNet numbers workers as they arrive
+    # the gradient of w²/2 is w on both, halved for two workers, at rate 0.5
+    assert one == other == [start, True, start / 2, False, start / 2]
+
+
 # ---------------------------------------------------------------------- checkpoints
 
 
@@ -923,6 +1008,24 @@ def test_a_gluon_export_goes_on_as_a_module(tmp_path):
     module.bind([("data", (6, 3))], for_training=False)
     module.forward(DataBatch([x]), is_train=False)
     np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), expected)
+
+
+def test_modules_in_a_row():
+    first = Module(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="one"),
+        label_names=None,
+        loss_scale=2.0**6,
+    )
+    second = Module(linear_net(), loss_scale=2.0**4)
+    row = mx.mod.SequentialModule().add(first).add(second, take_labels=True, auto_wiring=True)
+    row.bind([("data", (1, 1))], [("softmax_label", (1, 1))])
+    row.init_params(mx.init.One())
+    row.init_optimizer(optimizer_params={"learning_rate": 0.25})
+    row.forward(batch_of([[1.0]], [[1.0]]), is_train=True)  # 1 + 1, one too much
+    row.backward()
+    row.update()
+    np.testing.assert_array_equal(values(second)["fc_weight"], [[0.75, 0.75]])
+    np.testing.assert_array_equal(values(first)["one_weight"], [[0.75], [0.75]])
 
 
 # ---------------------------------------------------------------------- buckets
