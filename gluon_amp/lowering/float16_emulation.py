@@ -8,12 +8,18 @@ at the same places on the way back, so they underflow and overflow as they do on
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding: what they
 return is float16 already.
+
+A value is rounded by one of our own operators where they are available (`native`), in place, else
+by two of MXNet's `Cast`, to float16 and back. Both give the same bits, NaN payloads aside.
 """
 
+import os
+from collections import Counter
 from typing import Dict
 
 from gluon_amp import op_table
 from gluon_amp.graph import MX_DTYPE_CODES, edge_dtypes, from_json, to_json
+from gluon_amp.lowering import native
 
 import mxnet as mx
 
@@ -22,7 +28,9 @@ CASTS = ("Cast", "amp_cast")
 # operators that are exact for one value of an attribute (the operator's default given last)
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
 
-
+# our own operators; the last is a relu of what the first returns
+ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narrow"
+ROUND_RELU = "_gluon_amp_round_relu"
 
 
 def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
@@ -55,7 +63,7 @@ def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dic
     bodies = any("subgraphs" in node for node in graph["nodes"])
     if "float16" not in edges.values() and not bodies:
         return graph
-    out = _Carrier(edges)
+    out = _Carrier(edges, native.available())
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null":
             out.variable(i, node)
@@ -67,14 +75,20 @@ def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dic
                 bodies = [_emulate(body, {}, like) for body in node["subgraphs"]]
                 node = {**node, "subgraphs": bodies}
             out.operator(i, node)
-    return {**graph, "nodes": out.nodes, "heads": [out.head(entry) for entry in graph["heads"]]}
+    heads = [out.head(entry) for entry in graph["heads"]]
+    emulated = {**graph, "nodes": out.nodes, "heads": heads}
+    return _fuse_relu(emulated) if out.native else emulated
 
 
 class _Carrier:
-    """The emulated graph being written; `carried` maps old tensors to the new ones."""
+    """The emulated graph being written; `carried` maps old tensors to the new ones.
 
-    def __init__(self, edges: Dict) -> None:
+    `native` tells whether it may hold our own operators.
+    """
+
+    def __init__(self, edges: Dict, native: bool) -> None:
         self.edges = edges
+        self.native = native
         self.nodes = []
         self.carried = {}
 
@@ -82,7 +96,7 @@ class _Carrier:
         entry = self._emit(node, [])
         if self._is_float16(i):
             node["attrs"] = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            entry = self._cast_node(entry, "float32")
+            entry = self._widen(entry)
         self.carried[i, 0] = entry
 
     def cast(self, i: int, node: dict) -> None:
@@ -120,14 +134,32 @@ class _Carrier:
 
     def head(self, entry: list) -> list:
         carried = self.carried[tuple(entry[:2])]
-        return self._cast_node(carried, "float16") if self._is_float16(*entry[:2]) else carried
+        return self._narrow(carried) if self._is_float16(*entry[:2]) else carried
 
     def _round(self, entry: list) -> list:
-        return self._cast_node(self._cast_node(entry, "float16"), "float32")
+        if self.native:
+            return self._own_node(entry, ROUND, "rounded")
+        return self._widen(self._narrow(entry))
+
+    def _widen(self, entry: list) -> list:
+        if self.native:
+            return self._own_node(entry, WIDEN, "float32")
+        return self._cast_node(entry, "float32")
+
+    def _narrow(self, entry: list) -> list:
+        if self.native:
+            return self._own_node(entry, NARROW, "float16")
+        return self._cast_node(entry, "float16")
 
     def _cast_node(self, entry: list, dtype: str) -> list:
-        name = f"{self.nodes[entry[0]]['name']}_{entry[1]}_{dtype}"
-        return self._emit({"op": "Cast", "name": name, "attrs": {"dtype": dtype}}, [entry])
+        node = {"op": "Cast", "name": self._name(entry, dtype), "attrs": {"dtype": dtype}}
+        return self._emit(node, [entry])
+
+    def _own_node(self, entry: list, op: str, suffix: str) -> list:
+        return self._emit({"op": op, "name": self._name(entry, suffix), "attrs": {}}, [entry])
+
+    def _name(self, entry: list, suffix: str) -> str:
+        return f"{self.nodes[entry[0]]['name']}_{entry[1]}_{suffix}"
 
     def _emit(self, node: dict, inputs: list) -> list:
         self.nodes.append({**node, "inputs": inputs})
@@ -135,6 +167,27 @@ class _Carrier:
 
     def _is_float16(self, i: int, k: int = 0) -> bool:
         return self.edges.get((i, k)) == "float16"
+
+
+def _fuse_relu(graph: dict) -> dict:
+    """Let one operator round and clip at zero where nothing else reads the rounded tensor.
+
+    The fused operator gives what oneDNN's relu gives; MXNet's own differs in NaN, so without oneDNN
+    nothing is fused.
+    """
+    if os.environ.get("MXNET_MKLDNN_ENABLED", "1") == "0":
+        return graph
+    nodes = graph["nodes"]
+    read = Counter(entry[0] for node in nodes for entry in node["inputs"])
+    read.update(entry[0] for entry in graph["heads"])
+    fused = list(nodes)
+    for i, node in enumerate(nodes):
+        if node["op"] == "Activation" and node["attrs"]["act_type"] == "relu":
+            source = node["inputs"][0][0]
+            if nodes[source]["op"] == ROUND and read[source] == 1:
+                inputs = nodes[source]["inputs"]
+                fused[i] = {"op": ROUND_RELU, "name": node["name"], "attrs": {}, "inputs": inputs}
+    return {**graph, "nodes": fused}
 
 
 def needs_float64(op: str, attrs: Dict[str, str]) -> bool:

@@ -1,0 +1,132 @@
+// Raw memory of MXNet's NDArrays, in whatever order oneDNN left their elements.
+#pragma once
+
+#include <mxnet/ndarray.h>
+
+#include <cstring>
+#include <vector>
+
+namespace gluon_amp {
+
+template <typename T>
+T* plain_data(const mxnet::NDArray& array) {
+  return static_cast<T*>(array.data().dptr_);
+}
+
+#if MXNET_USE_MKLDNN == 1
+
+// Members that libmxnet.so exports, of classes whose headers are not in the wheel, or whose inline
+// bodies would call functions that it does not export.
+mkldnn::memory::desc get_desc(const mkldnn::memory*) asm("_ZNK4dnnl6memory8get_descEv");
+void* get_stream() asm("_ZN5mxnet12MKLDNNStream3GetEv");
+void submit(void* stream, bool cleanup) asm("_ZN5mxnet12MKLDNNStream6SubmitEb");
+
+inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) {
+  return array.IsMKLDNNData() ? array.Reorder2Default() : array;
+}
+
+// Gives an array that this operator may write the plain order, in place.
+inline void make_plain(const mxnet::NDArray& array) {
+  if (!array.IsMKLDNNData()) return;
+  const mxnet::NDArray plain = array.Reorder2Default();
+  const auto memory = array.storage_handle();
+  const_cast<mxnet::NDArray&>(array).InvalidateMKLDNNData();
+  std::memcpy(memory.dptr, plain.data().dptr_, plain.shape().Size() * sizeof(float));
+}
+
+// Float32 arrays of one shape, read in one order: a common blocked one, or else the plain one.
+class SameOrder {
+ public:
+  explicit SameOrder(const std::vector<mxnet::NDArray>& arrays) : arrays_(arrays) {
+    blocked_ = true;
+    for (const auto& array : arrays) {
+      if (!array.IsMKLDNNData()) blocked_ = false;
+    }
+    if (blocked_) desc_ = get_desc(arrays[0].GetMKLDNNData());
+    blocked_ = blocked_ && dense(desc_.data);
+    for (size_t i = 1; blocked_ && i < arrays.size(); ++i) {
+      blocked_ = alike(desc_.data, get_desc(arrays[i].GetMKLDNNData()).data);
+    }
+    if (blocked_) {
+      for (const auto& array : arrays) data.push_back(first_value(array));
+    } else {
+      to_plain();
+    }
+  }
+
+  ~SameOrder() {
+    // lets go of the memories that GetMKLDNNData and CreateMKLDNNData have noted
+    submit(get_stream(), true);
+  }
+
+  void to_plain() {
+    blocked_ = false;
+    data.clear();
+    for (auto& array : arrays_) {
+      array = plain_copy(array);
+      data.push_back(plain_data<float>(array));
+    }
+  }
+
+  // Memory for a result in the order of the inputs, of which it may share the first one's.
+  float* result(const mxnet::NDArray& output) {
+    if (blocked_ && output.IsView()) to_plain();
+    if (!blocked_) {
+      // a result in place of an input that was blocked
+      if (output.IsMKLDNNData()) const_cast<mxnet::NDArray&>(output).InvalidateMKLDNNData();
+      return plain_data<float>(output);
+    }
+    if (first_value(output) != data[0]) const_cast<mxnet::NDArray&>(output).CreateMKLDNNData(desc_);
+    return first_value(output);
+  }
+
+  std::vector<const float*> data;
+
+ private:
+  static float* first_value(const mxnet::NDArray& array) {
+    return static_cast<float*>(array.storage_handle().dptr);
+  }
+
+  // Whether the memory is float32 values without gaps.
+  static bool dense(const dnnl_memory_desc_t& desc) {
+    if (desc.format_kind != dnnl_blocked || desc.data_type != dnnl_f32) return false;
+    for (int i = 0; i < desc.ndims; ++i) {
+      if (desc.dims[i] != desc.padded_dims[i]) return false;
+    }
+    return desc.offset0 == 0 && desc.extra.flags == 0;
+  }
+
+  static bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
+    const auto &x = a.format_desc.blocking, &y = b.format_desc.blocking;
+    if (!dense(b) || a.ndims != b.ndims || x.inner_nblks != y.inner_nblks) return false;
+    for (int i = 0; i < a.ndims; ++i) {
+      if (a.dims[i] != b.dims[i] || x.strides[i] != y.strides[i]) return false;
+    }
+    for (int i = 0; i < x.inner_nblks; ++i) {
+      if (x.inner_blks[i] != y.inner_blks[i] || x.inner_idxs[i] != y.inner_idxs[i]) return false;
+    }
+    return true;
+  }
+
+  std::vector<mxnet::NDArray> arrays_;
+  mkldnn::memory::desc desc_;
+  bool blocked_;
+};
+
+#else  // all arrays are plain
+
+inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) { return array; }
+inline void make_plain(const mxnet::NDArray&) {}
+
+struct SameOrder {
+  explicit SameOrder(const std::vector<mxnet::NDArray>& arrays) {
+    for (const auto& array : arrays) data.push_back(plain_data<float>(array));
+  }
+  void to_plain() {}
+  float* result(const mxnet::NDArray& output) { return plain_data<float>(output); }
+  std::vector<const float*> data;
+};
+
+#endif
+
+}  // namespace gluon_amp

@@ -1,0 +1,120 @@
+// The loops of kernels.h. Compiled several times: with -DGLUON_AMP_AVX512 and -DGLUON_AMP_AVX2 (and
+// the flags that allow these instructions), and without either. Nothing here may be visible to other
+// files but the table at the end, or the linker could pick a loop that this processor cannot run.
+#include "kernels.h"
+
+#include "vectors.h"
+
+namespace gluon_amp {
+
+#if defined(GLUON_AMP_AVX512)
+#define GLUON_AMP_TABLE avx512_kernels
+#elif defined(GLUON_AMP_AVX2)
+#define GLUON_AMP_TABLE avx2_kernels
+#else
+#define GLUON_AMP_TABLE plain_kernels
+#endif
+
+namespace {
+
+// Calls step(Many or One, i) for all i: the type tells how many elements to take at once.
+template <typename Step>
+inline void each(int64_t n, Step step) {
+  int64_t i = 0;
+  for (; i + Many::width <= n; i += Many::width) step(Many(), i);
+  for (; i < n; ++i) step(One(), i);
+}
+
+void round(const float* in, float* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) { v.load(in + i).rounded().store(out + i); });
+}
+
+void round_relu(const float* in, float* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) { v.load(in + i).rounded().or_zero().store(out + i); });
+}
+
+void round_relu_grad(const float* grad, const float* result, float* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) {
+    const auto g = v.load(grad + i);
+    // oneDNN multiplies by the slope, so that inf and NaN come through as NaN, and -1 as -0
+    const auto masked = g.where_positive(v.load(result + i), g * v.all(0));
+    masked.rounded().store(out + i);
+  });
+}
+
+template <typename From, typename To>
+void convert(const From* in, To* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
+}
+
+template <typename T>
+void add(const T* in, T* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) { (v.load(out + i) + v.load(in + i)).store(out + i); });
+}
+
+// Not finite means all exponent bits set: then adding the lowest of them carries into the sign.
+bool finite(const float* in, int64_t n) {
+  uint32_t carried = 0;
+  for (int64_t i = 0; i < n; ++i) carried |= (bits_of(in[i]) & 0x7f800000) + 0x00800000;
+  return carried < 0x80000000;
+}
+
+bool finite_half(const half_bits* in, int64_t n) {
+  uint16_t carried = 0;
+  for (int64_t i = 0; i < n; ++i) carried |= (in[i] & 0x7c00) + 0x0400;
+  return carried < 0x8000;
+}
+
+// The order of operations in both updates is that of MXNet's kernels (src/operator/optimizer_op-inl.h),
+// and so are the results.
+template <typename G>
+void sgd(const G* grad, float* momentum, float* master, half_bits* weight, int64_t n,
+         const SgdConstants& c) {
+  each(n, [=, &c](auto v, int64_t i) {
+    const auto w = v.load(master + i);
+    auto g = v.all(c.rescale) * v.load(grad + i);
+    if (c.clip >= 0) g = g.within(v.all(c.clip));
+    g = g + v.all(c.wd) * w;
+    auto change = v.all(c.lr) * g;
+    decltype(v) updated;
+    if (momentum) {
+      const auto m = v.all(c.momentum) * v.load(momentum + i) - change;
+      m.store(momentum + i);
+      updated = w + m;
+    } else {
+      updated = w - change;
+    }
+    updated.store(master + i);
+    if (weight) updated.store(weight + i);
+  });
+}
+
+template <typename G>
+void adam(const G* grad, float* mean, float* variance, float* master, half_bits* weight, int64_t n,
+          const AdamConstants& c) {
+  each(n, [=, &c](auto v, int64_t i) {
+    auto w = v.load(master + i);
+    if (c.decay != 1) w = w * v.all(c.decay);
+    auto g = v.load(grad + i) * v.all(c.rescale) + w * v.all(c.wd);
+    if (c.clip >= 0) g = g.within(v.all(c.clip));
+    const auto m = v.all(c.beta1) * v.load(mean + i) + v.all(1.f - c.beta1) * g;
+    const auto s = v.all(c.beta2) * v.load(variance + i) + v.all(1.f - c.beta2) * g * g;
+    m.store(mean + i);
+    s.store(variance + i);
+    const auto updated = w - v.all(c.lr) * m / (s.sqrt() + v.all(c.epsilon));
+    updated.store(master + i);
+    if (weight) updated.store(weight + i);
+  });
+}
+
+const Kernels table = {
+    round,  round_relu, round_relu_grad, convert<float, half_bits>, convert<half_bits, float>,
+    add,    add,        finite,          finite_half,               sgd<float>,
+    sgd<half_bits>,     adam<float>,     adam<half_bits>,
+};
+
+}  // namespace
+
+const Kernels* GLUON_AMP_TABLE() { return &table; }
+
+}  // namespace gluon_amp

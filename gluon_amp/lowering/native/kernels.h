@@ -1,0 +1,59 @@
+// Loops over contiguous float16 and float32 values, in three instruction sets with the same bits.
+//
+// Each function is serial and works on [0, n); parallel.h cuts arrays into pieces for the threads.
+#pragma once
+
+#include <cstdint>
+
+namespace gluon_amp {
+
+using half_bits = uint16_t;  // a float16 as it lies in memory
+
+struct SgdConstants {
+  float lr, wd, momentum, rescale, clip;  // clip < 0: off
+};
+
+struct AdamConstants {
+  float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay < 1: decoupled, comes first
+};
+
+// `G` and `W` are the types of gradient and weight: half_bits or float. A float32 weight is its own
+// master, and `weight` is null then.
+template <typename G>
+using SgdUpdate = void (*)(const G* grad, float* momentum, float* master, half_bits* weight,
+                           int64_t n, const SgdConstants&);
+template <typename G>
+using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* master,
+                            half_bits* weight, int64_t n, const AdamConstants&);
+
+struct Kernels {
+  // out = float32(float16(in)); in and out may be one array
+  void (*round)(const float* in, float* out, int64_t n);
+  // out = max(float32(float16(in)), 0), which is 0 for NaN, as oneDNN has it
+  void (*round_relu)(const float* in, float* out, int64_t n);
+  // the gradient of round_relu, from its result: rounds what relu lets through
+  void (*round_relu_grad)(const float* grad, const float* result, float* out, int64_t n);
+  void (*narrow)(const float* in, half_bits* out, int64_t n);
+  void (*widen)(const half_bits* in, float* out, int64_t n);
+  // out += in, in the type of out
+  void (*add)(const float* in, float* out, int64_t n);
+  void (*add_half)(const half_bits* in, half_bits* out, int64_t n);
+  bool (*finite)(const float* in, int64_t n);
+  bool (*finite_half)(const half_bits* in, int64_t n);
+  SgdUpdate<float> sgd;
+  SgdUpdate<half_bits> sgd_half;
+  AdamUpdate<float> adam;
+  AdamUpdate<half_bits> adam_half;
+};
+
+// kernels.cc, compiled once for each; null where this build has no such instructions.
+const Kernels* plain_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+// The best that this processor has, unless select_kernels asked for another.
+const Kernels& kernels();
+// 0 the best, 1 plain, 2 AVX2 and F16C, 3 AVX512; false where that does not run here.
+bool select_kernels(int set);
+
+}  // namespace gluon_amp

@@ -1,0 +1,133 @@
+// One float, eight or sixteen: the same operations under the same names, so that a loop is written
+// once. Products and sums are never contracted (-ffp-contract=off), so that their bits agree.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(GLUON_AMP_AVX2) || defined(GLUON_AMP_AVX512)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using gluon_amp::half_bits;
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// IEEE 754 binary16, to nearest even; what VCVTPS2PH gives, NaN payloads included.
+inline half_bits to_half(float x) {
+  const uint32_t bits = bits_of(x);
+  const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // from 65520 on
+  if (magnitude < 0x38800000) {
+    // Below 2**-14 the float16 grid has the spacing of float32 in [0.5, 1): let that addition round.
+    return sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f));
+  }
+  const uint32_t even = magnitude >> 13 & 1;
+  return sign | ((magnitude - 0x38000000 + 0xfff + even) >> 13);
+}
+
+inline float from_half(half_bits half) {
+  const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+  if (magnitude > 0x7c00) return float_of(sign | 0x7fc00000 | magnitude << 13);
+  if (magnitude == 0x7c00) return float_of(sign | 0x7f800000);
+  if (magnitude < 0x400) return float_of(sign | bits_of(magnitude * 5.9604644775390625e-8f));
+  return float_of(sign | ((magnitude << 13) + 0x38000000));
+}
+
+struct One {
+  static constexpr int width = 1;
+  float x;
+  static One all(float value) { return {value}; }
+  static One load(const float* p) { return {*p}; }
+  static One load(const half_bits* p) { return {from_half(*p)}; }
+  void store(float* p) const { *p = x; }
+  void store(half_bits* p) const { *p = to_half(x); }
+  One rounded() const { return {from_half(to_half(x))}; }
+  One operator+(One o) const { return {x + o.x}; }
+  One operator-(One o) const { return {x - o.x}; }
+  One operator*(One o) const { return {x * o.x}; }
+  One operator/(One o) const { return {x / o.x}; }
+  One sqrt() const { return {std::sqrt(x)}; }
+  One or_zero() const { return {x > 0 ? x : 0}; }
+  // this where o > 0, otherwise `other`
+  One where_positive(One o, One other) const { return {o.x > 0 ? x : other.x}; }
+  // bounded; a NaN stays one
+  One within(One bound) const { return {x > bound.x ? bound.x : x < -bound.x ? -bound.x : x}; }
+};
+
+#if defined(GLUON_AMP_AVX2)
+struct Many {
+  static constexpr int width = 8;
+  __m256 x;
+  static Many all(float value) { return {_mm256_set1_ps(value)}; }
+  static Many load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Many load(const half_bits* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
+  __m128i halves() const { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+  void store(float* p) const { _mm256_storeu_ps(p, x); }
+  void store(half_bits* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves()); }
+  Many rounded() const { return {_mm256_cvtph_ps(halves())}; }
+  Many operator+(Many o) const { return {_mm256_add_ps(x, o.x)}; }
+  Many operator-(Many o) const { return {_mm256_sub_ps(x, o.x)}; }
+  Many operator*(Many o) const { return {_mm256_mul_ps(x, o.x)}; }
+  Many operator/(Many o) const { return {_mm256_div_ps(x, o.x)}; }
+  Many sqrt() const { return {_mm256_sqrt_ps(x)}; }
+  Many or_zero() const { return {_mm256_max_ps(x, _mm256_setzero_ps())}; }
+  Many where_positive(Many o, Many other) const {
+    return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(o.x, _mm256_setzero_ps(), _CMP_GT_OQ))};
+  }
+  Many within(Many bound) const {
+    // min and max return their second operand where one is NaN
+    const __m256 low = _mm256_sub_ps(_mm256_setzero_ps(), bound.x);
+    return {_mm256_max_ps(low, _mm256_min_ps(bound.x, x))};
+  }
+};
+#elif defined(GLUON_AMP_AVX512)
+struct Many {
+  static constexpr int width = 16;
+  __m512 x;
+  static Many all(float value) { return {_mm512_set1_ps(value)}; }
+  static Many load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Many load(const half_bits* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  __m256i halves() const { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+  void store(float* p) const { _mm512_storeu_ps(p, x); }
+  void store(half_bits* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves()); }
+  Many rounded() const { return {_mm512_cvtph_ps(halves())}; }
+  Many operator+(Many o) const { return {_mm512_add_ps(x, o.x)}; }
+  Many operator-(Many o) const { return {_mm512_sub_ps(x, o.x)}; }
+  Many operator*(Many o) const { return {_mm512_mul_ps(x, o.x)}; }
+  Many operator/(Many o) const { return {_mm512_div_ps(x, o.x)}; }
+  Many sqrt() const { return {_mm512_sqrt_ps(x)}; }
+  Many or_zero() const { return {_mm512_max_ps(x, _mm512_setzero_ps())}; }
+  Many where_positive(Many o, Many other) const {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(o.x, _mm512_setzero_ps(), _CMP_GT_OQ),
+                                 other.x, x)};
+  }
+  Many within(Many bound) const {
+    // min and max return their second operand where one is NaN
+    const __m512 low = _mm512_sub_ps(_mm512_setzero_ps(), bound.x);
+    return {_mm512_max_ps(low, _mm512_min_ps(bound.x, x))};
+  }
+};
+#else
+using Many = One;
+#endif
+
+}  // namespace

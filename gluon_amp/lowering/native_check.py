@@ -1,0 +1,75 @@
+"""Tries a library that `native` has just built: `python -m gluon_amp.lowering.native_check PATH`.
+
+Its operators depend on how MXNet was compiled. Where that is not what they expect, they may well
+crash, so they are tried here, in a process of its own; status 0 means that they work.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+from gluon_amp.lowering import native
+
+import mxnet as mx
+from mxnet import autograd, nd
+
+# Rounded in place, in oneDNN's blocked layout between two convolutions, and in the backward pass.
+NODES = [
+    ("null", "data", [], {}),
+    ("null", "weight", [], {}),
+    ("_gluon_amp_widen", "wide", [1], {}),
+    ("Convolution", "conv0", [0, 2], {"kernel": "(1, 1)", "num_filter": "32", "no_bias": "True"}),
+    ("_gluon_amp_round", "round", [3], {}),
+    ("Convolution", "conv1", [4, 2], {"kernel": "(1, 1)", "num_filter": "32", "no_bias": "True"}),
+    ("_gluon_amp_round_relu", "relu", [5], {}),
+    ("_gluon_amp_narrow", "narrow", [6], {}),
+]
+
+
+def _graph() -> mx.sym.Symbol:
+    nodes = [
+        {"op": op, "name": name, "inputs": [[i, 0, 0] for i in inputs], "attrs": attrs}
+        for op, name, inputs, attrs in NODES
+    ]
+    return mx.sym.load_json(
+        json.dumps({"nodes": nodes, "arg_nodes": [0, 1], "heads": [[len(nodes) - 1, 0, 0]]})
+    )
+
+
+def _round(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def check() -> None:
+    """Compare two rounded 1×1 convolutions, which are products of matrices, with numpy."""
+    random = np.random.RandomState(0)
+    data = _round(random.normal(size=(2, 32, 5, 5)))
+    weight = _round(random.normal(size=(32, 32)))
+    net = mx.gluon.SymbolBlock(_graph(), [mx.sym.var("data"), mx.sym.var("weight")])
+    net.hybridize(static_alloc=True)
+    inputs = nd.array(data), nd.array(weight.reshape(32, 32, 1, 1), dtype="float16")
+    for array in inputs:
+        array.attach_grad()
+    for _ in range(2):
+        with autograd.record():
+            out = net(*inputs)
+        out.backward()
+
+    pixels = data.transpose(0, 2, 3, 1).reshape(-1, 32)
+    hidden = _round(pixels @ weight.T)
+    result = np.maximum(_round(hidden @ weight.T), 0)
+    shown = out.asnumpy().transpose(0, 2, 3, 1).reshape(-1, 32)
+    np.testing.assert_allclose(shown, result, rtol=2e-3, atol=0.05)
+
+    open_ = (result > 0).astype(np.float32)
+    hidden_grad = _round(open_ @ weight)
+    weight_grad = _round(open_.T @ hidden + hidden_grad.T @ pixels)
+    np.testing.assert_allclose(
+        inputs[1].grad.asnumpy().reshape(32, 32), weight_grad, rtol=1e-2, atol=1
+    )
+
+
+if __name__ == "__main__":
+    native._load(sys.argv[1])
+    check()
