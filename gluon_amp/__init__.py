@@ -4,10 +4,12 @@ from gluon_amp import compat
 
 compat.import_mxnet()
 
-from gluon_amp import optimizer
+from gluon_amp import optimizer, symbolic
 from gluon_amp.cast import cast
+from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.describe import describe
+from gluon_amp.diagnose import Diagnosis, diagnose, gradient_report
 from gluon_amp.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
@@ -15,6 +17,7 @@ from gluon_amp.trainer import StepReport, Trainer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Diagnosis",
     "DynamicLossScale",
     "LossScale",
     "NoLossScale",
@@ -24,8 +27,13 @@ __all__ = [
     "Trainer",
     "cast",
     "describe",
+    "diagnose",
+    "gradient_report",
     "init_trainer",
+    "load_checkpoint",
     "optimizer",
+    "save_checkpoint",
     "scale_loss",
+    "symbolic",
     "unscale",
 ]
