@@ -8,11 +8,11 @@ EXTRAS ?= cpu,gluoncv,data,test
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format matrix clean
+.PHONY: help setup train test lint format accuracy matrix clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | tr "|" " "
+	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install the pinned dependencies
 
@@ -36,6 +36,9 @@ lint: setup ## check style
 format: setup ## rewrite the code in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+accuracy: setup ## train in every dtype and compare (ARGS='--seed 1')
+	$(BIN)/python scripts/accuracy.py $(ARGS)
 
 matrix: ## install and train on every supported Python and numpy found here
 	$(PYTHON) scripts/matrix.py

@@ -369,8 +369,9 @@ def test_a_skipped_step_is_logged_and_counted(lines):
     result = loop.train(batches_of(blobs()), 0)
     assert (result.skipped, loop.skipped, loop.steps) == (3, 3, 3)
     assert np.isnan(result.loss)
-    assert lines[0].startswith("Epoch[0] Batch [0]\tstep skipped: overflow in ")
-    assert lines[0].endswith("\tloss scale 65536 -> 32768")
+    assert lines[0].startswith(
+        "Epoch[0] Batch [0] skipped: loss scale 65536 -> 32768, overflow in dense"
+    )
     assert lines[-1].endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
 
 

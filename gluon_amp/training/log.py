@@ -16,7 +16,7 @@ TRAINING = "[Epoch %d] training: %s=%f"
 SPEED = "[Epoch %d] speed: %d samples/sec\ttime cost: %f"
 VALIDATION = "[Epoch %d] validation: err-top1=%f err-top5=%f"
 
-SKIPPED = "Epoch[%d] Batch [%d]\tstep skipped: overflow in %s%s\tloss scale %g -> %g"
+SKIPPED = "Epoch[%d] Batch [%d] skipped: loss scale %g -> %g, overflow in %s%s"
 LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
 VALIDATED = "[Epoch %d] validated %d/%d"
 

@@ -168,10 +168,10 @@ class Loop:
             log.SKIPPED,
             epoch,
             number,
-            report.overflow[0],
-            f" and {more} more" if more else "",
             report.loss_scale,
             report.next_loss_scale,
+            report.overflow[0],
+            f" and {more} more" if more else "",
         )
 
     def _log(self, epoch: int, result: EpochResult) -> None:

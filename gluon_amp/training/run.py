@@ -73,7 +73,7 @@ def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
     if root.exists():
         return open_folders(root, recipe.seed), None
     return open_digits(recipe.seed), (
-        f"No ImageNet at {root}, no --rec-train: training on scikit-learn's handwritten digits."
+        f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
     )
 
 

@@ -60,8 +60,8 @@ class Schedule:
 
     def __str__(self) -> str:
         """Say the schedule in words."""
-        how = f"{self.mode} over {self.epochs} epochs"
+        how = self.mode
         if self.mode == "step":
             at = ", ".join(map(str, self.decay_epochs)) or "no epoch"
-            how = f"×{self.decay:g} at {at} of {self.epochs} epochs"
-        return f"{how}, warm-up {self.warmup_epochs}"
+            how = f"×{self.decay:g} at {at}"
+        return f"{how}, epochs {self.epochs}, warm-up {self.warmup_epochs}"
