@@ -466,6 +466,16 @@ def test_law_4_a_skip_undoes_everything(policy, optimizer):
     same(values(with_bad), values(without))
 
 
+def test_a_skip_keeps_statistics_that_were_set_before_it():
+    data, label = images(16)
+    module = train(Module(conv_net(), loss_scale=2.0**6), data, label, epochs=1)
+    aux_params = {name: nd.ones(8) * 3 for name in module._aux_names}
+    module.set_params(module.get_params()[0], aux_params)
+    assert not step(module, data * 1e5, label).applied
+    for name in aux_params:
+        np.testing.assert_array_equal(values(module)[name], np.full(8, 3))
+
+
 def test_a_skip_empties_accumulated_gradients():
     module = Module(linear_net(), loss_scale=amp.DynamicLossScale(4.0))
     module.bind([("data", (1, 1))], [("softmax_label", (1, 1))], grad_req="add")
@@ -589,8 +599,10 @@ def test_weights_written_to_the_executor_are_followed():
     module = linear_module([[1.0, 2.0]], loss_scale=2.0)
     step(module, [[0.0, 0.0]] * 2, [[0.0]] * 2)
     on_device(module)[:] = nd.array([[5.0, 6.0]])
-    step(module, [[0.0, 0.0]] * 2, [[0.0]] * 2)
     np.testing.assert_array_equal(values(module)["fc_weight"], [[5, 6]])
+    on_device(module)[:] = nd.array([[7.0, 6.0]])
+    step(module, [[0.0, 0.0]] * 2, [[0.0]] * 2)
+    np.testing.assert_array_equal(values(module)["fc_weight"], [[7, 6]])
 
 
 def test_batches_may_change_their_size():
@@ -626,6 +638,7 @@ def test_rebinding_keeps_training_state():
     rebound, straight = (Module(conv_net(), loss_scale=2.0**6) for _ in range(2))
     for module in (rebound, straight):
         train(module, data, label, epochs=1)
+        step(module, data, label)
     shapes = [("data", data.shape)], [("softmax_label", label.shape)]
     rebound.bind(*shapes, for_training=False, force_rebind=True)
     same(values(rebound), values(straight))
@@ -742,6 +755,30 @@ def test_a_custom_operator_as_head():
     assert values(module)["fc_weight"].item() == 4 - 1.5
     gradient_of_x = [op for op in ops_of(module._exec_group.symbol) if op.endswith("sign_ste")]
     assert len(gradient_of_x) == 1  # the label gets none
+
+
+class Double(mx.operator.CustomOp):
+    """Not a loss: 2 · x, and the gradient that it is given is doubled too."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("gluon_amp_test_double")
+class DoubleProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Double()
+
+
+def test_a_custom_operator_that_passes_gradients_on():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
+    symbol = mx.sym.Custom(x, op_type="gluon_amp_test_double", name="twice")
+    module = linear_module([[4.0]], (1, 1), None, symbol=symbol, label_names=(), loss_scale=2.0**7)
+    step(module, [[1.0]], None, [nd.array([[0.25]])])
+    assert values(module)["fc_weight"].item() == 4 - 0.5
 
 
 def test_gradients_without_an_optimizer_are_true():
@@ -980,8 +1017,20 @@ def test_states_move_between_policies(tmp_path):
     with pytest.warns(UserWarning, match="already initialized"):
         train(module, data, label, epochs=0)
     same(values(module), values(wide))
+    held = {name: a.asnumpy() for name, a in module._trainer.master_params().items()}
+    same(held, values(wide))
     step(module, data[:16], label[:16])
     assert not np.array_equal(values(module)["fc_weight"], values(wide)["fc_weight"])
+
+
+def test_states_leave_the_parameters_alone(tmp_path):
+    module = linear_module([[1.0]], (1, 1), (1, 1), {"learning_rate": 2.0**-14}, loss_scale=4.0)
+    for _ in range(2):
+        step(module, [[1.0]], [[0.0]])
+        module.save_optimizer_states(str(tmp_path / "states"))
+    before = module._trainer.master_params()["fc_weight"].asscalar()
+    module.load_optimizer_states(str(tmp_path / "states"))
+    assert values(module)["fc_weight"].item() == before
 
 
 def test_stock_states_are_refused(tmp_path):
@@ -1152,6 +1201,14 @@ def test_bucketing_checkpoint_resumes_bit_for_bit(tmp_path):
     )
     fit_buckets(second, epochs=3, begin_epoch=1)
     same(values(second), values(straight))
+    for _ in range(2):  # in a bucket that is not the default one, and back
+        for module in (second, straight):
+            module.forward(sentences(3), is_train=True)
+            module.backward()
+            module.update()
+        second.save_optimizer_states(str(tmp_path / "states"))
+        second.load_optimizer_states(str(tmp_path / "states"))
+        same(values(second), values(straight))
     stock = mx.mod.BucketingModule.load(prefix, 1, sequence_net, default_bucket_key=6)
     batch = sentences(6)
     stock.bind(batch.provide_data, batch.provide_label, for_training=False)
@@ -1194,6 +1251,19 @@ def test_a_bucket_that_uses_a_part_of_the_parameters():
     module.backward()
     module.update()
     same(values(module), {"fc_weight": np.array([[0.5]]), "extra_weight": np.array([[1.0]])})
+    # while the small bucket is the current one
+    module.init_optimizer(optimizer_params={"learning_rate": 1.0}, force_init=True)
+    whole = DataBatch(
+        [nd.ones((1, 1))],
+        [nd.zeros((1, 1))],
+        bucket_key=2,
+        provide_data=data,
+        provide_label=label,
+    )
+    module.forward(whole, is_train=True)  # 0.5 · 1
+    module.backward()
+    module.update()
+    same(values(module), {"fc_weight": np.array([[0.0]]), "extra_weight": np.array([[0.75]])})
 
 
 def test_bucketing_refuses_what_module_refuses():
