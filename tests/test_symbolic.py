@@ -398,14 +398,15 @@ def test_the_faqs_static_recipe_is_right_by_hand(policy):
     same(unscaled, run_steps(**recipe, loss_scale=2.0))  # on top of each other
 
 
-def test_the_faqs_symbol_itself_trains():
+@pytest.mark.parametrize("policy", ["float16", "float32"])
+def test_the_faqs_symbol_itself_trains(policy):
     x = mx.sym.Cast(mx.sym.var("data"), dtype="float16")
     x = mx.sym.Flatten(x)
     x = mx.sym.FullyConnected(x, num_hidden=4, name="fc")
     x = mx.sym.Cast(x, dtype="float32")
     symbol = mx.sym.SoftmaxOutput(x, name="softmax", grad_scale=128.0)
     settings = {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 1 / 128 / 16}
-    module = Module(symbol, policy="float16", loss_scale=None)
+    module = Module(symbol, policy=policy, loss_scale=None)
     train(module, *images(), epochs=6, optimizer_params=settings)
     assert on_device(module).dtype == np.float16
     assert dict(module.score(NDArrayIter(*images(), 16), "acc"))["accuracy"] > 0.9

@@ -93,11 +93,11 @@ class _Carrier:
         self.carried = {}
 
     def variable(self, i: int, node: dict) -> None:
-        entry = self._emit(node, [])
         if self._is_float16(i):
-            node["attrs"] = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            entry = self._widen(entry)
-        self.carried[i, 0] = entry
+            attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
+            self.carried[i, 0] = self._widen(self._emit({**node, "attrs": attrs}, []))
+        else:
+            self.carried[i, 0] = self._emit(node, [])
 
     def cast(self, i: int, node: dict) -> None:
         source = tuple(node["inputs"][0][:2])
