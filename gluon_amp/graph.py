@@ -242,7 +242,10 @@ class _Rewriter:
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
         if "subgraphs" in node:
-            node["subgraphs"] = [self.rewrite(body, "float32") for body in node["subgraphs"]]
+            # a loop or branch reads and returns float32, and casts inside, its weights too
+            inside = _Rewriter(self.policy, dict.fromkeys(self.param_dtypes, "float32"))
+            node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
+            self.nodes += inside.nodes
 
         sources = {out.source_name(entry) for entry in inputs}
         params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}

@@ -1,13 +1,14 @@
 """Walk a net's blocks and trace them into symbols, each node labelled with its block's path."""
 
 import inspect
+import sys
 import threading
 from typing import Iterator, Optional, Tuple
 
 from gluon_amp import graph
 
 import mxnet as mx
-from mxnet.gluon.block import _flatten
+from mxnet.gluon.block import _check_same_symbol_type, _flatten
 from mxnet.gluon.rnn.rnn_cell import RecurrentCell
 
 Block = mx.gluon.Block
@@ -50,6 +51,15 @@ def _traceable(block: Block) -> bool:
     return isinstance(block, HybridBlock) and (bound or type(block).forward in GRAPH_FORWARDS)
 
 
+class _Label(mx.AttrScope):
+    """Gives new nodes an attribute, but not `Custom` ones: it would be their class's argument."""
+
+    def get(self, attr):
+        if sys._getframe(1).f_code.co_name == "Custom":
+            return attr or {}
+        return super().get(attr)
+
+
 def traced(block: HybridBlock, path: str, trace):
     """Return what `trace` returns, each node labelled with the path of its block."""
     scope = mx.AttrScope._current
@@ -60,9 +70,8 @@ def traced(block: HybridBlock, path: str, trace):
     stack = []
 
     def enter(label):
-        attrs = mx.AttrScope(**{graph.BLOCK_ATTR: label})
-        attrs.__enter__()
-        stack.append(attrs)
+        stack.append(_Label(**{graph.BLOCK_ATTR: label}))
+        stack[-1].__enter__()
 
     def leave(*_):
         stack.pop().__exit__(None, None, None)
@@ -93,17 +102,18 @@ def symbol_of(path: str, block: HybridBlock) -> Optional[Tuple[mx.sym.Symbol, se
     args = _symbol_inputs(block)
     out = traced(block, path, lambda: Block.__call__(block, *args))
     names = {s.name for s in _flatten(args, "input")[0]}
-    return mx.sym.Group(_flatten(out, "output")[0]), names
+    out = _flatten(out, "output")[0]
+    return mx.sym.Group(out, _check_same_symbol_type(out)), names
 
 
 def _symbol_inputs(block: HybridBlock) -> list:
     if isinstance(block, RecurrentCell):
-        states = [mx.sym.var(f"_state{k}") for k in range(len(block.state_info()))]
-        return [mx.sym.var("_data"), states]
+        states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
+        return [_variable("_data"), states]
     if isinstance(block, mx.gluon.rnn.rnn_layer._RNNLayer):
-        states = [mx.sym.var(f"_state{k}") for k in range(len(block.state_info()))]
+        states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
         block.skip_states = False  # set by the layer's own __call__
-        return [mx.sym.var("_data"), states, *([mx.sym.var("_len")] * block._use_sequence_length)]
+        return [_variable("_data"), states, *([_variable("_len")] * block._use_sequence_length)]
     signature = inspect.signature(block.hybrid_forward).parameters.values()
     needed = [
         p.name
@@ -112,7 +122,12 @@ def _symbol_inputs(block: HybridBlock) -> list:
         and p.default is p.empty
         and p.name not in block._reg_params
     ]
-    return [mx.sym.var(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # less `F`
+    return [_variable(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # less `F`
+
+
+def _variable(name: str) -> mx.sym.Symbol:
+    variable = mx.sym.var(name)
+    return variable.as_np_ndarray() if mx.util.is_np_array() else variable
 
 
 def is_tracing() -> bool:

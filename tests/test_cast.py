@@ -401,6 +401,70 @@ def test_shared_parameters():
     assert backward(net, nd.ones((1, 4))).dtype == np.float32
 
 
+class Double(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        assert in_data[0].dtype == np.float32
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("gluon_amp_test_double")
+class DoubleProp(mx.operator.CustomOpProp):
+    def __init__(self):  # takes no arguments, so it must not be given any
+        super().__init__(need_top_grad=True)
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Double()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_custom_operators_run_in_float32(policy):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3), nn.HybridLambda(lambda F, x: F.Custom(x, op_type="gluon_amp_test_double")))
+    net.add(nn.Dense(2))
+    net.initialize()
+    x = nd.ones((2, 3))
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    assert np.abs(backward(net, x).asnumpy() - expected).max() < 0.01
+    assert {r.op: r.compute_dtype for r in amp.describe(net).rows}["Custom"] == "float32"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nets_of_the_numpy_interface(policy):
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.conv, self.norm = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)
+                self.dense = nn.Dense(5, in_units=64)
+
+        def hybrid_forward(self, F, x):
+            y = self.dense(F.npx.relu(self.norm(self.conv(x))))
+            return F.npx.softmax(y + F.np.tanh(y)), F.np.concatenate([y, y], axis=1).mean()
+
+    mx.npx.set_np()
+    try:
+        net = Net()
+        net.initialize()
+        x = mx.np.random.normal(size=(2, 3, 6, 6))
+        expected = [o.asnumpy() for o in net(x)]
+        amp.cast(net, policy)
+        low = amp.Policy.parse(policy).param_dtype
+        assert graph.dtype_name(net.conv.weight.dtype) == low
+        for got, want in zip(net(x), expected):
+            assert isinstance(got, mx.np.ndarray) and got.dtype == np.float32
+            assert np.abs(got.asnumpy() - want).max() < 0.01
+        with autograd.record():
+            loss = net(x)[0][:, 0].sum()
+        loss.backward()
+        assert net.conv.weight.grad().asnumpy().any()
+    finally:
+        mx.npx.reset_np()
+
+
 def test_weights_tied_to_an_embedding_stay_float32_and_are_cast_in_the_graph():
     class Tied(gluon.HybridBlock):
         def __init__(self):
@@ -777,6 +841,29 @@ def test_recurrent_cells_unrolled(cell, policy):
     assert {r.compute_dtype for r in products} == {amp.Policy.parse(policy).compute_dtype}
     if policy == "float16":
         assert net.cell[0].i2h_weight.dtype == "float16"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cell_in_a_symbolic_loop(policy):
+    class Loop(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.cell = rnn.LSTMCell(4, input_size=3)
+
+        def hybrid_forward(self, F, x, h, c):
+            outs, _ = F.contrib.foreach(self.cell, x, [h, c])
+            return outs
+
+    net = Loop()
+    net.initialize()
+    args = nd.random.normal(shape=(3, 2, 3)), nd.zeros((2, 4)), nd.zeros((2, 4))
+    expected = net(*args).asnumpy()
+    amp.cast(net, policy)
+    assert 0 < np.abs(backward(net, *args).asnumpy() - expected).max() < 0.01
+    assert net.cell.i2h_weight.grad().asnumpy().any()
+    products = {r.compute_dtype for r in amp.describe(net).rows if r.op == "FullyConnected"}
+    assert products == {amp.Policy.parse(policy).compute_dtype}
 
 
 def test_a_cell_called_step_by_step():
