@@ -105,7 +105,7 @@ class Cast:
                     "(or integer ids): call .astype('float32') on it."
                 )
         if autograd.is_recording() and autograd.is_training():
-            _tell_trainers(self)
+            _tell_trainers(self, args)
         device = flat[0].context.device_type
         if amp.policy.compute_dtype == "bfloat16" and device == "gpu":
             bfloat16.check_device("gpu")
@@ -281,7 +281,7 @@ def _with_dtype_attrs(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return graph.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
 
 
-def _tell_trainers(block: HybridBlock) -> None:
+def _tell_trainers(block: HybridBlock, args: tuple) -> None:
     """Let Trainers keep the running statistics that this training pass is about to change."""
     amp = block._amp
     if amp.params is None:  # collecting them anew would cost a millisecond each step
@@ -290,7 +290,7 @@ def _tell_trainers(block: HybridBlock) -> None:
     trainers = {id(p._trainer): p._trainer for p in amp.params if p._trainer is not None}
     for trainer in trainers.values():
         if hasattr(trainer, "_before_forward"):
-            trainer._before_forward(amp.statistics)
+            trainer._before_forward(amp.statistics, block, args)
 
 
 def name_of(block: Block) -> str:

@@ -137,6 +137,32 @@ def diagnose(net, loss_fn: Callable, data, label, loss_scale="dynamic") -> Diagn
     return _completed(found, scale)
 
 
+def explain(calls) -> str:
+    """Return why the gradients of a step are not finite at the lowest loss scale, in one clause.
+
+    Parameters
+    ----------
+    calls : list of (Block, tuple)
+        Cast blocks and the arguments of their forward passes in that step. Their losses are not
+        known, so what is finite up to their outputs went wrong in the loss or on the way back.
+    """
+    for block, args in calls:
+        data = tuple(a for a in _flatten(args, "input")[0] if isinstance(a, nd.NDArray))
+        found = _bad_data(data, ()) or _bad_parameter(block, args)
+        if not found:
+            with _replay(block) as replay:
+                with autograd.record():
+                    block(*args)
+                found = _forward(replay)
+        if found:
+            place = f" in {found['block']}" if found.get("block") else ""
+            return f"{found['verdict']}{place}: {found['advice']}"
+    return (
+        "backward_overflow: the outputs are finite, so the loss or its gradient is too large; "
+        "amp.diagnose(net, loss_fn, data, label) names the block."
+    )
+
+
 def _completed(found: dict, scale: float) -> Diagnosis:
     return Diagnosis(**{"loss_scale": scale, **found})
 

@@ -151,20 +151,25 @@ class ScaledSteps:
         self._reduced = self._reduced_for_clip = self._unscaled = False
         self._clip_factor, self._grad_norm = 1.0, None
         self._snapshot.clear()
+        self._calls = []
         # Nets that were not cast do not announce their forward pass, and a GPU writes statistics
         # in it, so theirs are copied as soon as the last step is over.
         if self._scaling and not self._told_before_forward:
             self._snapshot.take(self._statistics)
 
-    def _before_forward(self, statistics=()):
+    def _before_forward(self, statistics=(), block=None, args=()):
         """Keep running statistics as they are now; cast nets call this as their forward begins.
 
         Parameters
         ----------
         statistics : iterable of Parameter
             Those that the forward pass will write, whether the trainer was given them or not.
+        block, args : Block and tuple, optional
+            What is called with what, for the diagnosis of an overflow.
         """
         if self._scaling:
+            if block is not None:
+                self._calls.append((block, args))
             if not self._told_before_forward:
                 self._told_before_forward = True
                 self._snapshot.clear()
@@ -302,9 +307,10 @@ class ScaledSteps:
             overflow=overflow,
             skipped_total=self._skipped_total,
         )
+        calls = self._calls
         self._begin_window()
         if overflow:
-            self._tell_skip(report)
+            self._tell_skip(report, calls)
         return report
 
     def _apply(self, batch_size, scale, ignore_stale_grad):
@@ -324,7 +330,7 @@ class ScaledSteps:
             for array in param.list_data():
                 array._fresh_grad = False
 
-    def _tell_skip(self, report):
+    def _tell_skip(self, report, calls):
         names = _some(report.overflow)
         logger.info(
             "Step skipped: gradients of %s overflowed at loss scale %g; next scale %g, %d skipped "
@@ -339,8 +345,8 @@ class ScaledSteps:
         if self._skips_at_floor >= self._max_consecutive_skips:
             raise FloatingPointError(
                 f"{self._skips_at_floor} steps in a row overflowed at loss scale "
-                f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: the "
-                "data or the forward pass is not finite, or these layers need float32."
+                f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: "
+                + _explanation(calls)
             )
 
     def _trained(self):
@@ -608,6 +614,14 @@ def check_loss_dtype(loss):
             f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale overflow: "
             "cast the network's output to float32 before the loss."
         )
+
+
+def _explanation(calls) -> str:
+    if not calls:  # nets that were not cast do not tell what they are called with
+        return "the data or the forward pass is not finite, or these layers need float32."
+    from gluon_amp.diagnose import explain  # which itself knows trainers
+
+    return explain(calls)
 
 
 def _in_words(dtype, compute):

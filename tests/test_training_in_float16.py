@@ -191,6 +191,36 @@ def test_parameters_loaded_during_training_are_not_reverted(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "spoil, text",
+    [
+        (lambda net, x: x * np.inf, "bad_data: Fix or drop sample 0 of this batch"),
+        (
+            lambda net, x: net[0].weight.set_data(nd.ones((8, 3, 3, 3))) or x + 6000,
+            "forward_overflow in 0: Pin",
+        ),
+        (
+            lambda net, x: net[5].weight.set_data(net[5].weight.data() * np.nan) or x,
+            "non_finite_parameter in 5: Go back to a checkpoint",
+        ),
+    ],
+)
+def test_at_the_floor_the_error_holds_the_diagnosis(spoil, text):
+    net = amp.cast(make_net(), "float16")
+    scale = amp.DynamicLossScale(init_scale=4.0)
+    trainer = amp.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=scale,
+        max_consecutive_skips=3,
+    )  # fmt: skip
+    x, y = batch()
+    x = spoil(net, x)
+    for _ in range(4):  # 4, 2, and twice at the floor
+        assert not step(net, trainer, x, y).applied
+    with pytest.raises(FloatingPointError, match=text):
+        step(net, trainer, x, y)
+    assert scale.scale == 1.0
+
+
+@pytest.mark.parametrize(
     "policy, scale", [("float16", 2.0**16), ("mixed_float16", 2.0**16), ("bfloat16", 1.0)]
 )
 def test_the_default_loss_scale_follows_the_policy(policy, scale):
