@@ -153,7 +153,7 @@ def explain(calls) -> str:
             with _replay(block) as replay:
                 with autograd.record():
                     block(*args)
-                found = _forward(replay)
+                found = _forward(replay) or _hidden(replay)
         if found:
             place = f" in {found['block']}" if found.get("block") else ""
             return f"{found['verdict']}{place}: {found['advice']}"
@@ -330,6 +330,14 @@ def _forward(replay: _Replay) -> Optional[dict]:
             "advice": "Check the labels and the loss function, which is not finite for outputs "
             f"from {_text(_range(*outputs))}: no loss scale and no policy can help.",
         }
+    return None
+
+
+def _hidden(replay: _Replay) -> Optional[dict]:
+    """Find an infinity that the forward pass has hidden again, as in 1 / (1 + exp(x))."""
+    for call in replay.calls:
+        if call.graph and _Graph(replay, call).first_overflow() is not None:
+            return _forward_finding(replay, call)
     return None
 
 
@@ -545,10 +553,9 @@ def _backward(replay: _Replay, scale: float) -> dict:
         }
     helps = _scale_that_helps(replay, scale)
     if helps is None:
-        # An infinity that the forward pass has hidden again, as in 1 / (1 + exp(x)).
-        for call in replay.calls:
-            if call.graph and _Graph(replay, call).first_overflow() is not None:
-                return _forward_finding(replay, call)
+        hidden = _hidden(replay)
+        if hidden:
+            return hidden
     replay.backward(scale)
     site = _first_backward_overflow(replay)
     if helps is not None:
