@@ -8,7 +8,7 @@ EXTRAS ?= cpu,gluoncv,data,test
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format accuracy matrix clean
+.PHONY: help setup train test lint format zoo accuracy matrix clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,6 +39,9 @@ format: setup ## rewrite the code in house style
 
 accuracy: setup ## train in every dtype and compare (ARGS='--seed 1')
 	$(BIN)/python scripts/accuracy.py $(ARGS)
+
+zoo: setup ## cast every network of the Model Zoo and 57 of GluonCV's (half an hour)
+	$(BIN)/python scripts/zoo_coverage.py $(ARGS)
 
 matrix: ## install and train on every supported Python and numpy found here
 	$(PYTHON) scripts/matrix.py
