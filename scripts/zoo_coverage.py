@@ -286,7 +286,7 @@ def distance(got, expected) -> float:
     return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
-HEADER = f"{'network':<36} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result"
+HEADER = f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result"
 
 
 def line(row: dict) -> str:
@@ -294,7 +294,7 @@ def line(row: dict) -> str:
     gap = f"{row['distance']:.1e}" if "distance" in row else "-"
     stick = f"{row['yardstick']:.1e}" if "yardstick" in row else "-"
     result = "ok" if row["ok"] else row["error"] or "FAILED"
-    return f"{row['network']:<36} {row['policy']:<13} {products:>7} {gap:>7} {stick:>7} {result}"
+    return f"{row['network']:<35} {row['policy']:<13} {products:>7} {gap:>7} {stick:>7} {result}"
 
 
 if __name__ == "__main__":
