@@ -15,6 +15,7 @@ from gluon_amp.lowering.bfloat16 import check_device
 from tests.images import write_folders, write_records
 
 import mxnet as mx
+from gluoncv.model_zoo import get_cifar_resnet
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
@@ -77,7 +78,7 @@ def test_a_short_run(dtype, tmp_path):
     assert lines[0].startswith("No ImageNet at ")
     assert lines[0].endswith("training on scikit-learn's handwritten digits.")
     plan = done.stdout.split("\n\n")[1]
-    assert "cifar_resnet8_v1_0.5, 10 classes" in plan
+    assert "cifar_resnet8_v1, 10 classes" in plan
     assert "1437 training and 360 validation images of 3×32×32" in plan
     assert "256 per device × 1 (cpu(0)) = 256" in plan
     assert ("emulated on this CPU" in plan) == (dtype == "float16")
@@ -90,14 +91,28 @@ def test_a_short_run(dtype, tmp_path):
     assert summary["observed_dtypes"] == seen
     assert (summary["dtype"], summary["emulated"]) == (dtype, dtype == "float16")
     assert (summary["validated"], summary["val_images"], summary["steps"]) == (360, 360, 2)
-    assert (summary["model"], summary["seed"], summary["epochs"]) == ("cifar_resnet8_v1_0.5", 0, 1)
+    assert (summary["model"], summary["seed"], summary["epochs"]) == ("cifar_resnet8_v1", 0, 1)
     assert (summary["loss_scale"] is not None) == (dtype == "float16")
     assert 0 <= summary["skipped_steps"] <= 2
     assert summary["images_per_second"] > 0 and summary["seconds"] > 0
     assert 0 <= summary["top1"] <= 100
 
-    saved = mx.nd.load(str(tmp_path / "saved" / "digits-cifar_resnet8_v1_0.5-0.params"))
-    assert {array.dtype for array in saved.values()} == {np.float32}
+    saved = tmp_path / "saved" / "digits-cifar_resnet8_v1-0.params"
+    assert {array.dtype for array in mx.nd.load(str(saved)).values()} == {np.float32}
+    get_cifar_resnet(1, 8, classes=10).load_parameters(str(saved))  # without a cast
+
+
+@pytest.mark.slow
+def test_float16_learns_the_digits(script, tmp_path, capsys):
+    """Small batches make up for few epochs; `make accuracy` trains the whole recipe."""
+    path = tmp_path / "summary.json"
+    options = "--dtype float16 --batch-size 32 --epochs 4 --warmup-epochs 1".split()
+    assert script.main([*options, "--summary-json", str(path)]) == 0
+    summary = json.loads(path.read_text())
+    assert summary["top1"] >= 90
+    assert summary["observed_dtypes"]["conv_weight"] == "float16"
+    assert (summary["validated"], summary["steps"]) == (360, 4 * 45)
+    assert summary["skipped_steps"] < 20
 
 
 @pytest.mark.slow
@@ -105,7 +120,7 @@ def test_the_same_seed_is_the_same_run(script, tmp_path, capsys):
     def trained(name, seed):
         options = ["--dtype", "float16", "--loss-scale", "128", "--seed", seed]
         assert script.main([*SHORT, *options, "--save-dir", str(tmp_path / name)]) == 0
-        loaded = mx.nd.load(str(tmp_path / name / "digits-cifar_resnet8_v1_0.5-0.params"))
+        loaded = mx.nd.load(str(tmp_path / name / "digits-cifar_resnet8_v1-0.params"))
         return {key: array.asnumpy() for key, array in loaded.items()}
 
     first, again, other = trained("a", "3"), trained("b", "3"), trained("c", "4")

@@ -32,12 +32,11 @@ GLUONCV_CLASSIFIER = re.compile(
 GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
 
 
-def _cifar_resnet8(width: float) -> Callable[..., HybridBlock]:
+def _cifar_resnet8(**options) -> HybridBlock:
     """GluonCV's CIFAR ResNet with one block a stage, the smallest of the family (6n + 2 layers)."""
-    from gluoncv.model_zoo.cifarresnet import CIFARBasicBlockV1, CIFARResNetV1
+    from gluoncv.model_zoo import get_cifar_resnet
 
-    channels = [int(width * full) for full in (16, 16, 32, 64)]
-    return lambda **options: CIFARResNetV1(CIFARBasicBlockV1, [1, 1, 1], channels, **options)
+    return get_cifar_resnet(1, 8, **options)
 
 
 def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
@@ -51,11 +50,7 @@ def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
         return lambda **options: model_zoo.get_model(name, **options)
 
     names = filter(GLUONCV_CLASSIFIER.fullmatch, model_zoo.get_model_list())
-    return {
-        "cifar_resnet8_v1": _cifar_resnet8(1),
-        "cifar_resnet8_v1_0.5": _cifar_resnet8(0.5),  # suffixes as those of GluonCV's own models
-        **{name: maker(name) for name in names},
-    }
+    return {"cifar_resnet8_v1": _cifar_resnet8, **{name: maker(name) for name in names}}
 
 
 def build(name: str, classes: int) -> HybridBlock:

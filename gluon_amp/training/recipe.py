@@ -159,8 +159,8 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
     "digits": {
         # 6 batches to an epoch at batch 256: a higher rate and more decay than ImageNet's, for as
         # long as two cores emulate float16 in a minute or two.
-        "model": "cifar_resnet8_v1_0.5",
-        "num_epochs": 40,
+        "model": "cifar_resnet8_v1",
+        "num_epochs": 24,
         "lr_per_256": 0.4,
         "lr_mode": "cosine",
         "warmup_epochs": 2,

@@ -3,7 +3,6 @@
 import math
 import random
 import time
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -167,19 +166,6 @@ def plan(
     )  # fmt: skip
 
 
-def save_masters(net: HybridBlock, trainer: Trainer, path: Path) -> None:
-    """Save the trained parameters in float32: the masters, not the rounded float16 weights.
-
-    `load_parameters` of the same network reads the file, with or without gluon_amp.
-    """
-    masters = trainer.master_params()
-    saved = {
-        name: masters.get(param.name, param.list_data()[0]).astype("float32")
-        for name, param in net._collect_params_with_prefix().items()
-    }
-    mx.nd.save(str(path), saved)
-
-
 def check_outputs(recipe: Recipe) -> None:
     """Raise `UsageError` now for outputs that could not be written after hours of training."""
     if recipe.summary_json:
@@ -246,7 +232,7 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
     summary = _summary(recipe, data, devices, loop, seen, epochs, time.perf_counter() - started)
     if recipe.save_dir:
         name = f"{data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-        save_masters(net, trainer, recipe.save_dir.expanduser() / name)
+        net.save_parameters(str(recipe.save_dir.expanduser() / name))  # the float32 masters
     if recipe.summary_json:
         summary.write(recipe.summary_json.expanduser())
     return summary
