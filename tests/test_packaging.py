@@ -1,5 +1,6 @@
 """setup.py, constraints.txt, the Makefile, and what they say on a machine that does not fit."""
 
+import importlib.util
 import itertools
 import re
 import shutil
@@ -129,6 +130,27 @@ def test_make_train_runs_the_published_command():
         "somewhere/bin/python scripts/train_imagenet.py --dtype float16 --batch-size 256 --seed 1"
     )
     assert command in done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / "scripts" / "matrix.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_matrix_pins_one_numpy(matrix, tmp_path):
+    shutil.copy(ROOT / "constraints.txt", tmp_path)
+    pinned = matrix.constraints(tmp_path, "1.26.4").read_text().splitlines()
+    assert [line for line in pinned if line.startswith("numpy")] == ["numpy==1.26.4"]
+    assert "mxnet==1.9.1" in pinned
+
+
+def test_matrix_does_not_count_a_missing_python_as_passed(matrix, monkeypatch, capsys):
+    monkeypatch.setattr(matrix, "PAIRS", [("3.99", "1.26.4")])
+    assert matrix.main([]) == 1
+    assert "skipped: no python3.99 here" in capsys.readouterr().out
 
 
 def test_without_mxnet_the_import_names_the_extras(tmp_path):

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import math
 import sys
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, NoReturn, Optional, Tuple, Type
 
 
 class UsageError(ValueError):
@@ -52,20 +52,25 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser(options: Type, description: str) -> Parser:
+def parser(options: Type, description: str, epilog: str = "") -> Parser:
     """Return a parser for the options declared in a dataclass.
 
     Options that are not given are absent from the result, so that a data set's own defaults can
     fill them in.
     """
-    made = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    made = Parser(
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
     for field in dataclasses.fields(options):
         data = field.metadata
         if not data:
             continue
         told = data["help"]
         if field.default not in (None, False):
-            told += f" (default: {field.default})"
+            told += f" (default: {_text(field.default)})"
         how: Dict[str, Any] = {"dest": field.name, "help": told}
         if data["switch"]:
             how["action"] = "store_true"
@@ -75,9 +80,9 @@ def parser(options: Type, description: str) -> Parser:
     return made
 
 
-def parse(options: Type, description: str, arguments: Optional[Sequence[str]] = None) -> Dict:
-    """Return the options given on the command line, by field name."""
-    return vars(parser(options, description).parse_args(arguments))
+def _text(value: Any) -> str:
+    """Write a value as one would on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _number(text: str, kind: Type, what: str, fits: Callable[[Any], bool]) -> Any:

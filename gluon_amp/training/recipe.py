@@ -17,7 +17,7 @@ from gluon_amp.training.options import (
     natural,
     non_negative,
     option,
-    parse,
+    parser,
     positive,
     positive_int,
 )
@@ -53,7 +53,7 @@ class Recipe:
     )  # fmt: skip
     loss_scale: Optional[Union[str, float]] = option(
         None, "--loss-scale", type=loss_scale, metavar="dynamic|none|NUMBER",
-        help="(default: dynamic for float16, none otherwise)",
+        help="what the loss is multiplied by (default: dynamic for float16, else none)",
     )  # fmt: skip
     batch_size: int = option(
         128, "--batch-size", "-b", type=positive_int, metavar="N",
@@ -173,7 +173,10 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
 
 def read(arguments: Optional[Sequence[str]] = None) -> Tuple[Recipe, Dict[str, Any]]:
     """Read the command line: the recipe, and the options that were given."""
-    given = parse(Recipe, "Train an image classifier in mixed precision.", arguments)
+    instead = ", ".join(f"{k.replace('_', '-')} {v}" for k, v in DATA_DEFAULTS["digits"].items())
+    epilog = f"Where there is no ImageNet, it trains on handwritten digits; defaults: {instead}."
+    made = parser(Recipe, "Train an image classifier in mixed precision.", epilog)
+    given = vars(made.parse_args(arguments))
     recipe = Recipe(**given)
     if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):
         raise UsageError(
