@@ -40,7 +40,7 @@ format: setup ## rewrite the code in house style
 accuracy: setup ## train in every dtype and compare (ARGS='--seed 1')
 	$(BIN)/python scripts/accuracy.py $(ARGS)
 
-zoo: setup ## cast every network of the Model Zoo and 57 of GluonCV's (half an hour)
+zoo: setup ## cast every network of the Model Zoo and 56 of GluonCV's (half an hour)
 	$(BIN)/python scripts/zoo_coverage.py $(ARGS)
 
 matrix: ## install and train on every supported Python and numpy found here

@@ -1,9 +1,9 @@
 """The C++ part of gluon_amp: built on first use into a cache, loaded once, never required.
 
-It holds operators that round to float16 in place (`native/rounding.cc`) and kernels that check and
-update parameters in one pass over memory (`native/updates.cc`). Without it everything gives the
-same bits, only slower: with `GLUON_AMP_NATIVE=0`, without a compiler, or wherever building, trying
-or loading it fails.
+It holds operators that round to float16 in place (`native/rounding.cc`). Without it MXNet's casts
+give the same bits, only slower: with `GLUON_AMP_NATIVE=0`, without a compiler, or wherever
+building, trying or loading it fails. (Only sums over a batch, such as BatchNorm's, may be taken in
+another order, since with our operators tensors stay in oneDNN's own layouts.)
 
 The library lies in `$XDG_CACHE_HOME/gluon_amp` or `~/.cache/gluon_amp`, under a name that tells
 apart sources, MXNet builds and compilers.
