@@ -791,10 +791,10 @@ _RETURNS_INTEGERS = """
 """
 
 # Operators that run in bfloat16 under a bfloat16 policy: oneDNN has kernels for them, forward and
-# backward, or they only reinterpret a shape. Of the others MXNet's CPU build has no bfloat16 kernel,
-# or a wrong one (`transpose` writes past the end of its output), or a slow one: 12 ns an element for
-# `_plus_scalar` and `broadcast_add`, 16 for `clip`, where float32 takes 2 and the casts there and
-# back take 1.3. No operator has a bfloat16 kernel on a GPU.
+# backward, or they only reinterpret a shape. Of the others MXNet's CPU build has no bfloat16
+# kernel, or a wrong one (`transpose` writes past the end of its output), or a slow one: 12 ns an
+# element for `_plus_scalar` and `broadcast_add`, 16 for `clip`, where float32 takes 2 and the casts
+# there and back take 1.3. No operator has a bfloat16 kernel on a GPU.
 _BFLOAT16 = """
     Convolution FullyConnected BatchNorm Activation Pooling elemwise_add Concat
     Reshape Flatten expand_dims squeeze
