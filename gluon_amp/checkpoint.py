@@ -76,6 +76,7 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
     Examples
     --------
     >>> import gluon_amp as amp
+    >>> import mxnet as mx
     >>> net = amp.cast(mx.gluon.nn.Dense(2, in_units=3), 'float16')
     >>> net.initialize()
     >>> trainer = amp.Trainer(net.collect_params(), 'adam')
