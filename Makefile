@@ -43,7 +43,7 @@ accuracy: setup ## train in every dtype and compare (ARGS='--seed 1')
 zoo: setup ## cast every network of the Model Zoo and 56 of GluonCV's (half an hour)
 	$(BIN)/python scripts/zoo_coverage.py $(ARGS)
 
-matrix: ## install and train on every supported Python and numpy found here
+matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) scripts/matrix.py
 
 clean: ## remove .venv and what the tools left behind

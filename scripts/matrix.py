@@ -1,4 +1,4 @@
-"""Install gluon_amp and train with it on every supported pair of Python and numpy found here.
+"""Install gluon_amp and train with it on several pairs of Python and numpy.
 
     make matrix
 
