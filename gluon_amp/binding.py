@@ -261,7 +261,7 @@ def _compose(block: HybridBlock, *args):
     composed = copy.copy(symbol)
     flat = [a for a in _flatten(args, "input")[0] if a is not None]
     composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
-    return _regroup(list(composed), block._out_format)[0]
+    return _regroup(list(composed), block._out_format)
 
 
 def _in_stock_trace() -> bool:

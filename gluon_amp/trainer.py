@@ -1,6 +1,7 @@
 """The Trainer: scaled backward, overflow check, clipping, and a step that is applied or undone."""
 
 import logging
+import re
 from dataclasses import dataclass
 from numbers import Real
 from typing import Callable, Dict, List, Optional, Tuple
@@ -565,7 +566,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
             optimizer = create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
         super().__init__(
-            params,
+            _in_natural_order(params),
             optimizer,
             optimizer_params,
             kvstore=kvstore,
@@ -614,6 +615,23 @@ def check_loss_dtype(loss):
             f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale overflow: "
             "cast the network's output to float32 before the loss."
         )
+
+
+def _in_natural_order(params):
+    """Put named parameters in an order that survives the counters in their names.
+
+    gluon.Trainer sorts names as text, and states are saved by that order: `dense8` and `dense9`
+    would get each other's states in the same net built again, as `dense10` and `dense9`.
+    """
+    if not isinstance(params, (dict, gluon.ParameterDict)):
+        return params
+    numbered = {name: re.split(r"(\d+)", name) for name in params}
+    return [
+        params[name]
+        for name in sorted(
+            numbered, key=lambda n: [int(t) if t.isdigit() else t for t in numbered[n]]
+        )
+    ]
 
 
 def _explanation(calls) -> str:

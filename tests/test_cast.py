@@ -555,6 +555,16 @@ def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
     assert found[-1] == np.float32
 
 
+def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x * 2, [x * 3]
+
+    net = amp.cast(Net(), "float16")
+    double, (triple,) = net(mx.sym.var("x"))
+    assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
+
+
 def test_float32_masters_come_back_with_the_undo():
     class Keeper:
         """Stands for a trainer that holds masters."""

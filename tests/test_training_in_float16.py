@@ -220,6 +220,32 @@ def test_at_the_floor_the_error_holds_the_diagnosis(spoil, text):
     assert scale.scale == 1.0
 
 
+def test_states_find_their_layers_when_the_counters_in_names_have_grown(tmp_path):
+    def two_layers(first):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(3, in_units=3, prefix=f"dense{first}_"))
+        net.add(nn.Dense(3, in_units=3, prefix=f"dense{first + 1}_"))
+        net.initialize(mx.init.One())
+        return amp.cast(net, "float16")
+
+    def held(trainer):
+        return [m.asnumpy().tolist() for m in trainer.master_params().values()]
+
+    nets = two_layers(8), two_layers(9)  # as text 'dense10' comes before 'dense9'
+    trainers = [trainer_of(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9}) for net in nets]
+    with autograd.record():
+        loss = (nets[0](nd.array([[0.1, 0.2, 0.3]])) ** 2).sum()
+    trainers[0].backward(loss)
+    assert trainers[0].step(1).applied
+    trainers[0].save_states(str(tmp_path / "s"))
+    for p, q in zip(nets[1].collect_params().values(), nets[0].collect_params().values()):
+        p.set_data(q.data())
+    trainers[1].load_states(str(tmp_path / "s"))
+    assert held(trainers[1]) == held(trainers[0])
+    weights = [m for m in held(trainers[0]) if isinstance(m[0], list)]
+    assert weights[0] != weights[1]  # or the test could not fail
+
+
 @pytest.mark.parametrize(
     "policy, scale", [("float16", 2.0**16), ("mixed_float16", 2.0**16), ("bfloat16", 1.0)]
 )
