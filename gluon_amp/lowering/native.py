@@ -1,9 +1,11 @@
 """The C++ part of gluon_amp: built on first use into a cache, loaded once, never required.
 
-It holds operators that round to float16 in place (`native/rounding.cc`). Without it MXNet's casts
-give the same bits, only slower: with `GLUON_AMP_NATIVE=0`, without a compiler, or wherever
-building, trying or loading it fails. (Only sums over a batch, such as BatchNorm's, may be taken in
-another order, since with our operators tensors stay in oneDNN's own layouts.)
+It holds operators that round to float16 in place (`native/rounding.cc`), and others that check and
+update all parameters in one pass (`native/updates.cc`, called by `native_updates`). Without it
+MXNet's own operators give the same bits, only slower: with `GLUON_AMP_NATIVE=0`, without a
+compiler, or wherever building, trying or loading it fails. (Only sums over a batch, such as
+BatchNorm's, may be taken in another order, since with our operators tensors stay in oneDNN's own
+layouts.)
 
 The library lies in `$XDG_CACHE_HOME/gluon_amp` or `~/.cache/gluon_amp`, under a name that tells
 apart sources, MXNet builds and compilers.
@@ -180,6 +182,7 @@ def _build(compiler: List[str], path: Path) -> None:
         "plain": kernels,
         "dispatch": ["-O2", str(SOURCES / "dispatch.cc")],
         "rounding": ["-O2", "-fopenmp", *headers, str(SOURCES / "rounding.cc")],
+        "updates": ["-O2", "-fopenmp", *headers, str(SOURCES / "updates.cc")],
         "library": ["-O1", *headers, str(SOURCES / "library.cc")],
         "lib_api": ["-O0", "-w", "-fvisibility=default", *headers, lib_api],
     }

@@ -65,24 +65,33 @@ bool finite_half(const half_bits* in, int64_t n) {
   return carried < 0x8000;
 }
 
+// What an update starts from: the master, or where the weight is not its rounding, the weight, which
+// somebody has written since.
+template <typename V>
+inline V current(V, const float* master, const half_bits* weight) {
+  const V w = V::load(master);
+  if (!weight) return w;
+  const V seen = V::load(weight);
+  return w.where_equal(w.rounded(), seen, seen);
+}
+
 // The order of operations in both updates is that of MXNet's kernels (src/operator/optimizer_op-inl.h),
 // and so are the results.
 template <typename G>
 void sgd(const G* grad, float* momentum, float* master, half_bits* weight, int64_t n,
          const SgdConstants& c) {
   each(n, [=, &c](auto v, int64_t i) {
-    const auto w = v.load(master + i);
-    auto g = v.all(c.rescale) * v.load(grad + i);
-    if (c.clip >= 0) g = g.within(v.all(c.clip));
-    g = g + v.all(c.wd) * w;
-    auto change = v.all(c.lr) * g;
+    const auto w = current(v, master + i, weight ? weight + i : nullptr);
+    const auto g = v.load(grad + i);
+    const auto step = c.clip >= 0 ? v.all(c.lr) * (v.all(c.rescale) * g).within(v.all(c.clip))
+                                  : v.all(c.lr * c.rescale) * g;
     decltype(v) updated;
     if (momentum) {
-      const auto m = v.all(c.momentum) * v.load(momentum + i) - change;
+      const auto m = v.all(c.momentum) * v.load(momentum + i) - v.all(c.lr * c.wd) * w - step;
       m.store(momentum + i);
       updated = w + m;
     } else {
-      updated = w - change;
+      updated = v.all(1.f - c.lr * c.wd) * w - step;
     }
     updated.store(master + i);
     if (weight) updated.store(weight + i);
@@ -93,7 +102,7 @@ template <typename G>
 void adam(const G* grad, float* mean, float* variance, float* master, half_bits* weight, int64_t n,
           const AdamConstants& c) {
   each(n, [=, &c](auto v, int64_t i) {
-    auto w = v.load(master + i);
+    auto w = current(v, master + i, weight ? weight + i : nullptr);
     if (c.decay != 1) w = w * v.all(c.decay);
     auto g = v.load(grad + i) * v.all(c.rescale) + w * v.all(c.wd);
     if (c.clip >= 0) g = g.within(v.all(c.clip));

@@ -17,8 +17,9 @@ struct AdamConstants {
   float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay < 1: decoupled, comes first
 };
 
-// `G` and `W` are the types of gradient and weight: half_bits or float. A float32 weight is its own
-// master, and `weight` is null then.
+// `G` is the type of the gradient: half_bits or float. A float32 weight is its own
+// master, and `weight` is null then. An element of a float16 weight that is not the rounding of its
+// master becomes the master first.
 template <typename G>
 using SgdUpdate = void (*)(const G* grad, float* momentum, float* master, half_bits* weight,
                            int64_t n, const SgdConstants&);

@@ -7,6 +7,7 @@
 
 namespace gluon_amp {
 void register_rounding();
+void register_updates();
 }
 
 #define GLUON_AMP_VISIBLE __attribute__((visibility("default")))
@@ -19,6 +20,7 @@ GLUON_AMP_VISIBLE mxnet::ext::MXReturnValue initialize(int version) {
   }
   try {
     gluon_amp::register_rounding();
+    gluon_amp::register_updates();
   } catch (const std::exception& error) {
     MX_ERROR_MSG << error.what();
     return mxnet::ext::MX_FAIL;

@@ -73,6 +73,8 @@ GLUON_AMP_SET_ATTR(InferStorage,
 GLUON_AMP_SET_ATTR(bool, "_ZN4nnvm2Op8set_attrIbEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(std::string, "_ZN4nnvm2Op8set_attrISsEERS0_RKSsRKT_i");
 
+constexpr int kPriority = 10;  // nnvm's default
+
 nnvm::Op& register_or_get(dmlc::Registry<nnvm::Op>*, const std::string& name) asm(
     "_ZN4dmlc8RegistryIN4nnvm2OpEE19__REGISTER_OR_GET__ERKSs");
 

@@ -147,8 +147,6 @@ bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mode, Int
   return true;
 }
 
-constexpr int kPriority = 10;  // nnvm's default
-
 template <int from, int to>
 nnvm::Op* add_op(const std::string& name, int inputs, const Compute& compute) {
   nnvm::Op* op = &register_or_get(dmlc::Registry<nnvm::Op>::Get(), name);

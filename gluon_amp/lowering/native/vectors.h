@@ -65,6 +65,7 @@ struct One {
   One or_zero() const { return {x > 0 ? x : 0}; }
   // this where o > 0, otherwise `other`
   One where_positive(One o, One other) const { return {o.x > 0 ? x : other.x}; }
+  One where_equal(One a, One b, One other) const { return {a.x == b.x ? x : other.x}; }
   // bounded; a NaN stays one
   One within(One bound) const { return {x > bound.x ? bound.x : x < -bound.x ? -bound.x : x}; }
 };
@@ -90,6 +91,9 @@ struct Many {
   Many or_zero() const { return {_mm256_max_ps(x, _mm256_setzero_ps())}; }
   Many where_positive(Many o, Many other) const {
     return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(o.x, _mm256_setzero_ps(), _CMP_GT_OQ))};
+  }
+  Many where_equal(Many a, Many b, Many other) const {
+    return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(a.x, b.x, _CMP_EQ_OQ))};
   }
   Many within(Many bound) const {
     // min and max return their second operand where one is NaN
@@ -119,6 +123,9 @@ struct Many {
   Many where_positive(Many o, Many other) const {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(o.x, _mm512_setzero_ps(), _CMP_GT_OQ),
                                  other.x, x)};
+  }
+  Many where_equal(Many a, Many b, Many other) const {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ), other.x, x)};
   }
   Many within(Many bound) const {
     // min and max return their second operand where one is NaN
