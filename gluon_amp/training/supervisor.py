@@ -1,0 +1,76 @@
+"""Runs one command of a distributed run, and sees to it that nothing of it outlives the launcher.
+
+Its standard input is the leash: a number on a line is a signal to pass on, and the end of the file,
+which also comes when the launcher is killed or the connection is lost, ends the command and all
+that it has started. The launcher sends this file's text to ``python3 -c``, here or on another
+machine, so it uses the standard library alone.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+PR_SET_PDEATHSIG = 1  # Linux, <sys/prctl.h>
+
+
+def die_with_parent():
+    """Have the system end this process when the supervisor is killed."""
+    with contextlib.suppress(AttributeError):  # only Linux can
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end(process):
+    """Kill all processes of the command's group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def obey(process):
+    """Pass on signals until the leash is let go."""
+    for line in sys.stdin:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, int(line))
+    end(process)
+
+
+def cores():
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def main(task):
+    """Run the command and return its status, or 128 + N where signal N ended it.
+
+    `task` has ``command`` (list of str), ``folder``, ``env`` (added to this environment) and
+    ``neighbours``: among how many workers of this machine its cores are shared.
+    """
+    env = dict(os.environ, **task["env"])
+    # Left alone, each worker would start a thread on every core.
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // task["neighbours"])))
+    try:
+        process = subprocess.Popen(
+            task["command"],
+            cwd=task["folder"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}.", file=sys.stderr)
+        return 127
+    threading.Thread(target=obey, args=(process,), daemon=True).start()
+    status = process.wait()
+    end(process)  # data loading processes, for example
+    return 128 - status if status < 0 else status
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(result)  # the reading thread holds standard input

@@ -1,0 +1,25 @@
+"""Start a distributed run, here or on several machines.
+
+    python scripts/launch.py -n 2 -s 1 -- python scripts/train_imagenet.py --kv-store dist_sync
+
+With ``-H HOSTFILE`` it runs on those machines by ssh.
+"""
+
+import sys
+from typing import Optional, Sequence
+
+from gluon_amp.training.launcher import launch
+from gluon_amp.training.options import UsageError
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Return the run's status, or 2 where the options cannot be followed."""
+    try:
+        return launch(arguments)
+    except UsageError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
