@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import time
 import zipfile
 from typing import Dict, List, Optional, Tuple
 
@@ -32,9 +31,6 @@ FORMAT, VERSION = "gluon_amp checkpoint", 1
 HEADER = "gluon_amp_checkpoint.json"
 DIGEST_LENGTH = 64
 STEP = "{step}"
-
-# A temporary file of this age belongs to a process that was killed, not to one that is writing.
-LEFTOVER_SECONDS = 3600
 
 
 def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> str:
@@ -112,7 +108,6 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
         for old, old_path in _numbered(folder, name)[:-keep]:
             if old < step:
                 os.unlink(old_path)
-    _remove_leftovers(folder, name)
     return target
 
 
@@ -557,15 +552,6 @@ def _newest(path: str) -> str:
     if not found:
         raise FileNotFoundError(f"There is no checkpoint {path}: none has been saved yet.")
     return found[-1][1]
-
-
-def _remove_leftovers(folder: str, name: str) -> None:
-    """Remove the temporary files of writers that were killed."""
-    pattern = re.compile(_pattern(name) + r"\.[a-z0-9_]{8}")  # as tempfile.mkstemp names them
-    for entry in os.listdir(folder):
-        path = os.path.join(folder, entry)
-        if pattern.fullmatch(entry) and time.time() - os.path.getmtime(path) > LEFTOVER_SECONDS:
-            os.unlink(path)
 
 
 def _did_you_mean(name: str, known: List[str]) -> str:

@@ -1,20 +1,23 @@
 """Checkpoints: resume equals uninterrupted (Law 5), and a file is all there or not there."""
 
+import concurrent.futures
 import errno
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import atomic
 from gluon_amp.checkpoint import HEADER, load_checkpoint, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer
 
@@ -853,17 +856,45 @@ def test_keep_needs_numbered_files(saved):
         save_checkpoint(path, net, trainer, keep=3)
 
 
-def test_what_killed_writers_left_is_removed_when_it_is_old(saved, tmp_path):
+def test_what_killed_writers_left_is_removed_at_the_next_save(saved, tmp_path):
     path, net, trainer = saved
-    old, fresh, other = (
-        tmp_path / n for n in ("net.ckpt.ab12_xyz", "net.ckpt.abcdefgh", "net.txt")
-    )
-    for leftover in (old, fresh, other):
-        leftover.write_text("half")
-        os.utime(leftover, (time.time() - 7200, time.time() - 7200))
-    os.utime(fresh)
+    left, written = tmp_path / "net-3.ckpt.ab12_xyz.unfinished", tmp_path / "a.abcdefgh.unfinished"
+    for name in (left, written, tmp_path / "notes.unfinished", tmp_path / "net.ckpt.abcdefgh"):
+        name.write_text("half")
+    with open(written) as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)  # as one who is not yet done has it
+        save_checkpoint(path, net, trainer)
+        others = ["net.ckpt", "net.ckpt.abcdefgh", "notes.unfinished"]
+        assert names(tmp_path) == [written.name, *others]
     save_checkpoint(path, net, trainer)
-    assert names(tmp_path) == ["net.ckpt", "net.ckpt.abcdefgh", "net.txt"]
+    assert names(tmp_path) == others
+
+
+LEAVES_HALF = """
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    save_checkpoint(os.path.join(folder, "net.ckpt"), *new)
+"""
+
+
+def test_kill_9_leaves_nothing_for_longer_than_one_save(saved, tmp_path):
+    path, net, trainer = saved
+    code = textwrap.dedent(SETUP) + textwrap.dedent(LEAVES_HALF)
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(names(tmp_path)) == 2
+    save_checkpoint(path, net, trainer)
+    assert names(tmp_path) == ["net.ckpt"]
+
+
+def test_writers_at_the_same_time_do_not_remove_each_others_files(tmp_path):
+    def write(number):
+        for turn in range(50):
+            atomic.write(tmp_path / str(number % 2), b"%d %d" % (number, turn))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert names(tmp_path) == ["0", "1"]
+    assert {(tmp_path / name).read_text().split()[1] for name in names(tmp_path)} == {"49"}
 
 
 # ---------------------------------------------------------------------------------- crashes
