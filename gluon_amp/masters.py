@@ -56,7 +56,8 @@ class Watch:
 
     On a CPU rounding a master takes 2.6 ns an element, half as much as the whole update, so the
     weight's bytes are fingerprinted after the update and before the next one: 0.12 ns each. On a
-    GPU `follow` is cheap and runs unseen, with no wait.
+    GPU `follow` is cheap and runs unseen, with no wait. Updates that look at the weights themselves
+    (`MasterOptimizer.follows`) do not need it.
     """
 
     def __init__(self):

@@ -17,6 +17,7 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 
 from gluon_amp.finite import chunks, on_cpu
+from gluon_amp.lowering import native_updates
 
 import mxnet as mx
 from mxnet import nd
@@ -159,6 +160,13 @@ class MasterOptimizer(mx.optimizer.Optimizer):
             if slot.grad.stype != "default":
                 self._update_sparse(slot)
 
+    def follows(self, weight) -> bool:
+        """Whether an update of this weight sees what somebody wrote to it since the last one.
+
+        If not, its master has to follow it before the update: see `gluon_amp.masters`.
+        """
+        return False
+
     def _update_dense(self, slots):
         """Update all slots: one device, one weight dtype, dense gradients."""
         raise NotImplementedError
@@ -208,7 +216,21 @@ class SGD(MasterOptimizer):
     def state_arrays(self):
         return 1 if self.momentum else 0
 
+    def follows(self, weight) -> bool:
+        return not self.nesterov and native_updates.takes([weight])
+
     def _update_dense(self, slots):
+        if all(self.follows(slot.weight) for slot in slots):
+            native_updates.sgd_update(
+                _interleaved(slots),
+                len(slots[0].arrays),
+                lrs=[slot.lr for slot in slots],
+                wds=[slot.wd for slot in slots],
+                momentum=self.momentum,
+                rescale_grad=self.rescale_grad,
+                clip_gradient=self.clip_gradient,
+            )
+            return
         if self.nesterov or not _prefer_fused(slots):
             update = self._update_nesterov if self.nesterov else self._update_one
             for slot in slots:
@@ -305,7 +327,24 @@ class Adam(MasterOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
+    def follows(self, weight) -> bool:
+        return native_updates.takes([weight])
+
     def _update_dense(self, slots):
+        if all(self.follows(slot.weight) for slot in slots):
+            native_updates.adam_update(
+                _interleaved(slots),
+                len(slots[0].arrays),
+                lrs=[self._corrected(slot) for slot in slots],
+                wds=[0.0 if self.decoupled else slot.wd for slot in slots],
+                decays=[1 - slot.lr * slot.wd if self.decoupled else 1.0 for slot in slots],
+                beta1=self.beta1,
+                beta2=self.beta2,
+                epsilon=self.epsilon,
+                rescale_grad=self.rescale_grad,
+                clip_gradient=self.clip_gradient,
+            )
+            return
         fused, single = [], []
         for slot in slots:
             # MXNet's multi-tensor op is AdamW's, which without weight decay is Adam's too.

@@ -319,9 +319,9 @@ class ScaledSteps:
         # Dividing by a power of two last keeps the result's digits the same for every scale.
         factor = self._scale / batch_size * self._clip_factor / divisor
         self._check_and_rescale_grad(ExactFloat(factor))
-        self._watch.follow_changed(self._master_entries())
+        self._watch.follow_changed(self._unseen_entries())
         self._update(ignore_stale_grad)
-        self._watch.remember(self._master_entries())
+        self._watch.remember(self._unseen_entries())
 
     def _skip(self):
         self._snapshot.restore()
@@ -439,6 +439,11 @@ class ScaledSteps:
                 master, _ = masters.split(self._optimizer, weight, state)
                 if master is not None:
                     yield (device, index), weight, master
+
+    def _unseen_entries(self):
+        """Those of `_master_entries` whose update does not itself look at the weight."""
+        follows = getattr(self._optimizer, "follows", lambda weight: False)
+        return (entry for entry in self._master_entries() if not follows(entry[1]))
 
     def refresh_masters(self):
         """Let the masters follow weights that were written since the last step.

@@ -121,7 +121,7 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
     arrays, stride = slots(
         our_weights or our_targets, grads, our_means, our_variances, our_weights and our_targets
     )
-    decays = [1 - lr * wd for lr, wd in zip(LRS, WDS)] if decoupled else None
+    decays = [1 - lr * wd if decoupled else 1 for lr, wd in zip(LRS, WDS)]
     wds = [0] * COUNT if decoupled else WDS
     native_updates.adam_update(
         arrays, stride, LRS, wds, **betas, rescale_grad=RESCALE, clip_gradient=clip, decays=decays

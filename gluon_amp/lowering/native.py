@@ -77,7 +77,7 @@ def library() -> Optional[ctypes.CDLL]:
     except (BuildError, OSError, mx.base.MXNetError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         logger.warning(
-            "gluon_amp's C++ kernels are not used, float16 on this CPU will be slow: %s. "
+            "gluon_amp's C++ kernels are not used, which makes it slower on this CPU: %s. "
             "GLUON_AMP_NATIVE=0 silences this.",
             lines[0].rstrip("."),
         )

@@ -3,7 +3,7 @@
 Each function is one operator of MXNet's engine over any number of arrays on a CPU, which reads and
 writes every array once. Their bits are those of MXNet's own operators for a single parameter.
 Masters follow weights that somebody wrote meanwhile, as `masters.follow` has it, in the same pass.
-Only to be called where `native.available()`.
+Only to be called for arrays that it `takes`.
 """
 
 import ctypes
@@ -12,9 +12,30 @@ from typing import Iterable, List, Optional, Sequence
 
 import numpy as np
 
+from gluon_amp.lowering import native
+
 from mxnet.base import _LIB, OpHandle, c_str, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray._internal import _imperative_invoke
+
+
+_DTYPES = (np.dtype("float16"), np.dtype("float32"))
+
+
+def takes(arrays: Iterable[NDArray]) -> bool:
+    """Return whether these arrays are dense, float16 or float32, on a CPU, and the kernels there.
+
+    The first call may take seconds: see `native.available`.
+    """
+    return (
+        all(
+            array.context.device_type.startswith("cpu")
+            and array.stype == "default"
+            and np.dtype(array.dtype) in _DTYPES
+            for array in arrays
+        )
+        and native.available()
+    )
 
 
 def finite(arrays: Sequence[NDArray]) -> np.ndarray:
@@ -75,7 +96,7 @@ def adam_update(
     epsilon: float,
     rescale_grad: float,
     clip_gradient: Optional[float],
-    decays: Optional[Sequence[float]] = None,
+    decays: Sequence[float],
 ) -> None:
     """Update weights, means, variances and masters as `adam_update` does, in one pass.
 
@@ -97,7 +118,7 @@ def adam_update(
         arrays_per_weight=str(arrays_per_weight),
         lrs=_bits(lrs),
         wds=_bits(wds),
-        decays=_bits([1.0] * len(lrs) if decays is None else decays),
+        decays=_bits(decays),
         constants=_bits([beta1, beta2, epsilon, rescale_grad, clip_gradient or -1]),
     )
 
