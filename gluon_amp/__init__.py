@@ -1,8 +1,10 @@
 """gluon_amp: mixed precision for MXNet Gluon and Module."""
 
-from gluon_amp import compat
+from gluon_amp import compat, cpu
 
-compat.import_mxnet()
+with cpu.a_thread_per_core():
+    compat.import_mxnet()
+cpu.prepare()
 
 from gluon_amp import optimizer, symbolic
 from gluon_amp.cast import cast

@@ -18,7 +18,6 @@ from mxnet.base import _LIB, OpHandle, c_str, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray._internal import _imperative_invoke
 
-
 _DTYPES = (np.dtype("float16"), np.dtype("float32"))
 
 
