@@ -1,0 +1,100 @@
+"""Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, taking turns."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarking import measure, report
+from benchmarking.suites import DTYPES, REFERENCE, SUITES, chosen
+
+EPILOG = """Every case runs in a process of its own; they take turns, so that a disturbance
+meets all of them. In the float32 and contrib.amp cases gluon_amp is not even
+imported. Close other programs first: these figures are those of the whole machine."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage text in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message}; see --help.")
+
+
+def fail(sentence: str) -> NoReturn:
+    """End the program with status 2."""
+    print(f"benchmark.py: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def positive(text: str) -> int:
+    """Read a number above 0."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__, epilog=EPILOG, allow_abbrev=False)
+    add = parser.add_argument
+    add("--suite", choices=(*SUITES, "all"), default="step", help="default: %(default)s")
+    add("--network", nargs="+", default=[REFERENCE["network"]],
+        help="networks of MXNet's Model Zoo (default: resnet50_v1)")  # fmt: skip
+    add("--batch-size", type=positive, default=REFERENCE["batch"], help="default: %(default)s")
+    add("--pixels", type=positive, default=REFERENCE["pixels"],
+        help="height and width of the images (default: %(default)s)")  # fmt: skip
+    add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES),
+        help="what to compare (default: all three)")  # fmt: skip
+    add("--rounds", type=positive, default=7, help="turns of each case (default: %(default)s)")
+    add("--threads", type=positive, default=os.cpu_count(), help="default: all processors")
+    add("--output", type=Path, metavar="DIR",
+        help="write NAME.json, NAME.png and NAME.md there")  # fmt: skip
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print the tables, write the files."""
+    options = arguments()
+    # what MXNet would otherwise choose depends on its import, and half of the cores on x86
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    command = " ".join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    about = report.machine(options.threads)
+    for name in SUITES if options.suite == "all" else [options.suite]:
+        for network in options.network:
+            suite = chosen(
+                name, options.dtypes, network=network, batch=options.batch_size,
+                pixels=options.pixels,
+            )  # fmt: skip
+            try:
+                measured = measure.measure(suite, options.rounds, tell=progress)
+            except measure.BenchmarkError as error:
+                fail(f"{error}")
+            found = measure.ratios(suite, measured)
+            result = report.as_json(suite, measured, found, about, command)
+            print(f"\n{suite.title}\n")
+            print(report.case_table(result))
+            if found:
+                print("\n" + report.ratio_table(result))
+            if options.output:
+                reference = network == REFERENCE["network"]
+                stem = name if reference else f"{name}_{network}"
+                try:
+                    for path in report.write(suite, result, options.output, stem):
+                        print(path)
+                except OSError as error:
+                    fail(f"--output {options.output} cannot be written: {error.strerror}.")
+
+
+def progress(line: str) -> None:
+    """Say what is being done, where a person watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("benchmark.py: interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,196 @@
+"""What is measured, as data: the cases of every suite, and the ratios that must hold."""
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time, in a process of its own.
+
+    Attributes
+    ----------
+    label : str
+        Unique in its suite.
+    work : {'train', 'infer', 'check', 'update'}
+        Whole training steps, forward passes, overflow checks, or updates of all parameters.
+    library : {'gluon_amp', 'contrib.amp', 'mxnet'}
+        Whose way of doing it; 'mxnet' is plain MXNet.
+    dtype : {'float32', 'float16', 'bfloat16'}
+    network : str
+        A network of MXNet's Model Zoo, with 1000 classes.
+    batch, pixels : int
+        Images in a batch, and their height and width; 'check' and 'update' need neither.
+    loss_scale : str, float or None
+        Of `gluon_amp.Trainer`.
+    optimizer : str
+        'sgd' (with momentum 0.9) or 'adam'.
+    """
+
+    label: str
+    work: str
+    library: str
+    dtype: str
+    network: str = "resnet50_v1"
+    batch: int = 16
+    pixels: int = 112
+    loss_scale: Union[str, float, None] = "dynamic"
+    optimizer: str = "sgd"
+
+    @property
+    def images(self) -> int:
+        """Images worked on in one go; 0 where there are none."""
+        return self.batch if self.work in ("train", "infer") else 0
+
+
+class Ratio(NamedTuple):
+    """A figure of one case over that of another, and the bounds it has to keep."""
+
+    label: str
+    over: str
+    under: str
+    must: Optional[float] = None
+    aim: Optional[float] = None
+    figure: str = "seconds"  # or 'mebibytes', the peak of the process
+    larger_is_better: bool = False
+
+
+class Suite(NamedTuple):
+    """Groups of cases; those of a group are timed in turn, round by round."""
+
+    title: str
+    groups: List[List[Case]]
+    ratios: Tuple[Ratio, ...] = ()
+    axes: Tuple[str, ...] = ()  # what grows along the x axes of its plot
+
+    @property
+    def cases(self) -> List[Case]:
+        """All cases of all groups."""
+        return [case for group in self.groups for case in group]
+
+
+# The bounds of the ratios are for this network at these sizes, on two cores.
+REFERENCE = {"network": "resnet50_v1", "batch": 16, "pixels": 112}
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def _case(label: str, work: str, dtype: str, **options) -> Case:
+    library = "mxnet" if dtype == "float32" else "gluon_amp"
+    loss_scale = "dynamic" if dtype == "float16" else None
+    return Case(label, work, library, dtype, **{"loss_scale": loss_scale, **options})
+
+
+def step(network: str, batch: int, pixels: int) -> Suite:
+    """Training steps: forward, backward, overflow check, SGD-momentum update."""
+    size = {"network": network, "batch": batch, "pixels": pixels}
+    twice = {**size, "pixels": 2 * pixels}
+    at_twice = f", {2 * pixels} px"
+    cases = [
+        _case("float32", "train", "float32", **size),
+        _case("float16", "train", "float16", **size),
+        _case("float16, no loss scale", "train", "float16", loss_scale=None, **size),
+        _case("bfloat16", "train", "bfloat16", **size),
+        Case("contrib.amp bfloat16", "train", "contrib.amp", "bfloat16", **size),
+        _case("float32" + at_twice, "train", "float32", **twice),
+        _case("bfloat16" + at_twice, "train", "bfloat16", **twice),
+    ]
+    ratios = [
+        Ratio("float16 emulated / float32", "float16", "float32", 1.6, 1.25),
+        Ratio("float32 / bfloat16", "float32", "bfloat16", 1.6, 1.9, larger_is_better=True),
+        Ratio(
+            "contrib.amp bfloat16 / bfloat16", "contrib.amp bfloat16", "bfloat16", 1.65, 2.0,
+            larger_is_better=True,
+        ),
+        Ratio("dynamic loss scaling on / off", "float16", "float16, no loss scale", 1.03, 1.01),
+        Ratio(
+            f"bfloat16 / float32{at_twice}, peak memory", "bfloat16" + at_twice,
+            "float32" + at_twice, 0.65, 0.6, "mebibytes",
+        ),
+        Ratio(
+            f"float32 / bfloat16{at_twice}", "float32" + at_twice, "bfloat16" + at_twice,
+            larger_is_better=True,
+        ),
+    ]  # fmt: skip
+    return Suite(f"Training step, {network}, batch {batch}, {pixels} px", [cases], tuple(ratios))
+
+
+def overflow_check(network: str, batch: int, pixels: int) -> Suite:
+    """Are all gradients finite: ours against MXNet's `multi_all_finite`, which contrib.amp uses."""
+    cases, ratios = [], []
+    for dtype in ("float16", "float32"):
+        ours, theirs = f"gluon_amp {dtype}", f"multi_all_finite {dtype}"
+        cases.append(Case(ours, "check", "gluon_amp", dtype, network))
+        cases.append(Case(theirs, "check", "mxnet", dtype, network))
+        ratios.append(Ratio(f"gluon_amp / multi_all_finite, {dtype}", ours, theirs, 0.06, 0.03))
+    return Suite(f"Overflow check, gradients of {network}", [cases], tuple(ratios))
+
+
+def optimizer(network: str, batch: int, pixels: int) -> Suite:
+    """Updates of all parameters: with float16 weights and float32 masters, and in float32."""
+    cases, ratios = [], []
+    for name, op in (("sgd", "sgd_mom_update"), ("adam", "adam_update")):
+        float32 = f"{op} float32"
+        options = {"network": network, "optimizer": name}
+        cases.append(Case(float32, "update", "mxnet", "float32", **options))
+        cases.append(Case(f"MXNet's {name} float16", "update", "mxnet", "float16", **options))
+        for dtype, must, aim in (("float16", 1.5, 1.1), ("float32", None, None)):
+            label = f"gluon_amp {name} {dtype}"
+            cases.append(Case(label, "update", "gluon_amp", dtype, **options))
+            ratios.append(Ratio(f"{label} / {float32}", label, float32, must, aim))
+    return Suite(f"Update of the parameters of {network}", [cases], tuple(ratios))
+
+
+def inference(network: str, batch: int, pixels: int) -> Suite:
+    """Forward passes of one image and of a batch."""
+    cases, ratios = [], []
+    for images in sorted({1, batch}):
+        size = {"network": network, "batch": images, "pixels": pixels}
+        for dtype in DTYPES:
+            cases.append(_case(f"{dtype}, batch {images}", "infer", dtype, **size))
+        float32 = f"float32, batch {images}"
+        ratios.append(Ratio(f"float16 emulated / {float32}", f"float16, batch {images}", float32))
+        ratios.append(
+            Ratio(
+                f"{float32} / bfloat16", float32, f"bfloat16, batch {images}",
+                larger_is_better=True,
+            )
+        )  # fmt: skip
+    return Suite(f"Inference, {network}, {pixels} px", [cases], tuple(ratios))
+
+
+def scaling(network: str, batch: int, pixels: int) -> Suite:
+    """How the cost of a step grows with the batch, the resolution and the number of parameters."""
+    base = {"network": network, "batch": batch, "pixels": pixels}
+    points = [{**base, "batch": size} for size in (batch // 4, batch // 2, batch, 2 * batch)]
+    points += [{**base, "pixels": size} for size in (pixels // 2, pixels * 3 // 2, 2 * pixels)]
+    points += [{**base, "network": f"resnet{depth}_v1"} for depth in (18, 34, 101)]
+    groups = []
+    for point in points:
+        where = f"{point['network']}, batch {point['batch']}, {point['pixels']} px"
+        groups.append([_case(f"{dtype}, {where}", "train", dtype, **point) for dtype in DTYPES])
+    axes = ("batch", "pixels", "parameters")
+    return Suite(f"Scaling of a training step around {network}", groups, axes=axes)
+
+
+SUITES: Dict[str, Callable[[str, int, int], Suite]] = {
+    "step": step,
+    "overflow_check": overflow_check,
+    "optimizer": optimizer,
+    "inference": inference,
+    "scaling": scaling,
+}
+
+
+def chosen(name: str, dtypes: Sequence[str], **size) -> Suite:
+    """Return a suite for a network, batch and resolution, with the cases of some dtypes only.
+
+    Ratios lose their bounds at other sizes than `REFERENCE`, and go where one of their cases does.
+    """
+    suite = SUITES[name](**size)
+    groups = [[case for case in group if case.dtype in dtypes] for group in suite.groups]
+    labels = {case.label for group in groups for case in group}
+    ratios = [ratio for ratio in suite.ratios if {ratio.over, ratio.under} <= labels]
+    if size != REFERENCE:
+        ratios = [ratio._replace(must=None, aim=None) for ratio in ratios]
+    return suite._replace(groups=[group for group in groups if group], ratios=tuple(ratios))
