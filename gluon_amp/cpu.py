@@ -1,4 +1,4 @@
-"""Three settings that MXNet needs on a CPU to be fast, made before it first runs.
+"""Four settings that MXNet needs on a CPU to be fast and small, made before it first runs.
 
 A thread for each core: MXNet 1.9.1 takes half of the processors on x86, as if each core had two
 (``OpenMP::OpenMP`` in ``src/engine/openmp.cc``). Virtual machines mostly show cores as they are,
@@ -15,8 +15,12 @@ beside those of its engine. From then on there are more OpenMP threads than core
 longer lets them spin between operators but puts them to sleep, a thousand times in a training step.
 With MXNET_CPU_PARALLEL_SIZE out of reach, one thread copies.
 
+One scratch memory: MXNet keeps four (MXNET_CPU_TEMP_COPY), so that operators with one can run
+side by side; but its engine has one worker for a CPU. Three less are 5 % of a ResNet-50 step's
+memory.
+
 docs/benchmarks/step.md has what they bring. What the user has set is left alone, and nothing but
-MXNET_CPU_PARALLEL_SIZE stays in the environment for programs that this one starts.
+the last two settings stays in the environment for programs that this one starts.
 """
 
 import contextlib
@@ -28,7 +32,7 @@ from pathlib import Path
 from typing import Dict, Iterator
 
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
-PARALLEL_SIZE = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1)}
+SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 PROCESSORS = Path("/sys/devices/system/cpu")
 AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
@@ -55,7 +59,7 @@ def prepare() -> None:
     """
     import mxnet as mx
 
-    os.environ.update({k: v for k, v in PARALLEL_SIZE.items() if k not in os.environ})
+    os.environ.update({k: v for k, v in SETTINGS.items() if k not in os.environ})
     if not (AMX.keys() & os.environ.keys()) and has_amx() and _may_use_amx():
         with _environment(AMX):
             one = mx.nd.ones((1, 1), ctx=mx.cpu())

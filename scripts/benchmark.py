@@ -66,6 +66,8 @@ def main() -> None:
                 name, options.dtypes, network=network, batch=options.batch_size,
                 pixels=options.pixels,
             )  # fmt: skip
+            if not suite.groups:
+                fail(f"--suite {name} has nothing in {' or '.join(options.dtypes)}.")
             try:
                 measured = measure.measure(suite, options.rounds, tell=progress)
             except measure.BenchmarkError as error:

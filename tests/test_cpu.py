@@ -12,7 +12,7 @@ from gluon_amp import cpu
 
 import mxnet as mx
 
-SETTINGS = (*cpu.THREADS, *cpu.PARALLEL_SIZE, *cpu.AMX)
+SETTINGS = (*cpu.THREADS, *cpu.SETTINGS, *cpu.AMX)
 
 # MXNet's own count of threads, as its operators and oneDNN use it
 THREADS = f"""
@@ -68,7 +68,8 @@ needs_amx = pytest.mark.skipif(
 def test_one_thread_per_core_and_nothing_left_for_children():
     told = threads()
     assert told["threads"] == cpu.count_cores()
-    assert told["environment"] == {"MXNET_CPU_PARALLEL_SIZE": "2147483647"}
+    kept = {"MXNET_CPU_PARALLEL_SIZE": "2147483647", "MXNET_CPU_TEMP_COPY": "1"}
+    assert told["environment"] == kept
 
 
 @needs_topology
@@ -78,9 +79,12 @@ def test_only_cores_that_the_process_may_use_count():
 
 
 def test_a_users_number_of_threads_stays():
-    told = threads(OMP_NUM_THREADS="3", MXNET_CPU_PARALLEL_SIZE="1000")
+    chosen = {
+        "OMP_NUM_THREADS": "3", "MXNET_CPU_PARALLEL_SIZE": "1000", "MXNET_CPU_TEMP_COPY": "2",
+    }  # fmt: skip
+    told = threads(**chosen)
     assert told["threads"] == 3
-    assert told["environment"] == {"OMP_NUM_THREADS": "3", "MXNET_CPU_PARALLEL_SIZE": "1000"}
+    assert told["environment"] == chosen
 
 
 def test_mxnets_own_variable_counts_as_a_users_choice():

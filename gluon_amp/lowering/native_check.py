@@ -26,11 +26,21 @@ NODES = [
     ("_gluon_amp_narrow", "narrow", [6], {}),
 ]
 
+# Its gradient is found by way of its node's inputs.
+PASSED_ON = [
+    ("null", "data", [], {}),
+    ("null", "other", [], {}),
+    ("amp_cast", "bfloat0", [0], {"dtype": "bfloat16"}),
+    ("amp_cast", "bfloat1", [1], {"dtype": "bfloat16"}),
+    ("_gluon_amp_norm_layout", "passed", [2, 3], {}),
+    ("amp_cast", "float32", [4], {"dtype": "float32"}),
+]
 
-def _graph() -> mx.sym.Symbol:
+
+def _graph(nodes: list) -> mx.sym.Symbol:
     nodes = [
         {"op": op, "name": name, "inputs": [[i, 0, 0] for i in inputs], "attrs": attrs}
-        for op, name, inputs, attrs in NODES
+        for op, name, inputs, attrs in nodes
     ]
     return mx.sym.load_json(
         json.dumps({"nodes": nodes, "arg_nodes": [0, 1], "heads": [[len(nodes) - 1, 0, 0]]})
@@ -41,12 +51,12 @@ def _round(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
 
 
-def check() -> None:
+def check_rounding() -> None:
     """Compare two rounded 1×1 convolutions, which are products of matrices, with numpy."""
     random = np.random.RandomState(0)
     data = _round(random.normal(size=(2, 32, 5, 5)))
     weight = _round(random.normal(size=(32, 32)))
-    net = mx.gluon.SymbolBlock(_graph(), [mx.sym.var("data"), mx.sym.var("weight")])
+    net = mx.gluon.SymbolBlock(_graph(NODES), [mx.sym.var("data"), mx.sym.var("weight")])
     net.hybridize(static_alloc=True)
     inputs = nd.array(data), nd.array(weight.reshape(32, 32, 1, 1), dtype="float16")
     for array in inputs:
@@ -70,6 +80,22 @@ def check() -> None:
     )
 
 
+def check_layouts() -> None:
+    """Hand integers, which bfloat16 holds, on and back; the other input has no gradient."""
+    data, other = nd.arange(6).reshape((2, 3)), nd.ones((2, 3))
+    net = mx.gluon.SymbolBlock(_graph(PASSED_ON), [mx.sym.var("data"), mx.sym.var("other")])
+    for array in (data, other):
+        array.attach_grad()
+    with autograd.record():
+        out = net(data, other)
+        weighted = out * nd.arange(6, 12).reshape((2, 3))
+    weighted.backward()
+    np.testing.assert_array_equal(out.asnumpy(), data.asnumpy())
+    np.testing.assert_array_equal(data.grad.asnumpy(), [[6, 7, 8], [9, 10, 11]])
+    np.testing.assert_array_equal(other.grad.asnumpy(), np.zeros((2, 3)))
+
+
 if __name__ == "__main__":
     native._load(sys.argv[1])
-    check()
+    check_rounding()
+    check_layouts()

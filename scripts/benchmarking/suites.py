@@ -162,11 +162,13 @@ def inference(network: str, batch: int, pixels: int) -> Suite:
 def scaling(network: str, batch: int, pixels: int) -> Suite:
     """How the cost of a step grows with the batch, the resolution and the number of parameters."""
     base = {"network": network, "batch": batch, "pixels": pixels}
-    points = [{**base, "batch": size} for size in (batch // 4, batch // 2, batch, 2 * batch)]
+    batches = (max(1, batch // 4), max(1, batch // 2), batch, 2 * batch)
+    points = [{**base, "batch": size} for size in batches]
     points += [{**base, "pixels": size} for size in (pixels // 2, pixels * 3 // 2, 2 * pixels)]
     points += [{**base, "network": f"resnet{depth}_v1"} for depth in (18, 34, 101)]
     groups = []
-    for point in points:
+    unique = [point for i, point in enumerate(points) if point not in points[:i]]
+    for point in unique:
         where = f"{point['network']}, batch {point['batch']}, {point['pixels']} px"
         groups.append([_case(f"{dtype}, {where}", "train", dtype, **point) for dtype in DTYPES])
     axes = ("batch", "pixels", "parameters")

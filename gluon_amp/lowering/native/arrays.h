@@ -31,7 +31,30 @@ inline void make_plain(const mxnet::NDArray& array) {
   const mxnet::NDArray plain = array.Reorder2Default();
   const auto memory = array.storage_handle();
   const_cast<mxnet::NDArray&>(array).InvalidateMKLDNNData();
-  std::memcpy(memory.dptr, plain.data().dptr_, plain.shape().Size() * sizeof(float));
+  const size_t bytes = plain.shape().Size() * mshadow::mshadow_sizeof(plain.dtype());
+  std::memcpy(memory.dptr, plain.data().dptr_, bytes);
+}
+
+// Whether two descriptions of tensors of one shape put all elements at the same places.
+inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
+  const auto &x = a.format_desc.blocking, &y = b.format_desc.blocking;
+  if (a.format_kind != dnnl_blocked || b.format_kind != dnnl_blocked) return false;
+  if (a.ndims != b.ndims || x.inner_nblks != y.inner_nblks) return false;
+  for (int i = 0; i < a.ndims; ++i) {
+    if (a.padded_dims[i] != b.padded_dims[i] || x.strides[i] != y.strides[i]) return false;
+  }
+  for (int i = 0; i < x.inner_nblks; ++i) {
+    if (x.inner_blks[i] != y.inner_blks[i] || x.inner_idxs[i] != y.inner_idxs[i]) return false;
+  }
+  return true;
+}
+
+// Whether neither array is plain, and their layouts are not the same.
+inline bool layouts_differ(const mxnet::NDArray& a, const mxnet::NDArray& b) {
+  if (!a.IsMKLDNNData() || !b.IsMKLDNNData()) return false;
+  const auto x = get_desc(a.GetMKLDNNData()), y = get_desc(b.GetMKLDNNData());
+  submit(get_stream(), true);  // as in ~SameOrder
+  return !alike(x.data, y.data);
 }
 
 // Float32 arrays of one shape, read in one order: a common blocked one, or else the plain one.
@@ -45,7 +68,8 @@ class SameOrder {
     if (blocked_) desc_ = get_desc(arrays[0].GetMKLDNNData());
     blocked_ = blocked_ && dense(desc_.data);
     for (size_t i = 1; blocked_ && i < arrays.size(); ++i) {
-      blocked_ = alike(desc_.data, get_desc(arrays[i].GetMKLDNNData()).data);
+      const auto other = get_desc(arrays[i].GetMKLDNNData());
+      blocked_ = dense(other.data) && alike(desc_.data, other.data);
     }
     if (blocked_) {
       for (const auto& array : arrays) data.push_back(first_value(array));
@@ -96,18 +120,6 @@ class SameOrder {
     return desc.offset0 == 0 && desc.extra.flags == 0;
   }
 
-  static bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
-    const auto &x = a.format_desc.blocking, &y = b.format_desc.blocking;
-    if (!dense(b) || a.ndims != b.ndims || x.inner_nblks != y.inner_nblks) return false;
-    for (int i = 0; i < a.ndims; ++i) {
-      if (a.dims[i] != b.dims[i] || x.strides[i] != y.strides[i]) return false;
-    }
-    for (int i = 0; i < x.inner_nblks; ++i) {
-      if (x.inner_blks[i] != y.inner_blks[i] || x.inner_idxs[i] != y.inner_idxs[i]) return false;
-    }
-    return true;
-  }
-
   std::vector<mxnet::NDArray> arrays_;
   mkldnn::memory::desc desc_;
   bool blocked_;
@@ -117,6 +129,7 @@ class SameOrder {
 
 inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) { return array; }
 inline void make_plain(const mxnet::NDArray&) {}
+inline bool layouts_differ(const mxnet::NDArray&, const mxnet::NDArray&) { return false; }
 
 struct SameOrder {
   explicit SameOrder(const std::vector<mxnet::NDArray>& arrays) {

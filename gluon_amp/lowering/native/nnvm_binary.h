@@ -5,8 +5,8 @@
 //   - std::function hands arguments on by reference where it did by value. So function types here
 //     have references where MXNet's have pointers, which is one and the same in registers; an int
 //     stands as a reference that must not be read.
-//   - std::unordered_map has grown. So graph nodes, which hold one, are made by MXNet's own code, and
-//     of NodeAttrs only the members up to and including `dict` are read.
+//   - std::unordered_map has grown. So graph nodes, which hold one, are made by MXNet's own code, of
+//     NodeAttrs only the members up to and including `dict` are read, and inputs_of finds a node's.
 // The functions below are MXNet's own instances of its inline functions and templates. The loader
 // tries a freshly built library in a process of its own before it trusts all this (native.py).
 #pragma once
@@ -83,5 +83,12 @@ Entries make_grad_node(const char* op, const ObjectPtr& forward, const Entries& 
                        const std::unordered_map<std::string, std::string>& attributes)
     asm("_ZN5mxnet2op12MakeGradNodeEPKcRKSt10shared_ptrIN4nnvm4NodeEERKSt6vectorINS4_9NodeEntryESaIS"
         "A_EERKSt13unordered_mapISsSsSt4hashISsESt8equal_toISsESaISt4pairIKSsSsEEE");
+
+// The inputs of a node: the one std::unordered_map in front of them, in NodeAttrs, had 48 bytes.
+inline const Entries& inputs_of(const ObjectPtr& node) {
+  constexpr size_t growth = sizeof(std::unordered_map<std::string, std::string>) - 48;
+  const char* place = reinterpret_cast<const char*>(&node->inputs) - growth;
+  return *reinterpret_cast<const Entries*>(place);
+}
 
 }  // namespace gluon_amp

@@ -8,16 +8,11 @@
 
 #include "arrays.h"
 #include "kernels.h"
-#include "nnvm_binary.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace gluon_amp {
 namespace {
-
-using mxnet::DispatchMode;
-using mxnet::NDArray;
-using mxnet::OpContext;
-using mxnet::OpReqType;
 
 // ------------------------------------------------------------------------------------- the work
 
@@ -100,90 +95,9 @@ void widen(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Reque
   });
 }
 
-// ------------------------------------------------------------------------------ what nnvm asks
-
-// All inputs and outputs have one shape; known sizes spread to where they are unknown.
-bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  std::vector<mxnet::TShape*> shapes;
-  for (auto& shape : in) shapes.push_back(&shape);
-  for (auto& shape : out) shapes.push_back(&shape);
-  mxnet::TShape common;
-  for (const auto* shape : shapes) {
-    if (!mxnet::ndim_is_known(*shape)) continue;
-    if (!mxnet::ndim_is_known(common)) common = *shape;
-    CHECK_EQ(common.ndim(), shape->ndim()) << attrs.name << ": shapes differ";
-    for (int i = 0; i < common.ndim(); ++i) {
-      if (!mxnet::dim_size_is_known(*shape, i)) continue;
-      if (!mxnet::dim_size_is_known(common, i)) common[i] = (*shape)[i];
-      CHECK_EQ(common[i], (*shape)[i]) << attrs.name << ": shapes differ";
-    }
-  }
-  for (auto* shape : shapes) *shape = common;
-  return mxnet::shape_is_known(common);
-}
+}  // namespace
 
 constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16;
-
-template <int from, int to>
-bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  const auto expect = [&](int& type, int expected) {
-    CHECK(type == -1 || type == expected)
-        << attrs.name << " (" << attrs.op->name << "): dtype " << type << ", not " << expected;
-    type = expected;
-  };
-  for (int& type : in) expect(type, from);
-  for (int& type : out) expect(type, to);
-  return true;
-}
-
-bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mode, Ints& in, Ints& out) {
-  for (int& type : in) {
-    CHECK(type == mxnet::kDefaultStorage || type == mxnet::kUndefinedStorage)
-        << attrs.op->name << " takes dense arrays";
-    type = mxnet::kDefaultStorage;
-  }
-  for (int& type : out) type = mxnet::kDefaultStorage;
-  mode = DispatchMode::kFComputeEx;
-  return true;
-}
-
-template <int from, int to>
-nnvm::Op* add_op(const std::string& name, int inputs, const Compute& compute) {
-  nnvm::Op* op = &register_or_get(dmlc::Registry<nnvm::Op>::Get(), name);
-  op->num_inputs = inputs;
-  op->num_outputs = 1;
-  set_attr(op, "FInferShape", InferShape(infer_shape), kPriority);
-  set_attr(op, "FInferType", InferType(infer_type<from, to>), kPriority);
-  set_attr(op, "FInferStorageType", InferStorage(infer_storage), kPriority);
-  set_attr(op, "FComputeEx<cpu>", compute, kPriority);
-  // else MXNet reorders the inputs before it calls
-  set_attr(op, "TIsMKLDNN", true, kPriority);
-  if (from == to) {
-    const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
-    set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
-  }
-  return op;
-}
-
-template <int from, int to>
-void add_forward(const std::string& name, const Compute& compute, const std::string& backward,
-                 bool grad_reads_result = false) {
-  nnvm::Op* op = add_op<from, to>(name, 1, compute);
-  op->add_argument("data", "NDArray-or-Symbol", "dense");
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    Entries inputs = grads;
-    if (grad_reads_result) inputs.emplace_back(node, 0, 0);
-    return make_grad_node(backward.c_str(), node, inputs, node->attrs.dict);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-}
-
-template <int from, int to>
-void add_backward(const std::string& name, int inputs, const Compute& compute) {
-  set_attr(add_op<from, to>(name, inputs, compute), "TIsBackward", true, kPriority);
-}
-
-}  // namespace
 
 void register_rounding() {
   const std::string round_grad = "_backward_gluon_amp_round";

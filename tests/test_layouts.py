@@ -1,0 +1,225 @@
+"""lowering/layouts.py and native/layouts.cc: gradients in a layout that BatchNorm can use."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gluon_amp import cpu
+from gluon_amp.graph import to_json
+from gluon_amp.lowering import bfloat16, native
+from gluon_amp.lowering.layouts import NORM_LAYOUT, settle_norms
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+needs_native = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+
+
+def has_bfloat16() -> bool:
+    try:
+        bfloat16.check_device("cpu")
+    except ValueError:
+        return False
+    return True
+
+
+needs_bfloat16 = pytest.mark.skipif(not has_bfloat16(), reason="no AVX512")
+
+
+def norm_of(data, name="norm"):
+    return mx.sym.BatchNorm(data, name=name, fix_gamma=False)
+
+
+def low(data):
+    # functions take MXNet's structured dtype; only graphs take the name
+    return mx.sym.amp_cast(data, dtype=np.dtype([("bfloat16", np.uint16)]))
+
+
+def ops(symbol):
+    return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
+
+
+# ------------------------------------------------------------------------------------- the rewrite
+
+
+def test_symbols_without_a_bfloat16_batchnorm_stay_themselves():
+    data = mx.sym.var("data")
+    for symbol in (mx.sym.relu(low(data)), norm_of(data), norm_of(mx.sym.relu(data))):
+        assert settle_norms(symbol, {}) is symbol
+
+
+@needs_native
+def test_the_operator_stands_behind_each_bfloat16_batchnorm():
+    first = norm_of(low(mx.sym.var("data")), "first")
+    second = norm_of(mx.sym.Activation(first, act_type="relu"), "second")
+    settled = settle_norms(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
+    assert ops(settled) == [
+        "amp_cast", "BatchNorm", NORM_LAYOUT, "Activation", "BatchNorm", NORM_LAYOUT, "amp_cast",
+        "BatchNorm",
+    ]  # fmt: skip
+    assert settled.list_outputs() == ["third_output"]
+    arguments = ["data", "first_gamma", "first_beta", "second_gamma", "second_beta"]
+    assert settled.list_arguments() == [*arguments, "third_gamma", "third_beta"]
+
+
+@needs_native
+def test_all_readers_and_outputs_get_the_settled_tensor():
+    norm = norm_of(low(mx.sym.var("data")))
+    both = mx.sym.Group([mx.sym.Activation(norm, act_type="relu") + norm, norm])
+    nodes = to_json(settle_norms(both, {}))
+    found = [node["op"] for node in nodes["nodes"]]
+    readers = [
+        node for node in nodes["nodes"] if [found.index("BatchNorm"), 0, 0] in node["inputs"]
+    ]
+    assert [node["op"] for node in readers] == [NORM_LAYOUT]
+    assert nodes["heads"][1][:2] == [found.index(NORM_LAYOUT), 0]
+
+
+@needs_native
+def test_other_outputs_of_a_batchnorm_are_left_alone():
+    norm = mx.sym.BatchNorm(low(mx.sym.var("data")), name="norm", output_mean_var=True)
+    settled = settle_norms(norm, {})
+    assert len(settled.list_outputs()) == 3
+    assert ops(settled).count(NORM_LAYOUT) == 1
+
+
+# ---------------------------------------------------------------------------------- the gradients
+
+
+def run(symbol, **arrays):
+    """Outputs and gradients in float32 of a symbol, whose inputs these are."""
+    inputs = {name: nd.array(values) for name, values in arrays.items()}
+    block = mx.gluon.SymbolBlock(symbol, [mx.sym.var(name) for name in inputs])
+    block.collect_params().initialize()
+    block.hybridize(static_alloc=True)
+    for array in inputs.values():
+        array.attach_grad()
+    with autograd.record():
+        out = block(*inputs.values())
+    out.backward(nd.arange(1, 1 + out.size).reshape(out.shape))
+    return out.asnumpy(), *(array.grad.asnumpy() for array in inputs.values())
+
+
+def passed_on(data, other):
+    """The operator alone between casts; integers up to 256 are bfloat16."""
+    graph = to_json(mx.sym.Group([low(data), low(other)]))
+    nodes = graph["nodes"]
+    heads = [[*entry[:2], 0] for entry in graph["heads"]]
+    nodes.append({"op": NORM_LAYOUT, "name": "passed", "attrs": {}, "inputs": heads})
+    graph["heads"] = [[len(nodes) - 1, 0, 0]]
+    return mx.sym.load_json(json.dumps(graph))
+
+
+@needs_native
+def test_values_and_gradients_pass_as_they_are():
+    symbol = passed_on(mx.sym.var("data"), mx.sym.var("other"))
+    values = [[-3.0, 0.5, np.inf], [2.0, -np.inf, 256.0]]
+    out, grad, other = run(mx.sym.amp_cast(symbol, dtype="float32"), data=values, other=values)
+    np.testing.assert_array_equal(out, values)
+    np.testing.assert_array_equal(grad, [[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(other, np.zeros((2, 3)))
+
+
+@needs_native
+def test_gradients_of_two_readers_are_added():
+    data, other = mx.sym.var("data"), mx.sym.var("other")
+    symbol = passed_on(data, other)
+    twice = mx.sym.amp_cast(mx.sym.elemwise_add(symbol, symbol), dtype="float32")
+    out, grad, _ = run(twice + data, data=[[1.0, 2.0]], other=[[0.0, 0.0]])
+    np.testing.assert_array_equal(out, [[3, 6]])
+    np.testing.assert_array_equal(grad, [[3, 6]])
+
+
+@needs_native
+def test_shapes_and_dtypes_that_cannot_be():
+    symbol = passed_on(mx.sym.var("data"), mx.sym.var("other"))
+    with pytest.raises(mx.base.MXNetError, match="shapes differ"):
+        symbol.infer_shape(data=(2, 3), other=(3, 2))
+    assert symbol.infer_shape(data=(2, 3))[0] == [(2, 3), (2, 3)]
+    graph = to_json(symbol)
+    graph["nodes"] = [n for n in graph["nodes"] if n["op"] != "amp_cast"]
+    graph["nodes"][-1]["inputs"] = [[0, 0, 0], [1, 0, 0]]
+    graph.update(arg_nodes=[0, 1], heads=[[2, 0, 0]])
+    graph.pop("node_row_ptr", None)
+    with pytest.raises(mx.base.MXNetError, match="dtype 0, not 12"):
+        mx.sym.load_json(json.dumps(graph)).infer_type(data="float32", other="float32")
+
+
+DEPTHWISE = """
+import hashlib, sys
+import numpy as np
+import gluon_amp
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+mx.random.seed(0)
+net = nn.HybridSequential()
+for channels, groups, size in ((32, 1, 3), (32, 32, 3), (64, 1, 1), (64, 64, 3), (32, 1, 1)):
+    net.add(nn.Conv2D(channels, size, padding=size // 2, groups=groups, use_bias=False))
+    net.add(nn.BatchNorm(), nn.Activation("relu"))
+net.add(nn.GlobalAvgPool2D())
+net.initialize(mx.init.Xavier())
+net = gluon_amp.cast(net, "bfloat16")
+net.hybridize(static_alloc=True)
+data = nd.array(np.random.RandomState(0).normal(size=(4, 16, 20, 20)))
+for _ in range(2):
+    with autograd.record():
+        loss = (net(data) ** 2).sum()
+    loss.backward()
+grads = [p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+np.savez(sys.argv[1], loss=loss.asnumpy(), **{str(i): grad for i, grad in enumerate(grads)})
+"""
+
+
+def train_depthwise(path, **environment):
+    """Output of a program that trains a small MobileNet and saves its gradients."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEPTHWISE, str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, np.load(str(path))
+
+
+@needs_native
+@needs_bfloat16
+def test_depthwise_networks_meet_no_reference_kernel(tmp_path):
+    shown, with_ours = train_depthwise(tmp_path / "ours.npz", DNNL_VERBOSE="1")
+    norms = [line for line in shown.splitlines() if ",batch_normalization," in line]
+    assert len(norms) >= 2 * 2 * 5  # steps, directions, layers
+    assert not [line for line in norms if "ref:any" in line]
+
+    shown, without = train_depthwise(
+        tmp_path / "without.npz", DNNL_VERBOSE="1", GLUON_AMP_NATIVE="0"
+    )
+    if cpu.has_amx():  # the trouble is there: the test can fail
+        assert [line for line in shown.splitlines() if "bnorm_ref:any" in line]
+    np.testing.assert_array_equal(with_ours["loss"], without["loss"])
+    # the kernels sum a batch in another order, and each gradient is rounded to 8 bits
+    ours, wanted = (
+        np.concatenate([found[name].ravel() for name in with_ours.files])
+        for found in (with_ours, without)
+    )
+    assert np.linalg.norm(ours - wanted) <= 0.03 * np.linalg.norm(wanted)
+
+
+@needs_bfloat16
+def test_bfloat16_networks_keep_their_outputs():
+    import gluon_amp
+
+    mx.random.seed(1)
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.initialize(mx.init.Xavier())
+    data = nd.array(np.random.RandomState(1).normal(size=(2, 3, 8, 8)))
+    wanted = net(data).asnumpy()
+    cast = gluon_amp.cast(net, "bfloat16")
+    cast.hybridize()
+    np.testing.assert_allclose(cast(data).asnumpy(), wanted, rtol=0.02, atol=0.02)
