@@ -4,7 +4,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= cpu,gluoncv,data,test
+EXTRAS ?= cpu,gluoncv,data,results,test
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 

@@ -29,6 +29,8 @@ EXTRAS = {
         "opencv-python>=4.5,<4.12",
     ],
     "data": ["scikit-learn>=1.0", "tqdm>=4.60"],
+    # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
+    "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],
     "test": ["pytest>=7", "pytest-timeout>=2.1", "hypothesis>=6", "ruff>=0.17"],
 }
 

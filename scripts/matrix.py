@@ -19,7 +19,7 @@ from typing import List, Optional, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = [("3.8", "1.23.5"), ("3.11", "1.23.5"), ("3.11", "1.26.4"), ("3.12", "1.26.4")]
-EXTRAS = "cpu,gluoncv,data,test"
+EXTRAS = "cpu,gluoncv,data,results,test"
 TESTS = ["tests/test_train_script.py", "-k", "short_run"]
 VERSIONS = (
     "import gluon_amp, mxnet, numpy, platform; "

@@ -1,0 +1,1 @@
+"""Tables of results: runs of several configurations and seeds, compared with statistics."""
