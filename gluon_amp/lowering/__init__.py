@@ -6,7 +6,7 @@ float16 is emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneD
 
 from typing import Dict
 
-from gluon_amp.lowering import float16_emulation, layouts
+from gluon_amp.lowering import float16_emulation, onednn
 
 import mxnet as mx
 
@@ -29,4 +29,4 @@ def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) ->
     """
     if device_type == "gpu":
         return symbol
-    return layouts.settle_norms(float16_emulation.emulate(symbol, dtypes), dtypes)
+    return onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)

@@ -1,4 +1,4 @@
-"""lowering/layouts.py and native/layouts.cc: gradients in a layout that BatchNorm can use."""
+"""lowering/onednn.py and native/layouts.cc: bfloat16 clear of two kernels of oneDNN."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from gluon_amp import cpu
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import bfloat16, native
-from gluon_amp.lowering.layouts import NORM_LAYOUT, settle_norms
+from gluon_amp.lowering.onednn import NORM_LAYOUT, settle
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -50,14 +50,14 @@ def ops(symbol):
 def test_symbols_without_a_bfloat16_batchnorm_stay_themselves():
     data = mx.sym.var("data")
     for symbol in (mx.sym.relu(low(data)), norm_of(data), norm_of(mx.sym.relu(data))):
-        assert settle_norms(symbol, {}) is symbol
+        assert settle(symbol, {}) is symbol
 
 
 @needs_native
 def test_the_operator_stands_behind_each_bfloat16_batchnorm():
     first = norm_of(low(mx.sym.var("data")), "first")
     second = norm_of(mx.sym.Activation(first, act_type="relu"), "second")
-    settled = settle_norms(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
+    settled = settle(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
     assert ops(settled) == [
         "amp_cast", "BatchNorm", NORM_LAYOUT, "Activation", "BatchNorm", NORM_LAYOUT, "amp_cast",
         "BatchNorm",
@@ -71,7 +71,7 @@ def test_the_operator_stands_behind_each_bfloat16_batchnorm():
 def test_all_readers_and_outputs_get_the_settled_tensor():
     norm = norm_of(low(mx.sym.var("data")))
     both = mx.sym.Group([mx.sym.Activation(norm, act_type="relu") + norm, norm])
-    nodes = to_json(settle_norms(both, {}))
+    nodes = to_json(settle(both, {}))
     found = [node["op"] for node in nodes["nodes"]]
     readers = [
         node for node in nodes["nodes"] if [found.index("BatchNorm"), 0, 0] in node["inputs"]
@@ -83,7 +83,7 @@ def test_all_readers_and_outputs_get_the_settled_tensor():
 @needs_native
 def test_other_outputs_of_a_batchnorm_are_left_alone():
     norm = mx.sym.BatchNorm(low(mx.sym.var("data")), name="norm", output_mean_var=True)
-    settled = settle_norms(norm, {})
+    settled = settle(norm, {})
     assert len(settled.list_outputs()) == 3
     assert ops(settled).count(NORM_LAYOUT) == 1
 
@@ -223,3 +223,81 @@ def test_bfloat16_networks_keep_their_outputs():
     cast = gluon_amp.cast(net, "bfloat16")
     cast.hybridize()
     np.testing.assert_allclose(cast(data).asnumpy(), wanted, rtol=0.02, atol=0.02)
+
+
+# ------------------------------------------------------------------------------- 1×1 convolutions
+
+
+def convolution(data, kernel, **options):
+    weight = mx.sym.amp_cast(mx.sym.var("w"), dtype=np.dtype([("bfloat16", np.uint16)]))
+    return mx.sym.Convolution(
+        data, weight, kernel=kernel, num_filter=8, no_bias=True, name="conv", **options
+    )
+
+
+def dilation(symbol):
+    nodes = to_json(symbol)["nodes"]
+    return next(node["attrs"].get("dilate") for node in nodes if node["op"] == "Convolution")
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_pointwise_convolutions_are_dilated_where_there_is_amx(amx, monkeypatch):
+    monkeypatch.setattr(cpu, "has_amx", lambda: amx)
+    data = mx.sym.var("data")
+    for kernel, twos in (((1, 1), "(2, 2)"), ((1,), "(2,)"), ((1, 1, 1), "(2, 2, 2)")):
+        low_one = convolution(low(data), kernel)
+        assert dilation(settle(low_one, {})) == (twos if amx else None)
+    for other in (convolution(low(data), (3, 3)), convolution(low(data), (1, 3))):
+        assert settle(other, {}) is other
+
+
+def test_float32_convolutions_stay_themselves():
+    symbol = mx.sym.Convolution(mx.sym.var("data"), kernel=(1, 1), num_filter=8)
+    assert settle(symbol, {}) is symbol
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("positions", [27, 33, 36, 39, 42, 45, 48, 49])
+def test_three_tiles_of_positions(positions):
+    """Sizes at which oneDNN's own kernel writes past its result; values as numpy computes them."""
+    import gluon_amp
+
+    random = np.random.RandomState(positions)
+    data = random.randint(-4, 5, size=(2, 64, 1, positions))
+    weight = random.randint(-4, 5, size=(128, 64, 1, 1))
+    net = nn.Conv2D(128, 1, use_bias=False, in_channels=64)
+    net.initialize()
+    net.weight.set_data(nd.array(weight))
+    gluon_amp.cast(net, "bfloat16")
+    net.hybridize()
+    wanted = np.einsum("ncij,oc->noij", data, weight[:, :, 0, 0])
+    found = net(nd.array(data)).asnumpy()
+    # sums of integers are exact in float32, and rounded once to 8 bits
+    np.testing.assert_allclose(found, wanted, rtol=2.0**-8)
+
+
+POINTWISE = """
+import mxnet as mx
+import gluon_amp
+net = mx.gluon.nn.Conv2D(32, 1, in_channels=32)
+net.initialize()
+net = gluon_amp.cast(net, "bfloat16")
+net.hybridize()
+net(mx.nd.ones((1, 32, 6, 6))).wait_to_read()
+"""
+
+
+@needs_bfloat16
+def test_the_kernel_that_writes_too_far_is_not_used():
+    done = subprocess.run(
+        [sys.executable, "-c", POINTWISE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+             "DNNL_VERBOSE": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    used = [line.split(",")[4] for line in done.stdout.splitlines() if ",convolution," in line]
+    assert used
+    assert "jit_1x1:avx512_core_amx_bf16" not in used
+    if cpu.has_amx():
+        assert any("amx" in kernel for kernel in used)
