@@ -11,6 +11,8 @@ from typing import List, NamedTuple, Union
 
 from gluon_amp.graph import dtype_name
 
+import mxnet as mx
+
 
 class FloatFormat(NamedTuple):
     """A binary floating-point format.
@@ -218,7 +220,7 @@ def _number(x) -> tuple:
 def _float(x) -> float:
     try:
         if not isinstance(x, str):
-            return float(x)
+            return float(x.asscalar() if isinstance(x, mx.nd.NDArray) else x)
     except (TypeError, ValueError):
         pass
     raise TypeError(f"bits() got a {type(x).__name__}, expected one number.")

@@ -135,7 +135,7 @@ def test_errors_are_one_sentence():
     assert str(error.value) == (
         "bits() got the dtype 'float64', expected one of float16, bfloat16, float32."
     )
-    for wrong in ("0.5", [1, 2], None):
+    for wrong in ("0.5", [1, 2], None, nd.ones(2)):
         with pytest.raises(TypeError) as error:
             amp.bits(wrong)
         assert str(error.value) == f"bits() got a {type(wrong).__name__}, expected one number."
