@@ -12,6 +12,7 @@ from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.describe import describe
 from gluon_amp.diagnose import Diagnosis, diagnose, gradient_report
+from gluon_amp.doctor import doctor
 from gluon_amp.formats import bits, float_table
 from gluon_amp.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from gluon_amp.policy import Policy
@@ -32,6 +33,7 @@ __all__ = [
     "cast",
     "describe",
     "diagnose",
+    "doctor",
     "float_table",
     "gradient_report",
     "init_trainer",

@@ -1,0 +1,107 @@
+"""The environment variables that change what MXNet 1.9.1 and gluon_amp compute, or how fast.
+
+What MXNet's do was read in its sources at tag 1.9.1: `src/common/cuda_utils.h`,
+`src/operator/linalg_impl.h`, `src/operator/nn/cudnn/cudnn_convolution-inl.h`,
+`src/imperative/cached_op.h`, `src/engine/openmp.cc`, `src/resource.cc`.
+"""
+
+import os
+from typing import Dict, List, Mapping, NamedTuple, Optional
+
+
+class Variable(NamedTuple):
+    """An environment variable.
+
+    Attributes
+    ----------
+    name, does : str
+    warnings : dict of str to str
+        Values that hurt, and what they do.
+    """
+
+    name: str
+    does: str
+    warnings: Dict[str, str] = {}  # noqa: RUF012
+
+
+class Setting(NamedTuple):
+    """A variable as it is set here: its value (None: not set) and what that value breaks."""
+
+    name: str
+    value: Optional[str]
+    does: str
+    warning: Optional[str]
+
+
+VARIABLES = (
+    Variable("CUDA_VISIBLE_DEVICES", "Which GPUs there are for MXNet."),
+    Variable(
+        "MXNET_CUDA_ALLOW_TENSOR_CORE",
+        "0: no Tensor Cores. Default 1.",
+        {"0": "float16 will be slow, since Tensor Cores are turned off: unset it."},
+    ),
+    Variable(
+        "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
+        "1: float32 convolutions are computed in float16. Default 0.",
+        {"1": "float32 is not float32 any more: unset it, and ask for float16 by a policy."},
+    ),
+    Variable(
+        "MXNET_FC_TRUE_FP16",
+        "1: FullyConnected sums up in float16. Default 0, float32.",
+        {"1": "sums in FullyConnected overflow past 65504: unset it."},
+    ),
+    Variable(
+        "MXNET_SAFE_ACCUMULATION",
+        "1: softmax and norm of float16 sum up in float32. Default 0. gluon_amp's casts keep them "
+        "in float32 either way.",
+    ),
+    Variable(
+        "NVIDIA_TF32_OVERRIDE",
+        "0: no TF32, with which cuDNN multiplies float32 from capability 8.0 on.",
+    ),
+    Variable(
+        "MXNET_CUDNN_AUTOTUNE_DEFAULT",
+        "Search for the fastest convolution: 0 no, 1 within the workspace, 2 at any size. Default "
+        "1: the first iterations are slow.",
+        {"0": "convolutions may take a slow algorithm without Tensor Cores: unset it."},
+    ),
+    Variable(
+        "MXNET_CUDNN_LIB_CHECKING",
+        "0: no warning that cuDNN is another version than MXNet was built with.",
+    ),
+    Variable(
+        "MXNET_ENFORCE_DETERMINISM",
+        "1: only algorithms that give the same bits in every run. Default 0.",
+    ),
+    Variable(
+        "MXNET_USE_FUSION",
+        "0: no fusion of elementwise operators on a GPU. Default 1: fused ones do not round "
+        "to float16 in between.",
+    ),
+    Variable(
+        "MXNET_MKLDNN_ENABLED",
+        "0: no oneDNN on a CPU. Default 1.",
+        {"0": "bfloat16 cannot run on this CPU, and float32 is slow: unset it."},
+    ),
+    Variable(
+        "DNNL_MAX_CPU_ISA",
+        "The newest instruction set that oneDNN may use. gluon_amp asks for AMX where it can.",
+    ),
+    Variable("OMP_NUM_THREADS", "CPU threads. gluon_amp gives MXNet one for each core."),
+    Variable("MXNET_CPU_PARALLEL_SIZE", "Set by gluon_amp, so that threads keep spinning."),
+    Variable("MXNET_CPU_TEMP_COPY", "Set by gluon_amp, so that there is one scratch memory."),
+    Variable(
+        "GLUON_AMP_NATIVE",
+        "0: no C++ kernels. plain, avx2 or avx512: those. Default: the best ones.",
+        {"0": "emulated float16 is several times slower without the C++ kernels: unset it."},
+    ),
+    Variable("CXX", "The compiler for the C++ kernels. Default g++, c++ or clang++."),
+)
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> List[Setting]:
+    """Return every variable of the table as it is set in `environ`."""
+    return [
+        Setting(v.name, environ.get(v.name), v.does, v.warnings.get(environ.get(v.name)))
+        for v in VARIABLES
+    ]
