@@ -14,6 +14,8 @@ from benchmarking.suites import DTYPES, Suite
 # instructions that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("mxnet", "gluon_amp", "numpy")
+# ticks of a logarithmic axis
+MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 # Okabe and Ito's colours, which colour-blind people can tell apart
 COLOURS = dict(zip(DTYPES, ("#0072B2", "#D55E00", "#009E73")))
 
@@ -204,9 +206,13 @@ def _draw_growth(panel, cases: List[Dict[str, Any]], axis: str) -> None:
     ticks = sorted({case[axis] for case in along})
     panel.set_xscale("log")
     panel.set_yscale("log")
-    panel.set_xticks(ticks, [f"{t / 1e6:.3g} M" if t >= 1e6 else f"{t}" for t in ticks])
+    millions = max(ticks) >= 1e6
+    panel.set_xticks(ticks, [f"{t / 1e6:.0f}" if millions else f"{t}" for t in ticks])
+    panel.set_yticks(MILLISECONDS, [f"{t}" for t in MILLISECONDS])
+    times = [case["median_seconds"] * 1e3 for case in cases]
+    panel.set_ylim(min(times) / 1.2, max(times) * 1.2)
     panel.minorticks_off()
-    panel.set_xlabel(axis)
+    panel.set_xlabel(f"{axis} in millions" if millions else axis)
     panel.grid(alpha=0.3)
 
 

@@ -6,7 +6,7 @@ cases of gluon_amp import that, which lets oneDNN use AMX.
 
 import time
 from multiprocessing.connection import Connection
-from typing import Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
@@ -102,7 +102,11 @@ def _train_gluon_amp(case: Case) -> Callable[[], None]:
     trainer = gluon_amp.Trainer(
         net.collect_params(), case.optimizer, SETTINGS[case.optimizer], loss_scale=case.loss_scale
     )
-    return _step(case, net, trainer, trainer.backward)
+    step = _step(case, net, trainer, trainer.backward)
+    # a dynamic scale comes down first, and only then the first update makes the optimizer's states
+    while not step().applied:
+        pass
+    return step
 
 
 def _train_contrib_amp(case: Case) -> Callable[[], None]:
@@ -127,15 +131,15 @@ TRAIN = {"mxnet": _train_mxnet, "gluon_amp": _train_gluon_amp, "contrib.amp": _t
 
 def _step(
     case: Case, net: mx.gluon.HybridBlock, trainer: mx.gluon.Trainer, backward: Callable
-) -> Callable[[], None]:
+) -> Callable[[], Any]:
     images, labels = batch_of(case)
     loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def step() -> None:
+    def step() -> Any:
         with autograd.record():
             loss = loss_fn(net(images), labels)
             backward(loss)
-        trainer.step(case.batch)
+        return trainer.step(case.batch)
 
     return step
 
