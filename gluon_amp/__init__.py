@@ -1,7 +1,8 @@
 """gluon_amp: mixed precision for MXNet Gluon and Module."""
 
-from gluon_amp import compat, cpu
+from gluon_amp import compat, cpu, cuda_libraries
 
+cuda_libraries.preload()
 with cpu.a_thread_per_core():
     compat.import_mxnet()
 cpu.prepare()

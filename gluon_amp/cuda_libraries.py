@@ -1,14 +1,114 @@
-"""Which of MXNet's wheels is installed. Runs before `import mxnet`."""
+"""The CUDA 11 libraries of MXNet's GPU wheels, loaded from PyPI packages before `import mxnet`.
 
+mxnet-cu112 and mxnet-cu117 are linked against CUDA 11 and cuDNN 8 and bring neither. NVIDIA's
+packages on PyPI have them (`pip install 'gluon-amp[cu117]'`), in folders where the system's loader
+does not look; a library that is loaded already it does not look for. What is missing then is the
+driver's libcuda.so.1, which only the system can have.
+
+The sonames are those that `readelf -d libmxnet.so` prints for the two wheels, in the order in which
+they need each other. libnvrtc is among them since cuDNN looks for it in another folder than the
+package's.
+"""
+
+import ctypes
 import importlib.metadata
-import re
-from typing import List
+import importlib.util
+import sys
+from pathlib import Path
+from typing import List, NamedTuple, Optional
+
+WHEELS = ("mxnet", "mxnet-cu112", "mxnet-cu117")
+CUDA_WHEELS = ("mxnet-cu112", "mxnet-cu117")
+DRIVER = "libcuda.so.1"
+
+
+class Library(NamedTuple):
+    """A shared library: its folder below `nvidia/`, its soname, and the wheels that need it."""
+
+    folder: str
+    soname: str
+    wheels: tuple = CUDA_WHEELS
+
+
+LIBRARIES = (
+    Library("cuda_runtime", "libcudart.so.11.0"),
+    Library("cuda_nvrtc", "libnvrtc.so.11.2"),
+    Library("nvtx", "libnvToolsExt.so.1"),
+    Library("cublas", "libcublasLt.so.11"),
+    Library("cublas", "libcublas.so.11"),
+    Library("cufft", "libcufft.so.10"),
+    Library("curand", "libcurand.so.10"),
+    Library("cusparse", "libcusparse.so.11", ("mxnet-cu117",)),
+    Library("cusolver", "libcusolver.so.11"),
+    Library("nccl", "libnccl.so.2"),
+    Library("cudnn", "libcudnn.so.8"),
+)
 
 
 def installed_wheels() -> List[str]:
     """Return the names of MXNet's wheels here, as in ['mxnet-cu117']; there should be one."""
-    names = {
-        (distribution.metadata["Name"] or "").lower().replace("_", "-")
-        for distribution in importlib.metadata.distributions()
-    }
-    return sorted(name for name in names if re.fullmatch(r"mxnet(-cu\d+)?", name))
+    return [name for name in WHEELS if _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def preload() -> None:
+    """Load what the installed wheel is linked against; does nothing for the CPU wheel.
+
+    Raises
+    ------
+    ImportError
+        Two wheels of MXNet, a missing library or a missing driver: one sentence with the fix.
+    """
+    if "mxnet" in sys.modules:
+        return
+    wheels = installed_wheels()
+    if len(wheels) > 1:
+        extra = wheels[-1].partition("-")[2]
+        raise ImportError(
+            f"{' and '.join(wheels)} are both installed and have overwritten each other's files: "
+            f"run `pip uninstall {' '.join(wheels)}`, then `pip install 'gluon-amp[{extra}]'` "
+            "(or `'gluon-amp[cpu]'` for a machine without a GPU)."
+        )
+    for wheel in set(wheels).intersection(CUDA_WHEELS):
+        for library in LIBRARIES:
+            if wheel in library.wheels:
+                _load(library, wheel)
+        _load_driver(wheel)
+
+
+def _load(library: Library, wheel: str) -> None:
+    """Load a library from its package, or else from where the system's loader finds it."""
+    packaged = _packaged(library)
+    try:
+        ctypes.CDLL(str(packaged or library.soname), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        extra = wheel.partition("-")[2]
+        raise ImportError(
+            f"{wheel} needs {library.soname}, which could not be loaded ({error}): "
+            f"run `pip install 'gluon-amp[{extra}]'`, which brings it."
+        ) from None
+
+
+def _packaged(library: Library) -> Optional[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations or () if spec else ()
+    paths = (Path(folder, library.folder, "lib", library.soname) for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _load_driver(wheel: str) -> None:
+    try:
+        ctypes.CDLL(DRIVER, ctypes.RTLD_GLOBAL)
+    except OSError:
+        raise ImportError(
+            f"{wheel} needs NVIDIA's driver, which this machine does not have ({DRIVER} is not "
+            f"found): install the driver, or run `pip uninstall {wheel}`, then "
+            "`pip install 'gluon-amp[cpu]'` for a machine without a GPU."
+        ) from None

@@ -14,12 +14,11 @@ from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from gluon_amp import cpu
-from gluon_amp.cuda_libraries import installed_wheels
+from gluon_amp.cuda_libraries import DRIVER, installed_wheels
 from gluon_amp.lowering import bfloat16, native
 
 import mxnet as mx
 
-DRIVER = "libcuda.so.1"
 # CUdevice_attribute of cuda.h
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
