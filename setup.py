@@ -19,16 +19,15 @@ CUDA_LIBRARIES = [
     "nvidia-cudnn-cu11==8.9.6.50",
 ]
 
+# newer wheels ask for numpy 2, which MXNet 1.9.1 cannot use
+OPENCV = "opencv-python>=4.5,<4.12"
+
 EXTRAS = {
     "cpu": ["mxnet==1.9.1"],
     "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
     "cu117": ["mxnet-cu117==1.9.1", "nvidia-cusparse-cu11==11.7.5.86", *CUDA_LIBRARIES],
-    "gluoncv": [
-        "gluoncv==0.10.5.post0",
-        # newer OpenCV wheels ask for numpy 2, which MXNet 1.9.1 cannot use
-        "opencv-python>=4.5,<4.12",
-    ],
-    "data": ["scikit-learn>=1.0", "tqdm>=4.60"],
+    "gluoncv": ["gluoncv==0.10.5.post0", OPENCV],
+    "data": [OPENCV, "scikit-learn>=1.0", "tqdm>=4.60"],
     # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
     "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],
     "test": ["pytest>=7", "pytest-timeout>=2.1", "hypothesis>=6", "ruff>=0.17"],

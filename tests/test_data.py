@@ -165,7 +165,10 @@ def test_an_empty_class_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "train, val, example",
-    [("cat dog", "cat", "dog is only in train"), ("cat dog", "cat emu dog", "emu is only in val")],
+    [
+        ("cat dog", "cat", "class dog is only in .*/train:"),
+        ("cat dog", "cat emu dog", "class emu is only in .*/val:"),
+    ],
 )
 def test_classes_must_agree(tmp_path, train, val, example):
     write_folders(tmp_path, "train", train.split())
@@ -216,7 +219,7 @@ def test_a_missing_file_is_named(tmp_path, name):
 @pytest.mark.parametrize(
     "index, message",
     [
-        ("0\t0\n1\t20\n", "no record at byte 20"),
+        ("0\t0\n1\t20\n", "record at byte [0-9]+ should end at byte 20"),
         ("0\t0\n1\t99999999\n", "no record at byte 99999999"),
         ("cat\tdog\n", "is not an index"),
         ("0\n", "is not an index"),

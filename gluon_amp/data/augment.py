@@ -9,7 +9,15 @@ from typing import Any, Callable, Tuple
 
 import numpy as np
 
+from gluon_amp.data.decode import DecodeError
+from gluon_amp.data.source import DataError, Images, UnreadableImageError
+
 from mxnet.gluon.data import Dataset
+
+
+def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return the generator of one image in one epoch."""
+    return np.random.default_rng((seed, epoch, index))
 
 
 class Augmented(Dataset):
@@ -42,4 +50,60 @@ class Augmented(Dataset):
     def __getitem__(self, position: int) -> Tuple[Any, Any]:
         epoch, index = divmod(int(position), len(self))
         image, label = self._images[index]
-        return self._augment(image, np.random.default_rng((self._seed, epoch, index))), label
+        return self._augment(image, generator_of(self._seed, epoch, index)), label
+
+
+class EncodedImages:
+    """Image files, wherever they are: in folders, or packed in a record file."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, index: int) -> Tuple[bytes, int]:
+        """Return an image as it is stored, and its label. Many threads may call it at once."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """Return how to find the image: a path, or a record and its file."""
+        raise NotImplementedError
+
+
+class DecodedImages(Images):
+    """Image files, decoded and transformed.
+
+    Parameters
+    ----------
+    encoded : EncodedImages
+        The files.
+    transform : TrainingTransform or ValidationTransform
+        ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
+    classes : int
+        Labels are 0 ... classes - 1.
+    seed : int, optional
+        Decides the augmentation; None for a transform that has none.
+    """
+
+    def __init__(self, encoded: EncodedImages, transform: Any, classes: int, seed: Any = None):
+        self._encoded = encoded
+        self._transform = transform
+        self._classes = classes
+        self._seed = seed
+        self.shape = transform.shape
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        epoch, index = divmod(int(position), len(self))
+        generator = None if self._seed is None else generator_of(self._seed, epoch, index)
+        try:
+            encoded, label = self._encoded.read(index)
+            self._transform(encoded, generator, out)
+        except (DecodeError, OSError):
+            raise UnreadableImageError(self._encoded.name(index)) from None
+        if not 0 <= label < self._classes:
+            raise DataError(
+                f"{self._encoded.name(index)} has the label {label}, but the {self._classes} "
+                f"classes have the labels 0 to {self._classes - 1}: pack the data again."
+            )
+        return label

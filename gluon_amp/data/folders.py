@@ -1,47 +1,68 @@
 """ImageNet as folders: ``root/train/CLASS/*.jpg`` and ``root/val/CLASS/*.jpg``."""
 
-import warnings
+import os
 from pathlib import Path
-from typing import List
+from typing import List, Tuple
 
-from gluon_amp.data.augment import Augmented
-from gluon_amp.data.imagenet_transforms import INPUT_SIZE, training_transform, validation_transform
+from gluon_amp.data.augment import DecodedImages, EncodedImages
+from gluon_amp.data.classes import check_same_classes
+from gluon_amp.data.imagenet_transforms import INPUT_SIZE, TrainingTransform, ValidationTransform
 from gluon_amp.data.source import DataError, Source
 
-from mxnet.gluon.data.vision import ImageFolderDataset
+SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-def _open(root: Path, part: str) -> ImageFolderDataset:
+class FolderImages(EncodedImages):
+    """The images in ``folder/CLASS/``; a label is the rank of its class among the sorted names.
+
+    Parameters
+    ----------
+    folder : Path
+        Its folders are the classes; in each, every .jpg, .jpeg and .png is an image.
+
+    Attributes
+    ----------
+    classes : list of str
+        Sorted names of the folders.
+    """
+
+    def __init__(self, folder: Path):
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        self.classes = [entry.name for entry in entries if entry.is_dir()]
+        self._items: List[Tuple[str, int]] = []
+        for label, name in enumerate(self.classes):
+            for file in sorted(os.listdir(folder / name)):
+                if file.lower().endswith(SUFFIXES):
+                    self._items.append((f"{folder}/{name}/{file}", label))
+
+    def empty_classes(self) -> List[str]:
+        """Return the classes without images."""
+        filled = {label for _, label in self._items}
+        return [name for label, name in enumerate(self.classes) if label not in filled]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def read(self, index: int) -> Tuple[bytes, int]:
+        path, label = self._items[index]
+        with open(path, "rb") as file:
+            return file.read(), label
+
+    def name(self, index: int) -> str:
+        return self._items[index][0]
+
+
+def _open(root: Path, part: str) -> FolderImages:
     folder = root / part
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one warning for each file that is not an image
-        images = ImageFolderDataset(str(folder)) if folder.is_dir() else None
-    if images is None or not images.items:
+    images = FolderImages(folder) if folder.is_dir() else None
+    if not images:
         raise DataError(
             f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "
             f"{root}/val/CLASS/, found none in {folder}."
         )
+    for name in images.empty_classes():
+        raise DataError(f"{folder}/{name} counts as a class but has no images: remove it.")
     return images
-
-
-def _check_classes(root: Path, train: ImageFolderDataset, val: ImageFolderDataset) -> None:
-    """Labels are the rank of a folder's name, so one folder more or less shifts all that follow."""
-    filled = {label for _, label in train.items}
-    empty = [name for label, name in enumerate(train.synsets) if label not in filled]
-    if empty:
-        raise DataError(f"{root}/train/{empty[0]} counts as a class but has no images: remove it.")
-    if train.synsets != val.synsets:
-        raise DataError(
-            f"{root}/train has {len(train.synsets)} classes, {root}/val has {len(val.synsets)}, "
-            f"and {_example(train.synsets, val.synsets)}: they must be the same folders."
-        )
-
-
-def _example(train: List[str], val: List[str]) -> str:
-    only_train = sorted(set(train) - set(val))
-    if only_train:
-        return f"{only_train[0]} is only in train"
-    return f"{sorted(set(val) - set(train))[0]} is only in val"
 
 
 def open_folders(root: Path, seed: int = 0, size: int = INPUT_SIZE) -> Source:
@@ -62,11 +83,13 @@ def open_folders(root: Path, seed: int = 0, size: int = INPUT_SIZE) -> Source:
         No images, an empty class, or classes that differ between ``train`` and ``val``.
     """
     train, val = _open(root, "train"), _open(root, "val")
-    _check_classes(root, train, val)
+    check_same_classes(train.classes, val.classes, root / "train", root / "val")
+    classes = len(train.classes)
     return Source(
         name="imagenet",
-        train=Augmented(train, training_transform(size), seed),
-        val=val.transform_first(validation_transform(size)),
-        classes=len(train.synsets),
+        train=DecodedImages(train, TrainingTransform(size), classes, seed),
+        val=DecodedImages(val, ValidationTransform(size), classes),
+        classes=classes,
         image_shape=(3, size, size),
+        class_names=tuple(train.classes),
     )

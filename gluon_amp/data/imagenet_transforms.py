@@ -1,15 +1,18 @@
 """GluonCV's ImageNet transforms: what the published accuracies were trained with.
 
-Source: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``, ``get_data_loader``.
+Source: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``, ``get_data_loader``, and
+the transforms of MXNet it names. Brightness, contrast, saturation, lighting and normalisation are
+linear in the colour of a pixel, so they are one 3×4 matrix, applied once, in float32. (MXNet rounds
+and clips to 0..255 after each of them; NVIDIA DALI's ``ColorTwist`` composes them as here.)
 """
 
-import random
-from typing import Any, Callable
+import math
+import threading
+from typing import Optional
 
 import numpy as np
 
-import mxnet as mx
-from mxnet.gluon.data.vision import transforms
+from gluon_amp.data.decode import Box, Size, cv2, decode, decode_box, require_opencv
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -17,41 +20,165 @@ JITTER = 0.4
 LIGHTING = 0.1
 INPUT_SIZE = 224
 CROP_RATIO = 0.875  # validation resizes the short side to 224 / 0.875 = 256
+AREA = (0.08, 1.0)
+ASPECT = (3 / 4, 4 / 3)
+ATTEMPTS = 10
+
+# Of red, green, blue; sources: ITU-R BT.601, and the principal components of ImageNet's colours of
+# Krizhevsky et al. (2012) as in MXNet's RandomLighting.
+GREY = np.array([0.299, 0.587, 0.114])
+LIGHT_VALUES = np.array([55.46, 4.794, 1.148])
+LIGHT_VECTORS = np.array(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+)
+# sgemm with no more multiplications than this, 2**18, stays in the calling thread (OpenBLAS,
+# interface/gemm.c), and its operands in the cache.
+CHUNK = 2**18 // (3 * 4) // 64 * 64
 
 
-def training_transform(size: int = INPUT_SIZE) -> Callable[[Any, np.random.Generator], Any]:
-    """Return ``augment(image, generator)``: random resized crop, flip, jitter, lighting, normalise.
+def random_box(size: Size, generator: np.random.Generator) -> Box:
+    """Draw a part of an image: 8 to 100 % of its area, sides 3:4 to 4:3.
 
-    The image is uint8 (H, W, 3); the result float32 (3, size, size).
+    Where ten draws do not fit into the image, it is the largest part in the middle whose sides
+    are in that range.
     """
-    transform = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(size),
-            transforms.RandomFlipLeftRight(),
-            transforms.RandomColorJitter(brightness=JITTER, contrast=JITTER, saturation=JITTER),
-            transforms.RandomLighting(LIGHTING),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
-
-    def augment(image: Any, generator: np.random.Generator) -> Any:
-        # These transforms draw from the process-wide generators of Python and MXNet.
-        seed = int(generator.integers(2**31))
-        random.seed(seed)
-        mx.random.seed(seed, ctx=mx.cpu())
-        return transform(image)
-
-    return augment
+    height, width = size
+    for area, aspect, down, across in generator.random((ATTEMPTS, 4)).tolist():
+        area = height * width * (AREA[0] + area * (AREA[1] - AREA[0]))
+        aspect = math.exp(math.log(ASPECT[0]) + aspect * math.log(ASPECT[1] / ASPECT[0]))
+        across_, down_ = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < across_ <= width and 0 < down_ <= height:
+            top, left = int(down * (height - down_ + 1)), int(across * (width - across_ + 1))
+            return top, left, down_, across_
+    wide = min(width, max(1, round(height * ASPECT[1])))
+    high = min(height, max(1, round(width / ASPECT[0])))
+    return (height - high) // 2, (width - wide) // 2, high, wide
 
 
-def validation_transform(size: int = INPUT_SIZE) -> Callable[[Any], Any]:
-    """Return ``transform(image)``: resize the short side, centre crop, normalise."""
-    return transforms.Compose(
-        [
-            transforms.Resize(int(np.ceil(size / CROP_RATIO)), keep_ratio=True),
-            transforms.CenterCrop(size),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+def normalisation(colour: Optional[np.ndarray] = None) -> np.ndarray:
+    """Return the 3×4 float32 matrix from blue, green, red, 1 to normalised red, green, blue.
+
+    Parameters
+    ----------
+    colour : ndarray, optional
+        A 3×4 matrix to apply first, to red, green, blue of 0..255 and 1.
+    """
+    matrix = np.eye(3, 4) if colour is None else colour.copy()
+    matrix /= 255
+    matrix[:, 3] -= MEAN
+    matrix /= np.array(STD)[:, None]
+    return matrix[:, [2, 1, 0, 3]].astype(np.float32)
+
+
+def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Draw brightness, contrast and saturation, in random order, then lighting.
+
+    Parameters
+    ----------
+    mean : ndarray
+        Mean red, green, blue of the image, 0..255: contrast changes the distance to its grey.
+    generator : numpy.random.Generator
+        Source of the randomness.
+
+    Returns
+    -------
+    ndarray
+        float64, 3×4: the new red, green, blue of 0..255 from the old ones and 1.
+    """
+    matrix = np.eye(3, 4)
+    factors = generator.uniform(1 - JITTER, 1 + JITTER, 3)
+    for kind in generator.permutation(3):
+        factor = factors[kind]
+        grey = GREY @ matrix  # 1×4: the grey of every pixel
+        matrix *= factor
+        if kind == 1:
+            matrix[:, 3] += (1 - factor) * (grey[:3] @ mean + grey[3])
+        elif kind == 2:
+            matrix += (1 - factor) * grey
+    matrix[:, 3] += LIGHT_VECTORS @ (generator.normal(0, LIGHTING, 3) * LIGHT_VALUES)
+    return matrix
+
+
+class _Scratch(threading.local):
+    """Arrays for one image, kept by every thread: fresh memory costs more than the arithmetic."""
+
+    size = 0
+
+    def resize(self, size: int) -> None:
+        self.size = size
+        self.planes = np.empty((2, 3, size, size), np.uint8)
+        self.colours = np.ones((4, size * size), np.float32)  # the last row stays 1
+
+
+class _Transform:
+    def __init__(self, size: int):
+        require_opencv()
+        self._size = size
+        self._scratch = _Scratch()
+
+    @property
+    def shape(self) -> tuple:
+        """Shape of the result."""
+        return (3, self._size, self._size)
+
+    def _split(self, image: np.ndarray, mirrored: bool) -> np.ndarray:
+        """Return the colours of a (size, size, 3) image as uint8 planes, in scratch memory."""
+        if self._scratch.size != self._size:
+            self._scratch.resize(self._size)
+        planes, turned = self._scratch.planes
+        cv2.split(image, list(planes))
+        if not mirrored:
+            return planes
+        for plane, target in zip(planes, turned):
+            cv2.flip(plane, 1, target)
+        return turned
+
+    def _normalise(self, planes: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
+        colours, flat = self._scratch.colours, out.reshape(3, -1)
+        np.copyto(colours[:3], planes.reshape(3, -1))
+        for start in range(0, flat.shape[1], CHUNK):
+            columns = slice(start, start + CHUNK)
+            np.matmul(matrix, colours[:, columns], out=flat[:, columns])
+
+
+class TrainingTransform(_Transform):
+    """Random resized crop, flip, colour jitter, lighting, normalise.
+
+    Parameters
+    ----------
+    size : int
+        Height and width of the result.
+    """
+
+    def __call__(self, encoded: bytes, generator: np.random.Generator, out: np.ndarray) -> None:
+        """Write the augmented image to `out`, float32 (3, size, size)."""
+        part = decode_box(encoded, lambda size: random_box(size, generator), self._size)
+        image = cv2.resize(part, (self._size, self._size), interpolation=cv2.INTER_LINEAR)
+        planes = self._split(image, mirrored=generator.random() < 0.5)
+        mean = np.array([cv2.mean(plane)[0] for plane in planes[::-1]])
+        self._normalise(planes, normalisation(random_colour(mean, generator)), out)
+
+
+class ValidationTransform(_Transform):
+    """Resize the short side to size / 0.875, crop the centre, normalise.
+
+    It decodes at full size whatever the size of the image, as the published accuracies do.
+
+    Parameters
+    ----------
+    size : int
+        Height and width of the result.
+    """
+
+    def __call__(self, encoded: bytes, generator: None, out: np.ndarray) -> None:
+        """Write the image to `out`, float32 (3, size, size)."""
+        image = decode(encoded)
+        height, width = image.shape[:2]
+        short = math.ceil(self._size / CROP_RATIO)
+        if min(height, width) != short:
+            scale = short / min(height, width)
+            height, width = max(short, int(height * scale)), max(short, int(width * scale))
+            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+        top, left = (height - self._size) // 2, (width - self._size) // 2
+        centre = image[top : top + self._size, left : left + self._size]
+        self._normalise(self._split(centre, mirrored=False), normalisation(), out)

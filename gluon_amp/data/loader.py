@@ -1,69 +1,261 @@
 """Batches: in a seeded order for training, every image exactly once for validation."""
 
-from typing import Iterator, List
+import ctypes
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Deque, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
-from mxnet.gluon.data import DataLoader, Dataset, Sampler
+from gluon_amp.data.source import DataError, Images, UnreadableImageError
+
+import mxnet as mx
+from mxnet.base import _LIB, check_call
+from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
+PREFETCH = 2  # batches in work besides the one that is waited for
+TASK = 8  # images that a worker takes at once
+NO_CLASS = -1  # the label of a validation image that cannot be read: every answer is wrong
 
-class EpochOrder(Sampler):
-    """Yields the positions of one epoch, shuffled by (seed, epoch) and by nothing else."""
 
-    def __init__(self, length: int, seed: int):
-        self._length = length
-        self._seed = seed
-        self.epoch = 0
+def default_workers() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
-    def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng((self._seed, self.epoch)).permutation(self._length)
-        return iter((order + self.epoch * self._length).tolist())
+
+def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the indices of `length` images as shuffled by (seed, epoch) and by nothing else."""
+    return np.random.default_rng((seed, epoch)).permutation(length)
+
+
+def writable(array: NDArray) -> np.ndarray:
+    """Return the memory of a fresh CPU array as a numpy array, which must not outlive it.
+
+    Not `mx.nd.from_numpy`, the other way to save a copy: it calls back into Python when MXNet
+    frees the memory, be it from one of its own threads while Python ends.
+    """
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    kind = np.ctypeslib.as_ctypes_type(array.dtype) * array.size
+    return np.frombuffer(kind.from_address(pointer.value), array.dtype).reshape(array.shape)
+
+
+class _Items(Images):
+    """Any dataset whose items are ``(image, label)``, as `Images`."""
+
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+        self.shape = np.shape(dataset[0][0])
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._dataset)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        image, label = self._dataset[position]
+        out[...] = image.asnumpy() if isinstance(image, NDArray) else image
+        return label
 
 
-class TrainingBatches:
+class _Batch(NamedTuple):
+    arrays: List[NDArray]
+    images: np.ndarray
+    labels: np.ndarray
+    positions: List[int]
+    unreadable: Set[str]
+    tasks: List[Future]
+
+
+class _Loader:
+    """Loads batches of positions in worker threads.
+
+    Decoding and arithmetic run in OpenCV and numpy, which let other Python threads run meanwhile:
+    threads use all cores, and unlike processes write into the batch itself.
+    """
+
+    def __init__(self, dataset: Dataset, num_workers: Optional[int]):
+        self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
+        workers = default_workers() if num_workers is None else num_workers
+        self._pool = ThreadPoolExecutor(workers, "gluon_amp_data") if workers else None
+        self._unreadable: Set[str] = set()
+
+    @property
+    def unreadable(self) -> List[str]:
+        """Names of the images of the newest pass that could not be read, sorted."""
+        return sorted(self._unreadable)
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Set[str]) -> int:
+        raise NotImplementedError
+
+    def _load(self, positions: np.ndarray, batch_size: int) -> Iterator[List[NDArray]]:
+        self._unreadable = unreadable = set()
+        working: Deque[_Batch] = deque()
+        try:
+            for first in range(0, len(positions), batch_size):
+                working.append(self._start(positions[first : first + batch_size], unreadable))
+                if len(working) > (PREFETCH if self._pool else 0):
+                    yield self._finish(working.popleft())
+            while working:
+                yield self._finish(working.popleft())
+        finally:
+            for batch in working:  # nobody wants them any more
+                for task in batch.tasks:
+                    task.cancel()
+
+    def _start(self, positions: np.ndarray, unreadable: Set[str]) -> _Batch:
+        count = len(positions)
+        arrays = [
+            mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
+            mx.nd.empty((count,), mx.cpu(), np.int32),
+        ]
+        batch = _Batch(arrays, *map(writable, arrays), positions.tolist(), unreadable, [])
+        for first in range(0, count, TASK):
+            rows = range(first, min(first + TASK, count))
+            if self._pool:
+                batch.tasks.append(self._pool.submit(self._fill, batch, rows))
+            else:
+                self._fill(batch, rows)
+        return batch
+
+    def _fill(self, batch: _Batch, rows: Sequence[int]) -> None:
+        for row in rows:
+            out = batch.images[row : row + 1].reshape(self._images.shape)  # a view of 0-d, too
+            batch.labels[row] = self._write(batch.positions[row], out, batch.unreadable)
+
+    @staticmethod
+    def _finish(batch: _Batch) -> List[NDArray]:
+        for task in batch.tasks:
+            task.result()
+        return batch.arrays
+
+
+class TrainingBatches(_Loader):
     """Shuffled batches of a dataset, epoch by epoch.
 
-    The last batch of an epoch may be smaller: no image is dropped, repeated, or carried over, so
-    every epoch has the same number of batches and a schedule counted in epochs stays exact.
+    The last batch of an epoch may be smaller: no image is dropped or carried over, so every epoch
+    has the same number of batches and a schedule counted in epochs stays exact. What is in a batch
+    depends on the seed, the epoch and the number of the batch alone.
+
+    An image that cannot be read is replaced by the next one that can, in the order of the dataset.
 
     Parameters
     ----------
     dataset : Dataset
-        Indexed by position, as `gluon_amp.data.augment.Augmented` is.
+        `Images`, or a dataset of ``(image, label)`` indexed by position as they are.
     batch_size : int
-        Images in a batch, all devices together.
+        Images in a batch, all devices of this process together.
     seed : int
         Decides the order.
-    num_workers : int
-        Loading processes; 0 loads in this one. Workers yield arrays in shared memory (context
-        ``cpu_shared``): copy them to a device before use.
+    num_workers : int, optional
+        Loading threads; 0 loads in the calling one, None is one for each core.
+    part_index, num_parts : int
+        Load the part `part_index` of `num_parts`, for training in several processes. All parts get
+        the same number of images: where they do not come out even, the first images of the epoch
+        come once more at its end. Batch n of all parts together is batch n of a single process
+        with `num_parts` times the batch size.
+
+    Attributes
+    ----------
+    images : int
+        Images in an epoch of this part.
+    unreadable : list of str
+        Names of the images of the newest pass that could not be read.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, seed: int = 0, num_workers: int = 0):
-        self._order = EpochOrder(len(dataset), seed)
-        self._loader = DataLoader(
-            dataset, batch_size, sampler=self._order, last_batch="keep", num_workers=num_workers
-        )
-        self.images = len(dataset)
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int = 0,
+        num_workers: Optional[int] = None,
+        part_index: int = 0,
+        num_parts: int = 1,
+    ):
+        super().__init__(dataset, num_workers)
+        self.images = -(-len(self._images) // num_parts)
         self.batch_size = batch_size
+        self._seed = seed
+        self._part = part_index, num_parts
 
-    def epoch(self, number: int) -> Iterator[List[NDArray]]:
-        """Return the ``[images, labels]`` batches of epoch `number`, counted from 0."""
-        self._order.epoch = number
-        return iter(self._loader)
+    def epoch(self, number: int, start: int = 0) -> Iterator[List[NDArray]]:
+        """Return the ``[images, labels]`` batches of epoch `number` from batch `start` on.
+
+        Both count from 0. Images are float32, labels int32, both on the CPU.
+
+        Raises
+        ------
+        DataError
+            From the iterator: no image can be read at all, or a label is out of range.
+        """
+        length, (part, parts) = len(self._images), self._part
+        order = np.resize(epoch_order(length, self._seed, number), self.images * parts)
+        positions = order[part::parts] + number * length
+        return self._load(positions[start * self.batch_size :], self.batch_size)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return -(-self.images // self.batch_size)
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Set[str]) -> int:
+        length = len(self._images)
+        epoch, index = divmod(position, length)
+        for further in range(length):
+            try:
+                return self._images.write(epoch * length + (index + further) % length, out)
+            except UnreadableImageError as image:
+                unreadable.add(str(image))
+        raise DataError(f"none of the {length} images can be read, for example {min(unreadable)}.")
 
 
-def validation_batches(dataset: Dataset, batch_size: int, num_workers: int = 0) -> DataLoader:
-    """Return batches that hold every image of `dataset` exactly once, in every pass.
+class ValidationBatches(_Loader):
+    """Batches that hold every image of a dataset exactly once, in every pass; the last is smaller.
 
     `mx.io.ImageRecordIter` cannot do that: it repeats images of the first batch to fill the last
     one, skips them in the next pass, and its ``pad`` is stale (MXNet 1.9.1).
+
+    An image that cannot be read is black with the label `NO_CLASS`, so it counts as a wrong answer.
+
+    Parameters
+    ----------
+    dataset, batch_size, num_workers
+        As for `TrainingBatches`.
+    part_index, num_parts : int
+        Load every `num_parts`-th image, from `part_index` on; parts may differ by an image.
+
+    Attributes
+    ----------
+    images : int
+        Images in a pass of this part.
+    unreadable : list of str
+        Names of the images of the newest pass that could not be read.
     """
-    return DataLoader(dataset, batch_size, last_batch="keep", num_workers=num_workers)
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        num_workers: Optional[int] = None,
+        part_index: int = 0,
+        num_parts: int = 1,
+    ):
+        super().__init__(dataset, num_workers)
+        self._positions = np.arange(part_index, len(self._images), num_parts)
+        self.images = len(self._positions)
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[List[NDArray]]:
+        return self._load(self._positions, self.batch_size)
+
+    def __len__(self) -> int:
+        return -(-self.images // self.batch_size)
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Set[str]) -> int:
+        try:
+            return self._images.write(position, out)
+        except UnreadableImageError as image:
+            unreadable.add(str(image))
+            out[...] = 0
+            return NO_CLASS
+
+
+validation_batches = ValidationBatches

@@ -1,13 +1,58 @@
 """What a training run needs to know of its data: two sets of images, their classes, their shape."""
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Iterable, Tuple
 
+import numpy as np
+
+import mxnet as mx
 from mxnet.gluon.data import Dataset
+from mxnet.ndarray import NDArray
 
 
 class DataError(ValueError):
     """The data given cannot be trained on; the message is one sentence for the user."""
+
+
+class UnreadableImageError(ValueError):
+    """One image cannot be decoded; the message is its name: a path, or a record and its file."""
+
+
+class Images(Dataset):
+    """Images that are written straight into their place in a batch.
+
+    A subclass sets `shape`, and defines ``__len__`` and `write`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (channels, height, width) of every image.
+    """
+
+    shape: Tuple[int, ...]
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        """Write the image at `position` and return its label.
+
+        Parameters
+        ----------
+        position : int
+            ``epoch * len(self) + index``: the epoch decides random augmentation, so in epoch 0,
+            and wherever nothing is random, it is the index.
+        out : ndarray
+            float32, `shape`, contiguous.
+
+        Raises
+        ------
+        UnreadableImageError
+            It cannot be decoded.
+        """
+        raise NotImplementedError
+
+    def __getitem__(self, position: int) -> Tuple[NDArray, int]:
+        image = np.empty(self.shape, np.float32)
+        label = self.write(position, image)
+        return mx.nd.array(image), label
 
 
 @dataclass(frozen=True)
@@ -20,13 +65,15 @@ class Source:
         Short name for logs and file names.
     train, val : Dataset
         Items are ``(image, label)``: a normalised float32 image of `image_shape`, channels first.
-        `train` is indexed by position (see `gluon_amp.data.augment.Augmented`), `val` by item.
+        `train` is indexed by position (see `Images.write`), `val` by item.
     train_images, val_images : int
         How many images each holds.
     classes : int
         Labels are 0 ... classes - 1.
     image_shape : tuple of int
         (channels, height, width).
+    class_names : tuple of str
+        Name of every class, by label; empty if the data has none.
     """
 
     name: str
@@ -34,6 +81,7 @@ class Source:
     val: Dataset
     classes: int
     image_shape: Tuple[int, int, int]
+    class_names: Tuple[str, ...] = ()
 
     @property
     def train_images(self) -> int:
@@ -42,3 +90,11 @@ class Source:
     @property
     def val_images(self) -> int:
         return len(self.val)
+
+
+def unreadable_in_words(names: Iterable[str], shown: int = 3) -> str:
+    """Return the sentence that counts unreadable images and names the first few."""
+    names = sorted(names)
+    more = len(names) - shown
+    listed = ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+    return f"{len(names)} unreadable {'image' if len(names) == 1 else 'images'}: {listed}"

@@ -1,0 +1,112 @@
+"""Decode images with OpenCV, which lets other Python threads run meanwhile."""
+
+import struct
+from typing import Callable, Optional, Tuple
+
+import numpy as np
+
+from gluon_amp.data.source import DataError
+
+try:
+    import cv2
+except ImportError:
+    cv2 = None
+
+Size = Tuple[int, int]  # height, width
+Box = Tuple[int, int, int, int]  # top, left, height, width
+
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
+# Start-of-frame markers hold the size; DHT, JPG and DAC lie between them (ITU T.81, table B.1).
+FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+END_WITHIN = 1024  # bytes that some cameras and tools write after the end of the image
+
+
+class DecodeError(ValueError):
+    """These bytes are not a whole image."""
+
+
+def require_opencv() -> None:
+    """Raise `DataError` if OpenCV is not installed."""
+    if cv2 is None:
+        raise DataError(
+            "images are decoded with OpenCV, which is not installed: "
+            "run `pip install 'gluon-amp[data]'`."
+        )
+    # Images are decoded in parallel; a pool inside each of them would only fight for the cores.
+    cv2.setNumThreads(1)
+
+
+def jpeg_size(encoded: bytes) -> Optional[Size]:
+    """Return the height and width in the header of a JPEG, None if there is none."""
+    at = 2
+    while encoded.startswith(JPEG_START) and at + 9 <= len(encoded) and encoded[at] == 0xFF:
+        marker, length = encoded[at + 1], struct.unpack_from(">H", encoded, at + 2)[0]
+        if marker in FRAMES:
+            return struct.unpack_from(">HH", encoded, at + 5)
+        at += 1 if marker == 0xFF else 2 + length  # 0xFF may be repeated to fill
+    return None
+
+
+def decode(encoded: bytes, reduction: int = 1) -> np.ndarray:
+    """Decode to uint8 (H, W, 3), blue first, turned upright as its Exif data asks.
+
+    Parameters
+    ----------
+    encoded : bytes
+        JPEG, PNG, or what else OpenCV reads.
+    reduction : int
+        1, 2, 4 or 8: return the image at a fraction of its size (rounded up), which for a JPEG
+        skips most of the work.
+
+    Raises
+    ------
+    DecodeError
+        Not an image, or a JPEG that ends too early, of which OpenCV would return a grey rest.
+    """
+    if encoded.startswith(JPEG_START) and JPEG_END not in encoded[-END_WITHIN:]:
+        raise DecodeError("the JPEG ends too early")
+    flags = {
+        1: cv2.IMREAD_COLOR,
+        2: cv2.IMREAD_REDUCED_COLOR_2,
+        4: cv2.IMREAD_REDUCED_COLOR_4,
+        8: cv2.IMREAD_REDUCED_COLOR_8,
+    }
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags[reduction])
+    except cv2.error:  # an empty buffer, an absurd size
+        image = None
+    if image is None:
+        raise DecodeError("not an image that OpenCV can decode")
+    return image
+
+
+def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np.ndarray:
+    """Decode a part of an image, a JPEG at a half, quarter or eighth where that is enough.
+
+    Parameters
+    ----------
+    encoded : bytes
+        The image.
+    choose : callable
+        ``choose((height, width))`` gives the part wanted, in pixels of the whole image.
+    target : int
+        The part is going to be resized to `target` × `target`; it is never decoded to less.
+
+    Raises
+    ------
+    DecodeError
+        As `decode`.
+    """
+    size = jpeg_size(encoded)
+    if size is None or 0 in size:
+        image = decode(encoded)
+        size = image.shape[:2]
+        box, reduction = choose(size), 1
+    else:
+        box = choose(size)
+        reduction = next(n for n in (8, 4, 2, 1) if n == 1 or min(box[2:]) >= n * target)
+        image = decode(encoded, reduction)
+    top, left, height, width = (length // reduction for length in box)
+    if (image.shape[0] < image.shape[1]) != (size[0] < size[1]):  # Exif turned it on its side
+        top, left, height, width = left, top, width, height
+    return image[top : top + height, left : left + width]
