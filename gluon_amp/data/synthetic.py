@@ -1,10 +1,14 @@
-"""Images made up in memory, to measure training without a disk or a decoder."""
+"""Images made up: in memory, to measure training alone; as records, to measure reading them."""
 
+from pathlib import Path
 from typing import Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.data.decode import cv2, require_opencv
 from gluon_amp.data.source import Images, Source
+
+from mxnet import recordio
 
 DISTINCT = 64  # images made; the others repeat them, so that memory does not grow with their number
 
@@ -59,3 +63,45 @@ def open_synthetic(
         classes=classes,
         image_shape=tuple(shape),
     )
+
+
+def write_synthetic_records(
+    folder: Path, part: str, images: int, classes: int = 10, side: int = 256, seed: int = 0
+) -> float:
+    """Write ``folder/part.rec`` and ``.idx`` with JPEGs of smooth colours and a little noise.
+
+    Parameters
+    ----------
+    folder, part : Path, str
+        Where, and the name of the two files.
+    images : int
+        How many; image n has the label ``n % classes``.
+    classes : int
+        How many labels there are.
+    side : int
+        Height and width. At 256 an image takes about 27 kB.
+    seed : int
+        Decides the pixels.
+
+    Returns
+    -------
+    float
+        Mean bytes of an image.
+    """
+    require_opencv()
+    records = recordio.MXIndexedRecordIO(
+        str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w"
+    )
+    total = 0
+    for number in range(images):
+        generator = np.random.default_rng((seed, number))
+        colours = generator.normal(128, 50, (16, 16, 3))
+        image = cv2.resize(colours, (side, side), interpolation=cv2.INTER_CUBIC)
+        image += generator.normal(0, 3, (side, side, 1))
+        pixels = np.clip(image, 0, 255).astype(np.uint8)
+        encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+        header = recordio.IRHeader(0, float(number % classes), number, 0)
+        records.write_idx(number, recordio.pack(header, encoded))
+        total += len(encoded)
+    records.close()
+    return total / images

@@ -1,0 +1,134 @@
+"""Measure the input pipeline against MXNet's ImageRecordIter, on JPEGs made for the purpose.
+
+python scripts/input_benchmark.py
+python scripts/input_benchmark.py --output docs/benchmarks/input.md
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Optional, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gluon_amp.data import DataError, RecordFiles
+from gluon_amp.data.loader import default_workers
+from gluon_amp.data.synthetic import write_synthetic_records
+from gluon_amp.data.throughput import Comparison, compare
+
+REPORT = """# Input: decoding and augmentation
+
+How many training images the input pipeline delivers in a second with nothing else running, beside
+MXNet's own `mx.io.ImageRecordIter` with the same augmentation: random resized crop, flip, colour
+jitter 0.4, lighting 0.1, normalisation. They are measured in turn, with {workers} threads each.
+
+- Input: {images} JPEGs of {side}×{side} pixels, {kilobytes:.0f} kB each, in one record file in the
+  page cache.
+- Output: float32 batches of {batch_size} images of {pixels}×{pixels}; {batches} batches a round.
+
+```
+{command}
+```
+
+{machine}
+
+| Round | gluon_amp, images/s | ImageRecordIter, images/s | Ratio |
+| ---: | ---: | ---: | ---: |
+{rows}
+| **median** | **{ours:.0f}** | **{theirs:.0f}** | **{ratio:.2f}** |
+"""
+
+
+def positive(text: str) -> int:
+    """Parse a whole number from 1 up."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    options = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for flag, default, what in (
+        ("--images", 2048, "JPEGs to make"),
+        ("--side", 256, "their height and width"),
+        ("--pixels", 224, "height and width after augmentation"),
+        ("--batch-size", 64, "images in a batch"),
+        ("--batches", 24, "batches in a round"),
+        ("--rounds", 5, "rounds; the median counts"),
+        ("--num-workers", default_workers(), "threads of either reader"),
+    ):
+        options.add_argument(flag, type=positive, default=default, metavar="N", help=what)
+    options.add_argument("--output", type=Path, metavar="FILE", help="write the report here, too")
+    return options
+
+
+def machine() -> str:
+    """Describe the processor in one line."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in lines.items()}
+    name = fields.get("model name", platform.machine()).replace("(R)", "")
+    wide = ", AVX512" if "avx512f" in fields.get("flags", "").split() else ""
+    return f"Machine: {os.cpu_count()} cores, {name}{wide}."
+
+
+def report(options: argparse.Namespace, result: Comparison, size: float, command: str) -> str:
+    """Return the page with the figures."""
+    pairs = list(zip(result.gluon_amp, result.image_record_iter))
+    rows = (f"| {n} | {a:.0f} | {b:.0f} | {a / b:.2f} |" for n, (a, b) in enumerate(pairs, 1))
+    return REPORT.format(
+        **vars(options),
+        workers=options.num_workers,
+        kilobytes=size / 1000,
+        command=command,
+        machine=machine(),
+        rows="\n".join(rows),
+        ours=median(result.gluon_amp),
+        theirs=median(result.image_record_iter),
+        ratio=result.ratio,
+    )
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Make the images, measure, and print the report."""
+    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if options.output and not options.output.parent.is_dir():
+        print(f"error: --output: there is no folder {options.output.parent}.", file=sys.stderr)
+        return 2
+    try:
+        with tempfile.TemporaryDirectory(prefix="gluon_amp_input_") as name:
+            folder = Path(name)
+            size = write_synthetic_records(folder, "train", options.images, side=options.side)
+            write_synthetic_records(folder, "val", 10, side=options.side)
+            paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
+            result = compare(
+                RecordFiles(*paths),
+                options.batch_size,
+                options.batches,
+                options.rounds,
+                options.num_workers,
+                options.pixels,
+            )
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    command = " ".join(["python scripts/input_benchmark.py", *map(str, given)])
+    page = report(options, result, size, command)
+    print(page)
+    if options.output:
+        options.output.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
