@@ -13,7 +13,6 @@ from gluon_amp.data import (
     open_digits,
     open_folders,
     open_records,
-    validation_batches,
 )
 from gluon_amp.data.augment import Augmented
 from gluon_amp.data.digits import enlarge, load_digits, normalise, shift
@@ -108,13 +107,6 @@ def test_order_and_augmentation_depend_on_seed_and_epoch_alone():
     assert epoch(TrainingBatches(noisy(seed=1), 4, seed=7), 3)[1] != third[1]
 
 
-def test_workers_do_not_change_the_data():
-    source = open_digits(seed=3)
-    alone = TrainingBatches(source.train, 500, seed=3)
-    helped = TrainingBatches(source.train, 500, seed=3, num_workers=2)
-    assert epoch(helped, 1) == epoch(alone, 1)
-
-
 def test_imagenet_augmentation_can_be_repeated(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["a", "b"])
@@ -166,8 +158,8 @@ def test_an_empty_class_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "train, val, example",
     [
-        ("cat dog", "cat", "class dog is only in .*/train:"),
-        ("cat dog", "cat emu dog", "class emu is only in .*/val:"),
+        ("cat dog", "cat", "class dog is only in train:"),
+        ("cat dog", "cat emu dog", "class emu is only in val:"),
     ],
 )
 def test_classes_must_agree(tmp_path, train, val, example):
@@ -194,17 +186,6 @@ def test_records(tmp_path):
     assert [int(label) for _, label in (source.val[n] for n in range(3))] == [2, 1, 0]
     image, label = source.train[2]
     assert image.shape == (3, 35, 35) and label == 2
-
-
-def test_every_record_is_read_once_in_every_pass(tmp_path):
-    """ImageRecordIter with its defaults gives 12, 8, 12 ... rows here."""
-    for part in ("train", "val"):
-        write_records(tmp_path, part, range(10))
-    for workers in (0, 2):
-        batches = validation_batches(open_records(files(tmp_path), size=24).val, 4, workers)
-        for _ in range(5):
-            labels = [labels.asnumpy().tolist() for _, labels in batches]
-            assert labels == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("name", ["train.rec", "train.idx", "val.rec", "val.idx"])

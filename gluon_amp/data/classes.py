@@ -53,5 +53,5 @@ def check_same_classes(
         if only:
             raise DataError(
                 f"{train_at} has {len(train)} classes, {val_at} has {len(val)}, and class "
-                f"{only[0]} is only in {at}: they must be the same classes."
+                f"{only[0]} is only in {at.name}: they must be the same classes."
             )

@@ -1,0 +1,318 @@
+"""Laws of the loader: order, resuming, shards, exact counts, unreadable images."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import gluon_amp  # noqa: F401
+from gluon_amp.data import (
+    DataError,
+    RecordFiles,
+    TrainingBatches,
+    open_folders,
+    open_records,
+    open_synthetic,
+    unreadable_in_words,
+    validation_batches,
+)
+from gluon_amp.data.loader import NO_CLASS, default_workers, epoch_order, writable
+from gluon_amp.data.source import Images, UnreadableImageError
+from tests.images import write_folders, write_records
+
+import mxnet as mx
+from mxnet.gluon.data import SimpleDataset
+
+
+class Numbers(Images):
+    """Image n of epoch e is (e, n), its label n; those in `bad` cannot be read."""
+
+    shape = (2,)
+
+    def __init__(self, length, bad=()):
+        self._length = length
+        self._bad = bad
+
+    def __len__(self):
+        return self._length
+
+    def write(self, position, out):
+        epoch, index = divmod(position, self._length)
+        if index in self._bad:
+            raise UnreadableImageError(f"image {index}")
+        out[:] = epoch, index
+        return index
+
+
+def data(batches):
+    """Return each batch as its images and labels."""
+    return [(images.asnumpy().tolist(), labels.asnumpy().tolist()) for images, labels in batches]
+
+
+def labels(batches):
+    return [label for _, batch in data(batches) for label in batch]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Ten real images, packed."""
+    folder = tmp_path_factory.mktemp("packed")
+    for part in ("train", "val"):
+        write_records(folder, part, range(10))
+    names = ("train.rec", "train.idx", "val.rec", "val.idx")
+    return RecordFiles(*(folder / name for name in names))
+
+
+# --------------------------------------------------------------------------- what is in a batch
+
+
+def test_the_first_batch_of_an_epoch_is_the_start_of_its_order():
+    order = epoch_order(10, 3, 2).tolist()
+    first = data(TrainingBatches(Numbers(10), 4, seed=3).epoch(2))[0]
+    assert first == ([[2.0, index] for index in order[:4]], order[:4])
+
+
+def test_batches_are_float32_and_int32_on_the_cpu():
+    images, numbers = next(TrainingBatches(Numbers(10), 4).epoch(0))
+    assert images.shape == (4, 2) and images.dtype == np.float32 and images.context == mx.cpu()
+    assert numbers.shape == (4,) and numbers.dtype == np.int32
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, None])
+def test_the_number_of_workers_does_not_change_the_data(packed, workers):
+    """Decoded and augmented images, bit for bit."""
+    source = open_records(packed, seed=5, size=24)
+    for number in (0, 3):
+        alone = TrainingBatches(source.train, 4, seed=5, num_workers=0).epoch(number)
+        helped = TrainingBatches(source.train, 4, seed=5, num_workers=workers).epoch(number)
+        assert data(helped) == data(alone)
+    alone = validation_batches(source.val, 4, num_workers=0)
+    assert data(validation_batches(source.val, 4, num_workers=workers)) == data(alone)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 4])
+def test_starting_later_skips_batches(packed, start):
+    source = open_records(packed, seed=1, size=24)
+    batches = TrainingBatches(source.train, 4, seed=1)
+    assert data(batches.epoch(2, start)) == data(batches.epoch(2))[start:]
+
+
+def test_an_epoch_left_early_does_not_change_the_next(packed):
+    source = open_records(packed, size=24)
+    batches = TrainingBatches(source.train, 2)
+    whole = data(TrainingBatches(source.train, 2).epoch(1))
+    left = batches.epoch(0)
+    next(left)
+    left.close()
+    assert data(batches.epoch(1)) == whole
+
+
+def test_two_epochs_may_be_read_at_once():
+    batches = TrainingBatches(Numbers(12), 4)
+    pairs = list(zip(batches.epoch(0), batches.epoch(1)))
+    first, second = zip(*pairs)
+    assert data(first) == data(batches.epoch(0)) and data(second) == data(batches.epoch(1))
+
+
+def test_kept_batches_are_not_overwritten():
+    batches = list(TrainingBatches(Numbers(64), 4).epoch(0))
+    assert labels(batches) == epoch_order(64, 0, 0).tolist()
+
+
+def test_any_dataset_of_pairs_will_do():
+    pairs = SimpleDataset([(mx.nd.array([n, -n]), n) for n in range(3)])
+    assert data(validation_batches(pairs, 2)) == [([[0, 0], [1, -1]], [0, 1]), ([[2, -2]], [2])]
+
+
+def test_writable_memory_is_the_array():
+    array = mx.nd.empty((2, 3))
+    writable(array)[:] = [[1, 2, 3], [4, 5, 6]]
+    assert array.asnumpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_workers_default_to_the_cores():
+    assert default_workers() >= 1
+    assert TrainingBatches(Numbers(1), 1)._pool._max_workers == default_workers()
+
+
+# --------------------------------------------------------------------------- shards
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_shards_partition_an_epoch(parts):
+    shards = [
+        TrainingBatches(Numbers(10), 3, seed=2, part_index=part, num_parts=parts)
+        for part in range(parts)
+    ]
+    read = [labels(shard.epoch(1)) for shard in shards]
+    assert {len(part) for part in read} == {shards[0].images} == {10 // parts}
+    assert sorted(itertools.chain(*read)) == list(range(10))
+
+
+@pytest.mark.parametrize("parts, repeated", [(3, 2), (4, 2), (8, 6), (16, 6)])
+def test_shards_are_equal_where_images_do_not_come_out_even(parts, repeated):
+    shards = [
+        TrainingBatches(Numbers(10), 4, part_index=part, num_parts=parts) for part in range(parts)
+    ]
+    read = [labels(shard.epoch(0)) for shard in shards]
+    assert {len(part) for part in read} == {-(-10 // parts)}
+    assert len({len(shard) for shard in shards}) == 1
+    counts = np.bincount(list(itertools.chain(*read)), minlength=10)
+    assert counts.min() == 1 and counts.sum() == 10 + repeated and counts.max() == 2
+
+
+def test_shards_together_train_on_the_batches_of_one_process():
+    whole = data(TrainingBatches(Numbers(24), 8, seed=1).epoch(3))
+    shards = [TrainingBatches(Numbers(24), 4, 1, part_index=n, num_parts=2) for n in (0, 1)]
+    together = zip(*(data(shard.epoch(3)) for shard in shards))
+    for (_, expected), ((_, first), (_, second)) in zip(whole, together):
+        assert sorted(first + second) == sorted(expected)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_validation_shards_partition_the_images_exactly(parts):
+    read = [
+        labels(validation_batches(Numbers(10), 4, part_index=part, num_parts=parts))
+        for part in range(parts)
+    ]
+    assert sorted(itertools.chain(*read)) == list(range(10))
+
+
+# --------------------------------------------------------------------------- exact counts
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 5, 10, 64])
+def test_every_pass_holds_every_image_once(packed, batch_size):
+    """ImageRecordIter with its defaults gives 12, 8, 12 ... rows at batch 4."""
+    batches = validation_batches(open_records(packed, size=24).val, batch_size)
+    passes = [data(batches) for _ in range(5)]
+    assert all(again == passes[0] for again in passes)
+    assert [label for _, batch in passes[0] for label in batch] == list(range(10))
+    assert len(batches) == len(passes[0]) and batches.images == 10
+
+
+def test_five_validations_have_identical_metrics(packed):
+    source = open_records(packed, size=24)
+    batches = validation_batches(source.val, 4)
+    net = mx.gluon.nn.Dense(10, in_units=3 * 24 * 24)
+    net.initialize()
+
+    def validate():
+        metric = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(), mx.metric.CrossEntropy()])
+        for images, numbers in batches:
+            metric.update([numbers], [mx.nd.softmax(net(images))])
+        return metric.get(), metric.metrics[0].num_inst
+
+    results = [validate() for _ in range(5)]
+    assert results[0][1] == 10
+    assert all(result == results[0] for result in results)
+
+
+# --------------------------------------------------------------------------- unreadable images
+
+
+def test_an_unreadable_image_is_replaced_by_the_next_good_one():
+    batches = TrainingBatches(Numbers(6, bad=(1, 2, 5)), 4)
+    expected = [{1: 3, 2: 3, 5: 0}.get(index, index) for index in epoch_order(6, 0, 2).tolist()]
+    for workers in (0, 2):
+        batches = TrainingBatches(Numbers(6, bad=(1, 2, 5)), 4, num_workers=workers)
+        assert labels(batches.epoch(2)) == expected
+        assert batches.unreadable == ["image 1", "image 2", "image 5"]
+
+
+def test_unreadable_images_are_counted_for_each_pass_anew():
+    dataset = Numbers(6, bad=(4,))
+    batches = TrainingBatches(dataset, 4)
+    assert batches.unreadable == []
+    data(batches.epoch(0))
+    assert batches.unreadable == ["image 4"]
+    dataset._bad = ()
+    data(batches.epoch(1))
+    assert batches.unreadable == []
+
+
+def test_an_unreadable_validation_image_counts_as_wrong():
+    batches = validation_batches(Numbers(5, bad=(1,)), 4)
+    assert data(batches)[0] == ([[0, 0], [0, 0], [0, 2], [0, 3]], [0, NO_CLASS, 2, 3])
+    assert batches.unreadable == ["image 1"]
+    metric = mx.metric.Accuracy()
+    for images, numbers in batches:
+        metric.update([numbers], [mx.nd.one_hot(images[:, 1], 5)])
+    assert metric.get()[1] == 4 / 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_readable_image_at_all_is_an_error(workers):
+    batches = TrainingBatches(Numbers(3, bad=range(3)), 2, num_workers=workers)
+    with pytest.raises(DataError, match="none of the 3 images can be read, for example image 0"):
+        data(batches.epoch(0))
+
+
+def test_a_corrupt_file_in_a_folder_is_named(tmp_path):
+    for part in ("train", "val"):
+        write_folders(tmp_path, part, ["cat", "dog"], images=3)
+    bad = tmp_path / "train" / "dog" / "1.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    batches = TrainingBatches(open_folders(tmp_path, size=24).train, 4)
+    assert sorted(labels(batches.epoch(0))) == [0, 0, 0, 1, 1, 1]
+    assert batches.unreadable == [str(bad)]
+
+
+def test_a_file_that_has_gone_is_named(tmp_path):
+    for part in ("train", "val"):
+        write_folders(tmp_path, part, ["cat"], images=3)
+    source = open_folders(tmp_path, size=24)
+    (tmp_path / "val" / "cat" / "2.png").unlink()
+    batches = validation_batches(source.val, 2)
+    assert labels(batches) == [0, 0, NO_CLASS]
+    assert batches.unreadable == [str(tmp_path / "val" / "cat" / "2.png")]
+
+
+def test_a_corrupt_record_is_named(packed, tmp_path):
+    for part in ("train", "val"):
+        write_records(tmp_path, part, range(4))
+    start = int((tmp_path / "val.idx").read_text().split()[5])  # of record 2
+    raw = bytearray((tmp_path / "val.rec").read_bytes())
+    raw[start + 32 : start + 48] = bytes(16)  # where the image begins
+    (tmp_path / "val.rec").write_bytes(raw)
+    paths = (tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx"))
+    batches = validation_batches(open_records(RecordFiles(*paths), size=24).val, 4)
+    assert labels(batches) == [0, 1, NO_CLASS, 3]
+    assert batches.unreadable == [f"record 2 of {tmp_path}/val.rec"]
+
+
+@pytest.mark.parametrize(
+    "names, sentence",
+    [
+        (["b"], "1 unreadable image: b"),
+        (["c", "b", "a"], "3 unreadable images: a, b, c"),
+        (["e", "d", "c", "b", "a"], "5 unreadable images: a, b, c and 2 more"),
+    ],
+)
+def test_unreadable_images_in_words(names, sentence):
+    assert unreadable_in_words(names) == sentence
+
+
+# --------------------------------------------------------------------------- synthetic images
+
+
+def test_synthetic_images_are_made_once_and_seeded():
+    source = open_synthetic(images=100, shape=(3, 8, 6), classes=7, seed=4)
+    again = open_synthetic(images=100, shape=(3, 8, 6), classes=7, seed=4)
+    other = open_synthetic(images=100, shape=(3, 8, 6), classes=7, seed=5)
+    assert (source.train_images, source.val_images, source.classes) == (100, 20, 7)
+    assert source.image_shape == (3, 8, 6)
+    first = data(TrainingBatches(source.train, 32).epoch(0))
+    assert first == data(TrainingBatches(again.train, 32).epoch(0))
+    assert first != data(TrainingBatches(other.train, 32).epoch(0))
+    assert {label for _, batch in first for label in batch} == set(range(7))
+
+
+def test_synthetic_images_do_not_change_from_epoch_to_epoch():
+    train = open_synthetic(images=10, shape=(1, 4, 4), classes=2).train
+    assert np.array_equal(train[3][0].asnumpy(), train[13][0].asnumpy())
+    assert not np.array_equal(train[3][0].asnumpy(), train[4][0].asnumpy())
+
+
+def test_one_synthetic_image_still_validates():
+    assert open_synthetic(images=1, shape=(1, 4, 4), classes=2).val_images == 1
