@@ -3,7 +3,8 @@
 Source: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``, ``get_data_loader``, and
 the transforms of MXNet it names. Brightness, contrast, saturation, lighting and normalisation are
 linear in the colour of a pixel, so they are one 3×4 matrix, applied once, in float32. (MXNet rounds
-and clips to 0..255 after each of them; NVIDIA DALI's ``ColorTwist`` composes them as here.)
+and clips to 0..255 after each of them; NVIDIA DALI's ``ColorTwist`` composes them as here. MXNet's
+saturation fades to 0.114 × blue, for want of a ``+=`` in ``image_random-inl.h``; here to grey.)
 """
 
 import math
