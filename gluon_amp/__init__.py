@@ -8,6 +8,7 @@ with cpu.a_thread_per_core():
 cpu.prepare()
 
 from gluon_amp import optimizer, symbolic
+from gluon_amp.accumulation import accumulation_dtype
 from gluon_amp.cast import cast
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
@@ -30,6 +31,7 @@ __all__ = [
     "StaticLossScale",
     "StepReport",
     "Trainer",
+    "accumulation_dtype",
     "bits",
     "cast",
     "describe",

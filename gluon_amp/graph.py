@@ -18,6 +18,10 @@ import mxnet as mx
 # Attribute that tells a node's block; `cast` sets it while tracing, `apply` takes it off again.
 BLOCK_ATTR = "__gluon_amp_block__"
 
+# Attribute of the products of a cast graph that are to add up in float16, where it is emulated.
+ACCUMULATE_ATTR = "__gluon_amp_accumulate__"
+ACCUMULATING = ("Convolution", "FullyConnected", "dot", "batch_dot")
+
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 LOW_PRECISION = ("float16", "bfloat16")
 
@@ -241,6 +245,8 @@ class _Rewriter:
         if self.casting and dtype not in (None, "integer"):
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
+        if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
+            node["attrs"][ACCUMULATE_ATTR] = "float16"
         if "subgraphs" in node:
             # a loop or branch reads and returns float32, and casts inside, its weights too
             inside = _Rewriter(self.policy, dict.fromkeys(self.param_dtypes, "float32"))

@@ -24,7 +24,12 @@ PRESETS = {
 }
 
 # `Policy.parse` keys and the field each one sets
-STRING_KEYS = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
+STRING_KEYS = {
+    "params": "param_dtype",
+    "compute": "compute_dtype",
+    "output": "output_dtype",
+    "accumulate": "accumulate_dtype",
+}
 
 
 class Pin(NamedTuple):
@@ -59,6 +64,10 @@ class Policy:
         What the network returns; float32 keeps the loss and the metric out of float16.
     pins : tuple of Pin
         Made by `pin`; empty in the presets.
+    accumulate_dtype : {'float32', 'float16'}
+        What convolutions and matrix products add up in where float16 is emulated, on a CPU:
+        'float16' shows what a kernel does that has no float32 sums (`amp.accumulation_dtype`). A
+        policy cannot choose that on a GPU.
 
     Raises
     ------
@@ -77,12 +86,14 @@ class Policy:
     compute_dtype: str = "float32"
     output_dtype: str = "float32"
     pins: tuple = ()
+    accumulate_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         allowed = {
             "param_dtype": ("float32", "float16"),
             "compute_dtype": DTYPES,
             "output_dtype": ("float32", "float16"),
+            "accumulate_dtype": ("float32", "float16"),
         }
         for field, choices in allowed.items():
             value = getattr(self, field)
@@ -107,9 +118,15 @@ class Policy:
                 f"dtype {self.compute_dtype}: use output=float32."
             )
 
+        if self.accumulate_dtype == "float16" and self.compute_dtype != "float16":
+            raise ValueError(
+                f"Policy accumulates in float16 but computes in {self.compute_dtype}: "
+                "use compute=float16, or accumulate=float32."
+            )
+
     @classmethod
     def parse(cls, policy: Union[str, "Policy"]) -> "Policy":
-        """Make a policy of a preset's name, of `'params=...,compute=...,output=...'`, or of itself.
+        """Make a policy of a preset's name, of `'params=...,compute=...'`, or of itself.
 
         Keys that the string leaves out default to float32, `output` too.
 

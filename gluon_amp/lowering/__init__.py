@@ -6,6 +6,7 @@ float16 is emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneD
 
 from typing import Dict
 
+from gluon_amp.graph import ACCUMULATE_ATTR
 from gluon_amp.lowering import float16_emulation, onednn
 
 import mxnet as mx
@@ -26,7 +27,14 @@ def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) ->
     ------
     MXNetError
         The dtypes contradict each other.
+    ValueError
+        Float16 sums asked for on a GPU.
     """
     if device_type == "gpu":
+        if any(ACCUMULATE_ATTR in attrs for attrs in symbol.attr_dict().values()):
+            raise ValueError(
+                "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel "
+                "decides, as amp.accumulation_dtype(ctx) tells: leave it out of the policy."
+            )
         return symbol
     return onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)

@@ -3,7 +3,8 @@
 MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"). Here each
 operator that the cast graph runs in float16 reads float16 values, computes in float32 and has its
 outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. That is
-what a Tensor Core does, which multiplies float16 and accumulates in float32. Gradients are rounded
+what a Tensor Core does, which multiplies float16 and accumulates in float32 (a policy can ask for
+float16 sums instead: `float16_sums`). Gradients are rounded
 at the same places on the way back, so they underflow and overflow as they do on a GPU.
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding: what they
@@ -18,8 +19,8 @@ from collections import Counter
 from typing import Dict
 
 from gluon_amp import op_table
-from gluon_amp.graph import MX_DTYPE_CODES, edge_dtypes, from_json, to_json
-from gluon_amp.lowering import native
+from gluon_amp.graph import ACCUMULATE_ATTR, MX_DTYPE_CODES, edge_dtypes, from_json, to_json
+from gluon_amp.lowering import float16_sums, native
 
 import mxnet as mx
 
@@ -123,7 +124,10 @@ class _Carrier:
         wide = needs_float64(node["op"], attrs) and self._is_float16(i)
         if wide:
             inputs = [self._cast_node(entry, "float64") for entry in inputs]
-        new = self._emit({**node, "attrs": attrs}, inputs)[0]
+        new = {**node, "attrs": attrs}
+        if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
+            new.update(float16_sums.node(node["op"], attrs))
+        new = self._emit(new, inputs)[0]
         if wide:
             new = self._cast_node([new, 0, 0], "float32")[0]
         exact = is_exact(node["op"], attrs)

@@ -1,0 +1,253 @@
+"""Matrix products that also add up in float16, for the emulation on a CPU.
+
+Tensor Cores can add up in float16 too, which is faster on some GPUs; so does cuBLAS's Hgemm, which
+MXNet's `batch_dot` calls (apache/mxnet 18584). Then a sum that passes 65504 on its way is infinite,
+or NaN, though its end would fit. A policy with `accumulate=float16` shows what that does to a
+network. It is an operator in numpy: for small networks, not for training runs.
+
+Products are added up in chunks of 16, each chunk and its sum with what came before exactly (in
+float64), and that is rounded to float16. 16 is the depth of the matrix product that one instruction
+of a Tensor Core computes (mma.m16n8k16 and wmma's 16 × 16 × 16 in NVIDIA's PTX ISA); within one,
+hardware keeps more digits. Real kernels choose their own order and split of a sum, so no bits of
+theirs are promised. Gradients are such sums too.
+"""
+
+from typing import List, Tuple
+
+import numpy as np
+
+import mxnet as mx
+
+CHUNK = 16
+OPERATOR = "gluon_amp_float16_sums"
+
+
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Multiply float16 matrices, rounding the sum to float16 after every 16 products.
+
+    Parameters
+    ----------
+    left : ndarray, shape (..., M, K)
+        Values that float16 can hold, in any float dtype.
+    right : ndarray, shape (..., K, N)
+
+    Returns
+    -------
+    ndarray of float16, shape (..., M, N)
+    """
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    total = np.zeros(1, np.float16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for k in range(0, left.shape[-1], CHUNK):
+            chunk = left[..., k : k + CHUNK] @ right[..., k : k + CHUNK, :]
+            total = (total + chunk).astype(np.float16)
+    return total
+
+
+def node(op: str, attrs: dict) -> dict:
+    """Return operator and attributes of the node that replaces one of `graph.ACCUMULATING`."""
+    return {"op": "Custom", "attrs": {"op_type": OPERATOR, "of": op, **attrs}}
+
+
+# ---------------------------------------------------- operators as products of two matrices
+
+
+class _FullyConnected:
+    """Data (N, K) times the transposed weight (M, K)."""
+
+    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
+        self.data, self.weight, self.out = shapes
+        self.bias_axis = len(self.out) - 1
+
+    def operands(self, data, weight) -> tuple:
+        return data.reshape(-1, self.weight[1]), weight.T
+
+    def output(self, result):
+        return result.reshape(self.out)
+
+    def result(self, gradient):
+        return gradient.reshape(-1, self.weight[0])
+
+    def gradients(self, left, right) -> tuple:
+        return left.reshape(self.data), right.T
+
+
+class _Dot:
+    """The left one's last axis against the right one's first, each transposed before if asked."""
+
+    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
+        self.left, self.right, self.out = shapes
+        self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
+        if any(flip and len(shape) != 2 for flip, shape in zip(self.flips, shapes)):
+            raise ValueError(
+                f"dot() of shapes {self.left} and {self.right} with a transpose cannot accumulate "
+                "in float16: transpose matrices only, or pin dot to float32."
+            )
+
+    def operands(self, left, right) -> tuple:
+        left, right = self._flipped(left, right)
+        return left.reshape(-1, left.shape[-1]), right.reshape(right.shape[0], -1)
+
+    def output(self, result):
+        return result.reshape(self.out)
+
+    def result(self, gradient):
+        left, right = self._flipped(np.empty(self.left), np.empty(self.right))
+        return gradient.reshape(left.size // left.shape[-1], right.size // right.shape[0])
+
+    def gradients(self, left, right) -> tuple:
+        shapes = (s[::-1] if flip else s for s, flip in zip((self.left, self.right), self.flips))
+        return self._flipped(*(x.reshape(shape) for x, shape in zip((left, right), shapes)))
+
+    def _flipped(self, *pair) -> tuple:
+        return tuple(x.T if flip else x for x, flip in zip(pair, self.flips))
+
+
+class _BatchDot:
+    """Stacks of matrices, each transposed before if asked."""
+
+    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
+        self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
+
+    def operands(self, left, right) -> tuple:
+        return self.gradients(left, right)
+
+    def output(self, result):
+        return result
+
+    def result(self, gradient):
+        return gradient
+
+    def gradients(self, left, right) -> tuple:
+        pairs = zip((left, right), self.flips)
+        return tuple(np.swapaxes(x, -1, -2) if flip else x for x, flip in pairs)
+
+
+class _Convolution:
+    """Weight (G, O/G, K) times the data's windows (G, K, positions); K: channels × kernel."""
+
+    bias_axis = 1
+
+    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
+        self.data, self.weight, self.out = shapes
+        self.kernel = self.weight[2:]
+        dims = len(self.kernel)
+        self.stride, self.dilate = (_tuple(attrs, n, (1,) * dims) for n in ("stride", "dilate"))
+        self.pad = _tuple(attrs, "pad", (0,) * dims)
+        self.groups = int(attrs.get("num_group", 1))
+
+    def operands(self, data, weight) -> tuple:
+        """Return the weight, and the windows (unfolded: im2col)."""
+        padded = np.pad(data, [(0, 0), (0, 0), *((p, p) for p in self.pad)])
+        windows = np.stack([padded[at] for at in self._positions()], axis=2)
+        windows = windows.reshape(len(data), self.groups, -1, int(np.prod(self.out[2:])))
+        depth = windows.shape[2]
+        right = windows.transpose(1, 2, 0, 3).reshape(self.groups, depth, -1)
+        return weight.reshape(self.groups, -1, depth), right
+
+    def output(self, result):
+        out = result.reshape(self.out[1], self.out[0], *self.out[2:])
+        return out.swapaxes(0, 1)
+
+    def result(self, gradient):
+        return gradient.swapaxes(0, 1).reshape(self.groups, self.out[1] // self.groups, -1)
+
+    def gradients(self, left, right) -> tuple:
+        """Return the gradients of data and weight; windows that overlap are added (col2im)."""
+        batch, channels = self.data[:2]
+        windows = right.reshape(self.groups, -1, batch, int(np.prod(self.out[2:])))
+        windows = windows.transpose(2, 0, 1, 3).astype(np.float32)
+        windows = windows.reshape(batch, channels, -1, *self.out[2:])
+        sizes = [size + 2 * p for size, p in zip(self.data[2:], self.pad)]
+        padded = np.zeros((batch, channels, *sizes), np.float32)
+        for k, at in enumerate(self._positions()):
+            padded[at] += windows[:, :, k]
+        inner = tuple(slice(p, p + size) for p, size in zip(self.pad, self.data[2:]))
+        return padded[(slice(None), slice(None), *inner)], left.reshape(self.weight)
+
+    def _positions(self) -> List[Tuple[slice, ...]]:
+        """For each element of the kernel, where it reads the padded data."""
+        return [
+            (
+                slice(None),
+                slice(None),
+                *(
+                    slice(k * d, k * d + s * (n - 1) + 1, s)
+                    for k, d, s, n in zip(at, self.dilate, self.stride, self.out[2:])
+                ),
+            )
+            for at in np.ndindex(*self.kernel)
+        ]
+
+
+def _tuple(attrs: dict, name: str, default: tuple) -> tuple:
+    digits = attrs.get(name, "()").strip("()[] ,")
+    return tuple(int(part) for part in digits.split(",")) if digits else default
+
+
+_PRODUCTS = {
+    "Convolution": _Convolution,
+    "FullyConnected": _FullyConnected,
+    "dot": _Dot,
+    "batch_dot": _BatchDot,
+}
+
+
+# ------------------------------------------------------------------------- the operator
+
+
+class _Float16Sums(mx.operator.CustomOp):
+    def __init__(self, view) -> None:
+        super().__init__()
+        self.view = view
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        data, weight, *bias = (x.asnumpy() for x in in_data)
+        result = product(*self.view.operands(data, weight))
+        out = self.view.output(result).astype(np.float32)
+        if bias:
+            shape = [1] * out.ndim
+            shape[self.view.bias_axis] = -1
+            out = out + bias[0].reshape(shape)
+        self.assign(out_data[0], req[0], mx.nd.array(out, dtype=np.float32))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        data, weight = (x.asnumpy() for x in in_data[:2])
+        gradient = out_grad[0].asnumpy()
+        left, right = self.view.operands(data, weight)
+        result = self.view.result(gradient)
+        of_left = product(result, np.swapaxes(right, -1, -2))
+        of_right = product(np.swapaxes(left, -1, -2), result)
+        grads = [*self.view.gradients(of_left, of_right)]
+        if len(in_data) > 2:
+            others = tuple(k for k in range(gradient.ndim) if k != self.view.bias_axis)
+            grads.append(gradient.sum(axis=others))
+        for target, how, grad in zip(in_grad, req, grads):
+            self.assign(target, how, mx.nd.array(grad, dtype=np.float32))
+
+
+@mx.operator.register(OPERATOR)
+class _Float16SumsProp(mx.operator.CustomOpProp):
+    def __init__(self, of: str, **attrs: str) -> None:
+        super().__init__(need_top_grad=True)
+        self.of = of
+        self.attrs = {k: v for k, v in attrs.items() if not k.startswith("__")}
+        binary = of in ("dot", "batch_dot")
+        self.names = ["lhs", "rhs"] if binary else ["data", "weight", "bias"]
+        if attrs.get("no_bias") in ("True", "1"):
+            self.names = self.names[:2]
+
+    def list_arguments(self):
+        return self.names
+
+    def infer_shape(self, in_shape):
+        symbol = getattr(mx.sym, self.of)(*map(mx.sym.var, self.names), **self.attrs)
+        known = {n: tuple(s) for n, s in zip(self.names, in_shape) if len(s) and min(s) > 0}
+        shapes, outs, _ = symbol.infer_shape(**known)
+        return [list(s) for s in shapes], [list(outs[0])], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        symbol = getattr(mx.sym, self.of)(*map(mx.sym.var, self.names), **self.attrs)
+        _, outs, _ = symbol.infer_shape(**dict(zip(self.names, map(tuple, shapes))))
+        view = _PRODUCTS[self.of](self.attrs, [tuple(shapes[0]), tuple(shapes[1]), outs[0]])
+        return _Float16Sums(view)
