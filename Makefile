@@ -8,7 +8,7 @@ EXTRAS ?= cpu,gluoncv,data,results,test
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format zoo accuracy benchmark matrix clean
+.PHONY: help setup train test lint format zoo accuracy benchmark input matrix clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,6 +45,9 @@ zoo: setup ## cast every network of the Model Zoo and 56 of GluonCV's (half an h
 
 benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of an hour)
 	$(BIN)/python scripts/benchmark.py --suite all --output docs/benchmarks $(ARGS)
+
+input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
+	$(BIN)/python scripts/input_benchmark.py --output docs/benchmarks/input.md $(ARGS)
 
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) scripts/matrix.py

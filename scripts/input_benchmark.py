@@ -13,9 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Optional, Sequence
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 from gluon_amp.data import DataError, RecordFiles
 from gluon_amp.data.loader import default_workers
 from gluon_amp.data.synthetic import write_synthetic_records
@@ -117,8 +114,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="gluon_amp_input_") as name:
             folder = Path(name)
-            size = write_synthetic_records(folder, "train", options.images, side=options.side)
-            write_synthetic_records(folder, "val", 10, side=options.side)
+            size = write_synthetic_records(folder, "train", options.images, 1, options.side)
+            write_synthetic_records(folder, "val", 1, 1, options.side)
             paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
             result = compare(
                 RecordFiles(*paths),

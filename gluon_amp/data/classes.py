@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Sequence, Tuple
+from typing import Any, Collection, Sequence, Tuple
 
 from gluon_amp.data.source import DataError
 
@@ -42,11 +42,12 @@ def read_classes(folder: Path) -> Tuple[str, ...]:
 
 
 def check_same_classes(
-    train: Sequence[object], val: Sequence[object], train_at: Path, val_at: Path
+    train: Collection[Any], val: Collection[Any], train_at: Path, val_at: Path
 ) -> None:
     """Raise `DataError` with an example if two sets do not have the same classes.
 
-    A label is the rank of a class, so one class more or less would shift all that follow.
+    A label is the rank of a class, so one class more or less would shift all that follow. Lists and
+    tuples must have the same order, too.
     """
     for here, there, at in ((train, val, train_at), (val, train, val_at)):
         only = sorted(set(here) - set(there))
@@ -55,3 +56,7 @@ def check_same_classes(
                 f"{train_at} has {len(train)} classes, {val_at} has {len(val)}, and class "
                 f"{only[0]} is only in {at.name}: they must be the same classes."
             )
+    if train != val:
+        raise DataError(
+            f"{train_at} and {val_at} name the same classes in another order: pack both again."
+        )

@@ -184,8 +184,9 @@ def open_records(files: RecordFiles, seed: int = 0, size: int = INPUT_SIZE) -> S
     train_names, val_names = read_classes(files.train.parent), read_classes(files.val.parent)
     _check_labels(files.train, train_labels, train_names)
     _check_labels(files.val, val_labels, val_names)
+    if train_names and val_names:
+        check_same_classes(train_names, val_names, files.train.parent, files.val.parent)
     check_same_classes(train_labels, val_labels, files.train, files.val)
-    check_same_classes(train_names, val_names, files.train.parent, files.val.parent)
     classes = len(train_names) or max(train_labels) + 1
     return Source(
         name="imagenet",
