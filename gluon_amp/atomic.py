@@ -1,11 +1,13 @@
-"""Files that are either the old one or the new one, whenever the power fails."""
+"""Files and folders that are either the old one or the new one, whenever the power fails."""
 
 import contextlib
 import fcntl
 import os
 import re
+import shutil
 import tempfile
-from typing import Tuple
+from pathlib import Path
+from typing import Iterator, Tuple
 
 SUFFIX = ".unfinished"
 TEMPORARY = re.compile(r".+\.[a-z0-9_]{8}" + re.escape(SUFFIX))  # as tempfile.mkstemp names them
@@ -38,6 +40,68 @@ def write(path, data: bytes) -> None:
             os.unlink(temporary)
         raise
     _sync_folder(folder)
+
+
+class InUseError(RuntimeError):
+    """Another process is writing the same folder."""
+
+
+@contextlib.contextmanager
+def folder(path) -> Iterator[Path]:
+    """Make a folder that gets its name only when all that is in it is written.
+
+    Gives an empty folder beside `path` to write to. It replaces `path` when the block ends, and is
+    removed when the block raises; one that a killed writer has left is emptied and used again.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+
+    Raises
+    ------
+    InUseError
+        Another process is writing this folder now.
+    """
+    path = os.path.abspath(os.fspath(path))
+    unfinished, replaced = path + SUFFIX, path + ".replaced"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    descriptor = _locked_folder(unfinished)
+    try:
+        for entry in os.scandir(unfinished):
+            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+        yield Path(unfinished)
+        shutil.rmtree(replaced, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, replaced)
+        os.rename(unfinished, path)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    finally:
+        os.close(descriptor)
+    _sync_folder(os.path.dirname(path))
+
+
+def _locked_folder(path: str) -> int:
+    """Make a folder or take over one that nobody holds, and lock it for as long as it is open."""
+    while True:
+        os.makedirs(path, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # its writer has just finished
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise InUseError(f"another process is writing {path}") from None
+        except OSError:  # no locks here
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # its writer has just finished
 
 
 def remove_leftovers(folder: str) -> None:
