@@ -28,6 +28,7 @@ BLOCK = 1 << 20  # bytes read from disk at once
 CHUNK = 1 << 16  # bytes of a download, which are lost if it breaks off within them
 TIMEOUT = (10, 60)  # seconds to connect, and between two packets
 RETRIES = 5  # of a request, and of a download that broke off
+CONNECTS = 2  # retries where there is no connection, as there are other mirrors
 BACKOFF = 1.0  # seconds before the second try; they double
 BUSY = (429, 500, 502, 503, 504)  # answers that may be better next time
 
@@ -122,7 +123,11 @@ def _locked(part: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
     retry = Retry(
-        total=retries, backoff_factor=backoff, status_forcelist=BUSY, raise_on_status=False
+        total=retries,
+        connect=min(retries, CONNECTS),
+        backoff_factor=backoff,
+        status_forcelist=BUSY,
+        raise_on_status=False,
     )
     with requests.Session() as session:
         session.mount("http://", HTTPAdapter(max_retries=retry))

@@ -191,6 +191,8 @@ def packed_with(
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
