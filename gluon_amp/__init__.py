@@ -10,6 +10,7 @@ cpu.prepare()
 from gluon_amp import optimizer, symbolic
 from gluon_amp.accumulation import accumulation_dtype
 from gluon_amp.cast import cast
+from gluon_amp.check import check
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.describe import describe
@@ -34,6 +35,7 @@ __all__ = [
     "accumulation_dtype",
     "bits",
     "cast",
+    "check",
     "describe",
     "diagnose",
     "doctor",
