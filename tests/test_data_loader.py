@@ -178,6 +178,20 @@ def test_validation_shards_partition_the_images_exactly(parts):
     assert sorted(itertools.chain(*read)) == list(range(10))
 
 
+@pytest.mark.parametrize("kind", [TrainingBatches, validation_batches])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"part_index": 2, "num_parts": 2}, "part_index is 2, expected 0 to 1"),
+        ({"part_index": -1, "num_parts": 2}, "part_index is -1, expected 0 to 1"),
+        ({"batch_size": 0}, "batch_size is 0, expected 1 or more"),
+    ],
+)
+def test_a_part_or_batch_that_cannot_be_is_refused(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(Numbers(4), **{"batch_size": 2, **options})
+
+
 # --------------------------------------------------------------------------- exact counts
 
 

@@ -55,6 +55,8 @@ def record_iter_batches(
 ) -> Batches:
     """Yield batches of MXNet's own reader without end, augmented as GluonCV does for ImageNet.
 
+    Its batches do not last: the reader fills their memory anew for later ones.
+
     Source of the settings: gluon-cv ``train_imagenet.py``, ``get_data_rec``, with the areas and
     aspects of its folder transforms.
     """
