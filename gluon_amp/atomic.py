@@ -68,7 +68,10 @@ def folder(path) -> Iterator[Path]:
     descriptor = _locked_folder(unfinished)
     try:
         for entry in os.scandir(unfinished):
-            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry)
+            else:
+                os.unlink(entry)
         yield Path(unfinished)
         shutil.rmtree(replaced, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):

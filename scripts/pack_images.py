@@ -34,7 +34,7 @@ def main(given: Optional[Sequence[str]] = None) -> int:
     """Pack; return 0, 2 where it cannot be done, or 130 where it was interrupted."""
     options = read(given)
     root, out = options.root.expanduser(), options.out.expanduser()
-    return run(NAME, lambda: pack_folders(root, out, **arguments(options)), f"--data-dir {root}")
+    return run(NAME, lambda: pack_folders(root, out, **arguments(options)), out)
 
 
 if __name__ == "__main__":

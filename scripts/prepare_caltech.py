@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from gluon_amp.data.caltech import DATASETS, prepare
+from gluon_amp.data.caltech import DATASETS, PACKED, prepare
 from gluon_amp.data.commands import add_options, arguments, run
 from gluon_amp.training.options import Parser
 
@@ -53,7 +53,7 @@ def main(given: Optional[Sequence[str]] = None) -> int:
             archive=options.archive and options.archive.expanduser(),
             **arguments(options),
         ),
-        f"--data-dir {root}",
+        root / PACKED,
     )
 
 

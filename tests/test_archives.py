@@ -13,6 +13,7 @@ import pytest
 
 import gluon_amp  # noqa: F401
 from gluon_amp import atomic
+from gluon_amp.data import archives, progress
 from gluon_amp.data.archives import CHUNK, DownloadError, download, extract, md5_of
 from gluon_amp.data.source import DataError
 
@@ -242,6 +243,20 @@ def test_two_processes_do_not_write_one_file(get, mirror, path):
         os.waitpid(child, 0)
     assert not mirror.seen
     get("ranges")
+
+
+def test_what_is_not_installed(get, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(progress, "tqdm", None)
+    with pytest.raises(DataError) as caught:
+        md5_of(tmp_path / "file")
+    assert str(caught.value) == "tqdm is not installed: run `pip install 'gluon-amp[data]'`."
+    monkeypatch.setattr(archives, "requests", None)
+    with pytest.raises(DataError) as caught:
+        get("ranges")
+    assert str(caught.value) == (
+        "downloads need requests, which is not installed: run `pip install 'gluon-amp[data]'`."
+    )
 
 
 def test_md5_of_blocks(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 import gluon_amp  # noqa: F401
 from gluon_amp.data.classes import read_classes
+from gluon_amp.data.decode import DecodeError
 from gluon_amp.data.pack_folders import pack_folders
 from gluon_amp.data.packing import MANIFEST, Encoding, Part, pack, packed_with
 from gluon_amp.data.records import RecordFiles, open_records
@@ -115,6 +116,10 @@ def test_refused_trees(root):
     with pytest.raises(DataError) as caught:
         read_tree(root / "d")
     assert str(caught.value) == f"{root}/d holds no folders: expected one for each class."
+    (root / os.fsdecode(b"\xe9")).mkdir()
+    with pytest.raises(DataError) as caught:
+        read_tree(root, ["d"])
+    assert str(caught.value) == f"{root} holds a class '\\udce9', not in UTF-8: rename it."
     with pytest.raises(DataError) as caught:
         read_tree(root / "e")
     assert str(caught.value) == (
@@ -227,6 +232,14 @@ def test_quality_and_colours():
     np.testing.assert_allclose(mean, (200, 0, 0), atol=3)
 
 
+def test_an_image_too_long_for_a_jpeg():
+    line = png(np.zeros((2, 600, 3), np.uint8))
+    with pytest.raises(DecodeError) as caught:
+        Encoding(256)(line)  # 256 × 76800
+    assert str(caught.value) == "its 600×2 pixels cannot be a JPEG of that shorter side"
+    assert mx.image.imdecode(Encoding(16)(line)).shape == (16, 4800, 3)
+
+
 def test_shrinking_averages():
     """A board of single pixels becomes grey; every fourth pixel of it would stay black or white."""
     board = np.indices((256, 256)).sum(axis=0) % 2 * 255
@@ -299,6 +312,19 @@ def test_divided_folders(divided, tmp_path):
     assert listed(tmp_path / "rec", "train") != train
     assert listed(tmp_path / "rec", "val") == [(0, "val/a/0.jpg"), (1, "val/b/0.jpg")]
     assert read_classes(tmp_path / "rec") == ("a", "b")
+
+
+def test_what_is_ignored_is_told(divided, tmp_path):
+    told = []
+    for number in range(4):
+        (divided / "train" / "a" / f"{number}.txt").touch()
+        (divided / "val" / "b" / f"{number}.txt").touch()
+    pack_folders(divided, tmp_path / "rec", encoding=SMALL, tell=told.append)
+    assert told[0] == (
+        "Ignored, as these are no images: train/a/0.txt, train/a/1.txt, train/a/2.txt, "
+        "train/a/3.txt, val/b/0.txt and 3 more."
+    )
+    assert len(told) == 2
 
 
 def test_divided_folders_with_images_left_out(divided, tmp_path):
@@ -483,6 +509,11 @@ def test_script(divided):
         f"Packing into {divided}/rec ...\n"
         "6 train and 2 val images of 2 classes. To train on them:\n"
         f"python scripts/train_imagenet.py --data-dir {divided} --use-rec\n"
+    )
+    done = script(divided, divided / "my packed", "--resize", "16")
+    assert done.stdout.splitlines()[-1] == (
+        f"python scripts/train_imagenet.py --rec-train '{divided}/my packed/train.rec' "
+        f"--rec-val '{divided}/my packed/val.rec'"
     )
     done = script(divided, divided / "rec")
     assert (done.returncode, done.stdout) == (2, "")

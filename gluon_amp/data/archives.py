@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence
 
@@ -231,7 +232,7 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
                 _extract_zip(watched, into, inner, archive)
             else:
                 _extract_tar(watched, into, archive)
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zipfile.zlib.error) as error:
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
             raise DataError(
                 f"{archive} is damaged or no archive ({error}): remove it and get it again."
             ) from None

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 from gluon_amp.data.archives import DownloadError, download, extract, md5_of
 from gluon_amp.data.packing import Encoding, Part, pack, packed_with
 from gluon_amp.data.source import DataError
-from gluon_amp.data.splitting import Split, read_tree
+from gluon_amp.data.splitting import Split, ignored_in_words, read_tree
 
 EXTRACTED, PACKED = "images", "rec"
 DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
@@ -182,7 +182,7 @@ def prepare(
     _check_whole(data, folder)
     tree = read_tree(folder, [*without, *([] if clutter else [data.clutter])])
     if tree.ignored:
-        tell(f"Ignored, as these are no images: {', '.join(tree.ignored)}.")
+        tell(ignored_in_words(tree.ignored))
     parts = {name: Part(folder, images) for name, images in split.divide(tree).items()}
     tell(f"Packing into {out} ...")
     return pack(out, parts, tree.classes, encoding, options, workers)

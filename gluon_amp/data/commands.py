@@ -1,7 +1,9 @@
 """What `scripts/prepare_caltech.py` and `scripts/pack_images.py` share."""
 
 import argparse
+import shlex
 import sys
+from pathlib import Path
 from typing import Any, Callable, Dict
 
 from gluon_amp.data.packing import Encoding
@@ -60,7 +62,7 @@ def arguments(options: argparse.Namespace) -> Dict[str, Any]:
     }
 
 
-def run(name: str, pack: Callable[[], Dict[str, Any]], train: str) -> int:
+def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
     """Pack, and tell the user what was packed, or in one sentence why not.
 
     Parameters
@@ -69,8 +71,8 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], train: str) -> int:
         The script's.
     pack : callable
         Returns the manifest.
-    train : str
-        The options of ``train_imagenet.py`` that read what was packed.
+    out : Path
+        Where it packs.
 
     Returns
     -------
@@ -91,5 +93,13 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], train: str) -> int:
         return 130
     counts = " and ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
     print(f"{counts} images of {manifest['classes']} classes. To train on them:")
-    print(f"python scripts/train_imagenet.py {train} --use-rec")
+    print(f"python scripts/train_imagenet.py {_reading(out)}")
     return 0
+
+
+def _reading(out: Path) -> str:
+    """Return the options of train_imagenet.py that read what was packed."""
+    if out.name == "rec":
+        return f"--data-dir {shlex.quote(str(out.parent))} --use-rec"
+    files = (shlex.quote(str(out / f"{part}.rec")) for part in ("train", "val"))
+    return "--rec-train {} --rec-val {}".format(*files)

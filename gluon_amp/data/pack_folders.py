@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from gluon_amp.data.classes import check_same_classes
 from gluon_amp.data.packing import Encoding, Part, pack, packed_with
 from gluon_amp.data.source import DataError
-from gluon_amp.data.splitting import Image, Split, Tree, read_tree, shuffled
+from gluon_amp.data.splitting import Image, Split, Tree, ignored_in_words, read_tree, shuffled
 
 PARTS = ("train", "val")
 
@@ -54,7 +54,7 @@ def pack_folders(
         There are no such folders, their classes differ, an image is damaged, or `out` is something
         else already.
     """
-    classes, images = _list(root, out, split, without)
+    classes, images, ignored = _list(root, out, split, without)
     options = {
         "root": str(root.resolve()),
         "without": sorted(without),
@@ -65,6 +65,8 @@ def pack_folders(
     if manifest is not None:
         tell(f"{out} is packed already, with these options.")
         return manifest
+    if ignored:
+        tell(ignored_in_words(ignored))
     tell(f"Packing into {out} ...")
     parts = {part: Part(root, listed) for part, listed in images.items()}
     return pack(out, parts, classes, encoding, options, workers)
@@ -72,8 +74,8 @@ def pack_folders(
 
 def _list(
     root: Path, out: Path, split: Split, without: Sequence[str]
-) -> Tuple[Sequence[str], Dict[str, List[Image]]]:
-    """Return the classes, and the images of each part by their paths from `root` on."""
+) -> Tuple[Sequence[str], Dict[str, List[Image]], List[str]]:
+    """Return the classes, the images of each part, and what is ignored, as paths from `root` on."""
     divided = all((root / part).is_dir() for part in PARTS)
     if split.per_class is not None or split.total is not None:
         if divided:
@@ -84,7 +86,7 @@ def _list(
         if out.resolve().parent == root.resolve():
             raise DataError(f"{out} would be a class of {root}: choose a folder outside it.")
         tree = read_tree(root, without)
-        return tree.classes, split.divide(tree)
+        return tree.classes, split.divide(tree), list(tree.ignored)
     if not divided:
         raise DataError(
             f"{root} does not hold both train and val: to divide the classes in it, pass "
@@ -99,7 +101,9 @@ def _list(
         part: [image._replace(name=f"{part}/{image.name}") for image in tree.images]
         for part, tree in trees.items()
     }
-    return trees["val"].classes, {**images, "train": shuffled(images["train"], split.seed)}
+    images["train"] = shuffled(images["train"], split.seed)
+    ignored = [f"{part}/{name}" for part, tree in trees.items() for name in tree.ignored]
+    return trees["val"].classes, images, ignored
 
 
 def _read_part(root: Path, part: str, without: Sequence[str]) -> Tree:

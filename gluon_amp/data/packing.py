@@ -25,6 +25,7 @@ from gluon_amp.data.splitting import Image
 from mxnet import recordio
 
 MANIFEST = "manifest.json"
+LONGEST = 65_500  # pixels of a side, libjpeg's JPEG_MAX_DIMENSION
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,15 @@ class Encoding:
         Raises
         ------
         DecodeError
-            It is not a whole image.
+            It is not a whole image, or its other side would be too long for a JPEG.
         """
         image = decode(encoded)
         if not self.resize:
             return encoded
         height, width = image.shape[:2]
         short = min(height, width)
+        if max(height, width) * self.resize // short > LONGEST:
+            raise DecodeError(f"its {width}×{height} pixels cannot be a JPEG of that shorter side")
         if short != self.resize:
             size = (width * self.resize // short, height * self.resize // short)
             # INTER_AREA averages what it shrinks, where bilinear samples would alias

@@ -22,7 +22,7 @@ def bar(what: str, total: Optional[int], done: int = 0, in_bytes: bool = False) 
     total, done : int
         How much there is, and how much of it is done already.
     in_bytes : bool
-        Count bytes, else things.
+        Count bytes, else images.
 
     Raises
     ------
@@ -31,5 +31,5 @@ def bar(what: str, total: Optional[int], done: int = 0, in_bytes: bool = False) 
     """
     if tqdm is None:
         raise DataError("tqdm is not installed: run `pip install 'gluon-amp[data]'`.")
-    how = BYTES if in_bytes else {}
+    how = BYTES if in_bytes else {"unit": "img"}
     return tqdm.tqdm(desc=what, total=total, initial=done, leave=False, disable=None, **how)

@@ -46,6 +46,13 @@ class Tree:
         return counts
 
 
+def ignored_in_words(names: Sequence[str], shown: int = 5) -> str:
+    """Return the sentence that tells what is ignored, the first few by name."""
+    more = len(names) - shown
+    listed = ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+    return f"Ignored, as these are no images: {listed}."
+
+
 def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
     """List ``folder/CLASS/*``, every .jpg, .jpeg and .png of it.
 
@@ -62,7 +69,8 @@ def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
     Raises
     ------
     DataError
-        No images, a class without images, or a name in `without` that is not there.
+        No images, a class without images, one whose name is not UTF-8, or a name in `without` that
+        is not there.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder for each class.")
@@ -74,6 +82,8 @@ def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
         if entry.name in left_out:
             found.add(entry.name)
             continue
+        if any("\ud800" <= letter <= "\udfff" for letter in entry.name):
+            raise DataError(f"{folder} holds a class {entry.name!a}, not in UTF-8: rename it.")
         label = len(classes)
         classes.append(entry.name)
         for file in _sorted(entry):
