@@ -3,10 +3,10 @@
 import hashlib
 import http.server
 import io
-import os
+import subprocess
+import sys
 import tarfile
 import threading
-import time
 import zipfile
 
 import pytest
@@ -225,22 +225,17 @@ def test_every_mirror_says_why_it_failed(get, mirror, path):
 def test_two_processes_do_not_write_one_file(get, mirror, path):
     begin(path, DATA[:10])
     part = path.with_name("file.part")
-    taken, done = os.pipe()
-    child = os.fork()
-    if not child:
-        import fcntl
-
-        file = open(part, "ab")  # noqa: SIM115
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.write(done, b"x")
-        time.sleep(60)
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX)"
+    other = subprocess.Popen(
+        [sys.executable, "-c", f"{hold}; print('held', flush=True); sys.stdin.read()", str(part)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
-        os.read(taken, 1)
+        assert other.stdout.readline() == "held\n"
         with pytest.raises(DataError, match=f"^another process is downloading {part}: wait for it"):
             get("ranges")
     finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+        other.communicate(timeout=30)
     assert not mirror.seen
     get("ranges")
 
