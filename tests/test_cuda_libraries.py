@@ -1,8 +1,8 @@
 """The CUDA 11 libraries are found in NVIDIA's packages; what is missing is said in one sentence.
 
-Wheels and libraries are pretended in folders of their own: a `.dist-info`, and C libraries that do
-nothing. With GLUON_AMP_TEST_CUDA_WHEELS=1 the real ones are installed too (1.9 GB to download and
-4 GB of disk for mxnet-cu117), which is not for continuous integration.
+Wheels and libraries are pretended in folders of their own: a `.dist-info`, and small C libraries.
+With GLUON_AMP_TEST_CUDA_WHEELS=1 the real ones are installed too (2.4 GB to download and 4 GB of
+disk for mxnet-cu117, a minute each), which is not for continuous integration.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gluon_amp import cuda_libraries
-from gluon_amp.cuda_libraries import CUDA_WHEELS, LIBRARIES
+from gluon_amp.cuda_libraries import CUDA_WHEELS, LIBRARIES, Library
 
 ROOT = Path(__file__).parents[1]
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -52,10 +52,15 @@ def install(folder, *wheels):
 
 
 def build(path):
-    """A shared library that does nothing, under a soname."""
+    """A shared library under a soname, with one function that bears its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = ["cc", "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{path.name}", "-o", path]
-    subprocess.run([str(part) for part in command], check=True)
+    source = f"int {symbol(path.name)}(void) {{ return 11; }}"
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{path.name}", "-o", path]
+    subprocess.run([str(part) for part in command], check=True, input=source, text=True)
+
+
+def symbol(soname):
+    return "in_" + soname.partition(".")[0]
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +197,17 @@ def test_what_is_loaded_is_there_for_libraries_that_come_later(tmp_path, package
     options = {"LD_LIBRARY_PATH": str(tmp_path)}
     assert run(code="import ctypes" + load, **options).returncode == 1
     assert run(tmp_path, packages, code=PRELOAD + load, **options).returncode == 0
+
+
+@needs_cc
+def test_symbols_are_global_as_if_mxnet_were_linked_with_them(tmp_path, packages):
+    install(tmp_path, "mxnet-cu117")
+    build(tmp_path / "libcuda.so.1")
+    names = [symbol(one.soname) for one in (*LIBRARIES, Library("", "libcuda.so.1"))]
+    look = f"\nimport ctypes; print([getattr(ctypes.CDLL(None), n)() for n in {names}])"
+    done = run(tmp_path, packages, code=PRELOAD + look, LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([11] * 12)
 
 
 def test_the_wheel_of_this_environment_is_found():
