@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+DOCS ?= docs/_build
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= cpu,gluoncv,data,results,test
+EXTRAS ?= cpu,gluoncv,data,results,docs,test
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format zoo accuracy benchmark input matrix clean
+.PHONY: help setup train test lint format zoo accuracy docs benchmark input matrix clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,6 +53,11 @@ input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) scripts/matrix.py
 
+# gluon_amp's own names and its public modules; gluon_amp.trainer has what Trainer inherits
+docs: setup ## build the API reference from the docstrings, in docs/_build
+	$(BIN)/python -m pdoc --docformat numpy --no-show-source --output-directory $(DOCS) \
+	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer
+
 clean: ## remove .venv and what the tools left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

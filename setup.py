@@ -30,6 +30,7 @@ EXTRAS = {
     "data": [OPENCV, "scikit-learn>=1.0", "tqdm>=4.60", "requests>=2.27", "urllib3>=1.26"],
     # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
     "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],
+    "docs": ["pdoc>=14.7"],  # the last minor version for Python 3.8
     "test": ["pytest>=7", "pytest-timeout>=2.1", "hypothesis>=6", "ruff>=0.17"],
 }
 

@@ -57,7 +57,7 @@ def accumulation_dtype(ctx: mx.Context, accumulate: str = "float32") -> Dict[str
 
     Examples
     --------
-    >>> import mxnet as mx, gluon_amp as amp
+    >>> import gluon_amp as amp, mxnet as mx
     >>> amp.accumulation_dtype(mx.cpu())['Convolution']
     'float32'
     """

@@ -94,9 +94,12 @@ def check(net, trainer=None, *inputs: mx.nd.NDArray) -> Findings:
 
     Examples
     --------
-    >>> print(amp.check(net, trainer, data))  # doctest: +SKIP
-    output: 1001 outputs, no multiple of 8: make them 1008, and let no label name the 7
-      others.
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1001, in_units=64), 'float16')
+    >>> net.initialize()
+    >>> print(amp.check(net, None, mx.nd.ones((8, 64))))
+    net: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor
+      Cores: make them 1008, and let no label name the 7 others.
     """
     outputs = []
     if inputs:

@@ -76,7 +76,7 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
     >>> net = amp.cast(mx.gluon.nn.Dense(2, in_units=3), 'float16')
     >>> net.initialize()
     >>> trainer = amp.Trainer(net.collect_params(), 'adam')
-    >>> path = amp.save_checkpoint('/tmp/{step}.ckpt', net, trainer, keep=2, epoch=7)
+    >>> path = amp.save_checkpoint('{step}.ckpt', net, trainer, keep=2, epoch=7)
     >>> amp.load_checkpoint(path, net, trainer)
     {'epoch': 7}
     """
@@ -143,6 +143,18 @@ def load_checkpoint(path, net, trainer) -> dict:
         A trainer without a loss scale.
     ValueError
         A truncated, damaged or foreign file; one of another net, policy, optimizer or loss scale.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd')
+    >>> path = amp.save_checkpoint('net.ckpt', net, trainer, epoch=3)
+    >>> net.weight.set_data(mx.nd.zeros((1, 2)))
+    >>> extra = amp.load_checkpoint(path, net, trainer)
+    >>> extra, net.weight.data().asnumpy().tolist()
+    ({'epoch': 3}, [[1.0, 1.0]])
     """
     path = _newest(os.path.abspath(os.fspath(path)))
     _check_trainer(trainer, "load_checkpoint")

@@ -43,6 +43,16 @@ def init_trainer(
         For something that is not a `gluon.Trainer`, such as an Optimizer.
     ValueError
         As `Trainer` does.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'multi_precision': True})
+    >>> amp.init_trainer(trainer)
+    >>> trainer.loss_scale.scale
+    65536.0
     """
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
@@ -73,6 +83,18 @@ def scale_loss(loss, trainer):
     loss : NDArray, or list or tuple of them
         float32 or float64.
     trainer : Trainer, or one that went through `init_trainer`
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    >>> with mx.autograd.record():
+    ...     with amp.scale_loss(net(mx.nd.ones((1, 2))), trainer) as scaled:
+    ...         mx.autograd.backward(scaled)
+    >>> net.weight.grad().asnumpy().tolist()
+    [[128.0, 128.0]]
     """
     _check_scaled(trainer, "scale_loss")
     if not trainer._scaling:
@@ -95,6 +117,19 @@ def unscale(trainer):
     ------
     TypeError
         For float16 gradients, of which small ones would become zero.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'mixed_float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    >>> with mx.autograd.record():
+    ...     loss = net(mx.nd.ones((1, 2)))
+    >>> trainer.backward(loss)
+    >>> amp.unscale(trainer)
+    >>> net.weight.grad().asnumpy().tolist()
+    [[1.0, 1.0]]
     """
     _check_scaled(trainer, "unscale")
     scale = trainer._used_scale()

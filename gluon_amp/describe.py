@@ -71,6 +71,15 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     ------
     ValueError
         Called without inputs on a net that has never run.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(2, in_units=8), 'float16')
+    >>> net.initialize()
+    >>> description = amp.describe(net, mx.nd.ones((1, 8)))
+    >>> [(row.op, row.compute_dtype) for row in description.rows]
+    [('FullyConnected', 'float16')]
     """
     if inputs:
         with autograd.predict_mode():

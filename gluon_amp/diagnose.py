@@ -62,6 +62,13 @@ class Diagnosis:
         After a backward overflow the largest power of two that gives finite gradients.
     advice : str
         One sentence: what to do.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> print(amp.Diagnosis('bad_data', loss_scale=128, advice='Drop sample 3 of this batch.'))
+    bad_data
+      Drop sample 3 of this batch.
     """
 
     verdict: str
@@ -116,10 +123,13 @@ def diagnose(net, loss_fn: Callable, data, label, loss_scale="dynamic") -> Diagn
 
     Examples
     --------
-    >>> print(amp.diagnose(net, loss_fn, data, label, trainer.loss_scale))  # doctest: +SKIP
-    backward_overflow in features.3 (Convolution)
-      what went in: -4.1e+03 to 5.2e+03, loss scale 65536
-      Lower the loss scale to 1024, where the gradients of this batch are finite.
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> data, label = mx.nd.array([[300, 1]]), mx.nd.zeros((1, 1))
+    >>> found = amp.diagnose(net, mx.gluon.loss.L2Loss(), data, label, loss_scale=128)
+    >>> found.verdict, found.op, found.recommended_scale
+    ('backward_overflow', 'FullyConnected', 0.5)
     """
     scale = resolve(loss_scale).scale
     data = tuple(data) if isinstance(data, (list, tuple)) else (data,)
@@ -731,6 +741,18 @@ def gradient_report(net, trainer) -> GradientReport:
         A trainer without a loss scale.
     RuntimeError
         No scaled backward pass yet.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    >>> with mx.autograd.record():
+    ...     loss = net(mx.nd.array([[1, 2]]))
+    >>> trainer.backward(loss)
+    >>> amp.gradient_report(net, trainer).recommended_scale
+    2048.0
     """
     if not isinstance(trainer, ScaledSteps):
         raise TypeError(

@@ -24,6 +24,12 @@ class LossScale:
         Factor for the next backward pass, a power of two.
     at_floor : bool
         True when another overflow cannot lower the scale.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> [isinstance(scale, amp.LossScale) for scale in (amp.NoLossScale(), amp.StaticLossScale(8))]
+    [True, True]
     """
 
     scale = 1.0
@@ -91,7 +97,14 @@ class LossScale:
 
 
 class NoLossScale(LossScale):
-    """Scale 1 and no overflow check at all: what float32 and bfloat16 need."""
+    """Scale 1 and no overflow check at all: what float32 and bfloat16 need.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.NoLossScale().scale
+    1.0
+    """
 
 
 class StaticLossScale(LossScale):
@@ -107,6 +120,14 @@ class StaticLossScale(LossScale):
     ------
     ValueError
         When the scale is not a power of two.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> scale = amp.StaticLossScale(128)
+    >>> scale.update(finite=False)
+    >>> scale
+    StaticLossScale(scale=128.0)
     """
 
     def __init__(self, scale: float):
@@ -122,8 +143,6 @@ class StaticLossScale(LossScale):
 
 class DynamicLossScale(LossScale):
     """The largest scale that does not overflow, found by trying.
-
-    ::
 
         update(finite):
             if finite:
@@ -158,6 +177,17 @@ class DynamicLossScale(LossScale):
     ------
     ValueError
         When a scale or factor is not a power of two, or a value is out of range.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> scale = amp.DynamicLossScale(init_scale=1024, growth_interval=2)
+    >>> for finite in (True, True, False):
+    ...     scale.update(finite)
+    ...     print(scale.scale)
+    1024.0
+    2048.0
+    1024.0
     """
 
     def __init__(

@@ -23,6 +23,8 @@ import mxnet as mx
 from mxnet import nd
 from mxnet.ndarray import _internal
 
+__all__ = ["LAMB", "LARS", "NAG", "SGD", "Adam", "AdamW", "MasterOptimizer", "create"]
+
 # Most tensors one multi-tensor op takes; beyond it, MXNet reads or skips silently.
 SGD_LIMIT = 60
 ADAMW_LIMIT = 50
@@ -100,6 +102,16 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         With a row_sparse gradient, update only the rows in it, where MXNet has such an op.
     **kwargs
         What `mxnet.optimizer.Optimizer` takes: wd, lr_scheduler, clip_gradient, ...
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> optimizer = amp.optimizer.create('sgd')
+    >>> isinstance(optimizer, amp.optimizer.MasterOptimizer)
+    True
+    >>> [array.dtype.__name__ for array in optimizer.create_state_multi_precision(0, weight)]
+    ['float32']
     """
 
     # Float32 arrays of the weight's shape that are kept beside the master.
@@ -188,8 +200,6 @@ class MasterOptimizer(mx.optimizer.Optimizer):
 class SGD(MasterOptimizer):
     """Stochastic gradient descent with momentum, plain or Nesterov's.
 
-    ::
-
         g = clip(rescale_grad * grad) + wd * w
         m = momentum * m - lr * g
         w = w + m                              (nesterov: w + momentum * m - lr * g)
@@ -200,6 +210,17 @@ class SGD(MasterOptimizer):
         The default rate is 0.01.
     nesterov : bool
         Needs a momentum.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.SGD(learning_rate=2**-11)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (1.0, 0.999878)
     """
 
     def __init__(self, learning_rate=None, momentum=0.0, nesterov=False, **kwargs):
@@ -297,7 +318,19 @@ class SGD(MasterOptimizer):
 
 
 class NAG(SGD):
-    """SGD with Nesterov's momentum, under the name MXNet gives it."""
+    """SGD with Nesterov's momentum, under the name MXNet gives it.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.NAG(learning_rate=0.5, momentum=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.8125, 0.8125)
+    """
 
     def __init__(self, learning_rate=None, momentum=0.9, **kwargs):
         super().__init__(learning_rate, momentum, nesterov=True, **kwargs)
@@ -305,8 +338,6 @@ class NAG(SGD):
 
 class Adam(MasterOptimizer):
     """Adam (arXiv:1412.6980), with the bias correction folded into the rate, as MXNet has it.
-
-    ::
 
         g = clip(rescale_grad * grad + wd * w)
         m = beta1 * m + (1 - beta1) * g
@@ -317,6 +348,17 @@ class Adam(MasterOptimizer):
     ----------
     learning_rate, beta1, beta2, epsilon, wd : float
         wd is the classic L2 term, added to the gradient; for the decoupled one use `AdamW`.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.Adam(learning_rate=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.5, 0.499997)
     """
 
     state_arrays = 2
@@ -409,6 +451,17 @@ class AdamW(Adam):
 
     `w = w * (1 - lr * wd)`, then Adam's step without weight decay. The decay is multiplied by
     the learning rate, as in torch, so that schedules move both.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.AdamW(learning_rate=0.5, wd=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.25, 0.249997)
     """
 
     decoupled = True
@@ -419,8 +472,6 @@ class AdamW(Adam):
 
 class LARS(MasterOptimizer):
     """SGD with a rate of its own for each layer, for large batches (arXiv:1708.03888).
-
-    ::
 
         rate = lr * eta * |w| / (|g| + wd * |w| + eps)     with g = rescale_grad * grad
         m = momentum * m - rate * (clip(g) + wd * w)
@@ -435,6 +486,17 @@ class LARS(MasterOptimizer):
     eta : float
         The trust coefficient.
     eps : float
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.LARS(learning_rate=0.5, momentum=0, eta=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.75, 0.75)
     """
 
     default_learning_rate = 0.1
@@ -501,8 +563,6 @@ class LARS(MasterOptimizer):
 class LAMB(MasterOptimizer):
     """Adam with a trust ratio for each layer, for large batches (arXiv:1904.00962).
 
-    ::
-
         g = clip(rescale_grad * grad)
         m, v as in Adam; bias-corrected to m', v' if bias_correction
         d = m' / (sqrt(v') + epsilon) + wd * w
@@ -514,6 +574,17 @@ class LAMB(MasterOptimizer):
     learning_rate, beta1, beta2, epsilon, wd : float
     lower_bound, upper_bound : float or None
     bias_correction : bool
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.LAMB(learning_rate=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.5, 0.5)
     """
 
     state_arrays = 2
@@ -581,6 +652,13 @@ def create(optimizer, **params):
     ------
     ValueError
         For an unknown name.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> optimizer = amp.optimizer.create('adam', learning_rate=0.01)
+    >>> type(optimizer).__name__, optimizer.multi_precision
+    ('Adam', True)
     """
     name = optimizer.lower()
     if name in OPTIMIZERS:

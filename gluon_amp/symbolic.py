@@ -29,6 +29,8 @@ import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.io import DataDesc
 
+__all__ = ["BucketingModule", "Module", "convert"]
+
 # The variable that holds the scale, float32, of shape (1,), in the graphs that executors run.
 SCALE = "gluon_amp_loss_scale"
 
@@ -75,6 +77,14 @@ def convert(
     ValueError
         Unknown policy, a data name that the symbol does not have (near matches are listed), or a
         block pattern that matches no node.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=2, name='fc')
+    >>> cast = amp.symbolic.convert(net, 'float16')
+    >>> [dtype.__name__ for dtype in cast.infer_type(data='float32')[0]]  # data, weight, bias
+    ['float32', 'float16', 'float16']
     """
     policy = Policy.parse(policy)
     inputs = _input_names(symbol, data_names, label_names)
@@ -86,8 +96,6 @@ def convert(
 
 class Module(mx.mod.Module):
     """A `mx.mod.Module` in mixed precision.
-
-    ::
 
         module = amp.symbolic.Module(symbol, context=mx.gpu(), policy='float16')
         module.fit(train_iter, optimizer='sgd', optimizer_params={'learning_rate': .1}, num_epoch=9)
@@ -124,6 +132,16 @@ class Module(mx.mod.Module):
         Unknown policy, a data name that the symbol does not have (near matches are listed), a loss
         scale that is no power of two, a loss head that is pinned to float16 under a loss scale,
         bfloat16 on a GPU, devices of two types or the same twice.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=2, name='fc')
+    >>> net = mx.sym.SoftmaxOutput(net, name='softmax')
+    >>> module = amp.symbolic.Module(net, policy='float16', loss_scale=128)
+    >>> module.fit(mx.io.NDArrayIter(mx.nd.ones((4, 3)), mx.nd.ones((4,)), 2), num_epoch=1)
+    >>> module.last_report.applied, module.last_report.loss_scale
+    (True, 128.0)
     """
 
     last_report: Optional[StepReport] = None
@@ -659,6 +677,17 @@ class BucketingModule(mx.mod.BucketingModule):
         As in `mx.mod.BucketingModule`.
     policy, loss_scale, max_consecutive_skips
         As in `Module`.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> def generate(length):
+    ...     net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=2, name='fc')
+    ...     return mx.sym.SoftmaxOutput(net, name='softmax'), ('data',), ('softmax_label',)
+    >>> module = amp.symbolic.BucketingModule(generate, default_bucket_key=3, policy='float16')
+    >>> module.bind([('data', (2, 3))], [('softmax_label', (2,))])
+    >>> module.output_shapes
+    [('softmax_output', (2, 2))]
     """
 
     last_report: Optional[StepReport] = None

@@ -45,6 +45,13 @@ class StepReport:
         Names of the parameters whose gradients were not finite.
     skipped_total : int
         Steps skipped so far, this one included.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> report = amp.StepReport(applied=False, loss_scale=1024.0, next_loss_scale=512.0)
+    >>> report.applied, report.next_loss_scale, report.grad_norm, report.overflow
+    (False, 512.0, None, ())
     """
 
     applied: bool
@@ -516,8 +523,6 @@ class ScaledSteps:
 class Trainer(ScaledSteps, gluon.Trainer):
     """A `gluon.Trainer` that scales the loss, checks for overflow and keeps float32 masters.
 
-    ::
-
         with autograd.record():
             loss = loss_fn(net(data), label)
         trainer.backward(loss)
@@ -552,6 +557,18 @@ class Trainer(ScaledSteps, gluon.Trainer):
     ValueError
         When the update is to be made on the kvstore, or gradients are to be compressed under a
         loss scale, or a given optimizer would update float16 weights without masters.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', {'learning_rate': 0.5}, loss_scale=128)
+    >>> with mx.autograd.record():
+    ...     loss = net(mx.nd.array([[1, 2]]))
+    >>> trainer.backward(loss)
+    >>> trainer.step(batch_size=1).applied, net.weight.data().asnumpy().tolist()
+    (True, [[0.5, 0.0]])
     """
 
     def __init__(
