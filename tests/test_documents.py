@@ -216,3 +216,12 @@ def test_readme_trains_in_float16_with_gluon_and_with_module(namespace):
     assert namespace["loss"].mean().asscalar() < 0.75 * first
     exec(module, namespace)
     assert namespace["module"].last_report.applied
+
+
+# ------------------------------------------------------------------------------------ the citation
+
+
+def test_citation_names_this_version():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [amp.__version__]
+    assert re.findall(r"^license: (.+)$", citation, re.MULTILINE) == ["Apache-2.0"]
