@@ -218,7 +218,20 @@ def test_readme_trains_in_float16_with_gluon_and_with_module(namespace):
     assert namespace["module"].last_report.applied
 
 
-# ------------------------------------------------------------------------------------ the citation
+# ------------------------------------------------------------------- messages and the citation
+
+
+def test_messages_in_the_troubleshooting_table_are_those_of_the_source():
+    """Symptoms in quotes are looked for by those who met them; numpy's is checked on its own."""
+    table = text_of("README.md").partition("## Troubleshooting")[2].partition("\n## ")[0]
+    symptoms = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
+    quoted = {message for symptom in symptoms for message in re.findall(r'"(.+?)"', symptom)}
+    foreign = "module 'numpy' has no attribute 'bool'"
+    assert len(quoted - {foreign}) >= 4
+    source = "".join(path.read_text() for path in (ROOT / "gluon_amp").rglob("*.py"))
+    assert [message for message in quoted - {foreign} if message not in source] == []
+    with pytest.raises(AttributeError, match=foreign.replace("bool", "no_such_name")):
+        np.no_such_name  # noqa: B018
 
 
 def test_citation_names_this_version():
