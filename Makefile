@@ -53,9 +53,10 @@ input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) scripts/matrix.py
 
-# gluon_amp's own names and its public modules; gluon_amp.trainer has what Trainer inherits
+# gluon_amp's own names and its public modules; gluon_amp.trainer has what Trainer inherits.
+# pdoc stops imported libraries from asking lscpu about the CPU unless told not to.
 docs: setup ## build the API reference from the docstrings, in docs/_build
-	$(BIN)/python -m pdoc --docformat numpy --no-show-source --output-directory $(DOCS) \
+	PDOC_ALLOW_EXEC=1 $(BIN)/python -m pdoc --docformat numpy --no-show-source --output-directory $(DOCS) \
 	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer
 
 clean: ## remove .venv and what the tools left behind
