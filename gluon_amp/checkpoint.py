@@ -186,6 +186,24 @@ def load_checkpoint(path, net, trainer) -> dict:
     return extra
 
 
+def read_extra(path) -> dict:
+    """Return the `extra` of a checkpoint, once it is certain that the whole file is what was saved.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+
+    Raises
+    ------
+    FileNotFoundError
+        No such file.
+    ValueError
+        A truncated, damaged or foreign file.
+    """
+    header, arrays = _read(os.path.abspath(os.fspath(path)))
+    return _unpack(header["extra"], arrays)
+
+
 # ------------------------------------------------------------------------------ what is in it
 
 

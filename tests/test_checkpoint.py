@@ -18,7 +18,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import atomic
-from gluon_amp.checkpoint import HEADER, load_checkpoint, save_checkpoint
+from gluon_amp.checkpoint import HEADER, load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer
 
 import mxnet as mx
@@ -793,6 +793,17 @@ def test_the_loss_scale_is_taken_over_whole(saved):
     load_checkpoint(path, net, again)
     assert again.loss_scale.state_dict() == trainer.loss_scale.state_dict()
     assert again.loss_scale.growth_interval == 3
+
+
+def test_what_was_saved_beside_the_net_can_be_read_alone(saved, tmp_path):
+    path, net, trainer = saved
+    save_checkpoint(path, net, trainer, epoch=7, best={"top1": 0.5}, order=np.arange(3))
+    extra = read_extra(path)
+    assert (extra["epoch"], extra["best"], extra["order"].tolist()) == (7, {"top1": 0.5}, [0, 1, 2])
+    with open(path, "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(ValueError, match="is truncated or damaged"):
+        read_extra(path)
 
 
 # ---------------------------------------------------------------------------------- keep

@@ -8,6 +8,7 @@ import pytest
 import gluon_amp  # noqa: F401
 from gluon_amp.data import (
     DataError,
+    Look,
     RecordFiles,
     TrainingBatches,
     open_digits,
@@ -110,7 +111,7 @@ def test_order_and_augmentation_depend_on_seed_and_epoch_alone():
 def test_imagenet_augmentation_can_be_repeated(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["a", "b"])
-    first, again = (open_folders(tmp_path, seed=5, size=24).train for _ in range(2))
+    first, again = (open_folders(tmp_path, seed=5, look=Look(24)).train for _ in range(2))
     later = again[2 * len(again) + 1][0].asnumpy()  # epoch 2, image 1; leaves generators disturbed
     assert np.array_equal(first[1][0].asnumpy(), again[1][0].asnumpy())
     assert not np.array_equal(later, first[1][0].asnumpy())
@@ -123,7 +124,7 @@ def test_folders(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["cat", "dog"], images=3)
     (tmp_path / "train" / "notes.txt").write_text("not a class")
-    source = open_folders(tmp_path, size=24)
+    source = open_folders(tmp_path, look=Look(24))
     assert (source.train_images, source.val_images, source.classes) == (6, 6, 2)
     for image, label in (source.train[5], source.val[5]):
         assert image.shape == (3, 24, 24) and image.dtype == np.float32 and label == 1
@@ -132,7 +133,9 @@ def test_folders(tmp_path):
 def test_validation_images_are_resized_cropped_and_normalised(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["cat"], images=1)
-    image = open_folders(tmp_path, size=35).val[0][0].asnumpy()  # 35 / 0.875 = 40, the file's size
+    image = (
+        open_folders(tmp_path, look=Look(35)).val[0][0].asnumpy()
+    )  # 35 / 0.875 = 40, the file's size
     middle = picture(0)[2:37, 2:37].transpose(2, 0, 1) / 255.0
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = (middle - mean[:, None, None]) / std[:, None, None]
@@ -181,7 +184,7 @@ def files(folder):
 def test_records(tmp_path):
     write_records(tmp_path, "train", [0, 1, 2, 0])
     write_records(tmp_path, "val", [2, 1, 0])
-    source = open_records(files(tmp_path), size=35)
+    source = open_records(files(tmp_path), look=Look(35))
     assert (source.train_images, source.val_images, source.classes) == (4, 3, 3)
     assert [int(label) for _, label in (source.val[n] for n in range(3))] == [2, 1, 0]
     image, label = source.train[2]

@@ -8,6 +8,7 @@ import pytest
 import gluon_amp  # noqa: F401
 from gluon_amp.data import (
     DataError,
+    Look,
     RecordFiles,
     TrainingBatches,
     open_folders,
@@ -81,7 +82,7 @@ def test_batches_are_float32_and_int32_on_the_cpu():
 @pytest.mark.parametrize("workers", [1, 2, 4, None])
 def test_the_number_of_workers_does_not_change_the_data(packed, workers):
     """Decoded and augmented images, bit for bit."""
-    source = open_records(packed, seed=5, size=24)
+    source = open_records(packed, seed=5, look=Look(24))
     for number in (0, 3):
         alone = TrainingBatches(source.train, 4, seed=5, num_workers=0).epoch(number)
         helped = TrainingBatches(source.train, 4, seed=5, num_workers=workers).epoch(number)
@@ -92,13 +93,13 @@ def test_the_number_of_workers_does_not_change_the_data(packed, workers):
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 4])
 def test_starting_later_skips_batches(packed, start):
-    source = open_records(packed, seed=1, size=24)
+    source = open_records(packed, seed=1, look=Look(24))
     batches = TrainingBatches(source.train, 4, seed=1)
     assert data(batches.epoch(2, start)) == data(batches.epoch(2))[start:]
 
 
 def test_an_epoch_left_early_does_not_change_the_next(packed):
-    source = open_records(packed, size=24)
+    source = open_records(packed, look=Look(24))
     batches = TrainingBatches(source.train, 2)
     whole = data(TrainingBatches(source.train, 2).epoch(1))
     left = batches.epoch(0)
@@ -198,7 +199,7 @@ def test_a_part_or_batch_that_cannot_be_is_refused(kind, options, message):
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 5, 10, 64])
 def test_every_pass_holds_every_image_once(packed, batch_size):
     """ImageRecordIter with its defaults gives 12, 8, 12 ... rows at batch 4."""
-    batches = validation_batches(open_records(packed, size=24).val, batch_size)
+    batches = validation_batches(open_records(packed, look=Look(24)).val, batch_size)
     passes = [data(batches) for _ in range(5)]
     assert all(again == passes[0] for again in passes)
     assert [label for _, batch in passes[0] for label in batch] == list(range(10))
@@ -206,7 +207,7 @@ def test_every_pass_holds_every_image_once(packed, batch_size):
 
 
 def test_five_validations_have_identical_metrics(packed):
-    source = open_records(packed, size=24)
+    source = open_records(packed, look=Look(24))
     batches = validation_batches(source.val, 4)
     net = mx.gluon.nn.Dense(10, in_units=3 * 24 * 24)
     net.initialize()
@@ -267,7 +268,7 @@ def test_a_corrupt_file_in_a_folder_is_named(tmp_path):
         write_folders(tmp_path, part, ["cat", "dog"], images=3)
     bad = tmp_path / "train" / "dog" / "1.png"
     bad.write_bytes(bad.read_bytes()[:40])
-    batches = TrainingBatches(open_folders(tmp_path, size=24).train, 4)
+    batches = TrainingBatches(open_folders(tmp_path, look=Look(24)).train, 4)
     assert sorted(labels(batches.epoch(0))) == [0, 0, 0, 1, 1, 1]
     assert batches.unreadable == [str(bad)]
 
@@ -275,7 +276,7 @@ def test_a_corrupt_file_in_a_folder_is_named(tmp_path):
 def test_a_file_that_has_gone_is_named(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["cat"], images=3)
-    source = open_folders(tmp_path, size=24)
+    source = open_folders(tmp_path, look=Look(24))
     (tmp_path / "val" / "cat" / "2.png").unlink()
     batches = validation_batches(source.val, 2)
     assert labels(batches) == [0, 0, NO_CLASS]
@@ -290,7 +291,7 @@ def test_a_corrupt_record_is_named(packed, tmp_path):
     raw[start + 32 : start + 48] = bytes(16)  # where the image begins
     (tmp_path / "val.rec").write_bytes(raw)
     paths = (tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx"))
-    batches = validation_batches(open_records(RecordFiles(*paths), size=24).val, 4)
+    batches = validation_batches(open_records(RecordFiles(*paths), look=Look(24)).val, 4)
     assert labels(batches) == [0, 1, NO_CLASS, 3]
     assert batches.unreadable == [f"record 2 of {tmp_path}/val.rec"]
 

@@ -15,6 +15,7 @@ from gluon_amp.data.imagenet_transforms import (
     GREY,
     MEAN,
     STD,
+    Look,
     TrainingTransform,
     ValidationTransform,
     normalisation,
@@ -127,7 +128,7 @@ def test_a_part_of_a_turned_jpeg_lies_inside_it(orientation, turn):
 def test_without_opencv_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(decode, "cv2", None)
     with pytest.raises(DataError, match=r"OpenCV, which is not installed: run `pip install"):
-        TrainingTransform(24)
+        TrainingTransform(Look(24))
 
 
 # --------------------------------------------------------------------------- random parts
@@ -272,7 +273,7 @@ def test_random_colours_stay_in_their_range(colours):
 def test_normalisation_is_the_published_one():
     bgr = np.array([[[10.0, 100.0, 250.0]]])
     expected = (np.array([250, 100, 10]) / 255 - MEAN) / STD
-    assert np.allclose(apply(normalisation(), bgr), expected, atol=1e-5)
+    assert np.allclose(apply(normalisation(Look()), bgr), expected, atol=1e-5)
 
 
 # --------------------------------------------------------------------------- whole transforms
@@ -282,7 +283,7 @@ def test_normalisation_is_the_published_one():
 def test_validation_is_what_gluon_does(size):
     encoded = jpeg(smooth(*size))
     out = np.empty((3, 224, 224), np.float32)
-    ValidationTransform(224)(encoded, None, out)
+    ValidationTransform(Look(224))(encoded, None, out)
     gluon = transforms.Compose(
         [
             transforms.Resize(256, keep_ratio=True),
@@ -299,12 +300,12 @@ def test_validation_crops_in_the_middle():
     image = np.zeros((256, 512, 3), np.uint8)
     image[:, 144:368] = 255  # exactly what is left of it
     out = np.empty((3, 224, 224), np.float32)
-    ValidationTransform(224)(png(image), None, out)
+    ValidationTransform(Look(224))(png(image), None, out)
     assert np.allclose(out, ((1 - np.array(MEAN)) / STD)[:, None, None], atol=1e-5)
 
 
 def test_training_writes_every_pixel_and_depends_on_the_generator_alone():
-    transform, encoded = TrainingTransform(50), jpeg(smooth(80, 90))
+    transform, encoded = TrainingTransform(Look(50)), jpeg(smooth(80, 90))
     outs = [np.full((3, 50, 50), np.nan, np.float32) for _ in range(3)]
     for out, seed in zip(outs, (1, 1, 2)):
         transform(encoded, np.random.default_rng(seed), out)
@@ -316,7 +317,7 @@ def test_half_of_the_images_are_mirrored():
     """Left black, right white: the side of the light says which."""
     image = np.zeros((64, 64, 3), np.uint8)
     image[:, 32:] = 255
-    transform, encoded = TrainingTransform(16), png(image)
+    transform, encoded = TrainingTransform(Look(16)), png(image)
     out, rises, falls = np.empty((3, 16, 16), np.float32), 0, 0
     for seed in range(400):
         transform(encoded, np.random.default_rng(seed), out)
@@ -328,7 +329,7 @@ def test_half_of_the_images_are_mirrored():
 
 def test_a_mirrored_image_is_the_mirror_image():
     image = smooth(24, 24)
-    transform = TrainingTransform(24)
+    transform = TrainingTransform(Look(24))
     plain = transform._split(image, mirrored=False).copy()
     assert np.array_equal(plain, image.transpose(2, 0, 1))
     assert np.array_equal(transform._split(image, mirrored=True), plain[:, :, ::-1])
@@ -336,15 +337,15 @@ def test_a_mirrored_image_is_the_mirror_image():
 
 @pytest.mark.parametrize("size", [1, 7, 150, 224])
 def test_normalising_in_chunks_covers_every_pixel(size):
-    transform = TrainingTransform(size)
+    transform = TrainingTransform(Look(size))
     image = smooth(size, size)
     out = np.empty((3, size, size), np.float32)
-    transform._normalise(transform._split(image, False), normalisation(), out)
-    assert np.allclose(out, apply(normalisation(), image).transpose(2, 0, 1), atol=1e-5)
+    transform._normalise(transform._split(image, False), normalisation(Look()), out)
+    assert np.allclose(out, apply(normalisation(Look()), image).transpose(2, 0, 1), atol=1e-5)
 
 
 def test_one_transform_serves_several_sizes_of_images():
-    transform = TrainingTransform(20)
+    transform = TrainingTransform(Look(20))
     out = np.empty((3, 20, 20), np.float32)
     for size in [(10, 10), (500, 300), (20, 20)]:
         transform(jpeg(smooth(*size)), np.random.default_rng(0), out)

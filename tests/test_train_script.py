@@ -78,9 +78,9 @@ def test_a_short_run(dtype, tmp_path):
     assert lines[0].startswith("No ImageNet at ")
     assert lines[0].endswith("training on scikit-learn's handwritten digits.")
     plan = done.stdout.split("\n\n")[1]
-    assert "cifar_resnet8_v1, 10 classes" in plan
+    assert plan.startswith("batch      256 per device × 1 (cpu(0)) = 256\n")
+    assert "cifar_resnet8_v1, 10 classes, --mode hybrid" in plan
     assert "1437 training and 360 validation images of 3×32×32" in plan
-    assert "256 per device × 1 (cpu(0)) = 256" in plan
     assert ("emulated on this CPU" in plan) == (dtype == "float16")
     assert f"conv weights {OBSERVED[dtype]['conv_weight']}" in plan
     assert "[Epoch 0] validated 360/360" in lines
@@ -182,7 +182,7 @@ REFUSALS = {
     "no folder for json": (["--summary-json", "/none/at/all.json"], "no directory /none/at"),
     "json is a folder": (lambda f: ["--summary-json", str(f)], "is a directory, expected a file"),
     "save into a file": (lambda f: ["--save-dir", __file__], "cannot be made"),
-    "classes differ": (folders_with(["cat", "dog"], ["cat"]), "dog is only in train"),
+    "classes differ": (folders_with(["cat", "dog"], ["cat"]), "class dog is only in "),
     "unknown option": (["--turbo"], "unrecognized arguments: --turbo"),
     "no GPU": pytest.param(
         ["--gpus", "0"],

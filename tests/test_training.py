@@ -2,12 +2,14 @@
 
 import dataclasses
 import logging
+import re
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp.data import (
+    Look,
     RecordFiles,
     Source,
     TrainingBatches,
@@ -18,11 +20,13 @@ from gluon_amp.data import (
 from gluon_amp.data.augment import Augmented
 from gluon_amp.training import log
 from gluon_amp.training.devices import contexts, is_emulated
+from gluon_amp.training.engine import GluonEngine
 from gluon_amp.training.loop import Loop, TrainingError
 from gluon_amp.training.meters import Mean, TopK
-from gluon_amp.training.models import MXNET_MODELS, build
+from gluon_amp.training.models import MXNET_MODELS, build, full_name
+from gluon_amp.training.objective import Objective
 from gluon_amp.training.options import UsageError
-from gluon_amp.training.recipe import Recipe, for_data, learning_rate, read
+from gluon_amp.training.recipe import REFUSED, Recipe, for_data, learning_rate, read
 from gluon_amp.training.run import record_files
 from gluon_amp.training.schedule import Schedule
 from tests.images import write_records
@@ -37,42 +41,109 @@ from mxnet.gluon.model_zoo import vision
 
 FLAGS = {
     "model": "--model --network",
+    "num_layers": "--num-layers",
+    "mode": "--mode",
     "dtype": "--dtype",
+    "amp": "--amp",
     "loss_scale": "--loss-scale",
     "batch_size": "--batch-size -b",
+    "accumulate": "--accumulate",
     "num_gpus": "--num-gpus",
     "gpus": "--gpus",
-    "data_dir": "--data-dir",
+    "cpus": "--cpus",
+    "kv_store": "--kv-store --kvstore",
+    "dataset": "--dataset",
+    "data_dir": "--data-dir --data",
     "rec_train": "--rec-train --data-train",
     "rec_train_idx": "--rec-train-idx --data-train-idx",
     "rec_val": "--rec-val --data-val",
     "rec_val_idx": "--rec-val-idx --data-val-idx",
     "use_rec": "--use-rec",
+    "num_classes": "--num-classes",
+    "num_training_samples": "--num-training-samples --num-examples",
+    "input_size": "--input-size --image-shape",
+    "crop_ratio": "--crop-ratio",
+    "rgb_mean": "--rgb-mean",
+    "rgb_std": "--rgb-std",
     "num_workers": "--num-workers -j --num-data-workers --workers --num-worker --data-nthreads",
     "num_epochs": "--num-epochs --epochs",
     "lr": "--lr",
     "lr_mode": "--lr-mode",
     "lr_decay": "--lr-decay --lr-factor",
     "lr_decay_epoch": "--lr-decay-epoch --lr-steps --lr-step-epochs",
+    "lr_decay_period": "--lr-decay-period",
     "warmup_epochs": "--warmup-epochs",
+    "warmup_lr": "--warmup-lr",
     "optimizer": "--optimizer",
     "momentum": "--momentum --mom",
     "wd": "--wd --weight-decay",
+    "no_wd": "--no-wd",
+    "last_gamma": "--last-gamma",
+    "label_smoothing": "--label-smoothing",
+    "mixup": "--mixup",
+    "mixup_alpha": "--mixup-alpha",
+    "mixup_off_epoch": "--mixup-off-epoch",
+    "clip_grad": "--clip-grad",
+    "use_pretrained": "--use-pretrained",
+    "pretrained_file": "--pretrained-file --pretrained-model",
+    "from_scratch": "--from-scratch",
+    "root": "--root",
+    "freeze_features": "--freeze-features",
+    "head_lr_mult": "--head-lr-mult",
     "seed": "--seed",
-    "log_interval": "--log-interval",
-    "save_dir": "--save-dir",
-    "summary_json": "--summary-json",
+    "deterministic": "--deterministic",
+    "save_dir": "--save-dir --model-prefix",
+    "save_frequency": "--save-frequency --save-period",
+    "save_batches": "--save-batches",
+    "keep": "--keep",
+    "resume": "--resume",
+    "resume_epoch": "--resume-epoch --load-epoch --start-epoch",
+    "resume_params": "--resume-params",
+    "resume_states": "--resume-states",
+    "export": "--export",
+    "confusions": "--confusions",
+    "eval_only": "--eval-only",
+    "eval_frequency": "--eval-frequency",
+    "test_io": "--test-io",
+    "benchmark": "--benchmark",
     "max_batches": "--max-batches --benchmark-iters",
+    "log_interval": "--log-interval --disp-batches",
+    "logging_file": "--logging-file",
+    "log_json": "--log-json",
+    "tensorboard": "--tensorboard",
+    "plot": "--plot",
+    "summary_json": "--summary-json",
 }
 
 # a text for every option, and the value it means
 TEXTS = {
+    "mode": ("module", "module"),
+    "num_layers": ("50", 50),
     "dtype": ("bfloat16", "bfloat16"),
+    "kv_store": ("local", "local"),
+    "dataset": ("caltech101", "caltech101"),
+    "keep": ("5", 5),
+    "rgb_mean": ("1,2,3", (1.0, 2.0, 3.0)),
+    "rgb_std": ("1,2,3", (1.0, 2.0, 3.0)),
+    "label_smoothing": ("0.2", 0.2),
+    "mixup_alpha": ("0.4", 0.4),
+    "warmup_epochs": ("7", 7),
     "loss_scale": ("128", 128.0),
     "gpus": ("0,2", (0, 2)),
     "lr_mode": ("poly", "poly"),
     "lr_decay_epoch": ("10,20", (10, 20)),
     "optimizer": ("nag", "nag"),
+}
+
+SWITCHES = {
+    "--amp", "--use-rec", "--no-wd", "--last-gamma", "--use-pretrained", "--deterministic",
+    "--eval-only", "--test-io", "--from-scratch", "--freeze-features",
+}  # fmt: skip
+NEEDED = {
+    "resume_epoch": "--resume-params p",
+    "resume_params": "--resume-epoch 3",
+    "resume_states": "--resume-params p --resume-epoch 3",
+    "resume": "--save-dir d",
 }
 
 
@@ -87,14 +158,116 @@ def test_every_option_is_listed_here():
     "name, flag", [(name, flag) for name, flags in FLAGS.items() for flag in flags.split()]
 )
 def test_aliases(name, flag):
-    if name == "use_rec":
-        assert read([flag])[0].use_rec and not read([])[0].use_rec
-        return
-    text, value = TEXTS.get(name, ("3", 3))
-    recipe, given = read([flag, text])
-    assert set(given) == {name}
+    if flag in SWITCHES:
+        arguments, expected = [flag], True
+    else:
+        text, value = TEXTS.get(name, ("3", 3))
+        arguments, expected = [flag, text], value
+    recipe, given = read([*arguments, *NEEDED.get(name, "").split()])
+    assert name in given
     found = getattr(recipe, name)
-    assert found == (type(found)(text) if name not in TEXTS else value)
+    assert getattr(read([])[0], name) != found
+    assert found == (expected if name in TEXTS or flag in SWITCHES else type(found)(text))
+
+
+@pytest.mark.parametrize(
+    "line, name, value",
+    [
+        ("--label-smoothing", "label_smoothing", 0.1),
+        ("--label-smoothing 0.05", "label_smoothing", 0.05),
+        ("--mixup", "mixup", 0.2),
+        ("--mixup 0.4", "mixup", 0.4),
+        ("--mixup --mixup-alpha 0.3", "mixup", 0.3),
+        ("--benchmark", "benchmark", 1),
+        ("--benchmark 1", "benchmark", 1),
+        ("--benchmark 0", "benchmark", 0),
+        ("--resume --save-dir x", "resume", "auto"),
+        ("--resume some.ckpt", "resume", "some.ckpt"),
+        ("--image-shape 3,299,299", "input_size", 299),
+        ("--input-size 160", "input_size", 160),
+    ],
+)
+def test_arguments_that_may_be_left_out_or_written_in_two_ways(line, name, value):
+    assert getattr(read(line.split())[0], name) == value
+
+
+README_COMMANDS = [
+    # MXNet's float16 FAQ
+    "--network resnet-v1 --num-layers 50 --benchmark 1 --gpus 0 --batch-size 256 --dtype float16",
+    # GluonCV's model zoo, resnet50_v1
+    "--rec-train r/train.rec --rec-train-idx r/train.idx --rec-val r/val.rec --rec-val-idx "
+    "r/val.idx --model resnet50_v1 --mode hybrid --lr 0.4 --lr-mode cosine --num-epochs 120 "
+    "--batch-size 128 --num-gpus 8 -j 60 --warmup-epochs 5 --dtype float16 --use-rec --last-gamma "
+    "--no-wd --label-smoothing --save-dir params --logging-file resnet50_v1.log",
+    # GluonCV's, with mixup
+    "--model resnet50_v1d --mode hybrid --lr 0.4 --lr-mode cosine --num-epochs 200 --batch-size "
+    "128 --num-gpus 8 -j 60 --warmup-epochs 5 --dtype float16 --use-rec --last-gamma --no-wd "
+    "--label-smoothing --mixup --save-dir params --logging-file log",
+    # MXNet's example/image-classification
+    "--network vgg --num-layers 16 --gpus 0,1 --kv-store device --data-train t.rec --data-val "
+    "v.rec --num-examples 1281167 --image-shape 3,224,224 --lr-factor 0.1 --lr-step-epochs 30,60 "
+    "--disp-batches 20 --mom 0.9 --model-prefix model",
+]
+
+
+@pytest.mark.parametrize("line", README_COMMANDS)
+def test_commands_of_the_faq_and_of_gluoncv_are_understood(line):
+    recipe, given = read(line.split())
+    assert build(full_name(recipe.model, recipe.num_layers), 10) is not None
+    assert len(given) >= 6
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_options_of_other_scripts_name_their_replacement(flag, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read([flag, "1"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert f"{flag} is not an option here: {REFUSED[flag]}." in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("--dtype float16 --amp", "--amp and --dtype float16 are two ways to choose a dtype"),
+        ("--num-gpus 1 --gpus 0,1", "--num-gpus 1 and --gpus 0,1 disagree"),
+        ("--cpus 2 --gpus 0", "--cpus and GPUs were both asked for"),
+        ("--resume auto", "--resume auto looks into --save-dir"),
+        ("--resume a --resume-epoch 3", "--resume and --resume-epoch are two ways"),
+        ("--resume-epoch 3", "--resume-epoch and --resume-params belong together"),
+        ("--resume-params a", "--resume-epoch and --resume-params belong together"),
+        ("--epochs 3 --warmup-epochs 3", "--warmup-epochs 3 leaves none of --num-epochs 3"),
+        ("--use-pretrained --pretrained-file a", "are two ways to begin"),
+        ("--mode module --mixup", "--mode module has no --mixup"),
+        ("--mode module --accumulate 2", "--mode module has no --accumulate"),
+        ("--mode module --clip-grad 1", "--mode module has no --clip-grad"),
+        ("--mode module --load-epoch 2", "--load-epoch reads from --model-prefix"),
+    ],
+)
+def test_options_that_contradict_each_other(line, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        read(line.split())
+
+
+@pytest.mark.parametrize(
+    "name, layers, full",
+    [
+        ("resnet-v1", 50, "resnet50_v1"),
+        ("resnet", 18, "resnet18_v2"),
+        ("resnet", None, "resnet50_v2"),
+        ("vgg", None, "vgg16"),
+        ("mobilenet", None, "mobilenet1.0"),
+        ("resnet50_v1", 50, "resnet50_v1"),
+        ("resnext", 101, "resnext101_32x4d"),
+    ],
+)
+def test_names_of_mxnets_examples(name, layers, full):
+    assert full_name(name, layers) == full
+
+
+def test_a_number_of_layers_needs_a_family():
+    with pytest.raises(UsageError, match="--num-layers 50 does not belong to --network alexnet"):
+        full_name("alexnet", 50)
 
 
 def test_defaults_are_those_of_the_published_recipe():
@@ -138,11 +311,6 @@ def test_a_wrong_option_is_one_sentence(line, sentence, capsys):
     error = capsys.readouterr().err
     assert stop.value.code == 2
     assert sentence in error and error.count("\n") == 1
-
-
-def test_gpus_and_num_gpus_must_agree():
-    with pytest.raises(UsageError, match="--num-gpus 1 and --gpus 0,1 disagree"):
-        read(["--num-gpus", "1", "--gpus", "0,1"])
 
 
 def test_record_files_are_found_beside_each_other(tmp_path):
@@ -261,6 +429,11 @@ def lines():
     log.logger.setLevel(logging.NOTSET)
 
 
+class PastFloat16(Objective):
+    def losses(self, outputs, targets):
+        return [output.sum(axis=1) * 1e5 for output in outputs]
+
+
 def blobs(count=10, seed=0):
     """Return labelled points in three clusters."""
     generator = np.random.RandomState(seed)
@@ -277,12 +450,12 @@ def small_net(devices):
     return net
 
 
-def small_loop(devices=None, dtype="float32", rate=0.1, **options):
+def small_loop(devices=None, dtype="float32", rate=0.1, objective=None, **options):
     devices = devices or [mx.cpu()]
     net = amp.cast(small_net(devices), dtype)
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate, "momentum": 0.9})
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-    return Loop(net, trainer, loss_fn, devices, Schedule(rate, 5, 3, "constant"), **options)
+    engine = GluonEngine(net, trainer, objective or Objective(3), devices)
+    return Loop(engine, Schedule(rate, 5, 3, "constant"), **options)
 
 
 def batches_of(data, size=4):
@@ -309,7 +482,7 @@ def test_an_epoch_is_what_a_plain_gluon_loop_does():
         trainer.step(len(points))
         total += loss.sum().asscalar()
         right += (outputs.argmax(axis=1).asnumpy() == labels.asnumpy()).sum()
-    for ours, plain in zip(parameters(loop.net), parameters(net)):
+    for ours, plain in zip(parameters(loop.engine.net), parameters(net)):
         assert np.allclose(ours, plain, rtol=1e-6, atol=1e-7)
     assert (result.images, result.skipped) == (10, 0)
     assert result.loss == pytest.approx(total / 10, rel=1e-5)
@@ -324,9 +497,9 @@ def test_two_devices_do_what_one_does():
         a, b = one.train(batches_of(data), epoch), two.train(batches_of(data), epoch)
         assert b.loss == pytest.approx(a.loss, rel=1e-5)
         assert b.accuracy == a.accuracy
-    for single, double in zip(parameters(one.net), parameters(two.net)):
+    for single, double in zip(parameters(one.engine.net), parameters(two.engine.net)):
         assert np.allclose(single, double, rtol=1e-5, atol=1e-6)
-    for param in two.net.collect_params().values():
+    for param in two.engine.net.collect_params().values():
         first, second = param.list_data()
         assert np.array_equal(first.asnumpy(), second.asnumpy())
 
@@ -348,7 +521,8 @@ def test_log_lines_are_gluoncvs(lines):
     loop = small_loop(log_interval=2)
     trained = loop.train(batches_of(blobs()), 3)
     checked = loop.validate(validation_batches(blobs(), 4), 10, 3)
-    batch, training, speed, scale, validation, validated = lines
+    batch, training, speed, scale, waited, *advice, validation, validated = lines
+    assert advice in ([], [log.INPUT_BOUND])
     head, rate, metric, lr = batch.split("\t")
     assert head == "Epoch[3] Batch [1]"
     assert rate.startswith("Speed: ") and rate.endswith(" samples/sec")
@@ -359,20 +533,23 @@ def test_log_lines_are_gluoncvs(lines):
     assert speed == f"[Epoch 3] speed: {images} samples/sec\ttime cost: {trained.seconds:f}"
     loss = f"loss={trained.loss:f}"
     assert scale == f"[Epoch 3] {loss}\tloss scale: 1\tskipped steps: 0 (0 in all)"
+    assert re.fullmatch(r"\[Epoch 3\] waited for data: \d+ % of the time", waited)
     assert validation == f"[Epoch 3] validation: err-top1={1 - checked.top1:f} err-top5=0.000000"
     assert validated == "[Epoch 3] validated 10/10"
 
 
 def test_a_skipped_step_is_logged_and_counted(lines):
     loop = small_loop(dtype="float16", log_interval=0)
-    loop.loss_fn = lambda outputs, labels: outputs.sum(axis=1) * 1e5  # gradients past 65504
+    # gradients past 65504
+    loop.engine.objective = PastFloat16(3)
     result = loop.train(batches_of(blobs()), 0)
     assert (result.skipped, loop.skipped, loop.steps) == (3, 3, 3)
     assert np.isnan(result.loss)
     assert lines[0].startswith(
         "Epoch[0] Batch [0] skipped: loss scale 65536 -> 32768, overflow in dense"
     )
-    assert lines[-1].endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
+    (told,) = [line for line in lines if "in all" in line]
+    assert told.endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
 
 
 def test_a_loss_that_is_no_number_stops_the_run():
@@ -387,13 +564,13 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
     for part in ("train", "val"):
         write_records(tmp_path, part, range(10))
     paths = [tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx")]
-    source: Source = open_records(RecordFiles(*paths), size=24)
+    source: Source = open_records(RecordFiles(*paths), look=Look(24))
     contexts_used = [mx.cpu(number) for number in range(devices)]
     net = nn.HybridSequential()
     net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 24 * 24))
     net.initialize(ctx=contexts_used)
     loop = small_loop(contexts_used)
-    loop.net = net
+    loop.engine.net = net
     batches = validation_batches(source.val, 4)
     passes = [loop.validate(batches, 10, epoch) for epoch in range(5)]
     assert {validation.images for validation in passes} == {10}
@@ -468,8 +645,8 @@ def test_the_digits_can_be_learned():
     net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 32 * 32))
     net.initialize(mx.init.Xavier())
     loop = small_loop(dtype="float16")
-    loop.net = amp.cast(net, "float16")
-    loop.trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    loop.engine.net = amp.cast(net, "float16")
+    loop.engine.trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     loop.schedule = Schedule(0.01, 4, 8, "constant")
     for epoch in range(4):
         loop.train(batches_of(data, 64), epoch)

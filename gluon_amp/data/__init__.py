@@ -3,6 +3,7 @@
 from gluon_amp.data.classes import read_classes, write_classes
 from gluon_amp.data.digits import open_digits
 from gluon_amp.data.folders import open_folders
+from gluon_amp.data.imagenet_transforms import Look
 from gluon_amp.data.loader import TrainingBatches, validation_batches
 from gluon_amp.data.records import RecordFiles, open_records
 from gluon_amp.data.source import DataError, Source, unreadable_in_words
@@ -10,6 +11,7 @@ from gluon_amp.data.synthetic import open_synthetic
 
 __all__ = [
     "DataError",
+    "Look",
     "RecordFiles",
     "Source",
     "TrainingBatches",

@@ -4,7 +4,7 @@
 Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998). They come with scikit-learn.
 """
 
-from typing import Tuple
+from typing import Sequence, Tuple
 
 import numpy as np
 
@@ -105,13 +105,24 @@ def _dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
     return SimpleDataset(list(zip(images, labels)))
 
 
-def open_digits(seed: int = 0) -> Source:
-    """Return the digits as a `Source`; `seed` decides the random shifts, not the split."""
-    train, val = load_digits()
+def _only(
+    keep: Sequence[int], images: np.ndarray, labels: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray]:
+    kept = np.isin(labels, keep)
+    return images[kept], np.searchsorted(keep, labels[kept]).astype(np.int32)
+
+
+def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES)) -> Source:
+    """Return the digits as a `Source`; `seed` decides the random shifts, not the split.
+
+    Of some digits only, in ascending order, if `keep` names them; labels are positions in it.
+    """
+    train, val = (_only(keep, *part) for part in load_digits())
     return Source(
         name="digits",
         train=Augmented(_dataset(*train), shift, seed),
         val=_dataset(*val).transform_first(normalise, lazy=False),
-        classes=CLASSES,
+        classes=len(keep),
         image_shape=(3, SIZE, SIZE),
+        class_names=tuple(map(str, keep)),
     )

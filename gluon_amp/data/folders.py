@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 from gluon_amp.data.augment import DecodedImages, EncodedImages
 from gluon_amp.data.classes import check_same_classes
-from gluon_amp.data.imagenet_transforms import INPUT_SIZE, TrainingTransform, ValidationTransform
+from gluon_amp.data.imagenet_transforms import GLUONCV, Look, TrainingTransform, ValidationTransform
 from gluon_amp.data.source import DataError, Source
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -65,7 +65,7 @@ def _open(root: Path, part: str) -> FolderImages:
     return images
 
 
-def open_folders(root: Path, seed: int = 0, size: int = INPUT_SIZE) -> Source:
+def open_folders(root: Path, seed: int = 0, look: Look = GLUONCV) -> Source:
     """Return the images under `root` as a `Source`.
 
     Parameters
@@ -74,8 +74,8 @@ def open_folders(root: Path, seed: int = 0, size: int = INPUT_SIZE) -> Source:
         Holds ``train`` and ``val``, each with the same folders, one for each class.
     seed : int
         Decides the augmentation.
-    size : int
-        Height and width the network gets.
+    look : Look
+        What the network gets to see.
 
     Raises
     ------
@@ -87,9 +87,9 @@ def open_folders(root: Path, seed: int = 0, size: int = INPUT_SIZE) -> Source:
     classes = len(train.classes)
     return Source(
         name="imagenet",
-        train=DecodedImages(train, TrainingTransform(size), classes, seed),
-        val=DecodedImages(val, ValidationTransform(size), classes),
+        train=DecodedImages(train, TrainingTransform(look), classes, seed),
+        val=DecodedImages(val, ValidationTransform(look), classes),
         classes=classes,
-        image_shape=(3, size, size),
+        image_shape=(3, look.size, look.size),
         class_names=tuple(train.classes),
     )

@@ -9,7 +9,8 @@ saturation fades to 0.114 × blue, for want of a ``+=`` in ``image_random-inl.h`
 
 import math
 import threading
-from typing import Optional
+from dataclasses import dataclass
+from typing import Optional, Tuple
 
 import numpy as np
 
@@ -56,18 +57,42 @@ def random_box(size: Size, generator: np.random.Generator) -> Box:
     return (height - high) // 2, (width - wide) // 2, high, wide
 
 
-def normalisation(colour: Optional[np.ndarray] = None) -> np.ndarray:
+@dataclass(frozen=True)
+class Look:
+    """What a network gets to see of an image.
+
+    Attributes
+    ----------
+    size : int
+        Height and width.
+    crop_ratio : float
+        Validation resizes the short side to ``size / crop_ratio`` before it crops.
+    mean, std : tuple of float
+        Of red, green and blue, for colours of 0 to 1.
+    """
+
+    size: int = INPUT_SIZE
+    crop_ratio: float = CROP_RATIO
+    mean: Tuple[float, float, float] = MEAN
+    std: Tuple[float, float, float] = STD
+
+
+GLUONCV = Look()
+
+
+def normalisation(look: Look, colour: Optional[np.ndarray] = None) -> np.ndarray:
     """Return the 3×4 float32 matrix from blue, green, red, 1 to normalised red, green, blue.
 
     Parameters
     ----------
+    look : Look
     colour : ndarray, optional
         A 3×4 matrix to apply first, to red, green, blue of 0..255 and 1.
     """
     matrix = np.eye(3, 4) if colour is None else colour.copy()
     matrix /= 255
-    matrix[:, 3] -= MEAN
-    matrix /= np.array(STD)[:, None]
+    matrix[:, 3] -= look.mean
+    matrix /= np.array(look.std)[:, None]
     return matrix[:, [2, 1, 0, 3]].astype(np.float32)
 
 
@@ -112,9 +137,10 @@ class _Scratch(threading.local):
 
 
 class _Transform:
-    def __init__(self, size: int):
+    def __init__(self, look: Look):
         require_opencv()
-        self._size = size
+        self._look = look
+        self._size = look.size
         self._scratch = _Scratch()
 
     @property
@@ -147,8 +173,7 @@ class TrainingTransform(_Transform):
 
     Parameters
     ----------
-    size : int
-        Height and width of the result.
+    look : Look
     """
 
     def __call__(self, encoded: bytes, generator: np.random.Generator, out: np.ndarray) -> None:
@@ -157,29 +182,28 @@ class TrainingTransform(_Transform):
         image = cv2.resize(part, (self._size, self._size), interpolation=cv2.INTER_LINEAR)
         planes = self._split(image, mirrored=generator.random() < 0.5)
         mean = np.array([cv2.mean(plane)[0] for plane in planes[::-1]])
-        self._normalise(planes, normalisation(random_colour(mean, generator)), out)
+        self._normalise(planes, normalisation(self._look, random_colour(mean, generator)), out)
 
 
 class ValidationTransform(_Transform):
-    """Resize the short side to size / 0.875, crop the centre, normalise.
+    """Resize the short side, crop the centre, normalise.
 
     It decodes at full size whatever the size of the image, as the published accuracies do.
 
     Parameters
     ----------
-    size : int
-        Height and width of the result.
+    look : Look
     """
 
     def __call__(self, encoded: bytes, generator: None, out: np.ndarray) -> None:
         """Write the image to `out`, float32 (3, size, size)."""
         image = decode(encoded)
         height, width = image.shape[:2]
-        short = math.ceil(self._size / CROP_RATIO)
+        short = math.ceil(self._size / self._look.crop_ratio)
         if min(height, width) != short:
             scale = short / min(height, width)
             height, width = max(short, int(height * scale)), max(short, int(width * scale))
             image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
         top, left = (height - self._size) // 2, (width - self._size) // 2
         centre = image[top : top + self._size, left : left + self._size]
-        self._normalise(self._split(centre, mirrored=False), normalisation(), out)
+        self._normalise(self._split(centre, mirrored=False), normalisation(self._look), out)

@@ -11,7 +11,7 @@ import numpy as np
 from gluon_amp.data.augment import DecodedImages, EncodedImages
 from gluon_amp.data.classes import CLASSES_FILE, check_same_classes, read_classes
 from gluon_amp.data.decode import DecodeError
-from gluon_amp.data.imagenet_transforms import INPUT_SIZE, TrainingTransform, ValidationTransform
+from gluon_amp.data.imagenet_transforms import GLUONCV, Look, TrainingTransform, ValidationTransform
 from gluon_amp.data.source import DataError, Source
 
 # A record (dmlc-core, recordio.h): magic number, then 3 bits that say which part of a record this
@@ -161,7 +161,7 @@ def _check_labels(rec: Path, labels: Iterable[int], names: Tuple[str, ...]) -> N
         )
 
 
-def open_records(files: RecordFiles, seed: int = 0, size: int = INPUT_SIZE) -> Source:
+def open_records(files: RecordFiles, seed: int = 0, look: Look = GLUONCV) -> Source:
     """Return packed images as a `Source`.
 
     Parameters
@@ -170,8 +170,8 @@ def open_records(files: RecordFiles, seed: int = 0, size: int = INPUT_SIZE) -> S
         Where they are. A ``classes.json`` beside them names the classes.
     seed : int
         Decides the augmentation.
-    size : int
-        Height and width the network gets.
+    look : Look
+        What the network gets to see.
 
     Raises
     ------
@@ -190,9 +190,9 @@ def open_records(files: RecordFiles, seed: int = 0, size: int = INPUT_SIZE) -> S
     classes = len(train_names) or max(train_labels) + 1
     return Source(
         name="imagenet",
-        train=DecodedImages(train, TrainingTransform(size), classes, seed),
-        val=DecodedImages(val, ValidationTransform(size), classes),
+        train=DecodedImages(train, TrainingTransform(look), classes, seed),
+        val=DecodedImages(val, ValidationTransform(look), classes),
         classes=classes,
-        image_shape=(3, size, size),
+        image_shape=(3, look.size, look.size),
         class_names=train_names,
     )

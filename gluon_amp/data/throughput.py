@@ -7,6 +7,7 @@ from statistics import median
 from typing import Dict, Iterator, List, Optional, Sequence
 
 from gluon_amp.data import imagenet_transforms
+from gluon_amp.data.imagenet_transforms import Look
 from gluon_amp.data.loader import TrainingBatches, default_workers
 from gluon_amp.data.records import RecordFiles, open_records
 from gluon_amp.data.source import DataError, Source
@@ -153,7 +154,7 @@ def compare(
     DataError
         `open_records` does, or there are fewer images than in a batch.
     """
-    source, num_workers = open_records(files, size=size), num_workers or default_workers()
+    source, num_workers = open_records(files, look=Look(size)), num_workers or default_workers()
     if source.train_images < batch_size:
         raise DataError(
             f"{files.train} has {source.train_images} images, fewer than a batch of {batch_size}, "

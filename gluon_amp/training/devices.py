@@ -8,7 +8,9 @@ import mxnet as mx
 
 
 def contexts(
-    gpus: Optional[Sequence[int]] = None, num_gpus: Optional[int] = None
+    gpus: Optional[Sequence[int]] = None,
+    num_gpus: Optional[int] = None,
+    cpus: Optional[int] = None,
 ) -> List[mx.Context]:
     """Return the devices to train on.
 
@@ -18,12 +20,16 @@ def contexts(
         GPUs by number; empty for the CPU.
     num_gpus : int, optional
         The first so many GPUs; 0 for the CPU. With neither: all GPUs, or the CPU if there is none.
+    cpus : int, optional
+        Instead of GPUs, the CPU as so many devices.
 
     Raises
     ------
     UsageError
         A GPU that is not there, or the same one twice.
     """
+    if cpus:
+        return [mx.cpu(number) for number in range(cpus)]
     here = mx.context.num_gpus()
     if gpus is None:
         gpus = range(here if num_gpus is None else num_gpus)

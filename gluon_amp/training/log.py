@@ -5,9 +5,12 @@ People and dashboards search for them, so what GluonCV does not log has lines of
 """
 
 import contextlib
+import json
 import logging
+import math
 import sys
-from typing import Iterator
+from pathlib import Path
+from typing import Iterator, List, Optional
 
 from gluon_amp.training.options import UsageError
 
@@ -19,6 +22,12 @@ VALIDATION = "[Epoch %d] validation: err-top1=%f err-top5=%f"
 SKIPPED = "Epoch[%d] Batch [%d] skipped: loss scale %g -> %g, overflow in %s%s"
 LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
 VALIDATED = "[Epoch %d] validated %d/%d"
+WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
+INPUT_BOUND = (
+    "Loading images holds up training: give --num-workers a core each, pack the images with\n"
+    "--rec-train (see the README), or resize them once to 256 pixels; --test-io measures loading."
+)
+UNREADABLE = "[Epoch %d] %s"
 
 logger = logging.getLogger("gluon_amp.training")
 
@@ -47,25 +56,100 @@ def tqdm() -> type:
 
 
 @contextlib.contextmanager
-def to_stdout() -> Iterator[None]:
-    """Print what is logged on standard output, as it is."""
-    handler = _AboveBar()
+def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None]:
+    """Print what is logged on standard output, as it is, and append it to a file.
+
+    Parameters
+    ----------
+    file : Path, optional
+    quiet : bool
+        Neither print nor append anything less than a warning.
+    """
+    handlers: List[logging.Handler] = [_AboveBar()]
+    if file is not None and not quiet:
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
     level, propagate = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
         logger.setLevel(level)
         logger.propagate = propagate
 
 
-def bar(total: int, epoch: int, epochs: int, unit: str = "img"):
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing but warnings, and show no progress, for a while."""
+    level, logger.disabled = logger.level, True
+    try:
+        yield
+    finally:
+        logger.disabled = False
+        logger.setLevel(level)
+
+
+class Records:
+    """Where the numbers of a run go, besides its log: lines of JSON, and TensorBoard.
+
+    Parameters
+    ----------
+    file : Path, optional
+        Gets a line for each record.
+    tensorboard : Path, optional
+        A folder for TensorBoard's event files.
+
+    Raises
+    ------
+    UsageError
+        tensorboardX is not installed.
+    """
+
+    def __init__(self, file: Optional[Path] = None, tensorboard: Optional[Path] = None):
+        self._file = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115
+        self._writer = _tensorboard(tensorboard) if tensorboard else None
+
+    def write(self, kind: str, step: int, **values: float) -> None:
+        """Note numbers of a kind ('batch', 'epoch', 'validation') after so many steps.
+
+        JSON has no infinities and no NaN, so these become null.
+        """
+        if self._file:
+            plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
+            self._file.write(json.dumps({"record": kind, "step": step, **plain}) + "\n")
+            self._file.flush()
+        if self._writer:
+            for name, value in values.items():
+                if name not in ("epoch", "batch", "images"):
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        for one in (self._file, self._writer):
+            if one:
+                one.close()
+
+
+def _tensorboard(folder: Path):
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise UsageError(
+            "--tensorboard needs tensorboardX: run `pip install 'gluon-amp[tensorboard]'`."
+        ) from None
+    return SummaryWriter(str(folder))
+
+
+def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "img"):
     """Return a progress bar for one epoch on standard error, absent where that is no terminal."""
     return tqdm()(
         total=total,
+        initial=done,
         desc=f"epoch {epoch + 1}/{epochs}",
         unit=unit,
         leave=False,

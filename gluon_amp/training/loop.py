@@ -1,79 +1,48 @@
-"""The training loop: the same for every data set, dtype and number of devices."""
+"""The training loop: the same for every data set, dtype and number of devices and workers."""
 
 import itertools
 import math
 import time
-from dataclasses import dataclass
-from typing import Callable, Iterable, List, Optional, Sequence
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.data import TrainingBatches
-from gluon_amp.trainer import StepReport, Trainer
+from gluon_amp.trainer import StepReport
 from gluon_amp.training import log
-from gluon_amp.training.meters import Mean, TopK
+from gluon_amp.training.engine import Engine
+from gluon_amp.training.history import Counts, EpochResult, Validation
+from gluon_amp.training.log import Records
+from gluon_amp.training.meters import TopK
 from gluon_amp.training.schedule import Schedule
+from gluon_amp.training.workers import Workers
 
 import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon import Block
-from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
+
+Batch = Sequence[NDArray]
+
+# Above this share of an epoch, waiting for images is worth a piece of advice.
+WAITED_MUCH = 0.2
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message is one sentence that names the cause."""
 
 
-@dataclass(frozen=True)
-class EpochResult:
-    """What one epoch of training came to. `seconds` counts until the devices had finished."""
-
-    accuracy: float
-    loss: float
-    images: int
-    seconds: float
-    skipped: int
-
-    @property
-    def images_per_second(self) -> float:
-        return self.images / self.seconds
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Shares of right answers, 0 to 1, and how many images they were taken over."""
-
-    top1: float
-    top5: float
-    images: int
-
-
-def split(arrays: Sequence[NDArray], devices: Sequence[mx.Context]) -> List[List[NDArray]]:
-    """Copy a batch to the devices, in nearly equal parts; fewer parts than devices if it is tiny.
-
-    Returns
-    -------
-    list of list of NDArray
-        For each array its parts, one for each device used.
-    """
-    used = devices[: len(arrays[0])]
-    return [split_and_load(array, used, even_split=False) for array in arrays]
-
-
 class Loop:
-    """A network, its trainer and its devices, ready to train and validate epoch by epoch.
+    """An engine, ready to train and validate epoch by epoch.
 
     Parameters
     ----------
-    net : Block
-        Initialized on `devices`; float32 output.
-    trainer : gluon_amp.Trainer
-        Over the parameters of `net`.
-    loss_fn : callable
-        ``loss_fn(outputs, labels)`` gives one loss for each image.
-    devices : sequence of Context
-        Every batch is split over them.
+    engine : Engine
+        Trains on a batch.
     schedule : Schedule
-        Learning rate of every batch.
+        Learning rate of every update.
+    workers : Workers
+        Those that train together; counts are taken over all of them.
+    records : Records
+        Where numbers go, besides the log.
+    accumulate : int
+        Batches for each update.
     log_interval : int
         Log a line after every so many batches; 0 for never.
     max_batches : int, optional
@@ -82,108 +51,156 @@ class Loop:
 
     def __init__(
         self,
-        net: Block,
-        trainer: Trainer,
-        loss_fn: Callable[[NDArray, NDArray], NDArray],
-        devices: Sequence[mx.Context],
+        engine: Engine,
         schedule: Schedule,
+        workers: Optional[Workers] = None,
+        records: Optional[Records] = None,
+        accumulate: int = 1,
         log_interval: int = 50,
         max_batches: Optional[int] = None,
     ):
-        self.net = net
-        self.trainer = trainer
-        self.loss_fn = loss_fn
-        self.devices = devices
+        self.engine = engine
         self.schedule = schedule
+        self.workers = workers or Workers()
+        self.records = records or Records()
+        self.accumulate = accumulate
         self.log_interval = log_interval
         self.max_batches = max_batches
         self.steps = self.skipped = 0
 
-    def train(self, batches: TrainingBatches, epoch: int) -> EpochResult:
+    def train(
+        self,
+        batches: TrainingBatches,
+        epoch: int,
+        start: int = 0,
+        counts: Optional[Counts] = None,
+        after_update: Callable[[int, Counts], None] = lambda done, counts: None,
+    ) -> EpochResult:
         """Train one epoch and log it.
+
+        Parameters
+        ----------
+        batches : TrainingBatches
+        epoch, start : int
+            Begin with batch `start` of this epoch, both counted from 0.
+        counts : Counts, optional
+            Of the batches before `start`.
+        after_update : callable
+            Takes how many batches of the epoch are done, and their counts.
 
         Raises
         ------
         TrainingError
             The loss is not a number any more.
         """
-        accuracy, loss = TopK(1), Mean()
-        skipped = since = 0
-        started = lap = time.perf_counter()
-        # A last batch smaller than the number of devices would leave some without a gradient.
-        whole = (batch for batch in batches.epoch(epoch) if len(batch[0]) >= len(self.devices))
-        taken = itertools.islice(whole, self.max_batches)
-        with log.bar(self.images(batches), epoch, self.schedule.epochs) as bar:
-            for number, batch in enumerate(taken):
+        counts = counts or Counts()
+        since, lap = 0, time.perf_counter()
+        before = counts.seconds
+        started = lap
+        accuracy = counts.accuracy
+        with log.bar(self.images(batches), epoch, self.schedule.epochs, accuracy.images) as bar:
+            taken = _measured(self._batches(batches, epoch, start), self.engine.wait, counts)
+            for number, group in _groups(taken, self.accumulate, start):
                 rate = self.schedule(epoch, number)
-                self.trainer.set_learning_rate(rate)
-                report = self.step(batch, accuracy, loss)
-                if not report.applied:
-                    skipped += 1
-                    self._log_skip(epoch, number, report)
-                since += len(batch[0])
-                bar.update(len(batch[0]))
-                if self.log_interval and (number + 1) % self.log_interval == 0:
+                self.engine.set_learning_rate(rate)
+                size = sum(len(batch[0]) for batch in group)
+                report = self.engine.step(group, epoch, number, counts)
+                self._count(epoch, number, report, counts)
+                done = number + len(group)
+                since += size
+                bar.update(size)
+                if self._interval_ends(number, done):
                     share, now = accuracy.share, time.perf_counter()  # reading the share waits
-                    speed = since / (now - lap)
-                    log.logger.info(log.BATCH, epoch, number, speed, "accuracy", share, rate)
+                    speed = since / (now - lap) * self.workers.count
+                    log.logger.info(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
+                    self._record_batch(epoch, done, speed, share, rate, report)
                     since, lap = 0, now
+                counts.seconds = before + time.perf_counter() - started
+                after_update(done, counts)
             mx.nd.waitall()
-        seconds = time.perf_counter() - started
-        result = EpochResult(accuracy.share, loss.value, accuracy.images, seconds, skipped)
+        counts.seconds = before + time.perf_counter() - started
+        result = self._over_workers(counts)
         self._log(epoch, result)
-        if loss.images and not math.isfinite(result.loss):
+        if result.images and counts.loss.images and not math.isfinite(result.loss):
             raise TrainingError(
                 f"the loss became {result.loss} in epoch {epoch}, at a learning rate of up to "
                 f"{self.schedule.rate:g}: lower it with --lr, or look for bad images."
             )
         return result
 
+    def _batches(self, batches: TrainingBatches, epoch: int, start: int) -> Iterator[Batch]:
+        # A last batch smaller than the number of devices would leave some without a gradient.
+        whole = (batch for batch in batches.epoch(epoch, start)
+                 if len(batch[0]) >= len(self.engine.devices))  # fmt: skip
+        left = None if self.max_batches is None else max(0, self.max_batches - start)
+        return itertools.islice(whole, left)
+
     def images(self, batches: TrainingBatches) -> int:
-        """How many images an epoch trains on."""
+        """How many images an epoch trains on, in this worker."""
         if self.max_batches is None:
             return batches.images
         return min(batches.images, self.max_batches * batches.batch_size)
 
-    def step(self, batch: Sequence[NDArray], accuracy: TopK, loss: Mean) -> StepReport:
-        """Train on one batch ``[images, labels]``, or skip it where gradients overflowed."""
-        images, labels = split(batch, self.devices)
-        with autograd.record():
-            outputs = [self.net(part) for part in images]
-            losses = [self.loss_fn(*pair) for pair in zip(outputs, labels)]
-        self.trainer.backward(losses)
-        report = self.trainer.step(len(batch[0]))
+    def _count(self, epoch: int, number: int, report: StepReport, counts: Counts) -> None:
         self.steps += 1
-        self.skipped = report.skipped_total
-        for part, output in zip(labels, outputs):
-            accuracy.update(part, output)
-        if report.applied:
-            for part in losses:
-                loss.update(part)
-        return report
+        if not report.applied:
+            self.skipped += 1
+            counts.skipped += 1
+            more = len(report.overflow) - 1
+            log.logger.info(
+                log.SKIPPED, epoch, number, report.loss_scale, report.next_loss_scale,
+                report.overflow[0], f" and {more} more" if more else "",
+            )  # fmt: skip
 
-    def _log_skip(self, epoch: int, number: int, report: StepReport) -> None:
-        more = len(report.overflow) - 1
-        log.logger.info(
-            log.SKIPPED,
-            epoch,
-            number,
-            report.loss_scale,
-            report.next_loss_scale,
-            report.overflow[0],
-            f" and {more} more" if more else "",
+    def _interval_ends(self, number: int, done: int) -> bool:
+        every = self.log_interval
+        return bool(every) and done // every > number // every
+
+    def _record_batch(
+        self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport
+    ) -> None:
+        self.records.write(
+            "batch", self.steps, epoch=epoch, batch=done - 1, images_per_second=speed,
+            accuracy=share, lr=rate, loss_scale=report.next_loss_scale, skipped=self.skipped,
+        )  # fmt: skip
+
+    def _over_workers(self, counts: Counts) -> EpochResult:
+        own = counts.result()
+        if self.workers.count == 1:
+            return own
+        right, images, loss, loss_images, waited = self.workers.total(
+            [counts.accuracy.right, own.images, counts.loss.sum, counts.loss.images, own.waited]
         )
+        return EpochResult(
+            right / images if images else math.nan, loss / loss_images if loss_images else math.nan,
+            int(images), own.seconds, waited / self.workers.count, own.skipped,
+        )  # fmt: skip
 
     def _log(self, epoch: int, result: EpochResult) -> None:
-        scale = self.trainer.loss_scale.scale
+        scale = self.engine.scale
         log.logger.info(log.TRAINING, epoch, "accuracy", result.accuracy)
         log.logger.info(log.SPEED, epoch, result.images_per_second, result.seconds)
         log.logger.info(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
+        share = result.waited / result.seconds
+        log.logger.info(log.WAITED, epoch, 100 * share)
+        if share > WAITED_MUCH:
+            log.logger.info(log.INPUT_BOUND)
+        self.records.write(
+            "epoch", self.steps, epoch=epoch, accuracy=result.accuracy, loss=result.loss,
+            images=result.images, images_per_second=result.images_per_second,
+            seconds=result.seconds, waited_share=share, loss_scale=scale,
+            skipped=self.skipped, lr=self.schedule(epoch, self.schedule.batches - 1),
+        )  # fmt: skip
 
-    def validate(
-        self, batches: Iterable[Sequence[NDArray]], expected: int, epoch: int
-    ) -> Validation:
+    def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
         """Count right answers over every image exactly once, and log them.
+
+        Parameters
+        ----------
+        batches : iterable
+            This worker's share of the images.
+        expected : int
+            How many images there are for all workers together.
 
         Raises
         ------
@@ -192,12 +209,47 @@ class Loop:
         """
         top1, top5 = TopK(1), TopK(5)
         for batch in batches:
-            for part, label in zip(*split(batch, self.devices)):
-                output = self.net(part)
+            for label, output in self.engine.predict(batch):
                 top1.update(label, output)
                 top5.update(label, output)
-        if top1.images != expected:
-            raise TrainingError(f"validated {top1.images} images, but there are {expected}.")
-        log.logger.info(log.VALIDATION, epoch, 1 - top1.share, 1 - top5.share)
-        log.logger.info(log.VALIDATED, epoch, top1.images, expected)
-        return Validation(top1.share, top5.share, top1.images)
+        right1, right5, images = self.workers.total([top1.right, top5.right, top1.images])
+        if images != expected:
+            raise TrainingError(f"validated {images:.0f} images, but there are {expected}.")
+        found = Validation(right1 / images, right5 / images, int(images))
+        log.logger.info(log.VALIDATION, epoch, 1 - found.top1, 1 - found.top5)
+        log.logger.info(log.VALIDATED, epoch, found.images, expected)
+        self.records.write(
+            "validation", self.steps, epoch=epoch, top1=found.top1, top5=found.top5,
+            images=found.images,
+        )  # fmt: skip
+        return found
+
+
+def _groups(batches: Iterable[Batch], size: int, start: int) -> Iterator[Tuple[int, List[Batch]]]:
+    """Yield batches in groups, the last of which may be smaller, and each one's first number."""
+    batches = iter(batches)
+    for first in itertools.count(start, size):
+        group = list(itertools.islice(batches, size))
+        if not group:
+            return
+        yield first, group
+
+
+def _measured(
+    batches: Iterator[Batch], wait: Callable[[], None], counts: Counts
+) -> Iterator[Batch]:
+    """Yield batches; count the time they were waited for while the devices had nothing to do.
+
+    Devices work while this process loads. Where they are still busy when a batch is there, nothing
+    was lost; else they have waited, at most as long as the batch took to come.
+    """
+    while True:
+        before = time.perf_counter()
+        batch = next(batches, None)
+        there = time.perf_counter()
+        if batch is None:
+            return
+        wait()
+        if time.perf_counter() - there < 0.1 * (there - before):
+            counts.waited += there - before
+        yield batch

@@ -11,12 +11,18 @@ class TopK:
 
     Counts stay on the device until they are read, so that counting does not hold up training;
     they are whole numbers, so the share is exact whatever the batch size.
+
+    Parameters
+    ----------
+    k : int
+    images, right : int
+        Counted before.
     """
 
-    def __init__(self, k: int = 1):
+    def __init__(self, k: int = 1, images: int = 0, right: int = 0):
         self.k = k
-        self.images = 0
-        self._right = 0
+        self.images = images
+        self._right = right
         self._pending: List[NDArray] = []
 
     def update(self, labels: NDArray, outputs: NDArray) -> None:
@@ -39,20 +45,35 @@ class TopK:
 
 
 class Mean:
-    """Mean of numbers that are still being computed, one array for each batch."""
+    """Mean of numbers that are still being computed, one array for each batch.
 
-    def __init__(self) -> None:
-        self._sums: List[NDArray] = []
-        self.images = 0
+    Parameters
+    ----------
+    images : int
+        How many values came before.
+    total : float
+        Their sum.
+    """
+
+    def __init__(self, images: int = 0, total: float = 0.0):
+        self.images = images
+        self._sum = total
+        self._pending: List[NDArray] = []
 
     def update(self, values: NDArray) -> None:
         """Count the values (N,) of a batch."""
-        self._sums.append(values.sum())
+        self._pending.append(values.sum())
         self.images += values.size
+
+    @property
+    def sum(self) -> float:
+        """The sum; waits for the device."""
+        for part in self._pending:  # one by one, so that reading now and then changes no bit
+            self._sum += float(part.asscalar())
+        self._pending.clear()
+        return self._sum
 
     @property
     def value(self) -> float:
         """The mean; waits for the device; nan before the first value."""
-        if not self.images:
-            return float("nan")
-        return sum(float(part.asscalar()) for part in self._sums) / self.images
+        return self.sum / self.images if self.images else float("nan")

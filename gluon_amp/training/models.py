@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from typing import Callable, Dict, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 from gluon_amp.training.options import UsageError
 
@@ -29,6 +29,21 @@ GLUONCV_CLASSIFIER = re.compile(
     r"|nasnet_\w+|(cifar_)?residualattentionnet\d+|hrnet_\w+_c|cifar_\w+"
 )
 
+# MXNet's example scripts have a family and --num-layers; the layers here are their defaults.
+EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
+    "resnet": ("resnet{}_v2", 50),
+    "resnet-v1": ("resnet{}_v1", 50),
+    "resnet_v1": ("resnet{}_v1", 50),
+    "resnet_v2": ("resnet{}_v2", 50),
+    "resnext": ("resnext{}_32x4d", 50),
+    "vgg": ("vgg{}", 16),
+    "densenet": ("densenet{}", 121),
+    "mobilenet": ("mobilenet1.0", None),
+    "mobilenetv2": ("mobilenetv2_1.0", None),
+    "squeezenet": ("squeezenet1.0", None),
+    "inception-v3": ("inceptionv3", None),
+}
+
 GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
 
 
@@ -51,6 +66,22 @@ def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
 
     names = filter(GLUONCV_CLASSIFIER.fullmatch, model_zoo.get_model_list())
     return {"cifar_resnet8_v1": _cifar_resnet8, **{name: maker(name) for name in names}}
+
+
+def full_name(name: str, layers: Optional[int] = None) -> str:
+    """Return a zoo's name for what MXNet's examples call `name` with so many layers.
+
+    Raises
+    ------
+    UsageError
+        A number of layers for a name that has one already.
+    """
+    pattern, default = EXAMPLE_NAMES.get(name, (name, None))
+    if layers is not None and default is None and str(layers) not in name:
+        raise UsageError(
+            f"--num-layers {layers} does not belong to --network {name}: leave it out."
+        )
+    return pattern.format(layers or default)
 
 
 def build(name: str, classes: int) -> HybridBlock:

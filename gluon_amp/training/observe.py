@@ -13,7 +13,8 @@ from mxnet.ndarray import NDArray
 PRODUCTS = ("Convolution", "FullyConnected")
 
 
-def _join(dtypes: Iterable[str]) -> str:
+def join_dtypes(dtypes: Iterable[str]) -> str:
+    """Name all dtypes there are: 'float16+float32'."""
     return "+".join(sorted(set(dtypes))) or "none"
 
 
@@ -64,9 +65,11 @@ def observed_dtypes(
     products = [row for row in rows if row.op in PRODUCTS]
     norms = [row for row in rows if row.op == "BatchNorm"]
     return {
-        "conv_weight": _join(dtype for row in products for dtype in row.param_dtypes.values()),
-        "conv_compute": _join(row.compute_dtype for row in products),
-        "batchnorm": _join(dtype for row in norms for dtype in row.param_dtypes.values()),
+        "conv_weight": join_dtypes(
+            dtype for row in products for dtype in row.param_dtypes.values()
+        ),
+        "conv_compute": join_dtypes(row.compute_dtype for row in products),
+        "batchnorm": join_dtypes(dtype for row in norms for dtype in row.param_dtypes.values()),
         "logits": _name(outputs),
         "loss": _name(loss_fn(outputs, labels)),
     }

@@ -20,6 +20,7 @@ def option(
     type: Callable[[str], Any] = str,
     choices: Optional[Tuple[str, ...]] = None,
     switch: bool = False,
+    bare: Any = None,
     metavar: Optional[str] = None,
     help: str = "",
 ) -> Any:
@@ -37,11 +38,14 @@ def option(
         The only values there are.
     switch : bool
         True without an argument.
+    bare : object
+        If not None, the argument may be left out, and this is the value then.
     metavar, help : str
         For ``--help``.
     """
-    given = {"switch": switch, "choices": choices, "type": type, "metavar": metavar, "help": help}
-    return dataclasses.field(default=default, metadata={"flags": flags, **given})
+    given = {"switch": switch, "choices": choices, "type": type, "bare": bare}
+    told = {"metavar": metavar, "help": help}
+    return dataclasses.field(default=default, metadata={"flags": flags, **given, **told})
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,11 +56,35 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser(options: Type, description: str, epilog: str = "") -> Parser:
+class _Refused(argparse.Action):
+    """An option of another script, which has a replacement to be named."""
+
+    def __init__(self, replacement: str, **given: Any):
+        super().__init__(nargs="*", help=argparse.SUPPRESS, **given)
+        self.replacement = replacement
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _space: Any, _values: Any, flag: Any = None
+    ):
+        parser.error(f"{flag} is not an option here: {self.replacement}.")
+
+
+def parser(
+    options: Type, description: str, epilog: str = "", refused: Optional[Dict[str, str]] = None
+) -> Parser:
     """Return a parser for the options declared in a dataclass.
 
     Options that are not given are absent from the result, so that a data set's own defaults can
     fill them in.
+
+    Parameters
+    ----------
+    options : type
+        The dataclass; its fields were made by `option`.
+    description, epilog : str
+        Around the options in ``--help``.
+    refused : dict of str to str
+        Options of other scripts, and what to do instead.
     """
     made = Parser(
         description=description,
@@ -76,7 +104,11 @@ def parser(options: Type, description: str, epilog: str = "") -> Parser:
             how["action"] = "store_true"
         else:
             how.update(type=data["type"], choices=data["choices"], metavar=data["metavar"])
+            if data["bare"] is not None:
+                how.update(nargs="?", const=data["bare"])
         made.add_argument(*data["flags"], **how)
+    for flag, replacement in (refused or {}).items():
+        made.add_argument(flag, action=_Refused, dest=argparse.SUPPRESS, replacement=replacement)
     return made
 
 
@@ -113,6 +145,20 @@ def non_negative(text: str) -> float:
 def positive(text: str) -> float:
     """Read a number above 0."""
     return _number(text, float, "a number above 0", lambda value: value > 0)
+
+
+def share(text: str) -> float:
+    """Read a number from 0 up to, but not including, 1."""
+    return _number(text, float, "a number from 0 up to below 1", lambda value: 0 <= value < 1)
+
+
+def three_numbers(text: str) -> Tuple[float, ...]:
+    """Read a number for each of red, green and blue, separated by commas."""
+    values = tuple(_number(part, float, "three numbers", lambda value: True)
+                   for part in text.split(","))  # fmt: skip
+    if len(values) != 3:
+        raise argparse.ArgumentTypeError(f"expected three numbers, as in 123,117,104, got {text!r}")
+    return values
 
 
 def int_list(text: str) -> Tuple[int, ...]:

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import os
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 from gluon_amp.training.options import UsageError
 
@@ -50,8 +51,14 @@ class Summary:
         How many images that counts, and how many there are.
     best_top1, best_epoch : float, int
         The best epoch's, counted from 0.
+    top1_by_epoch : list
+        Percent after each epoch; None where it was not validated.
+    confusions : list of dict
+        The pairs of classes that were confused most, if they were asked for.
+    mode : str
+        'hybrid', 'imperative' or 'module'.
     dtype, observed_dtypes
-        Asked for, and seen (see `gluon_amp.training.observe`).
+        The policy asked for, and the dtypes seen (see `gluon_amp.training.observe`).
     emulated : bool
         float16 values computed on a CPU.
     train_loss : float or None
@@ -60,18 +67,26 @@ class Summary:
         At the end of the run; None where the loss was not scaled.
     skipped_steps, steps : int
         Steps undone because of an overflow, out of all.
-    images_per_second : float
-        Training images by training time, validation left out.
+    images_per_second : float or None
+        Training images by training time, validation left out; None where nothing was trained.
+    waited_share : float or None
+        Share of the training time in which the devices waited for images.
+    peak_mebibytes : float or None
+        The most memory that this process has held; None where the system does not tell.
+    train_seconds : float
+        All epochs, without validation.
     seconds : float
         The whole run.
     """
 
     model: str
     data: str
+    mode: str
     dtype: str
     observed_dtypes: Dict[str, str]
     emulated: bool
     devices: str
+    workers: int
     batch_size: int
     total_batch: int
     epochs: int
@@ -79,6 +94,8 @@ class Summary:
     seed: int
     top1: float
     top5: float
+    top1_by_epoch: List[Optional[float]]
+    confusions: List[Dict[str, Any]]
     validated: int
     val_images: int
     train_images: int
@@ -88,7 +105,10 @@ class Summary:
     loss_scale: Optional[float]
     skipped_steps: int
     steps: int
-    images_per_second: float
+    images_per_second: Optional[float]
+    waited_share: Optional[float]
+    peak_mebibytes: Optional[float]
+    train_seconds: float
     seconds: float
 
     def __str__(self) -> str:
@@ -105,10 +125,16 @@ class Summary:
                 ("top-5", f"{self.top5:.2f} %"),
                 ("validated", f"{self.validated}/{self.val_images} images"),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
-                ("speed", f"{self.images_per_second:.1f} training images/s"),
+                ("speed", self._speed()),
                 ("time", f"{self.seconds:.1f} s, {self.epochs} epochs"),
             ]
         )
+
+    def _speed(self) -> str:
+        if self.images_per_second is None:
+            return "nothing was trained"
+        waited = f"waited for data {100 * self.waited_share:.0f} % of the time"
+        return f"{self.images_per_second:.1f} training images/s, {waited}"
 
     def write(self, path: Path) -> None:
         """Write the fields as JSON."""
@@ -125,3 +151,13 @@ def check_writable(path: Union[str, Path], option: str) -> None:
         raise UsageError(f"{option} {path} cannot be written: there is no directory {folder}.")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written: permission denied.")
+
+
+def peak_mebibytes() -> Optional[float]:
+    """Return the most memory that this process has held, in MiB; None but on Linux."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) / 1024 if found else None

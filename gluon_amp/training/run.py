@@ -1,38 +1,73 @@
 """One training run: a recipe in, a summary out."""
 
+import dataclasses
 import math
+import os
 import random
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from gluon_amp.cast import cast
 from gluon_amp.data import (
+    Look,
     RecordFiles,
     Source,
     TrainingBatches,
     open_digits,
     open_folders,
     open_records,
+    open_synthetic,
+    unreadable_in_words,
     validation_batches,
 )
+from gluon_amp.describe import describe
 from gluon_amp.loss_scale import NoLossScale
 from gluon_amp.trainer import Trainer
-from gluon_amp.training import log, report
+from gluon_amp.training import initial, log, outcome, report
+from gluon_amp.training.checkpoints import Checkpoints, Position, Saved
 from gluon_amp.training.devices import contexts, is_emulated
-from gluon_amp.training.loop import EpochResult, Loop, TrainingError, Validation
-from gluon_amp.training.models import build
+from gluon_amp.training.engine import Engine, GluonEngine
+from gluon_amp.training.heads import freeze_features, head_of
+from gluon_amp.training.history import Counts, History
+from gluon_amp.training.interruption import Interruption, RunInterruptedError
+from gluon_amp.training.loop import Loop, TrainingError
+from gluon_amp.training.models import build, full_name
+from gluon_amp.training.module_engine import ModuleEngine
+from gluon_amp.training.objective import Objective
 from gluon_amp.training.observe import observed_dtypes
 from gluon_amp.training.options import UsageError
+from gluon_amp.training.plot import draw_errors
 from gluon_amp.training.recipe import Recipe, for_data, learning_rate
 from gluon_amp.training.schedule import Schedule
+from gluon_amp.training.workers import Workers, average_statistics, connect
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
-from mxnet.gluon.loss import Loss, SoftmaxCrossEntropyLoss
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 
-OPTIMIZER_OPTIONS = {"sgd": ("momentum", "wd"), "nag": ("momentum", "wd"), "adam": ("wd",)}
+OPTIMIZER_OPTIONS = {
+    "sgd": ("momentum", "wd"),
+    "nag": ("momentum", "wd"),
+    "adam": ("wd",),
+    "adamw": ("wd",),
+    "lars": ("momentum", "wd"),
+    "lamb": ("wd",),
+}
+
+# MXNet reads these before its first kernel on a GPU.
+DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
+
+DEFAULT_DATA_DIR = Recipe().data_dir
+# Fine-tuning on the digits begins with a network that has learned the first half of them.
+FEATURE_DIGITS, FINE_TUNED_DIGITS = range(5), range(5, 10)
+FEATURE_EPOCHS = 8
+
+# Several workers ask each other only now and then whether one of them was told to leave.
+ASK_EVERY = 10
 
 
 def set_seed(seed: int) -> None:
@@ -65,15 +100,57 @@ def record_files(recipe: Recipe) -> RecordFiles:
 
 
 def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
-    """Return the data to train on, and a sentence where it is not what the options name."""
-    if recipe.reads_records:
-        return open_records(record_files(recipe), recipe.seed), None
+    """Return the data to train on, and a sentence where it is not what the options name.
+
+    Raises
+    ------
+    UsageError, DataError
+        There is none, or it is not what the options say.
+    """
+    if recipe.benchmark:
+        images = recipe.batch_size * max(1, recipe.cpus or 1, len(recipe.gpus or ()))
+        shape = (3, recipe.input_size, recipe.input_size)
+        return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed), None
+    source, instead = _open_real(recipe)
+    for name, expected, found in (
+        ("--num-classes", recipe.num_classes, source.classes),
+        ("--num-training-samples", recipe.num_training_samples, source.train_images),
+    ):
+        if expected is not None and expected != found:
+            raise UsageError(f"{name} {expected} was given, but {source.name} has {found}.")
+    return source, instead
+
+
+def _open_real(recipe: Recipe) -> Tuple[Source, Optional[str]]:
+    mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
+    look = Look(recipe.input_size, recipe.crop_ratio, mean, std)
+    if recipe.dataset == "digits":
+        digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
+        return open_digits(recipe.seed, digits), None
+    if recipe.dataset in ("caltech101", "caltech256"):
+        recipe = _caltech(recipe)
+    if recipe.reads_records or recipe.dataset == "rec":
+        return open_records(record_files(recipe), recipe.seed, look), None
     root = recipe.data_dir.expanduser()
-    if root.exists():
-        return open_folders(root, recipe.seed), None
+    if root.exists() or recipe.dataset:
+        return open_folders(root, recipe.seed, look), None
     return open_digits(recipe.seed), (
         f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
     )
+
+
+def _caltech(recipe: Recipe) -> Recipe:
+    """Return the recipe with the place where prepare_caltech.py puts a data set."""
+    if recipe.reads_records:
+        return recipe
+    given = recipe.data_dir != DEFAULT_DATA_DIR
+    root = recipe.data_dir if given else Path(f"~/.mxnet/datasets/{recipe.dataset}")
+    if not (root.expanduser() / "rec" / "train.rec").is_file():
+        raise UsageError(
+            f"{recipe.dataset} is not at {root}: run `python scripts/prepare_caltech.py --dataset "
+            f"{recipe.dataset}`, or give --data-dir."
+        )
+    return dataclasses.replace(recipe, data_dir=root, use_rec=True)
 
 
 def build_net(recipe: Recipe, classes: int, devices: List[mx.Context]) -> HybridBlock:
@@ -84,19 +161,64 @@ def build_net(recipe: Recipe, classes: int, devices: List[mx.Context]) -> Hybrid
     UsageError
         There is no such model, or a device cannot compute in the dtype asked for.
     """
-    net = build(recipe.model, classes)
+    model = full_name(recipe.model, recipe.num_layers)
+    with mx.name.NameManager():  # the same names in every process, and for every such network
+        net = build(model, classes)
+    if recipe.last_gamma:
+        initial.zero_last_gammas(net, model)
     net.initialize(mx.init.MSRAPrelu(), ctx=devices)
+    path = recipe.pretrained_file
+    if recipe.use_pretrained and not (path or recipe.from_scratch):
+        if recipe.dataset == "digits":
+            initial.copy_features(digits_network(recipe), net)
+        else:
+            path = initial.zoo_file(model, recipe.root)
+    if path:
+        initial.load_matching(net, path)
+    if recipe.freeze_features or recipe.head_lr_mult != 1:
+        head = head_of(net, build(model, classes + 1))
+        for param in head:
+            param.lr_mult = recipe.head_lr_mult
+        if recipe.freeze_features:
+            freeze_features(net, head)
+    if recipe.no_wd:
+        initial.without_decay(net)
     try:
-        cast(net, recipe.dtype)
+        cast(net, recipe.policy)
     except ValueError as error:
-        raise UsageError(f"--dtype {recipe.dtype} --model {recipe.model}: {error}") from None
-    net.hybridize(static_alloc=True)
+        raise UsageError(f"--dtype {recipe.dtype} --model {model}: {error}") from None
+    if recipe.mode == "hybrid":
+        net.hybridize(static_alloc=True)
+    if recipe.accumulate > 1:
+        for param in net.collect_params().values():
+            if param.grad_req == "write":
+                param.grad_req = "add"
     return net
 
 
-def observe(
-    recipe: Recipe, net: HybridBlock, loss_fn: Loss, data: Source, device: mx.Context
-) -> Dict:
+def digits_network(recipe: Recipe) -> HybridBlock:
+    """Return a network that has learned the first five digits, in float32 on the CPU.
+
+    It is what fine-tuning on the others begins with where nothing can be downloaded.
+    """
+    source = open_digits(recipe.seed, FEATURE_DIGITS)
+    model = full_name(recipe.model, recipe.num_layers)
+    net = build(model, source.classes)
+    net.initialize(mx.init.MSRAPrelu())
+    net.hybridize(static_alloc=True)
+    batches = TrainingBatches(source.train, 64, recipe.seed, num_workers=0)
+    rates = Schedule(0.1, FEATURE_EPOCHS, len(batches), "cosine", warmup_epochs=1)
+    settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}
+    trainer = Trainer(net.collect_params(), "sgd", settings)
+    engine = GluonEngine(net, trainer, Objective(source.classes), [mx.cpu()])
+    loop = Loop(engine, rates, log_interval=0)
+    with log.silence():
+        for epoch in range(FEATURE_EPOCHS):
+            loop.train(batches, epoch)
+    return net
+
+
+def observe(recipe: Recipe, net: HybridBlock, data: Source, device: mx.Context) -> Dict[str, str]:
     """Return the dtypes the network uses on two images of the data.
 
     Raises
@@ -106,77 +228,212 @@ def observe(
     TrainingError
         It computes in another dtype than asked for.
     """
-    images, labels = next(iter(validation_batches(data.val, 2)))
+    images, labels = next(iter(validation_batches(data.val, 2, num_workers=0)))
     try:
         seen = observed_dtypes(
-            net, loss_fn, images.as_in_context(device), labels.as_in_context(device), data.classes
-        )
+            net, SoftmaxCrossEntropyLoss(), images.as_in_context(device),
+            labels.as_in_context(device), data.classes,
+        )  # fmt: skip
     except UsageError:
         raise
     except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
         size = "×".join(map(str, data.image_shape))
         reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
         raise UsageError(f"{recipe.model} cannot take images of {size}: {reason}") from None
-    if seen["conv_compute"] != recipe.dtype:
+    if seen["conv_compute"] != recipe.computes_in:
         raise TrainingError(
-            f"{recipe.dtype} was asked for, but {recipe.model} computes in {seen['conv_compute']}."
+            f"{recipe.computes_in} was asked for, but {recipe.model} computes in "
+            f"{seen['conv_compute']}."
         )
     return seen
 
 
-def build_trainer(recipe: Recipe, net: HybridBlock, rate: float) -> Trainer:
-    """Return the trainer, with the loss scale asked for or the one its dtype needs."""
+def optimizer_settings(recipe: Recipe, rate: float) -> Dict[str, float]:
+    """Return the settings of the recipe's optimizer."""
     settings = {name: getattr(recipe, name) for name in OPTIMIZER_OPTIONS[recipe.optimizer]}
-    settings["learning_rate"] = rate
-    scale = {} if recipe.loss_scale is None else {"loss_scale": recipe.loss_scale}
-    if recipe.loss_scale == "none":
-        scale = {"loss_scale": None}
-    return Trainer(net.collect_params(), recipe.optimizer, settings, **scale)
+    return {**settings, "learning_rate": rate}
 
 
-def plan(
+def scaling(recipe: Recipe) -> Dict[str, Any]:
+    """Return the argument for the loss scale asked for; none for the one a dtype needs."""
+    if recipe.loss_scale is None:
+        return {}
+    return {"loss_scale": None if recipe.loss_scale == "none" else recipe.loss_scale}
+
+
+def build_engine(
     recipe: Recipe,
+    net: HybridBlock,
     data: Source,
     devices: List[mx.Context],
-    trainer: Trainer,
-    schedule: Schedule,
-    seen: Dict[str, str],
-) -> str:
-    """Say what is going to happen, and what was seen rather than asked for."""
-    total = recipe.batch_size * len(devices)
-    rule = f"{recipe.lr_per_256:g} × {total} / 256" if recipe.lr is None else "as given"
-    emulated = is_emulated(recipe.dtype, devices)
-    settings = ", ".join(f"{k} {getattr(recipe, k):g}" for k in OPTIMIZER_OPTIONS[recipe.optimizer])
-    scale = trainer.loss_scale
-    scaling = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
-    size = "×".join(map(str, data.image_shape))
-    return report.table(
-        [
-            ("model", f"{recipe.model}, {data.classes} classes"),
-            ("data", f"{data.name}: {data.train_images} training and {data.val_images} validation "
-                     f"images of {size}"),
-            ("asked", f"{recipe.dtype}, {report.EMULATED if emulated else 'native'}"),
-            ("observed", report.dtypes_in_words(seen)),
-            ("batch", f"{recipe.batch_size} per device × {len(devices)} "
-                      f"({', '.join(map(str, devices))}) = {total}"),
-            ("lr", f"{schedule.rate:g} ({rule}), {schedule}"),
-            ("optimizer", f"{recipe.optimizer}, {settings}, loss scale {scaling}"),
-            ("seed", recipe.seed),
-        ]
+    rate: float,
+    workers: Workers,
+) -> Engine:
+    """Return what trains on a batch, by Gluon or by Module."""
+    mixup_epochs = recipe.num_epochs - recipe.mixup_off_epoch
+    objective = Objective(
+        data.classes, recipe.label_smoothing, recipe.mixup, mixup_epochs, recipe.seed
+    )
+    settings = optimizer_settings(recipe, rate)
+    if recipe.mode == "module":
+        return ModuleEngine(
+            cast(net, "float32"), objective, devices, recipe.batch_size * len(devices),
+            data.image_shape, recipe.optimizer, settings, workers.kvstore,
+            policy=recipe.policy, **scaling(recipe),
+        )  # fmt: skip
+    trainer = Trainer(
+        net.collect_params(), recipe.optimizer, settings, kvstore=workers.kvstore, **scaling(recipe)
+    )
+    images = mx.nd.zeros((1, *data.image_shape), ctx=devices[0])
+    options: Dict[str, Any] = {}
+    if any(row.op == "Dropout" for row in describe(net, images).rows):
+        # MXNet's generator cannot be saved, but it can be put where it was
+        options["before_step"] = lambda epoch, number: mx.random.seed(
+            int(np.random.default_rng((recipe.seed, epoch, number, 2)).integers(2**31))
+        )
+    return GluonEngine(
+        net, trainer, objective, devices, workers.count, recipe.clip_grad, **options
     )  # fmt: skip
+
+
+@dataclass
+class Run:
+    """Everything that a run has, once it can start."""
+
+    recipe: Recipe
+    data: Source
+    net: HybridBlock
+    devices: List[mx.Context]
+    workers: Workers
+    engine: Engine
+    batches: TrainingBatches
+    schedule: Schedule
+    loop: Loop
+    seen: Dict[str, str]
+
+    @property
+    def total(self) -> int:
+        """Images for one update: all devices, workers, and accumulated batches."""
+        recipe = self.recipe
+        return recipe.batch_size * len(self.devices) * self.workers.count * recipe.accumulate
+
+    @property
+    def identity(self) -> Dict[str, Any]:
+        """What a checkpoint has to agree with."""
+        return {
+            "model": self.recipe.model, "data": self.data.name, "classes": self.data.classes,
+            "train_images": self.data.train_images, "dtype": self.recipe.policy,
+            "total_batch": self.total, "seed": self.recipe.seed,
+        }  # fmt: skip
+
+    def plan(self) -> str:
+        """Say what is going to happen, and what was seen rather than asked for."""
+        recipe, data = self.recipe, self.data
+        rule = f"{recipe.lr_per_256:g} × {self.total} / 256" if recipe.lr is None else "as given"
+        settings = ", ".join(
+            f"{k} {getattr(recipe, k):g}" for k in OPTIMIZER_OPTIONS[recipe.optimizer]
+        )
+        scale = self.engine.loss_scale
+        scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
+        size = "×".join(map(str, data.image_shape))
+        extras = [
+            f"label smoothing {recipe.label_smoothing:g}" if recipe.label_smoothing else "",
+            f"mixup {recipe.mixup:g}" if recipe.mixup else "",
+            f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else "",
+            "no decay of biases and norms" if recipe.no_wd else "",
+        ]
+        extra = "".join(f", {words}" for words in extras if words)
+        return report.table(
+            [
+                ("batch", self.batch_in_words()),
+                ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),
+                ("data", f"{data.name}: {data.train_images} training and {data.val_images} "
+                         f"validation images of {size}"),
+                ("asked", f"{recipe.policy}, {report.EMULATED if self.emulated else 'native'}"),
+                ("observed", report.dtypes_in_words(self.seen)),
+                ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}"),
+                ("optimizer", f"{recipe.optimizer}, {settings}, loss scale {scales}{extra}"),
+                ("seed", recipe.seed),
+            ]
+        )  # fmt: skip
+
+    @property
+    def emulated(self) -> bool:
+        """Whether float16 is computed on a CPU."""
+        return is_emulated(self.recipe.computes_in, self.devices)
+
+    def batch_in_words(self) -> str:
+        """Say how the total comes about."""
+        recipe = self.recipe
+        parts = [f"{recipe.batch_size} per device × {len(self.devices)} "
+                 f"({', '.join(map(str, self.devices))})"]  # fmt: skip
+        if self.workers.count > 1:
+            parts.append(f"{self.workers.count} workers")
+        if recipe.accumulate > 1:
+            parts.append(f"{recipe.accumulate} accumulated")
+        return f"{' × '.join(parts)} = {self.total}"
 
 
 def check_outputs(recipe: Recipe) -> None:
     """Raise `UsageError` now for outputs that could not be written after hours of training."""
-    if recipe.summary_json:
-        report.check_writable(recipe.summary_json, "--summary-json")
-    if recipe.save_dir:
-        folder = recipe.save_dir.expanduser()
+    for name in ("summary_json", "log_json", "logging_file", "plot"):
+        path = getattr(recipe, name)
+        if path is not None:
+            report.check_writable(path, f"--{name.replace('_', '-')}")
+    for name in ("save_dir", "tensorboard", "export"):
+        folder = getattr(recipe, name)
+        if folder is None:
+            continue
+        option, folder = f"--{name.replace('_', '-')}", folder.expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"--save-dir {folder} cannot be made: {error.strerror}.") from None
-        report.check_writable(folder / "parameters", "--save-dir")
+            raise UsageError(f"{option} {folder} cannot be made: {error.strerror}.") from None
+        report.check_writable(folder / "parameters", option)
+
+
+def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, Optional[str]]:
+    """Make everything ready to train; also return what the user should know first.
+
+    Raises
+    ------
+    UsageError, DataError
+        What was asked for cannot be done.
+    """
+    if recipe.deterministic:
+        os.environ.update(DETERMINISTIC)
+    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
+    data, instead = open_data(recipe)
+    recipe = for_data(recipe, given, data.name)
+    workers = connect(recipe.kv_store, devices)
+    set_seed(recipe.seed)
+    net = build_net(recipe, data.classes, devices)
+    seen = observe(recipe, net, data, devices[0])
+    own = recipe.batch_size * len(devices)
+    batches = TrainingBatches(
+        data.train, own, recipe.seed, recipe.num_workers, workers.rank, workers.count
+    )
+    total = own * workers.count * recipe.accumulate
+    decay_epochs = recipe.lr_decay_epoch
+    if recipe.lr_decay_period:
+        decay_epochs = tuple(range(recipe.lr_decay_period, recipe.num_epochs,
+                                   recipe.lr_decay_period))  # fmt: skip
+    schedule = Schedule(
+        learning_rate(recipe, total), recipe.num_epochs, len(batches), recipe.lr_mode,
+        recipe.warmup_epochs, recipe.lr_decay, decay_epochs, recipe.warmup_lr,
+    )  # fmt: skip
+    engine = build_engine(recipe, net, data, devices, schedule.rate, workers)
+    if recipe.mode == "module":
+        seen = {**seen, "conv_weight": engine.weight_dtypes()}
+    records = log.Records(
+        *(path and path.expanduser() for path in (recipe.log_json, recipe.tensorboard))
+    ) if workers.first else log.Records()  # fmt: skip
+    loop = Loop(
+        engine, schedule, workers, records, recipe.accumulate, recipe.log_interval,
+        recipe.max_batches,
+    )  # fmt: skip
+    run = Run(recipe, data, net, devices, workers, engine, batches, schedule, loop, seen)
+    return run, instead
 
 
 def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
@@ -195,84 +452,251 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
         What was asked for cannot be done; nothing was trained.
     TrainingError, FloatingPointError
         Training cannot go on.
+    SavingError
+        A checkpoint cannot be written.
+    RunInterruptedError
+        SIGTERM or SIGINT came.
     """
     started = time.perf_counter()
     check_outputs(recipe)
-    devices = contexts(recipe.gpus, recipe.num_gpus)
-    data, instead = open_data(recipe)
-    recipe = for_data(recipe, given, data.name)
-    set_seed(recipe.seed)
-    net = build_net(recipe, data.classes, devices)
-    loss_fn = SoftmaxCrossEntropyLoss()
-    seen = observe(recipe, net, loss_fn, data, devices[0])
-
-    total = recipe.batch_size * len(devices)
-    batches = TrainingBatches(data.train, total, recipe.seed, recipe.num_workers)
-    val_batches = validation_batches(data.val, total, recipe.num_workers)
-    schedule = Schedule(
-        learning_rate(recipe, total),
-        recipe.num_epochs,
-        len(batches),
-        recipe.lr_mode,
-        recipe.warmup_epochs,
-        recipe.lr_decay,
-        recipe.lr_decay_epoch,
-    )
-    trainer = build_trainer(recipe, net, schedule.rate)
-    loop = Loop(net, trainer, loss_fn, devices, schedule, recipe.log_interval, recipe.max_batches)
-
-    with log.to_stdout():
+    run, instead = prepare(recipe, given)
+    file = recipe.logging_file and recipe.logging_file.expanduser()
+    with log.to_stdout(file, quiet=not run.workers.first), Interruption() as interruption:
         if instead:
             log.logger.info("%s\n", instead)
-        log.logger.info("%s\n", plan(recipe, data, devices, trainer, schedule, seen))
-        epochs: List[Tuple[EpochResult, Validation]] = []
-        for epoch in range(recipe.num_epochs):
-            trained = loop.train(batches, epoch)
-            epochs.append((trained, loop.validate(val_batches, data.val_images, epoch)))
-    summary = _summary(recipe, data, devices, loop, seen, epochs, time.perf_counter() - started)
-    if recipe.save_dir:
-        name = f"{data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-        net.save_parameters(str(recipe.save_dir.expanduser() / name))  # the float32 masters
-    if recipe.summary_json:
-        summary.write(recipe.summary_json.expanduser())
+        log.logger.info("%s\n", run.plan())
+        history = _train_epochs(run, interruption)
+        confusions = _confusions(run)
+        for confusion in confusions:
+            log.logger.info("Confused: %s", confusion)
+    run.loop.records.close()
+    summary = _summary(run, history, confusions, time.perf_counter() - started)
+    if run.workers.first:
+        _write_results(run, history, summary)
     return summary
 
 
+def _train_epochs(run: Run, interruption: Interruption) -> History:
+    recipe, loop, workers = run.recipe, run.loop, run.workers
+    val_batches = validation_batches(
+        run.data.val, recipe.batch_size * len(run.devices), recipe.num_workers, workers.rank,
+        workers.count,
+    )  # fmt: skip
+    history, position, counts = _begin(run)
+    statistics = [p for p in run.net.collect_params().values() if p.grad_req == "null"]
+    keeper = _Keeper(run, history, interruption)
+    if recipe.eval_only:
+        history.validated.append(loop.validate(val_batches, run.data.val_images, position.epoch))
+        return history
+    for epoch in range(position.epoch, recipe.num_epochs):
+        start = position.batch if epoch == position.epoch else 0
+        result = loop.train(
+            run.batches, epoch, start, counts if start else None,
+            lambda done, counts, epoch=epoch: keeper.after_update(epoch, done, counts),
+        )  # fmt: skip
+        if run.batches.unreadable:
+            words = unreadable_in_words(run.batches.unreadable)
+            log.logger.info(log.UNREADABLE, epoch, words)
+        history.trained.append(result)
+        history.steps, history.skipped = loop.steps, loop.skipped
+        average_statistics(statistics, workers)
+        last = epoch + 1 == recipe.num_epochs
+        if last or (epoch + 1) % recipe.eval_frequency == 0:
+            found = loop.validate(val_batches, run.data.val_images, epoch)
+        else:
+            found = None
+        history.validated.append(found)
+        keeper.after_epoch(epoch)
+    return history
+
+
+def _begin(run: Run) -> Tuple[History, Position, Counts]:
+    """Return where the run begins: at the start, or where a checkpoint left it."""
+    recipe, workers = run.recipe, run.workers
+    start = Position(0, 0)
+    if recipe.mode == "module" and recipe.resume_epoch is not None:
+        run.engine.load(recipe.save_dir.expanduser(), recipe.model, recipe.resume_epoch)
+        return _legacy_history(recipe.resume_epoch), Position(recipe.resume_epoch, 0), Counts()
+    if recipe.resume_params:
+        return _begin_as_gluoncv(run)
+    checkpoints = _checkpoints(recipe)
+    if recipe.resume is None:
+        if checkpoints is not None and workers.first and not recipe.eval_only:
+            checkpoints.check_unused()
+        return History(), start, Counts()
+    if recipe.resume == "auto":
+        saved = checkpoints.newest()
+        if saved is None:
+            log.logger.info("No checkpoint in %s yet: training from the start.\n", recipe.save_dir)
+            return History(), start, Counts()
+    else:
+        saved = Saved.read(Path(recipe.resume).expanduser())
+        if checkpoints is not None:
+            checkpoints.check_last(saved)
+    saved.check(run.identity)
+    saved.load(run.net, run.engine.trainer)
+    history = History.restored(saved.progress["history"])
+    run.loop.steps, run.loop.skipped = history.steps, history.skipped
+    log.logger.info(
+        "Going on from %s: epoch %d, batch %d.\n", saved.path, *saved.position
+    )  # fmt: skip
+    return history, saved.position, Counts.restored(saved.progress["counts"])
+
+
+def _begin_as_gluoncv(run: Run) -> Tuple[History, Position, Counts]:
+    """Begin with GluonCV's two files; what they do not hold (scores, data order) begins anew."""
+    recipe = run.recipe
+    left = initial.load_matching(run.net, recipe.resume_params)
+    if left:
+        raise UsageError(f"{recipe.resume_params} does not hold {left[0]}: is it of another model?")
+    if recipe.resume_states:
+        try:
+            run.engine.trainer.load_states(str(recipe.resume_states.expanduser()))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--resume-states {recipe.resume_states}: {error}") from None
+    run.engine.trainer.refresh_masters()
+    return _legacy_history(recipe.resume_epoch), Position(recipe.resume_epoch, 0), Counts()
+
+
+def _legacy_history(epochs: int) -> History:
+    """Return a history of epochs of which nothing is known."""
+    return History(validated=[None] * epochs)
+
+
+def _checkpoints(recipe: Recipe) -> Optional[Checkpoints]:
+    if recipe.save_dir is None or recipe.mode == "module":
+        return None
+    return Checkpoints(recipe.save_dir.expanduser(), recipe.keep)
+
+
+class _Keeper:
+    """Writes checkpoints when they are due, and leaves when the run is asked to."""
+
+    def __init__(self, run: Run, history: History, interruption: Interruption):
+        self._run = run
+        self._history = history
+        self._interruption = interruption
+        self._checkpoints = _checkpoints(run.recipe)
+
+    def after_update(self, epoch: int, done: int, counts: Counts) -> None:
+        """Save and leave if asked to, or save if it is time."""
+        every = self._run.recipe.save_batches
+        asked = self._asked(done)
+        if asked or (every and done % every < self._run.recipe.accumulate):
+            self._save(Position(epoch, done), counts)
+        if asked:
+            self._leave()
+
+    def after_epoch(self, epoch: int) -> None:
+        """Save what is due after an epoch, and leave if asked to."""
+        recipe, history = self._run.recipe, self._history
+        asked = self._asked(0)
+        last = epoch + 1 == recipe.num_epochs
+        due = asked or last or (epoch + 1) % recipe.save_frequency == 0
+        if recipe.mode == "module" and recipe.save_dir and due and self._run.workers.first:
+            self._run.engine.save(recipe.save_dir.expanduser(), recipe.model, epoch + 1)
+        if due:
+            self._save(Position(epoch + 1, 0), Counts())
+        if history.best_epoch == epoch and self._checkpoints and self._run.workers.first:
+            self._checkpoints.save_best(*self._state(Position(epoch + 1, 0), Counts()))
+        if asked and not last:
+            self._leave()
+
+    def _asked(self, done: int) -> bool:
+        workers = self._run.workers
+        told = self._interruption.number is not None
+        if workers.count == 1:
+            return told
+        return done % ASK_EVERY == 0 and workers.any(told)
+
+    def _state(self, position: Position, counts: Counts) -> Tuple:
+        run, history = self._run, self._history
+        history.steps, history.skipped = run.loop.steps, run.loop.skipped
+        progress = {
+            "rate": run.engine.trainer.learning_rate, "history": history.state(),
+            "counts": counts.state(),
+        }  # fmt: skip
+        return run.net, run.engine.trainer, position, run.identity, progress
+
+    def _save(self, position: Position, counts: Counts) -> None:
+        if self._checkpoints is not None and self._run.workers.first:
+            path = self._checkpoints.save(*self._state(position, counts))
+            log.logger.info("Saved %s", path)
+
+    def _leave(self) -> None:
+        number = self._interruption.number or 15
+        kept = "nothing was saved, as there is no --save-dir"
+        if self._checkpoints is not None:
+            kept = "saved; go on with --resume auto"
+        raise RunInterruptedError(number, f"interrupted by signal {number}: {kept}.")
+
+
+def _write_results(run: Run, history: History, summary: report.Summary) -> None:
+    recipe = run.recipe
+    if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
+        name = f"{run.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
+        # the float32 masters
+        run.net.save_parameters(str(recipe.save_dir.expanduser() / name))
+    if recipe.export and recipe.mode != "module":
+        outcome.export(
+            run.net, recipe.policy, recipe.export.expanduser(), recipe.model, run.data.image_shape
+        )
+    if recipe.summary_json:
+        summary.write(recipe.summary_json.expanduser())
+    if recipe.plot:
+        draw_errors(history, recipe.plot.expanduser(), f"{recipe.model}, {recipe.policy}")
+
+
+def _confusions(run: Run) -> List[outcome.Confusion]:
+    recipe = run.recipe
+    if not recipe.confusions or run.workers.count > 1:
+        return []
+    batches = validation_batches(
+        run.data.val, recipe.batch_size * len(run.devices), recipe.num_workers
+    )  # fmt: skip
+    matrix = outcome.confusion_matrix(run.engine, batches, run.data.classes)
+    return outcome.worst(matrix, run.data.class_names, recipe.confusions)
+
+
 def _summary(
-    recipe: Recipe,
-    data: Source,
-    devices: List[mx.Context],
-    loop: Loop,
-    seen: Dict[str, str],
-    epochs: List[Tuple[EpochResult, Validation]],
-    seconds: float,
+    run: Run, history: History, confusions: List[outcome.Confusion], seconds: float
 ) -> report.Summary:
-    trained, validated = zip(*epochs)
-    scores = [validation.top1 for validation in validated]
-    scale = loop.trainer.loss_scale
+    recipe, trained = run.recipe, history.trained
+    last = history.validated[-1]
+    scores = {e: v.top1 for e, v in enumerate(history.validated) if v is not None}
+    best = history.best_epoch
+    scale = run.engine.loss_scale
+    took = sum(result.seconds for result in trained)
     return report.Summary(
         model=recipe.model,
-        data=data.name,
-        dtype=recipe.dtype,
-        observed_dtypes=seen,
-        emulated=is_emulated(recipe.dtype, devices),
-        devices=", ".join(map(str, devices)),
+        data=run.data.name,
+        mode=recipe.mode,
+        dtype=recipe.policy,
+        observed_dtypes=run.seen,
+        emulated=run.emulated,
+        devices=", ".join(map(str, run.devices)),
+        workers=run.workers.count,
         batch_size=recipe.batch_size,
-        total_batch=recipe.batch_size * len(devices),
+        total_batch=run.total,
         epochs=recipe.num_epochs,
-        lr=loop.schedule.rate,
+        lr=run.schedule.rate,
         seed=recipe.seed,
-        top1=100 * scores[-1],
-        top5=100 * validated[-1].top5,
-        validated=validated[-1].images,
-        val_images=data.val_images,
-        train_images=data.train_images,
-        best_top1=100 * max(scores),
-        best_epoch=scores.index(max(scores)),
-        train_loss=None if math.isnan(trained[-1].loss) else trained[-1].loss,
+        top1=100 * last.top1,
+        top5=100 * last.top5,
+        top1_by_epoch=[None if v is None else 100 * v.top1 for v in history.validated],
+        confusions=[confusion._asdict() for confusion in confusions],
+        validated=last.images,
+        val_images=run.data.val_images,
+        train_images=run.data.train_images,
+        best_top1=100 * scores[best],
+        best_epoch=best,
+        train_loss=None if not trained or math.isnan(trained[-1].loss) else trained[-1].loss,
         loss_scale=None if isinstance(scale, NoLossScale) else scale.scale,
-        skipped_steps=loop.skipped,
-        steps=loop.steps,
-        images_per_second=sum(t.images for t in trained) / sum(t.seconds for t in trained),
+        skipped_steps=run.loop.skipped,
+        steps=run.loop.steps,
+        images_per_second=sum(result.images for result in trained) / took if took else None,
+        waited_share=sum(result.waited for result in trained) / took if took else None,
+        peak_mebibytes=report.peak_mebibytes(),
+        train_seconds=took,
         seconds=seconds,
     )

@@ -38,6 +38,8 @@ class Schedule:
     decay_epochs : tuple of int
         ... from the first batch of each of these epochs on, counted from 0 and from the start of
         the run, warm-up included.
+    warmup_rate : float
+        Where the warm-up begins.
     """
 
     rate: float
@@ -47,12 +49,14 @@ class Schedule:
     warmup_epochs: int = 0
     decay: float = 0.1
     decay_epochs: Tuple[int, ...] = (30, 60, 80)
+    warmup_rate: float = 0.0
 
     def __call__(self, epoch: int, batch: int) -> float:
         """Return the learning rate of batch `batch` in epoch `epoch`, both counted from 0."""
         if epoch < self.warmup_epochs:
             # counted to the end of the batch, so that the first one is not wasted on a rate of 0
-            return self.rate * (epoch + (batch + 1) / self.batches) / self.warmup_epochs
+            done = (epoch + (batch + 1) / self.batches) / self.warmup_epochs
+            return self.warmup_rate + (self.rate - self.warmup_rate) * done
         if self.mode == "step":
             return self.rate * self.decay ** sum(at <= epoch for at in self.decay_epochs)
         after = epoch + batch / self.batches - self.warmup_epochs

@@ -1,0 +1,56 @@
+"""SIGTERM and Ctrl-C as the wish to save and leave."""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, Dict, Optional
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class RunInterruptedError(Exception):
+    """The run was asked to leave; the message is one sentence that says what was saved."""
+
+    def __init__(self, number: int, message: str):
+        super().__init__(message)
+        self.number = number
+
+    @property
+    def status(self) -> int:
+        """The status of the process, as shells have it."""
+        return 128 + self.number
+
+
+class Interruption:
+    """Notes the first SIGTERM or SIGINT, within a with block; the second ends the process at once.
+
+    Attributes
+    ----------
+    number : int or None
+        The signal that came.
+    """
+
+    def __init__(self) -> None:
+        self.number: Optional[int] = None
+        self._process = os.getpid()
+        self._before: Dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():  # others may not take signals
+            self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _frame: Optional[FrameType]) -> None:
+        # Loading processes inherit this. Ctrl-C reaches them too, but only their parent ends them.
+        if os.getpid() != self._process:
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number

@@ -1,0 +1,65 @@
+"""What is minimised: cross entropy, with label smoothing and mixup where they are asked for."""
+
+from dataclasses import dataclass
+from typing import List, Tuple
+
+import numpy as np
+
+from mxnet import nd
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+from mxnet.ndarray import NDArray
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Cross entropy of a classifier.
+
+    Attributes
+    ----------
+    classes : int
+    smoothing : float
+        Share of each label that goes to all classes alike (Szegedy et al. 2016).
+    mixup : float
+        Pairs of images are mixed with weights from Beta(mixup, mixup) (Zhang et al. 2018); 0: not.
+    mixup_epochs : int
+        In so many epochs, from the first on.
+    seed : int
+        The weights depend on (seed, epoch, batch) alone.
+    """
+
+    classes: int
+    smoothing: float = 0.0
+    mixup: float = 0.0
+    mixup_epochs: int = 0
+    seed: int = 0
+
+    def weight(self, epoch: int, batch: int) -> float:
+        """Return the weight of the images themselves; the reversed batch has the rest."""
+        if not self.mixup or epoch >= self.mixup_epochs:
+            return 1.0
+        # 1 keeps these apart from the generators of order and augmentation
+        generator = np.random.default_rng((self.seed, epoch, batch, 1))
+        return float(generator.beta(self.mixup, self.mixup))
+
+    def mixed(self, images: NDArray, labels: NDArray, weight: float) -> Tuple[NDArray, NDArray]:
+        """Return images (N, ...) and targets, either labels (N,) or shares (N, classes)."""
+        if weight != 1.0:
+            images = weight * images + (1 - weight) * images[::-1]
+        if not (self.smoothing or self.mixup):
+            return images, labels
+        shares = self.shares(labels)
+        if weight != 1.0:
+            shares = weight * shares + (1 - weight) * shares[::-1]
+        return images, shares
+
+    def shares(self, labels: NDArray) -> NDArray:
+        """Return what each class has of each label (N,), smoothed: float32 (N, classes)."""
+        everywhere = self.smoothing / self.classes
+        return nd.one_hot(
+            labels, self.classes, on_value=1 - self.smoothing + everywhere, off_value=everywhere
+        )
+
+    def losses(self, outputs: List[NDArray], targets: List[NDArray]) -> List[NDArray]:
+        """Return a loss for each image of each device."""
+        loss = SoftmaxCrossEntropyLoss(sparse_label=not (self.smoothing or self.mixup))
+        return [loss(*pair) for pair in zip(outputs, targets)]
