@@ -10,6 +10,7 @@ import pytest
 import gluon_amp  # noqa: F401
 from gluon_amp.data import (
     DataError,
+    Look,
     RecordFiles,
     TrainingBatches,
     open_folders,
@@ -136,8 +137,8 @@ def test_folders_and_records_give_the_same_images(tmp_path):
             records.write_idx(n, recordio.pack(header, png(picture(n % 2))))
         records.close()
     folders, packed = (
-        open_folders(tmp_path, seed=3, size=24),
-        open_records(files(tmp_path), seed=3, size=24),
+        open_folders(tmp_path, seed=3, look=Look(24)),
+        open_records(files(tmp_path), seed=3, look=Look(24)),
     )
     for source in ("train", "val"):
         for position in (0, 3, 9):
@@ -236,20 +237,20 @@ def named(folder, train_names, val_names):
 def test_class_names_are_read_beside_the_records(tmp_path):
     path = write_classes(tmp_path, ["café", "dog", "emu"])
     assert path.name == "classes.json" and json.loads(path.read_text("utf-8"))[0] == "café"
-    source = open_records(packed(tmp_path), size=24)
+    source = open_records(packed(tmp_path), look=Look(24))
     assert source.class_names == ("café", "dog", "emu") == read_classes(tmp_path)
     assert source.classes == 3
 
 
 def test_records_without_names_count_their_labels(tmp_path):
-    source = open_records(packed(tmp_path, (0, 4)), size=24)
+    source = open_records(packed(tmp_path, (0, 4)), look=Look(24))
     assert source.class_names == () and source.classes == 5
 
 
 def test_folders_name_their_classes(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["b", "a", "C"])
-    assert open_folders(tmp_path, size=24).class_names == ("C", "a", "b")
+    assert open_folders(tmp_path, look=Look(24)).class_names == ("C", "a", "b")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "[1, 2]", '["a", "a"]', '"abc"', "[", "\udcff"])
@@ -303,7 +304,7 @@ def test_the_same_names_in_another_order_are_refused(tmp_path):
 def test_a_label_that_the_check_did_not_see_is_refused_when_it_is_read(tmp_path, monkeypatch):
     """Of more than RECORDS_CHECKED records only some are checked."""
     monkeypatch.setattr("gluon_amp.data.records.RECORDS_CHECKED", 2)
-    source = open_records(packed(tmp_path, (0, 9, 1, 0), val=(0, 0, 1, 0)), size=24)
+    source = open_records(packed(tmp_path, (0, 9, 1, 0), val=(0, 0, 1, 0)), look=Look(24))
     assert source.classes == 2
     message = "record 1 of .*train.rec has the label 9, but the 2 classes have the labels 0 to 1"
     with pytest.raises(DataError, match=message):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
-from gluon_amp.data import DataError, RecordFiles, open_records, open_synthetic
+from gluon_amp.data import DataError, Look, RecordFiles, open_records, open_synthetic
 from gluon_amp.data.imagenet_transforms import MEAN, STD
 from gluon_amp.data.loader import default_workers
 from gluon_amp.data.synthetic import write_synthetic_records
@@ -74,12 +74,12 @@ def test_batches_never_end():
 
 def test_any_source_can_be_measured(packed):
     assert measure_input(open_synthetic(images=8, shape=(1, 2, 2), classes=2), 4, 3) > 0
-    assert measure_input(open_records(packed, size=24), 4, 3, num_workers=0) > 0
+    assert measure_input(open_records(packed, look=Look(24)), 4, 3, num_workers=0) > 0
 
 
 def test_record_iter_reads_the_same_images_with_the_same_normalisation(packed):
     """Means of both readers' batches of the same records agree to a fraction of their spread."""
-    source = open_records(packed, size=32)
+    source = open_records(packed, look=Look(32))
     means = []
     for batches in (record_iter_batches(packed, 10, 32, 1), training_batches(source, 10)):
         # copied one by one: ImageRecordIter overwrites a batch while later ones are read

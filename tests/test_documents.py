@@ -84,8 +84,8 @@ def test_broken_links_are_noticed(tmp_path):
 # --------------------------------------------------------------------------------------- commands
 
 
-class ParsedError(Exception):
-    """The command's parser took its arguments."""
+class ParsedError(BaseException):
+    """The command's parser took its arguments; scripts catch all that is an Exception."""
 
 
 def commands(text):

@@ -15,6 +15,7 @@ import pytest
 import gluon_amp  # noqa: F401
 from gluon_amp.data.classes import read_classes
 from gluon_amp.data.decode import DecodeError
+from gluon_amp.data.imagenet_transforms import Look
 from gluon_amp.data.pack_folders import pack_folders
 from gluon_amp.data.packing import MANIFEST, Encoding, Part, pack, packed_with
 from gluon_amp.data.records import RecordFiles, open_records
@@ -338,7 +339,7 @@ def test_open_records_and_mxnets_iterator_read_it(divided, tmp_path):
     out = tmp_path / "rec"
     pack_folders(divided, out, encoding=Encoding(resize=32), **QUIET)
     files = RecordFiles(*(out / name for name in ("train.rec", "train.idx", "val.rec", "val.idx")))
-    source = open_records(files, size=24)
+    source = open_records(files, look=Look(24))
     assert (source.train_images, source.val_images, source.classes) == (6, 2, 2)
     assert source.class_names == ("a", "b")
     iterator = mx.io.ImageRecordIter(
