@@ -9,7 +9,7 @@ EXTRAS ?= cpu,gluoncv,data,results,docs,test
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format zoo accuracy docs benchmark input matrix clean
+.PHONY: help setup train test lint format zoo accuracy docs benchmark input results matrix clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarking import measure, report
+from benchmarking import measure, profile, report
 from benchmarking.suites import DTYPES, REFERENCE, SUITES, chosen
 
 EPILOG = """Every case runs in a process of its own; they take turns, so that a disturbance
@@ -48,6 +48,8 @@ def arguments() -> argparse.Namespace:
         help="what to compare (default: all three)")  # fmt: skip
     add("--rounds", type=positive, default=7, help="turns of each case (default: %(default)s)")
     add("--threads", type=positive, default=os.cpu_count(), help="default: all processors")
+    add("--profile", action="store_true",
+        help="tell what a training step of each dtype spends its time in, and leave")  # fmt: skip
     add("--output", type=Path, metavar="DIR",
         help="write NAME.json, NAME.png and NAME.md there")  # fmt: skip
     return parser.parse_args()
@@ -59,6 +61,9 @@ def main() -> None:
     # what MXNet would otherwise choose depends on its import, and half of the cores on x86
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     command = " ".join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    if options.profile:
+        show_profiles(options)
+        return
     about = report.machine(options.threads)
     for name in SUITES if options.suite == "all" else [options.suite]:
         for network in options.network:
@@ -86,6 +91,19 @@ def main() -> None:
                         print(path)
                 except OSError as error:
                     fail(f"--output {options.output} cannot be written: {error.strerror}.")
+
+
+def show_profiles(options: argparse.Namespace) -> None:
+    """Print a table of kernels for each network and dtype."""
+    for network in options.network:
+        size = {"network": network, "batch": options.batch_size, "pixels": options.pixels}
+        for case in chosen("step", options.dtypes, **size).cases:
+            if case.label in DTYPES:
+                try:
+                    entries, source = profile.profile(case)
+                except measure.BenchmarkError as error:
+                    fail(f"{error}")
+                print(f"\n{network}, {case.label}: {source}\n\n{profile.as_table(entries)}")
 
 
 def progress(line: str) -> None:

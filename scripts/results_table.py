@@ -33,7 +33,7 @@ def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple
     add("--seeds", type=positive_int, metavar="N",
         help="runs of each row (default: what 80 %% power at the margin needs)")  # fmt: skip
     add("--margin", type=positive, metavar="POINTS",
-        help="differences below this count as none (default: 0.5 digits, 0.3 ImageNet)")  # fmt: skip
+        help="smaller differences count as none (default: 0.5 digits, 0.3 ImageNet)")  # fmt: skip
     add("--devices", type=positive_int, default=1, metavar="N",
         help="devices that share a batch (default: %(default)s)")  # fmt: skip
     add("--parallel", type=positive_int, default=1, metavar="N",

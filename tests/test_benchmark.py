@@ -12,11 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarking import measure, report, suites
+from benchmarking import measure, profile, report, suites
 from benchmarking.measure import Measured
 from benchmarking.suites import DTYPES, REFERENCE, SUITES, Case, Ratio, Suite, chosen
 
 SIZE = {"network": "resnet18_v1", "batch": 8, "pixels": 64}
+
+
+def has_onednn():
+    import mxnet as mx
+
+    return mx.context.num_gpus() == 0 and mx.runtime.Features().is_enabled("MKLDNN")
 
 
 def benchmark(*arguments):
@@ -256,3 +262,54 @@ def test_growth_has_a_panel_for_each_axis(tmp_path):
     result = report.as_json(suite, measured, [], report.machine(2), "command")
     assert [path.stat().st_size > 0 for path in report.write(suite, result, tmp_path, "s")]
     assert suites.SUITES["scaling"] is suites.scaling
+
+
+# ---------------------------------------------------------------------------------------- profiles
+
+VERBOSE = """dnnl_verbose,info,oneDNN v2.4.0
+dnnl_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:a:f0 dst_bf16::blocked:a:f0,,,64,9.0
+begin
+dnnl_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:a:f0 dst_bf16::blocked:a:f0,,,64,0.5
+dnnl_verbose,exec,cpu,convolution,brgconv:avx512_core_amx_bf16,forward_training,src_bf16::blocked:acdb:f0 wei_bf16::blocked:x dst_bf16::blocked:y,,alg:direct,mb1,4.0
+dnnl_verbose,exec,cpu,convolution,brgconv:avx512_core_amx_bf16,forward_training,src_bf16::blocked:acdb:f0 wei_bf16::blocked:x dst_bf16::blocked:y,,alg:direct,mb2,6.0
+end
+"""  # noqa: E501
+
+KERNELS = """Processing [report]...
+Time (%),Total Time (ns),Instances,Avg (ns),Name
+60.0,30000000,5,6000000,volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc2nchw_tn_v1
+40.0,20000000,10,2000000,void mxnet::op::mxnet_op::mxnet_generic_kernel<...>
+"""
+
+
+def test_primitives_are_summed_by_name_and_dtype():
+    entries = profile.onednn_primitives(VERBOSE)
+    assert entries == [
+        ("convolution forward_training, bf16, brgconv:avx512_core_amx_bf16", 0.4, 2.0, False),
+        ("reorder, bf16+f32, jit:uni", 0.2, 0.1, False),
+    ]
+    assert "| 2.00 | 95.2 % | 0.4 | convolution forward_training, bf16" in profile.as_table(entries)
+
+
+def test_tensor_core_kernels_are_told_by_their_names():
+    first, second = profile.gpu_kernels(KERNELS)
+    assert (first.calls, first.milliseconds, first.tensor_cores) == (1.0, 6.0, True)
+    assert (second.calls, second.milliseconds, second.tensor_cores) == (2.0, 4.0, False)
+    assert profile.as_table([first, second]).endswith(
+        "Tensor Core kernels take 60.0 % of 10.00 ms."
+    )
+    for name in ("ampere_fp16_s16816gemm_fp16_128x64", "turing_h1688gemm_128x128", "xmma_fprop"):
+        assert profile.TENSOR_CORE.search(name)
+    assert not profile.TENSOR_CORE.search("volta_sgemm_128x64_nn")
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this MXNet has no oneDNN")
+def test_profile_of_a_small_network():
+    done = benchmark(
+        "--profile", "--network", "mobilenet0.25", "--batch-size", "2", "--pixels", "32",
+        "--dtypes", "float32", "float16",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "mobilenet0.25, float32: oneDNN primitives, by DNNL_VERBOSE" in done.stdout
+    assert "convolution forward_training, f32, " in done.stdout
+    assert "bf16" not in done.stdout

@@ -72,7 +72,7 @@ EXPERIMENTS = {
             options=("--dataset", "digits", "--num-epochs", "12", *RESUME),
             margin=0.5,
             sd=0.35,
-            rows=_by_dtype(128, "float32", "float16", "bfloat16"),
+            rows=_by_dtype(64, "float32", "float16", "bfloat16"),
         ),
         Experiment(
             name="imagenet",
