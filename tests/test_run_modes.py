@@ -283,21 +283,23 @@ def main():
     kept = []
     build = run.build_engine
     run.build_engine = lambda *a: kept.append(build(*a)) or kept[0]
-    summary = run.train(*read(sys.argv[1:]))
+    words = [word.replace("RANK", os.environ["DMLC_WORKER_ID"]) for word in sys.argv[1:]]
+    summary = run.train(*read(words))
     masters = kept[0].trainer.master_params()
     data = b"".join(masters[name].asnumpy().tobytes() for name in sorted(masters))
-    print(json.dumps({"top1": summary.top1, "workers": summary.workers, "total":
-          summary.total_batch, "masters": hashlib.sha256(data).hexdigest()}), flush=True)
+    told = {"top1": summary.top1, "workers": summary.workers, "total": summary.total_batch,
+            "steps": summary.steps, "masters": hashlib.sha256(data).hexdigest()}
+    print(json.dumps(told), flush=True)
     return 0
 
 leave(main)
 """
 
 
-@pytest.mark.slow
-def test_two_workers_train_the_digits_in_float16(tmp_path):
+def two_workers(tmp_path, line):
+    """Train in two workers on this machine; return what each says of itself."""
     (tmp_path / "worker.py").write_text(DIGEST)
-    options = "--dtype float16 --batch-size 128 --kv-store dist_sync --epochs 16".split()
+    options = f"--dtype float16 --kv-store dist_sync {line}".split()
     worker = [sys.executable, str(tmp_path / "worker.py"), *options]
     done = subprocess.run(
         [*LAUNCH, "-n", "2", "-s", "1", "--", *worker],
@@ -308,6 +310,21 @@ def test_two_workers_train_the_digits_in_float16(tmp_path):
     told = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
     assert len(told) == 2
     assert told[0] == told[1]
+    return told
+
+
+@pytest.mark.slow
+def test_two_workers_go_on_from_the_first_ones_checkpoint(tmp_path):
+    line = f"--batch-size 64 --max-batches 3 --warmup-epochs 0 --save-dir {tmp_path}/RANK"
+    two_workers(tmp_path, f"{line} --epochs 1 --lr-mode constant")
+    assert not list((tmp_path / "1").glob("*.ckpt"))
+    told = two_workers(tmp_path, f"{line} --epochs 2 --lr-mode constant --resume auto")
+    assert told[0]["steps"] == 6
+
+
+@pytest.mark.slow
+def test_two_workers_train_the_digits_in_float16(tmp_path):
+    told = two_workers(tmp_path, "--batch-size 128 --epochs 16")
     assert (told[0]["workers"], told[0]["total"]) == (2, 256)
     assert told[0]["top1"] >= 97.0
 

@@ -1,13 +1,15 @@
 """One training run: a recipe in, a summary out."""
 
+import contextlib
 import dataclasses
 import math
 import os
 import random
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -108,7 +110,7 @@ def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
         There is none, or it is not what the options say.
     """
     if recipe.benchmark:
-        images = recipe.batch_size * max(1, recipe.cpus or 1, len(recipe.gpus or ()))
+        images = recipe.batch_size * len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
         shape = (3, recipe.input_size, recipe.input_size)
         return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed), None
     source, instead = _open_real(recipe)
@@ -524,23 +526,41 @@ def _begin(run: Run) -> Tuple[History, Position, Counts]:
         if checkpoints is not None and workers.first and not recipe.eval_only:
             checkpoints.check_unused()
         return History(), start, Counts()
-    if recipe.resume == "auto":
+    saved = None
+    if workers.first and recipe.resume == "auto":
         saved = checkpoints.newest()
-        if saved is None:
-            log.logger.info("No checkpoint in %s yet: training from the start.\n", recipe.save_dir)
-            return History(), start, Counts()
-    else:
+    elif workers.first:
         saved = Saved.read(Path(recipe.resume).expanduser())
         if checkpoints is not None:
             checkpoints.check_last(saved)
-    saved.check(run.identity)
-    saved.load(run.net, run.engine.trainer)
+    with _known_to_all(saved, workers) as saved:
+        if saved is None:
+            log.logger.info("No checkpoint in %s yet: training from the start.\n", recipe.save_dir)
+            return History(), start, Counts()
+        saved.check(run.identity)
+        saved.load(run.net, run.engine.trainer)
     history = History.restored(saved.progress["history"])
     run.loop.steps, run.loop.skipped = history.steps, history.skipped
     log.logger.info(
         "Going on from %s: epoch %d, batch %d.\n", saved.path, *saved.position
     )  # fmt: skip
     return history, saved.position, Counts.restored(saved.progress["counts"])
+
+
+@contextlib.contextmanager
+def _known_to_all(saved: Optional[Saved], workers: Workers) -> Iterator[Optional[Saved]]:
+    """Yield the first worker's checkpoint, or None if it has none: others may have other disks."""
+    if workers.count == 1:
+        yield saved
+        return
+    data = workers.from_first(saved.path.read_bytes() if saved else b"")
+    if workers.first or not data:
+        yield saved
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "first.ckpt"
+        copy.write_bytes(data)
+        yield Saved.read(copy)
 
 
 def _begin_as_gluoncv(run: Run) -> Tuple[History, Position, Counts]:
