@@ -32,6 +32,7 @@ def test_rows_differ_in_one_thing_each(script):
         ("float32", True), ("float16", True), ("float16", True), ("float16", True),
         ("float16", False),
     ]  # fmt: skip
+    assert [row.weight for row in script.ROWS] == [2.0**-22] * 4 + [1.0]
     assert [row.loss_scale for row in script.ROWS] == [None, "dynamic", 2.0**15, None, None]
 
 
@@ -56,7 +57,6 @@ def test_pixels_are_those_of_the_digits(script):
 def test_float16_fails_without_a_scale_and_learns_with_one(script, monkeypatch):
     monkeypatch.setattr(script, "EPOCHS", 4)
     last = {row.label: script.train(row, seed=0)["errors"][-1] for row in script.ROWS}
-    assert last["float16, no masters, no scale"] == 90.0  # one of ten classes
     scaled = [last["float16, masters, dynamic scale"], last["float16, masters, static scale 2^15"]]
     assert max(scaled) < last["float16, masters, no scale"]
     assert max(np.abs(np.array(scaled) - last["float32"])) < 5
