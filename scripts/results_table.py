@@ -21,6 +21,7 @@ from gluon_amp.results.table import Table, published, tabulate
 from gluon_amp.training.options import Parser, UsageError, positive, positive_int
 
 FILES = "results"
+MARGINS = ", ".join(f"{made.margin:g} {name}" for name, made in EXPERIMENTS.items())
 
 
 def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
@@ -33,7 +34,7 @@ def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple
     add("--seeds", type=positive_int, metavar="N",
         help="runs of each row (default: what 80 %% power at the margin needs)")  # fmt: skip
     add("--margin", type=positive, metavar="POINTS",
-        help="smaller differences count as none (default: 0.5 digits, 0.3 ImageNet)")  # fmt: skip
+        help=f"smaller differences count as none (default: {MARGINS})")  # fmt: skip
     add("--devices", type=positive_int, default=1, metavar="N",
         help="devices that share a batch (default: %(default)s)")  # fmt: skip
     add("--parallel", type=positive_int, default=1, metavar="N",
@@ -58,9 +59,9 @@ def main(given: Optional[Sequence[str]] = None) -> int:
         seeds = options.seeds or seeds_needed(experiment.sd, margin)
         if not options.from_logs:
             print(
-                f"{seeds} seeds for each of {len(experiment.rows)} rows: with {experiment.sd:g} "
-                f"points from seed to seed, a margin of ±{margin:g} is shown with a power of "
-                f"{100 * power(experiment.sd, margin, seeds):.0f} %.",
+                f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows; with "
+                f"{experiment.sd:g} points from seed to seed, a margin of ±{margin:g} is shown "
+                f"with a power of {100 * power(experiment.sd, margin, seeds):.0f} %.",
                 flush=True,
             )
             with alone_in(output) as lock:

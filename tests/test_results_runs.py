@@ -39,7 +39,8 @@ def test_the_imagenet_recipe_is_the_faqs():
     assert experiment.margin == 0.3
     for job in jobs(experiment, Path("out"), [0], devices=8):
         recipe, _ = read([str(text) for text in job.arguments])
-        assert (recipe.model, recipe.num_epochs) == ("resnet50_v1", 90)
+        assert (recipe.dataset, recipe.model) == ("imagenet", "resnet50_v1")
+        assert recipe.num_epochs == 90
         assert (recipe.lr_mode, recipe.lr_decay_epoch) == ("step", (30, 60, 80))
         assert recipe.batch_size * 8 == job.configuration.batch
         rate = learning_rate(recipe, job.configuration.batch)

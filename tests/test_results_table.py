@@ -112,8 +112,18 @@ def test_a_log_without_the_last_epoch_is_refused(tmp_path):
     folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
     text = (folder / "log.txt").read_text()
     (folder / "log.txt").write_text(text[: text.rindex("[Epoch 1] validation")])
-    with pytest.raises(UsageError, match="no validation of epoch 1"):
+    with pytest.raises(UsageError, match="no validation of epoch 1: remove"):
         read(folder)
+
+
+def test_data_sets_of_one_name_are_told_apart_by_their_sizes(tmp_path):
+    sizes = {"train_images": 3030, "val_images": 5647}
+    first = read(write_run(tmp_path / "a", "float32-1024", 76.0, 11.8, **sizes))
+    assert first.data == "imagenet (3,030 + 5,647 samples)"
+    sizes["val_images"] = 5646
+    second = read(write_run(tmp_path / "b", "float16-1024", 76.0, 11.8, **sizes))
+    with pytest.raises(UsageError, match="cannot mix data sets"):
+        tabulate([first, second], ORDER, 0.3)
 
 
 @pytest.mark.parametrize("name", ["summary.json", "run.json", "log.txt"])

@@ -14,6 +14,7 @@ from gluon_amp.training import log
 from gluon_amp.training.options import UsageError
 
 LOG, SUMMARY, RUN = "log.txt", "summary.json", "run.json"
+COUNTS = ("train_images", "val_images")
 
 
 def _pattern(line: str) -> "re.Pattern":
@@ -57,7 +58,10 @@ class Run:
     seed : int
     hardware : str
         What it ran on, in words.
-    data, model : str
+    data : str
+        Its name, and how many samples it has to train on and to validate with, so that two data
+        sets of one name are told apart.
+    model : str
     emulated : bool
         float16 values computed by a CPU.
     errors : tuple of float
@@ -123,13 +127,16 @@ def read(folder: Path) -> Run:
         epochs = read_log(text)
         missing = set(range(summary["epochs"])) - epochs["error"].keys()
         if missing:
-            raise UsageError(f"{folder / LOG} has no validation of epoch {min(missing)}.")
+            raise UsageError(
+                f"{folder / LOG} has no validation of epoch {min(missing)}: remove {folder}, and "
+                "it is trained again."
+            )
         alone = about["parallel"] == 1
         return Run(
             configuration,
             seed,
             hardware,
-            data=summary["data"],
+            data=_data(summary),
             model=summary["model"],
             emulated=summary["emulated"],
             errors=tuple(epochs["error"][epoch] for epoch in range(summary["epochs"])),
@@ -155,6 +162,11 @@ def read_all(root: Path) -> List[Run]:
     if not found:
         raise UsageError(f"{root} holds no finished run.")
     return [read(folder) for folder in found]
+
+
+def _data(summary: Dict) -> str:
+    counts = [f"{summary[name]:,}" for name in COUNTS if name in summary]
+    return f"{summary['data']} ({' + '.join(counts)} samples)" if counts else summary["data"]
 
 
 def _text(path: Path) -> str:

@@ -23,6 +23,7 @@ from gluon_amp.cpu import count_cores
 from gluon_amp.results.hardware import describe
 from gluon_amp.results.recipes import Experiment, Options
 from gluon_amp.results.record import LOG, RUN, SUMMARY, Configuration, Run, read
+from gluon_amp.training.interruption import SIGNALS
 from gluon_amp.training.options import UsageError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -183,7 +184,7 @@ class Runner:
             name = signal.Signals(-code).name
             raise RuntimeError(f"{job.folder} was {KILLED_LINE.format(name)}")
         if code == 2:
-            raise UsageError(told[-1])
+            raise UsageError(f"{told[-1].rstrip('.')}; its options stand after --.")
         self._write(job, told[-1] if code else None, usage.ru_maxrss * 1024)
         return read(job.folder)
 
@@ -225,5 +226,11 @@ def _environment(parallel: int) -> Dict[str, str]:
 
 
 def _exit_code(status: int) -> int:
-    """Read a status of `os.wait4` as `subprocess` does: negative for a signal."""
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    """Read a status of `os.wait4` as `subprocess` does: negative for a signal.
+
+    Also for one that made the script save and leave (`RunInterruptedError.status`).
+    """
+    if os.WIFSIGNALED(status):
+        return -os.WTERMSIG(status)
+    code = os.WEXITSTATUS(status)
+    return 128 - code if code - 128 in SIGNALS else code

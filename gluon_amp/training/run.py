@@ -130,7 +130,8 @@ def _open_real(recipe: Recipe) -> Tuple[Source, Optional[str]]:
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
         return open_digits(recipe.seed, digits), None
     if recipe.dataset in ("caltech101", "caltech256"):
-        recipe = _caltech(recipe)
+        records = open_records(record_files(_caltech(recipe)), recipe.seed, look)
+        return dataclasses.replace(records, name=recipe.dataset), None
     if recipe.reads_records or recipe.dataset == "rec":
         return open_records(record_files(recipe), recipe.seed, look), None
     root = recipe.data_dir.expanduser()
