@@ -28,11 +28,11 @@ SAME = {
     "model": "the model {}",
     "data": "the data set {}",
     "classes": "{} classes",
-    "train_images": "{} training images",
+    "train_images": "{} training samples",
     "dtype": "--dtype {}",
 }
 # What a position in the middle of an epoch also depends on.
-SAME_ORDER = {"total_batch": "{} images in a batch", "seed": "--seed {}"}
+SAME_ORDER = {"total_batch": "{} samples in a batch", "seed": "--seed {}"}
 
 
 class SavingError(RuntimeError):

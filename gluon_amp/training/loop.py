@@ -47,6 +47,8 @@ class Loop:
         Log a line after every so many batches; 0 for never.
     max_batches : int, optional
         Train on no more batches of an epoch than this.
+    unit : str
+        What the progress bar counts: a label is one.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Loop:
         accumulate: int = 1,
         log_interval: int = 50,
         max_batches: Optional[int] = None,
+        unit: str = "img",
     ):
         self.engine = engine
         self.schedule = schedule
@@ -66,6 +69,7 @@ class Loop:
         self.accumulate = accumulate
         self.log_interval = log_interval
         self.max_batches = max_batches
+        self.unit = unit
         self.steps = self.skipped = 0
 
     def train(
@@ -98,12 +102,14 @@ class Loop:
         before = counts.seconds
         started = lap
         accuracy = counts.accuracy
-        with log.bar(self.images(batches), epoch, self.schedule.epochs, accuracy.images) as bar:
+        with log.bar(
+            self.images(batches), epoch, self.schedule.epochs, accuracy.images, self.unit
+        ) as bar:
             taken = _measured(self._batches(batches, epoch, start), self.engine.wait, counts)
             for number, group in _groups(taken, self.accumulate, start):
                 rate = self.schedule(epoch, number)
                 self.engine.set_learning_rate(rate)
-                size = sum(len(batch[0]) for batch in group)
+                size = sum(batch[1].size for batch in group)
                 report = self.engine.step(group, epoch, number, counts)
                 self._count(epoch, number, report, counts)
                 done = number + len(group)
@@ -124,7 +130,7 @@ class Loop:
         if result.images and counts.loss.images and not math.isfinite(result.loss):
             raise TrainingError(
                 f"the loss became {result.loss} in epoch {epoch}, at a learning rate of up to "
-                f"{self.schedule.rate:g}: lower it with --lr, or look for bad images."
+                f"{self.schedule.rate:g}: lower it with --lr, or look for bad data."
             )
         return result
 

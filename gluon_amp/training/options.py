@@ -48,6 +48,25 @@ def option(
     return dataclasses.field(default=default, metadata={"flags": flags, **given, **told})
 
 
+def same_option(
+    options: Type, name: str, default: Any = dataclasses.MISSING, **changes: Any
+) -> Any:
+    """Declare a field that is an option of another dataclass.
+
+    Parameters
+    ----------
+    options : type
+        The other dataclass.
+    name : str
+        Of its field.
+    default, changes
+        What is different here: keywords of `option`.
+    """
+    (field,) = (field for field in dataclasses.fields(options) if field.name == name)
+    default = field.default if default is dataclasses.MISSING else default
+    return dataclasses.field(default=default, metadata={**field.metadata, **changes})
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, without the usage text in front of it."""
 

@@ -377,14 +377,17 @@ class Run:
         return f"{' × '.join(parts)} = {self.total}"
 
 
-def check_outputs(recipe: Recipe) -> None:
-    """Raise `UsageError` now for outputs that could not be written after hours of training."""
+def check_outputs(recipe: Any) -> None:
+    """Raise `UsageError` now for outputs that could not be written after hours of training.
+
+    The recipe may have some of them only.
+    """
     for name in ("summary_json", "log_json", "logging_file", "plot"):
-        path = getattr(recipe, name)
+        path = getattr(recipe, name, None)
         if path is not None:
             report.check_writable(path, f"--{name.replace('_', '-')}")
     for name in ("save_dir", "tensorboard", "export"):
-        folder = getattr(recipe, name)
+        folder = getattr(recipe, name, None)
         if folder is None:
             continue
         option, folder = f"--{name.replace('_', '-')}", folder.expanduser()

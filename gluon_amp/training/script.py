@@ -35,16 +35,24 @@ def run(read: Read, arguments: Optional[Sequence[str]] = None) -> int:
         The status: 0, or 2 where the options cannot be followed, 1 where training failed, 128 and
         the signal's number where one ended the run.
     """
+    return guarded(lambda: _train_images(*read(arguments)))
+
+
+def _train_images(recipe: Recipe, given: Dict[str, Any]) -> None:
+    if recipe.benchmark or recipe.test_io:
+        measure = benchmark if recipe.benchmark else test_io
+        print(json.dumps(measure(recipe, given), indent=2))
+        return
+    summary = train(recipe, given)
+    if os.environ.get("DMLC_WORKER_ID", "0") == "0":
+        print(f"\n{summary}")
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Do what a script is for; return the status as `run` does."""
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors tell of oneDNN
     try:
-        recipe, given = read(arguments)
-        if recipe.benchmark or recipe.test_io:
-            measure = benchmark if recipe.benchmark else test_io
-            print(json.dumps(measure(recipe, given), indent=2))
-        else:
-            summary = train(recipe, given)
-            if os.environ.get("DMLC_WORKER_ID", "0") == "0":
-                print(f"\n{summary}")
+        work()
         sys.stdout.flush()
     except (UsageError, DataError) as error:
         return _tell(error, 2)

@@ -1,0 +1,22 @@
+"""Train a character language model, an LSTM, in float32, float16 or bfloat16.
+
+    python scripts/train_lstm.py --dtype float16
+
+It needs no data: the text is the sources of Python's own standard library.
+"""
+
+import sys
+from typing import Optional, Sequence
+
+from gluon_amp.training import script
+from gluon_amp.training.language_recipe import read
+from gluon_amp.training.language_run import train
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train; return the status of the process."""
+    return script.guarded(lambda: print(f"\n{train(read(arguments))}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
