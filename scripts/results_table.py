@@ -1,6 +1,7 @@
 """Train float16, bfloat16 and float32 over several seeds, and say whether they are the same.
 
     python scripts/results_table.py                  # the digits, on any machine
+    python scripts/results_table.py --recipe lstm    # so is this text: Python's own sources
     python scripts/results_table.py --recipe imagenet -- --rec-train t.rec --rec-val v.rec
 
 Finished runs are not repeated, and a killed one goes on. Options after -- go to every run.
@@ -30,7 +31,9 @@ def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple
     cut = given.index("--") if "--" in given else len(given)
     made = Parser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
     add = made.add_argument
-    add("--recipe", choices=tuple(EXPERIMENTS), default="digits", help="default: %(default)s")
+    titles = ", ".join(f"{name}: {one.title}" for name, one in EXPERIMENTS.items())
+    add("--recipe", choices=tuple(EXPERIMENTS), default="digits",
+        help=f"{titles} (default: %(default)s)")  # fmt: skip
     add("--seeds", type=positive_int, metavar="N",
         help="runs of each row (default: what 80 %% power at the margin needs)")  # fmt: skip
     add("--margin", type=positive, metavar="POINTS",
@@ -68,9 +71,9 @@ def main(given: Optional[Sequence[str]] = None) -> int:
                 wanted = jobs(experiment, output, range(seeds), options.devices, extra)
                 Runner(options.parallel, lock).make(wanted)
         table = make_table(experiment, output, margin)
-        for path in write(table, output, shown_command(given)):
+        for path in write(table, output, shown_command(given), experiment.note):
             print(path)
-        print(f"\n{render.markdown(table)}")
+        print("\n".join(["", render.markdown(table), experiment.note]).rstrip())
     except UsageError as error:
         return tell(error, 2)
     except OSError as error:
@@ -88,10 +91,11 @@ def make_table(experiment: Experiment, output: Path, margin: float) -> Table:
     return tabulate(read_all(output), order, margin)
 
 
-def write(table: Table, output: Path, command: str) -> Tuple[Path, ...]:
+def write(table: Table, output: Path, command: str, note: str = "") -> Tuple[Path, ...]:
     """Write the table as Markdown, JSON and CSV, and its curves as a PNG; return the paths."""
     paths = tuple(output / f"{FILES}.{ending}" for ending in ("md", "json", "csv", "png"))
-    page = [render.markdown(table), f"![Top-1 error]({FILES}.png)", f"Made by `{command}`."]
+    notes = [note] if note else []
+    page = [render.markdown(table), *notes, f"![Top-1 error]({FILES}.png)", f"Made by `{command}`."]
     paths[0].write_text("\n\n".join(page) + "\n", encoding="utf-8")
     paths[1].write_text(json.dumps(table.as_dict(), indent=2, ensure_ascii=False) + "\n")
     paths[2].write_text(render.as_csv(table))

@@ -13,6 +13,7 @@ from gluon_amp.results.recipes import EXPERIMENTS
 from gluon_amp.results.record import RUN
 from gluon_amp.results.runs import Runner, alone_in, jobs
 from gluon_amp.results.statistics import seeds_needed
+from gluon_amp.training import language_recipe
 from gluon_amp.training.options import UsageError
 from gluon_amp.training.recipe import learning_rate, read
 
@@ -56,13 +57,19 @@ def test_the_digits_recipe_has_enough_seeds_for_its_margin():
     assert seeds_needed(experiment.sd, experiment.margin) == 10
 
 
+READERS = {
+    "train_imagenet.py": lambda arguments: read(arguments)[0],
+    "train_lstm.py": language_recipe.read,
+}
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_run_is_a_command_of_its_script(name):
     made = jobs(EXPERIMENTS[name], Path("out"), range(2), devices=1, extra=("--lr", "0.5"))
     assert len({job.folder for job in made}) == len(made)
     assert [job.seed for job in made] == sorted(job.seed for job in made)  # seed by seed
     for job in made:
-        recipe, _ = read([str(text) for text in job.arguments])
+        recipe = READERS[job.script.name]([str(text) for text in job.arguments])
         assert (recipe.seed, recipe.lr, recipe.resume) == (job.seed, 0.5, "auto")
         assert str(recipe.save_dir).startswith(str(job.folder))
         assert job.script.exists()

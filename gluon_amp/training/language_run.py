@@ -143,6 +143,7 @@ class Run:
         self.loop = Loop(
             self.engine, self.schedule, records=log.Records(_expanded(recipe.log_json)),
             log_interval=recipe.log_interval, max_batches=recipe.max_batches, unit="char",
+            input_bound="",
         )  # fmt: skip
         folder = _expanded(recipe.save_dir)
         self.checkpoints = None if folder is None else Checkpoints(folder, recipe.keep)

@@ -49,6 +49,8 @@ class Loop:
         Train on no more batches of an epoch than this.
     unit : str
         What the progress bar counts: a label is one.
+    input_bound : str
+        What to say where training waits for data much; nothing if it is empty.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Loop:
         log_interval: int = 50,
         max_batches: Optional[int] = None,
         unit: str = "img",
+        input_bound: str = log.INPUT_BOUND,
     ):
         self.engine = engine
         self.schedule = schedule
@@ -70,6 +73,7 @@ class Loop:
         self.log_interval = log_interval
         self.max_batches = max_batches
         self.unit = unit
+        self.input_bound = input_bound
         self.steps = self.skipped = 0
 
     def train(
@@ -189,8 +193,8 @@ class Loop:
         log.logger.info(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
         share = result.waited / result.seconds
         log.logger.info(log.WAITED, epoch, 100 * share)
-        if share > WAITED_MUCH:
-            log.logger.info(log.INPUT_BOUND)
+        if share > WAITED_MUCH and self.input_bound:
+            log.logger.info(self.input_bound)
         self.records.write(
             "epoch", self.steps, epoch=epoch, accuracy=result.accuracy, loss=result.loss,
             images=result.images, images_per_second=result.images_per_second,
