@@ -57,6 +57,19 @@ def test_the_digits_recipe_has_enough_seeds_for_its_margin():
     assert seeds_needed(experiment.sd, experiment.margin) == 10
 
 
+def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
+    experiment = EXPERIMENTS["lstm"]
+    assert [(made.dtype, made.batch) for made, _ in experiment.rows] == [
+        ("float32", 32), ("float16", 32), ("float16", 64), ("bfloat16", 32),
+    ]  # fmt: skip
+    assert seeds_needed(experiment.sd, experiment.margin) == 4
+    for job in jobs(experiment, Path("out"), [0], devices=1):
+        recipe = language_recipe.read([str(text) for text in job.arguments])
+        rate = language_recipe.learning_rate(recipe, job.configuration.batch)
+        assert rate == pytest.approx({32: 0.004, 64: 0.008}[job.configuration.batch])
+        assert recipe.characters // 10 >= 50_000  # validate
+
+
 READERS = {
     "train_imagenet.py": lambda arguments: read(arguments)[0],
     "train_lstm.py": language_recipe.read,

@@ -109,7 +109,7 @@ EXPERIMENTS = {
             script="train_lstm.py",
             options=RESUME,
             margin=0.5,
-            sd=0.3,
+            sd=0.2,  # above the 0.06 of a pilot's 4 seeds in float32, which are few to tell it
             rows=_rows(
                 ("float32", 32), ("float16", 32), ("float16", 64), ("bfloat16", 32)
             ),
