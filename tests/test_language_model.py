@@ -123,7 +123,7 @@ def test_no_sources(tmp_path):
 def test_the_standard_library_of_this_python():
     text = open_text(100_000)
     version = ".".join(map(str, sys.version_info[:3]))
-    assert text.name.startswith(f"standard library of Python {version}")
+    assert text.name == f"standard library of Python {version}"
     assert text.val.shape == (100_000 // SHARE,)
     for codes in (text.train, text.val):
         assert codes.dtype == np.int32 and codes.min() >= 0 and codes.max() < CLASSES
@@ -364,7 +364,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(given, sentence, script, caps
 @pytest.mark.parametrize(
     "changed, words", [
         (["--hidden", "8"], "with the model 1-layer LSTM of 16"),
-        (["--characters", "5000"], "with the data set standard library"),
+        (["--characters", "5000"], "with 4000 training samples, and this one has 5000"),
         (["--dtype", "bfloat16"], "with --dtype float16"),
     ],
 )  # fmt: skip
@@ -409,4 +409,5 @@ def test_the_recipe_gives_a_table(tmp_path, capsys):
     page = (output / "results.md").read_text()
     for text in (told, page):
         assert "1-layer LSTM of 8, embedding of 4 on standard library of Python 3." in text
+        assert "(4,000 + 384 samples)" in text
         assert "MXNet 1.9.1 has no bfloat16 kernel for it." in text

@@ -15,7 +15,7 @@ from gluon_amp.results.runs import Runner, alone_in, jobs
 from gluon_amp.results.statistics import seeds_needed
 from gluon_amp.training import language_recipe
 from gluon_amp.training.options import UsageError
-from gluon_amp.training.recipe import learning_rate, read
+from gluon_amp.training.recipe import learning_rate, read, read_fine_tuning
 
 ROOT = Path(__file__).parents[1]
 SHORT = ("--num-epochs", "1", "--warmup-epochs", "0", "--max-batches", "1")
@@ -72,6 +72,7 @@ def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
 
 READERS = {
     "train_imagenet.py": lambda arguments: read(arguments)[0],
+    "fine_tune.py": lambda arguments: read_fine_tuning(arguments)[0],
     "train_lstm.py": language_recipe.read,
 }
 

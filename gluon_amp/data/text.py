@@ -106,8 +106,7 @@ def open_text(characters: int, folder: Optional[Path] = None) -> Text:
                 f"and {wanted} were asked for: give --characters a smaller number."
             )
         parts.append(joined[:wanted])
-    name = f"standard library of Python {version}, {characters} characters"
-    return Text(name, *parts)
+    return Text(f"standard library of Python {version}", *parts)
 
 
 class Chunk(NamedTuple):

@@ -48,7 +48,8 @@ OPERATORS = ("Embedding", "RNN", "FullyConnected")
 class Summary:
     """What a run came to; every field is in the JSON file.
 
-    Fields are those of `gluon_amp.training.report.Summary`, where an image is a character.
+    Fields are those of `gluon_amp.training.report.Summary`, where an image is a character; a few at
+    the end of the training text may be left out, as they do not fill a chunk.
 
     Attributes
     ----------
@@ -184,7 +185,7 @@ class Run:
         """What a checkpoint has to agree with."""
         return {
             "model": self.recipe.model, "data": self.text.name, "classes": CLASSES,
-            "train_images": self.batches.images, "dtype": self.recipe.dtype,
+            "train_images": len(self.text.train), "dtype": self.recipe.dtype,
             "total_batch": self.batches.batch_size, "seed": self.recipe.seed,
         }  # fmt: skip
 
@@ -322,7 +323,7 @@ class Run:
             bits_per_character=self.bits,
             validated=last.images,
             val_images=self.val_batches.images,
-            train_images=self.batches.images,
+            train_images=len(self.text.train),
             train_loss=None if math.isnan(trained[-1].loss) else trained[-1].loss,
             loss_scale=None if isinstance(scale, NoLossScale) else scale.scale,
             skipped_steps=self.loop.skipped,
