@@ -2,6 +2,8 @@
 
 from typing import Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from gluon_amp.data.text import Chunk
 from gluon_amp.loss_scale import LossScale
 from gluon_amp.trainer import StepReport, Trainer
@@ -13,6 +15,7 @@ import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import HybridBlock
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
 States = List[NDArray]
@@ -66,10 +69,6 @@ class LanguageEngine:
     clip : float, optional
         The longest that the gradient of the mean loss may be.
 
-    Attributes
-    ----------
-    states : list of list of NDArray
-        Hidden state and cell on each device, after the last chunk that was trained on.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class LanguageEngine:
         self.trainer = trainer
         self.devices = devices
         self.clip = clip
-        self.states: List[States] = []
+        self._states: List[States] = []
         self._loss = SoftmaxCrossEntropyLoss()
         self._params = list(net.collect_params().values())
         self._predicted: List[States] = []
@@ -102,13 +101,24 @@ class LanguageEngine:
         """Mean loss of all that was predicted since the streams of a text last began."""
         return self._nats.value
 
+    def state(self) -> List[List]:
+        """Return hidden state and cell of all streams, as nested lists, for `restore`."""
+        return [np.concatenate([array.asnumpy() for array in parts], axis=1).tolist()
+                for parts in zip(*self._states)]  # fmt: skip
+
+    def restore(self, state: List[List]) -> None:
+        """Go on with a `state` that was carried on, on whatever devices."""
+        parts = [split_and_load(nd.array(one), self.devices, batch_axis=1, even_split=False)
+                 for one in state]  # fmt: skip
+        self._states = [list(part) for part in zip(*parts)]
+
     def set_learning_rate(self, rate: float) -> None:
         self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Chunk], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update on a chunk, or skip where gradients overflowed; count answers and losses."""
         (chunk,) = batches
-        before = self._begin(chunk) if chunk.first else self.states
+        before = self._begin(chunk) if chunk.first else self._states
         with autograd.record():
             parts, after = self._forward(chunk, before)
             losses = [self._loss(*part) for part in parts]
@@ -117,9 +127,8 @@ class LanguageEngine:
         if self.clip is not None:
             self.trainer.clip_global_norm(self.clip, size)
         report = self.trainer.step(size)
-        self.states = [[s.detach() for s in states] for states in after]
-        if not report.applied:
-            self.states = before
+        carried = [[array.detach() for array in states] for states in after]
+        self._states = carried if report.applied else before
         for logits, labels in parts:
             counts.accuracy.update(labels, logits)
         if report.applied:

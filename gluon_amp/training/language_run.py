@@ -41,6 +41,10 @@ VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 
 PARAMETERS = "lstm-{}.params"
 BITS = "[Epoch %d] validation: bits per character=%f"
+EMULATED = (
+    "emulated on this CPU, not at a GPU's speed: what goes into the LSTM and out of it at the end "
+    "of a chunk is rounded, its state in between is not"
+)
 OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
@@ -186,7 +190,7 @@ class Run:
         return {
             "model": self.recipe.model, "data": self.text.name, "classes": CLASSES,
             "train_images": len(self.text.train), "dtype": self.recipe.dtype,
-            "total_batch": self.batches.batch_size, "seed": self.recipe.seed,
+            "total_batch": f"{self.total} × {self.recipe.bptt}", "seed": self.recipe.seed,
         }  # fmt: skip
 
     def plan(self) -> str:
@@ -204,7 +208,7 @@ class Run:
                 ("model", f"{recipe.model}, {CLASSES} classes"),
                 ("data", f"{self.text.name}: {self.batches.images} training and "
                          f"{self.val_batches.images} validation characters"),
-                ("asked", f"{recipe.dtype}, {report.EMULATED if self.emulated else 'native'}"),
+                ("asked", f"{recipe.dtype}, {EMULATED if self.emulated else 'native'}"),
                 ("observed", _in_words(self.observed)),
                 ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
                 ("optimizer", f"{recipe.optimizer}, {settings}, loss scale {scales}{clipped}"),
@@ -235,10 +239,7 @@ class Run:
         progress = saved.progress
         self.history, self.bits = History.restored(progress["history"]), progress["bits"]
         self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
-        self.engine.states = [
-            [mx.nd.array(state, ctx=device) for state in states]
-            for device, states in zip(self.devices, progress["states"])
-        ]
+        self.engine.restore(progress["state"])
         log.logger.info("Going on from %s: epoch %d, batch %d.\n", saved.path, *saved.position)
         return saved.position, Counts.restored(progress["counts"])
 
@@ -247,12 +248,10 @@ class Run:
         if self.checkpoints is None:
             return
         self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
-        # an epoch begins with states of its own
-        states = self.engine.states if position.batch else []
         progress = {
             "rate": self.engine.trainer.learning_rate, "history": self.history.state(),
             "counts": counts.state(), "bits": self.bits,
-            "states": [[state.asnumpy().tolist() for state in part] for part in states],
+            "state": self.engine.state() if position.batch else [],  # an epoch begins anew
         }  # fmt: skip
         path = self.checkpoints.save(
             self.net, self.engine.trainer, position, self.identity, progress
