@@ -4,7 +4,7 @@
     python scripts/results_table.py --recipe lstm    # so is this text: Python's own sources
     python scripts/results_table.py --recipe imagenet -- --rec-train t.rec --rec-val v.rec
 
-Finished runs are not repeated, and a killed one goes on. Options after -- go to every run.
+Finished runs are not repeated, killed and failed ones go on. Options after -- go to every run.
 """
 
 import argparse
@@ -16,9 +16,10 @@ from typing import Optional, Sequence, Tuple
 from gluon_amp.results import figure, render
 from gluon_amp.results.recipes import EXPERIMENTS, Experiment
 from gluon_amp.results.record import read_all
-from gluon_amp.results.runs import Runner, alone_in, jobs
+from gluon_amp.results.runs import Runner, alone_in, interruptible, jobs
 from gluon_amp.results.statistics import power, seeds_needed
 from gluon_amp.results.table import Table, published, tabulate
+from gluon_amp.training.interruption import RunInterruptedError
 from gluon_amp.training.options import Parser, UsageError, positive, positive_int
 
 FILES = "results"
@@ -54,35 +55,40 @@ def main(given: Optional[Sequence[str]] = None) -> int:
     options, extra = arguments(given)
     experiment = EXPERIMENTS[options.recipe]
     margin = options.margin or experiment.margin
+    if options.published:
+        print(render.markdown(published(margin)))
+        return 0
+    output = options.from_logs or options.output or Path("results") / options.recipe
     try:
-        if options.published:
-            print(render.markdown(published(margin)))
-            return 0
-        output = options.from_logs or options.output or Path("results") / options.recipe
-        seeds = options.seeds or seeds_needed(experiment.sd, margin)
-        if not options.from_logs:
-            print(
-                f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows; with "
-                f"{experiment.sd:g} points from seed to seed, a margin of ±{margin:g} is shown "
-                f"with a power of {100 * power(experiment.sd, margin, seeds):.0f} %.",
-                flush=True,
-            )
-            with alone_in(output) as lock:
-                wanted = jobs(experiment, output, range(seeds), options.devices, extra)
-                Runner(options.parallel, lock).make(wanted)
-        table = make_table(experiment, output, margin)
-        for path in write(table, output, shown_command(given), experiment.note):
-            print(path)
-        print("\n".join(["", render.markdown(table), experiment.note]).rstrip())
+        with interruptible():
+            if not options.from_logs:
+                seeds = options.seeds or seeds_needed(experiment.sd, margin)
+                with alone_in(output) as lock:
+                    print(plan(experiment, seeds, margin), flush=True)
+                    wanted = jobs(experiment, output, range(seeds), options.devices, extra)
+                    Runner(options.parallel, lock).make(wanted)
+            table = make_table(experiment, output, margin)
+            for path in write(table, output, shown_command(given), experiment.note):
+                print(path)
+            print("\n".join(["", render.markdown(table), experiment.note]).rstrip())
     except UsageError as error:
         return tell(error, 2)
-    except OSError as error:
-        return tell(f"{error.filename}: {error.strerror}.", 2)
+    except OSError as error:  # a full disk has no file name
+        return tell(f"{error.filename or output}: {error.strerror}.", 2)
     except RuntimeError as error:
         return tell(error, 1)
-    except KeyboardInterrupt:
-        return tell("interrupted: run the same command again to go on.", 130)
+    except RunInterruptedError as error:
+        return tell(error, error.status)
     return 0
+
+
+def plan(experiment: Experiment, seeds: int, margin: float) -> str:
+    """Return what will be trained and what it can show."""
+    return (
+        f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows; with "
+        f"{experiment.sd:g} points from seed to seed, a margin of ±{margin:g} is shown with a "
+        f"power of {100 * power(experiment.sd, margin, seeds):.0f} %."
+    )
 
 
 def make_table(experiment: Experiment, output: Path, margin: float) -> Table:

@@ -1,7 +1,7 @@
 """Trains what a table needs: each run is a process of its own, in a directory of its own.
 
-A run is finished once it has a run.json, written last and at once; finished runs are not repeated,
-and a killed one goes on from its last checkpoint.
+A run is finished once it has a run.json with a result, written last and at once; finished runs are
+not repeated, and one that was killed or failed goes on from its last checkpoint.
 """
 
 import dataclasses
@@ -23,11 +23,14 @@ from gluon_amp.cpu import count_cores
 from gluon_amp.results.hardware import describe
 from gluon_amp.results.recipes import Experiment, Options
 from gluon_amp.results.record import LOG, RUN, SUMMARY, Configuration, Run, read
-from gluon_amp.training.interruption import SIGNALS
+from gluon_amp.training.interruption import SIGNALS, RunInterruptedError
 from gluon_amp.training.options import UsageError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-KILLED_LINE = "killed by signal {}: run the same command again to go on."
+BEGUN = "begun.json"
+AGAIN = "run the same command again to go on."
+# The second is what a terminal sends when it is closed.
+STOPPING = (*SIGNALS, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / RUN).exists()
+        path = self.folder / RUN
+        return path.exists() and json.loads(path.read_text())["failure"] is None
 
 
 def jobs(
@@ -98,8 +102,32 @@ def alone_in(output: Path) -> Iterator[int]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"another run is at work in {output}: wait for its end.") from None
+            raise UsageError(
+                f"another run is at work in {output}: wait for its end, or end it (`fuser "
+                f"{output}/.lock` has its number)."
+            ) from None
         yield lock.fileno()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise `RunInterruptedError` at the first SIGTERM, Ctrl-C or SIGHUP; the second kills."""
+
+    def take(number: int, _frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        raise RunInterruptedError(number, f"interrupted by signal {number}: {AGAIN}")
+
+    # what is ignored, such as SIGHUP under nohup, stays so
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, take)
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 class Runner:
@@ -129,7 +157,7 @@ class Runner:
         Raises
         ------
         UsageError
-            A finished run had other options, or a script refused its options.
+            A run was begun with other options, or a script refused its options.
         RuntimeError
             A run was killed; what it was doing is kept.
         """
@@ -163,6 +191,10 @@ class Runner:
 
     def _make_one(self, job: Job) -> Run:
         job.folder.mkdir(parents=True, exist_ok=True)
+        # of a run in several parts, each counts
+        parallel = max(self.parallel, _begun(job).get("parallel", 1))
+        begun = {"arguments": job.arguments, "parallel": parallel}
+        atomic.write(job.folder / BEGUN, json.dumps(begun).encode())
         command = [sys.executable, str(job.script), *job.arguments]
         environment = _environment(self.parallel)
         with open(job.folder / LOG, "a") as log, open(job.folder / "errors.txt", "w+") as errors:
@@ -172,6 +204,7 @@ class Runner:
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=errors,
                     env=environment, pass_fds=[self._lock],
+                    start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
                 )  # fmt: skip
                 self._running.add(process)
             _, status, usage = os.wait4(process.pid, 0)
@@ -182,7 +215,7 @@ class Runner:
             told = [line for line in errors.read().splitlines() if line.strip()] or ["no reason"]
         if code < 0:
             name = signal.Signals(-code).name
-            raise RuntimeError(f"{job.folder} was {KILLED_LINE.format(name)}")
+            raise RuntimeError(f"{job.folder} was killed by signal {name}: {AGAIN}")
         if code == 2:
             raise UsageError(f"{told[-1].rstrip('.')}; its options stand after --.")
         self._write(job, told[-1] if code else None, usage.ru_maxrss * 1024)
@@ -196,9 +229,8 @@ class Runner:
             "configuration": dataclasses.asdict(job.configuration),
             "seed": job.seed,
             "script": job.script.name,
-            "arguments": list(job.arguments),
             "hardware": describe(devices),
-            "parallel": self.parallel,
+            "parallel": _begun(job)["parallel"],
             "peak_memory": None if "gpu" in devices else peak_memory,
             "failure": failure,
         }
@@ -206,14 +238,18 @@ class Runner:
         atomic.write(job.folder / RUN, text.encode())
 
 
+def _begun(job: Job) -> Dict:
+    """Return the arguments that a run was begun with, and how many shared the machine."""
+    path = job.folder / BEGUN
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def _check_same(job: Job) -> None:
-    if not job.finished:
-        return
-    before = json.loads((job.folder / RUN).read_text())
-    if tuple(before["arguments"]) != job.arguments:
+    before = tuple(_begun(job).get("arguments", job.arguments))
+    if before != job.arguments:
         raise UsageError(
-            f"{job.folder} was trained with other options ({' '.join(before['arguments'])}): give "
-            "another --output, or remove it."
+            f"{job.folder} was trained with other options ({' '.join(before)}): give another "
+            "--output, or remove it."
         )
 
 
