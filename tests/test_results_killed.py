@@ -55,7 +55,7 @@ class Started:
         command = ["--recipe", "digits", "--seeds", "2", "--output", "table", *options]
         self.process = subprocess.Popen(
             [sys.executable, "-c", TABLE, *command, "--", *SMALL], cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -84,7 +84,7 @@ def text(folder):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
