@@ -38,6 +38,7 @@ def script():
 def no_data(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other spin
 
 
 def write_caltech(root, train=64, val=10):
