@@ -280,6 +280,16 @@ def test_the_figure_has_a_line_and_a_band_for_each_configuration(tmp_path):
     assert (abs(large - orange).max(axis=2) < 0.02).sum() > 100
 
 
+def test_a_long_title_is_not_cut_off(tmp_path):
+    from matplotlib.image import imread
+
+    draw(tabulate([run(model="a network of a long name " * 5)], ORDER, 0.5), tmp_path / "one.png")
+    picture = imread(tmp_path / "one.png")[..., :3]
+    above = (picture[:20] < 0.5).any(axis=(0, 2))  # columns with ink
+    assert above.sum() > 100
+    assert not above[:4].any() and not above[-4:].any()
+
+
 def test_rows_of_equal_batch_and_dtype_are_named():
     again = dataclasses.replace(CONFIGURATIONS["float16-1024"], name="static", label="static scale")
     runs = [run("float16-1024"), run("float16-1024", configuration=again)]

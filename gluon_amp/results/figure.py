@@ -1,5 +1,6 @@
 """The curves of a table: top-1 error after each epoch, with a band over the seeds."""
 
+import textwrap
 from pathlib import Path
 
 from gluon_amp.results.table import Table
@@ -9,6 +10,8 @@ from gluon_amp.training.options import UsageError
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
 LOWEST = 0.1  # percent: where a logarithmic axis ends
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 40, 50, 70, 100)
+TITLE_WIDTH = 110  # characters that fit above the axes
 
 
 def draw(table: Table, path: Path) -> None:
@@ -44,9 +47,10 @@ def draw(table: Table, path: Path) -> None:
     seeds = max(len(row.seeds) for row in table.rows)
     over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
     axes.set(xlabel="Epoch", ylabel=f"Top-1 error (%){over}", yscale="log")
-    axes.set_title(f"{table.model} on {table.data}, {table.source} on {table.hardware}", fontsize=9)
-    ticks = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}"
+    axes.set_title(textwrap.fill(title, TITLE_WIDTH), fontsize=9)
+    axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.minorticks_off()
     ends = [point.mean for row in table.rows for point in row.curve]
     axes.set_ylim(max(LOWEST, 0.7 * min(ends)), 100)
