@@ -17,7 +17,8 @@ def write(path, data: bytes) -> None:
     """Write a file so that a crash at any moment leaves the previous content or all of the new.
 
     The bytes go to a temporary file in the same folder, to the disk, and only then to the name.
-    Temporary files in that folder whose writers were killed are removed.
+    Temporary files in that folder whose writers were killed are removed. A device or a pipe is
+    written to as it is: a file in the place of /dev/null would harm every other program.
 
     Parameters
     ----------
@@ -25,6 +26,10 @@ def write(path, data: bytes) -> None:
     data : bytes
     """
     path = os.path.abspath(os.fspath(path))
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        with open(path, "wb") as stream:
+            stream.write(data)
+        return
     folder = os.path.dirname(path)
     remove_leftovers(folder)
     descriptor, temporary = _locked_temporary(path)

@@ -1104,3 +1104,15 @@ def test_a_read_only_folder_is_told(saved, tmp_path):
             save_checkpoint(path, net, trainer)
     finally:
         os.chmod(tmp_path, 0o700)
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    """As root, a rename onto /dev/null would put a file in its place, for all programs."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDWR)
+    atomic.write(pipe, b"all of it")
+    assert os.read(descriptor, 100) == b"all of it"
+    os.close(descriptor)
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]

@@ -191,7 +191,8 @@ def test_what_is_loaded_is_there_for_libraries_that_come_later(tmp_path, package
     build(tmp_path / "libcuda.so.1")
     later = tmp_path / "later.so"
     needed = [packages / "nvidia" / one.folder / "lib" / one.soname for one in LIBRARIES]
-    command = ["cc", "-shared", "-x", "c", "/dev/null", "-x", "none", "-Wl,--no-as-needed"]
+    (tmp_path / "empty.c").touch()
+    command = ["cc", "-shared", str(tmp_path / "empty.c"), "-Wl,--no-as-needed"]
     subprocess.run([*command, *map(str, needed), "-o", str(later)], check=True)
     load = f"\nimport ctypes; ctypes.CDLL({str(later)!r})"
     options = {"LD_LIBRARY_PATH": str(tmp_path)}
