@@ -29,12 +29,13 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Dict, FrozenSet, Iterator
 
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 PROCESSORS = Path("/sys/devices/system/cpu")
+CPUINFO = Path("/proc/cpuinfo")
 AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
@@ -78,16 +79,20 @@ def count_cores() -> int:
     return len(siblings)
 
 
+def flags() -> FrozenSet[str]:
+    """Return what this CPU can do, as Linux names it; nothing where the system does not tell."""
+    try:
+        with open(CPUINFO) as cpuinfo:
+            line = next((line for line in cpuinfo if line.startswith("flags")), "")
+    except OSError:
+        return frozenset()
+    return frozenset(line.partition(":")[2].split())
+
+
 def has_amx() -> bool:
     """Return whether this CPU has AMX for bfloat16, on an operating system that MXNet knows."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
-    try:
-        with open("/proc/cpuinfo") as cpuinfo:
-            flags = next((line for line in cpuinfo if line.startswith("flags")), "")
-    except OSError:
-        return False
-    return AMX_FLAGS.issubset(flags.split())
+    known = platform.system() == "Linux" and platform.machine() == "x86_64"
+    return known and flags() >= AMX_FLAGS
 
 
 def _may_use_amx() -> bool:

@@ -1,5 +1,6 @@
 """Tell, operator by operator, what a net computes in, and why."""
 
+import textwrap
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional
 
@@ -14,6 +15,8 @@ from mxnet import autograd
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
 
+WIDTH = 80
+
 
 class Row(NamedTuple):
     """How one operator of a cast net runs. See `describe`."""
@@ -27,26 +30,36 @@ class Row(NamedTuple):
 
 
 class Description:
-    """What `describe` returns: `.rows`, a list of `Row`, and a table as its text."""
+    """What `describe` returns: `.rows`, a list of `Row`, and a table as its text.
+
+    The table numbers the reasons, and tells each below it once.
+    """
 
     def __init__(self, policy: Policy, rows: List[Row]) -> None:
         self.policy = policy
         self.rows = rows
 
     def __str__(self) -> str:
+        reasons = list(dict.fromkeys(row.reason for row in self.rows if row.reason))
+        notes = {reason: f"[{k}]" for k, reason in enumerate(reasons, 1)}
         head = ("block", "op", "computes in", "parameters", "because")
         lines = [
-            (row.block, row.op, row.compute_dtype, _counted(row.param_dtypes), row.reason)
+            (row.block, row.op, row.compute_dtype, _counted(row.param_dtypes),
+             notes.get(row.reason, ""))
             for row in self.rows
-        ]
+        ]  # fmt: skip
         widths = [max(len(line[k]) for line in [head, *lines]) for k in range(4)]
         table = [
             "  ".join([*(line[k].ljust(widths[k]) for k in range(4)), line[4]]).rstrip()
             for line in [head, tuple("-" * len(title) for title in head), *lines]
         ]
+        told = [
+            textwrap.fill(f"{note} {reason}", WIDTH, subsequent_indent=" " * (len(note) + 1))
+            for reason, note in notes.items()
+        ]
         ran = Counter(row.compute_dtype for row in self.rows)
         summary = ", ".join(f"{count} in {dtype}" for dtype, count in ran.most_common())
-        return "\n".join([*table, f"{len(self.rows)} operators: {summary}"])
+        return "\n".join([*table, *told, f"{len(self.rows)} operators: {summary}"])
 
 
 def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:

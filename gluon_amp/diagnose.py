@@ -84,7 +84,9 @@ class Diagnosis:
         lines = [f"{self.verdict}{place}" + (f" ({self.op})" if self.op else "")]
         if self.value_range is not None:
             what = "gradients" if self.verdict == "ok" else "what went in"
-            lines.append(f"  {what}: {_text(self.value_range)}, loss scale {self.loss_scale:g}")
+            lines.append(
+                f"  {what}: {_text(self.value_range)}, loss scale {_power(self.loss_scale)}"
+            )
         lines.append(f"  {self.advice}")
         return "\n".join(
             textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
@@ -559,7 +561,7 @@ def _backward(replay: _Replay, scale: float) -> dict:
         return {
             "verdict": "ok",
             "value_range": span,
-            "advice": f"Nothing to do: everything is finite at loss scale {scale:g}.",
+            "advice": f"Nothing to do: everything is finite at loss scale {_power(scale)}.",
         }
     helps = _scale_that_helps(replay, scale)
     if helps is None:
@@ -569,9 +571,10 @@ def _backward(replay: _Replay, scale: float) -> dict:
     replay.backward(scale)
     site = _first_backward_overflow(replay)
     if helps is not None:
-        advice = f"Lower the loss scale to {helps:g}, where this batch has finite gradients"
+        power = _power(helps)
+        advice = f"Lower the loss scale to {power}, where this batch has finite gradients"
         if helps < 1:
-            advice += f" (a dynamic scale goes that low with min_scale={helps:g})"
+            advice += f" (a dynamic scale goes that low with min_scale={power.replace('^', '**')})"
         advice += "."
     else:
         pin = f", or pin it to float32 with {_pin(site)}" if site.dtype == "float16" else ""
@@ -704,7 +707,7 @@ class GradientReport:
                 f"{name:{width}} {row.dtype:>8} {row.largest:8.1e} {row.zero:6.1%} "
                 f"{row.subnormal:6.1%} {bits:>8}"
             )
-        lines.append(f"loss scale {self.loss_scale:g}, {self._conclusion()}")
+        lines.append(f"loss scale {_power(self.loss_scale)}, {self._conclusion()}")
         return "\n".join(lines)
 
     def _conclusion(self) -> str:
@@ -712,7 +715,7 @@ class GradientReport:
             return "which overflowed: lower it and look again"
         if self.recommended_scale is None:
             return "nothing to recommend: no float16 gradient but zeros"
-        return f"recommended {self.recommended_scale:g}"
+        return f"recommended {_power(self.recommended_scale)}"
 
 
 def gradient_report(net, trainer) -> GradientReport:
@@ -847,3 +850,9 @@ def _count(array) -> str:
 
 def _text(span: Range) -> str:
     return "no finite number" if span is None else f"{span[0]:.4g} to {span[1]:.4g}"
+
+
+def _power(scale: float) -> str:
+    """A loss scale, which is a power of two, with all its digits or else as one: 65536, 2^38."""
+    exact = f"{scale:g}"
+    return exact if float(exact) == scale else f"2^{math.log2(scale):g}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gluon_amp import cpu
+from gluon_amp.lowering import bfloat16
 
 import mxnet as mx
 
@@ -172,6 +173,55 @@ def test_no_amx_on_another_system(monkeypatch):
 def test_no_amx_on_another_architecture(monkeypatch):
     monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
     assert not cpu.has_amx()
+
+
+# ---------------------------------------------------------------------------------------- flags
+
+
+def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
+    told = tmp_path / "cpuinfo"
+    told.write_text(
+        "processor\t: 0\nflags\t\t: fpu avx2 f16c\nvmx flags\t: ept\n\n"
+        "processor\t: 1\nflags\t\t: fpu\n"
+    )
+    monkeypatch.setattr(cpu, "CPUINFO", told)
+    assert cpu.flags() == {"fpu", "avx2", "f16c"}
+    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "absent")
+    assert cpu.flags() == frozenset()
+
+
+AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
+
+
+@pytest.mark.parametrize("lacking", sorted(cpu.AMX_FLAGS))
+def test_amx_needs_all_of_its_flags(lacking, monkeypatch):
+    monkeypatch.setattr(cpu.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu, "flags", lambda: frozenset(AMX_CPU))
+    assert cpu.has_amx()
+    monkeypatch.setattr(cpu, "flags", lambda: frozenset(AMX_CPU - {lacking}))
+    assert not cpu.has_amx()
+
+
+@pytest.mark.parametrize("lacking", sorted(bfloat16.AVX512))
+def test_a_cpu_without_avx512_has_no_bfloat16_and_is_not_tried(lacking, monkeypatch):
+    monkeypatch.setattr(cpu, "flags", lambda: frozenset(bfloat16.AVX512 - {lacking}))
+    monkeypatch.setattr(mx.nd, "FullyConnected", None)
+    assert not bfloat16.runs_on_cpu.__wrapped__()
+
+
+def test_a_cpu_that_tells_no_flags_is_tried(monkeypatch):
+    monkeypatch.setattr(cpu, "flags", frozenset)
+    assert bfloat16.runs_on_cpu.__wrapped__() == bfloat16.runs_on_cpu()
+
+
+def test_where_there_is_no_bfloat16_nothing_is_said_of_it():
+    code = (
+        "import gluon_amp.lowering.bfloat16 as b, os\n"
+        "os.dup2(1, 2)\n"  # what MXNet says on standard error shall count as printed
+        "print(b.runs_on_cpu())"
+    )
+    assert run(code, DNNL_MAX_CPU_ISA="AVX2") == "False\n"
 
 
 def test_environment_is_put_back_after_an_error():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.diagnose import diagnose, gradient_report
+from gluon_amp.diagnose import GradientReport, GradientRow, diagnose, gradient_report
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -648,6 +648,23 @@ def test_several_devices_are_taken_together():
     trainer.backward(losses)
     (row,) = gradient_report(net, trainer).rows
     assert (row.size, row.largest, row.zero) == (2, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    "scale, told",
+    [
+        (1.0, "1"),
+        (2.0**16, "65536"),
+        (2.0**-7, "0.0078125"),
+        (2.0**38, "2^38"),
+        (2.0**-20, "2^-20"),
+    ],
+)
+def test_scales_are_told_exactly(scale, told):
+    row = GradientRow("w", "float16", 1, 2.0**12, 0.0, 0.0, 4.0)
+    report = GradientReport([row], scale)
+    assert str(report).splitlines()[-1] == f"loss scale {told}, recommended {told}"
+    assert f"loss scale {told}" in str(amp.Diagnosis("ok", value_range=(0, 1), loss_scale=scale))
 
 
 def test_after_an_overflow_nothing_is_recommended():

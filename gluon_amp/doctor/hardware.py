@@ -131,11 +131,10 @@ def parse_nvidia_smi(printed: str) -> List[Gpu]:
 
 def read_cpu() -> Tuple[str, FrozenSet[str]]:
     """Return the CPU's name and its flags, as Linux names them; no flags on another system."""
-    fields = {}
+    name = platform.processor() or platform.machine()
     if sys.platform == "linux":
-        with open("/proc/cpuinfo") as cpuinfo:
-            for line in cpuinfo:
-                key, _, value = line.partition(":")
-                fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    return name, frozenset(fields.get("flags", "").split())
+        lines = cpu.CPUINFO.read_text().splitlines()
+        name = next(
+            (x.partition(":")[2].strip() for x in lines if x.startswith("model name")), name
+        )
+    return name, cpu.flags()

@@ -1,10 +1,18 @@
 """Where bfloat16 can run: on CPUs that MXNet's oneDNN has kernels for, and on no GPU."""
 
 import functools
+import os
 
 import numpy as np
 
+from gluon_amp import cpu
+
 import mxnet as mx
+
+# What oneDNN's bfloat16 kernels need, by Linux's names; and the values of DNNL_MAX_CPU_ISA that
+# leave that out (oneDNN's "CPU Dispatcher Control")
+AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+LESS = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 
 
 def check_device(device_type: str) -> None:
@@ -34,7 +42,13 @@ def check_device(device_type: str) -> None:
 
 @functools.lru_cache(maxsize=None)
 def runs_on_cpu() -> bool:
-    """Return whether this CPU multiplies bfloat16 matrices, by trying it."""
+    """Return whether this CPU multiplies bfloat16 matrices, by trying it where it has AVX512.
+
+    Elsewhere the answer is known, and MXNet would complain on standard error.
+    """
+    has = cpu.flags()
+    if (has and not has >= AVX512) or os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in LESS:
+        return False
     # NDArray functions take MXNet's structured dtype; only graphs take the name 'bfloat16'
     bfloat16 = np.dtype([("bfloat16", np.uint16)])
     one = mx.nd.amp_cast(mx.nd.ones((2, 2), ctx=mx.cpu()), dtype=bfloat16)

@@ -24,8 +24,9 @@ LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
 VALIDATED = "[Epoch %d] validated %d/%d"
 WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
 INPUT_BOUND = (
-    "Loading images holds up training: give --num-workers a core each, pack the images with\n"
-    "--rec-train (see the README), or resize them once to 256 pixels; --test-io measures loading."
+    "Loading images holds up training:\n"
+    "give --num-workers a core each, pack the images with --rec-train (see the\n"
+    "README), or resize them once to 256 pixels; --test-io measures loading."
 )
 UNREADABLE = "[Epoch %d] %s"
 
