@@ -5,11 +5,11 @@ ARGS ?=
 DOCS ?= docs/_build
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= cpu,gluoncv,data,results,docs,test
+EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format zoo accuracy docs benchmark input results matrix clean
+.PHONY: help setup train test lint format zoo accuracy docs benchmark input notebooks results matrix clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -49,6 +49,9 @@ benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of a
 
 input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
 	$(BIN)/python scripts/input_benchmark.py --output docs/benchmarks/input.md $(ARGS)
+
+notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
+	$(BIN)/python scripts/run_notebooks.py $(ARGS)
 
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) scripts/matrix.py

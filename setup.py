@@ -31,6 +31,14 @@ EXTRAS = {
     # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
     "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],
     "docs": ["pdoc>=14.7"],  # the last minor version for Python 3.8
+    # ipykernel 7 warns of kernels that talk over TCP
+    "notebooks": [
+        "jupytext>=1.16,<2",
+        "nbclient>=0.10,<1",
+        "nbformat>=5.10,<6",
+        "ipykernel>=6.29,<7",
+        "matplotlib>=3.5",
+    ],
     "tensorboard": ["tensorboardX>=2.5,<2.7"],
     "test": ["pytest>=7", "pytest-timeout>=2.1", "hypothesis>=6", "ruff>=0.17"],
 }

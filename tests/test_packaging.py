@@ -58,7 +58,7 @@ def test_every_requirement_is_pinned_once_for_every_python(metadata):
     extras = metadata["extras_require"]
     wanted = {
         name_of(r)
-        for extra in ("cpu", "gluoncv", "data", "test")
+        for extra in ("cpu", "gluoncv", "data", "notebooks", "test")
         for r in itertools.chain(extras[extra], metadata["install_requires"])
     }
     for minor in range(8, 13):
