@@ -100,7 +100,7 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
         told = re.sub(r"\s+", " ", str(error.evalue)).rstrip(".")
         failure = f"raised {error.ename}: {told}"
     except CellTimeoutError:
-        failure = f"took more than {timeout} seconds"
+        failure = f"took more than {timeout} s"
     except DeadKernelError:
         failure = "ended its kernel"
     else:
