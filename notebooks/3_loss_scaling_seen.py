@@ -1,0 +1,474 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Loss scaling, seen
+#
+# float16 ends at 65504 and knows nothing below $2^{-24}$. Gradients may be
+# smaller, so the loss is multiplied by a *scale* before the backward pass, and
+# the update divides it out again. Here a small network learns handwritten
+# digits, and one sees a dynamic scale find its level, an overflow diagnosed,
+# gradients vanish, how much a static scale may be wrong, and what no scale
+# can mend.
+
+# %% tags=["parameters"] short={"EPOCHS": 3, "SEEDS": 1, "EXPONENTS": [-8, 16, 40]}
+SEED = 0
+SEEDS = 3  # runs behind each mean
+EPOCHS = 12
+BATCH = 64
+GROWTH_INTERVAL = 20  # steps; short, so that growth is seen (default: 2000)
+WEIGHT = 2.0**-22  # of the loss, in the second half
+EXPONENTS = list(range(-8, 42, 2))  # of the static scales that are tried
+
+# %%
+# %matplotlib inline
+import platform
+import textwrap
+from typing import Any, List, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gluon_amp as amp
+from gluon_amp.data.digits import load_digits
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+plt.rcParams.update({"figure.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
+DARK, BLUE, ORANGE, GREY = "#1b1b3a", "#2f6fb0", "#e8912d", "#9a9a9a"
+
+# %% [markdown]
+# ## A network without safety net
+#
+# Three dense layers on 16×16 pixels. There is no BatchNorm in it, which would
+# make up for lost gradients.
+
+# %%
+(images, labels), (val_images, val_labels) = load_digits()
+
+
+def flat(pixels):
+    """Rows of 256 pixels from -1 to 1."""
+    return pixels[:, ::2, ::2].reshape(len(pixels), -1).astype(np.float32) / 127.5 - 1
+
+
+def network(seed=SEED):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(64, activation="relu", in_units=256))
+        net.add(nn.Dense(64, activation="relu", in_units=64))
+        net.add(nn.Dense(10, in_units=64))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+class Run(NamedTuple):
+    """What happened in one run: loss and report of each step, error in % of each epoch."""
+
+    losses: List[float]
+    reports: List[amp.StepReport]
+    errors: List[float]
+    stopped: str  # why the trainer refused to go on, if it did
+
+
+def train(net, loss_scale: Any, weight=1.0, seed=SEED, prepare=flat, epochs=EPOCHS):
+    rows, val_rows = prepare(images), nd.array(prepare(val_images))
+    net.hybridize(static_alloc=True)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(weight=weight)
+    # a learning rate as much higher as the loss is lower: in float32 nothing changes
+    settings = {"learning_rate": 0.02 / weight, "momentum": 0.9}
+    trainer = amp.Trainer(net.collect_params(), "sgd", settings, loss_scale=loss_scale)
+    run = Run([], [], [], "")
+    for epoch in range(epochs):
+        order = np.random.default_rng((seed, epoch)).permutation(len(rows))
+        for start in range(0, len(order), BATCH):
+            part = order[start : start + BATCH]
+            with autograd.record():
+                loss = loss_fn(net(nd.array(rows[part])), nd.array(labels[part]))
+            trainer.backward(loss)
+            run.losses.append(float(loss.mean().asscalar()) / weight)
+            try:
+                run.reports.append(trainer.step(len(part)))
+            except FloatingPointError as error:
+                run.errors.append(error_in_percent(net, val_rows))
+                return run._replace(stopped=str(error))
+        run.errors.append(error_in_percent(net, val_rows))
+    return run
+
+
+def error_in_percent(net, val_rows):
+    answers = net(val_rows).argmax(axis=1).asnumpy()
+    return 100 * float((answers != val_labels).mean())
+
+
+def skipped(run):
+    return sum(not report.applied for report in run.reports)
+
+
+# %% [markdown]
+# ## A dynamic scale finds its level
+#
+# The scale starts at $2^{16}$. Each overflow costs one step and halves it;
+# after so many finite steps in a row it doubles, until the next overflow. With
+# the default interval of 2000 steps growth is as rare as it should be; with 20
+# it can be watched.
+
+# %%
+dynamic = amp.DynamicLossScale(growth_interval=GROWTH_INTERVAL)
+net = amp.cast(network(), "float16")
+run = train(net, dynamic)
+plain = train(network(), None)
+for report in run.reports:
+    assert report.applied == (not report.overflow)
+    if not report.applied:  # one overflow, one step, one halving
+        assert report.next_loss_scale == report.loss_scale / 2
+assert skipped(run) > 0
+
+
+# %%
+def draw_scale(panel, run, color=BLUE, label="loss scale", base=0):
+    """The scale of each step, skipped steps marked."""
+    scale = np.log2([report.loss_scale for report in run.reports])
+    lost = [step for step, report in enumerate(run.reports) if not report.applied]
+    panel.step(range(base, base + len(scale)), scale, color=color, where="post", label=label)
+    panel.plot(np.add(base, lost), scale[lost], "x", color=DARK, ms=7, mew=2)
+
+
+figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 5.4), sharex=True)
+draw_scale(top, run)
+top.plot([], [], "x", color=DARK, ms=7, mew=2, label="overflow: step skipped")
+top.set(ylabel="log2 of the loss scale", title="The scale falls to its level, then feels upwards")
+top.legend()
+bottom.plot(plain.losses, color=ORANGE, lw=3, alpha=0.6, label="float32")
+bottom.plot(run.losses, color=DARK, lw=1, label="float16, dynamic scale")
+bottom.set(xlabel="step", ylabel="training loss", yscale="log")
+bottom.set_title("The loss hardly notices")
+bottom.legend()
+figure.tight_layout()
+plt.show()
+print(f"{skipped(run)} of {len(run.reports)} steps skipped")
+print(f"validation error: float16 {run.errors[-1]:.1f} %, float32 {plain.errors[-1]:.1f} %")
+
+# %% [markdown]
+# Each `trainer.step()` returned a `StepReport`; the picture is drawn from these
+# alone. This is the first overflow's:
+
+# %%
+first = next(report for report in run.reports if not report.applied)
+print(f"applied          {first.applied}")
+print(f"loss_scale       {first.loss_scale:g}, next {first.next_loss_scale:g}")
+print(f"skipped_total    {first.skipped_total}")
+print("overflow        ", "\n                 ".join(first.overflow))
+
+# %% [markdown]
+# ## What overflowed?
+#
+# `amp.diagnose` replays one batch, leaves the network as it was, and names the
+# block, the direction, and the largest scale that would have fitted. Here is
+# the first batch, with the scale of $2^{16}$ that training began with. What
+# overflows are gradients of weights: Gluon adds them up over the 64 images of
+# a batch, and only the update divides by 64.
+
+# %%
+fresh = amp.cast(network(), "float16")
+order = np.random.default_rng((SEED, 0)).permutation(len(images))[:BATCH]
+batch, batch_labels = nd.array(flat(images)[order]), nd.array(labels[order])
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+found = amp.diagnose(fresh, loss_fn, batch, batch_labels, loss_scale=2.0**16)
+print(found)
+
+# %%
+for factor in (1, 2):
+    scale = factor * found.recommended_scale
+    again = amp.diagnose(fresh, loss_fn, batch, batch_labels, loss_scale=scale)
+    print(f"loss scale {scale:6g}: {again.verdict}")
+assert again.verdict == "backward_overflow"
+assert found.verdict == "backward_overflow" and found.recommended_scale < 2.0**16
+
+# %% [markdown]
+# ## Where gradients vanish
+#
+# From here on the loss has a weight of $2^{-22}$, as one part of a sum of
+# losses may have, and a learning rate that is as much higher. In float32 that
+# changes nothing. In float16 the gradients move 22 powers of two down, to
+# where it has no digits. `amp.gradient_report` tells how far they are from
+# both ends, and recommends a static scale.
+
+
+# %%
+def gradients(policy, loss_scale):
+    """Magnitudes of all gradients of the first batch, and the report on them."""
+    net = amp.cast(network(), policy)
+    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=loss_scale)
+    weighted = gluon.loss.SoftmaxCrossEntropyLoss(weight=WEIGHT)
+    with autograd.record():
+        loss = weighted(net(batch), batch_labels)
+    trainer.backward(loss)
+    params = net.collect_params().values()
+    found = np.concatenate([param.grad().asnumpy().ravel() for param in params])
+    return np.abs(found.astype(np.float32)), amp.gradient_report(net, trainer)
+
+
+_, report = gradients("float16", 1.0)
+print(report)
+good = report.recommended_scale
+print(f"that is 2^{np.log2(good):g}")
+
+# %% [markdown]
+# The same as a picture. The histograms are the true gradients, from float32,
+# times the scale; the colours are what float16 makes of them. A share that is
+# zero in float32, too (behind a ReLU that is off), is left out.
+
+# %%
+true, _ = gradients("float32", None)
+alive = true > 0
+bins = np.arange(-64, 28)
+scales = (1.0, good, good * 2.0**8)
+figure, panels = plt.subplots(3, 1, figsize=(8, 6.6), sharex=True)
+flushed = []
+for panel, scale in zip(panels, scales):
+    seen, _ = gradients("float16", scale)
+    flushed.append(100 * np.mean(seen[alive] == 0))
+    infinite = 100 * np.mean(~np.isfinite(seen[alive]))
+    panel.hist(np.log2(true[alive] * scale), bins=bins, color=DARK, zorder=3)
+    panel.axvspan(bins[0], -25, color=ORANGE, alpha=0.35, label="becomes 0")
+    panel.axvspan(-25, -14, color=ORANGE, alpha=0.13, label="loses digits")
+    panel.axvspan(-14, 16, color=BLUE, alpha=0.12, label="kept")
+    panel.axvspan(16, bins[-1], color=GREY, alpha=0.6, label="becomes infinite")
+    panel.set(ylabel="gradients", xlim=(-50, bins[-1]), axisbelow=True)
+    panel.set_title(
+        f"loss scale 2^{np.log2(scale):g}: {flushed[-1]:.0f} % flushed to zero, "
+        f"{infinite:.0f} % not finite"
+    )
+panels[0].legend(loc="upper right", ncol=2)
+panels[-1].set_xlabel("log2 of the scaled gradient's magnitude")
+figure.tight_layout()
+plt.show()
+assert flushed[0] > 10 * flushed[1]
+
+# %% [markdown]
+# ## Static against dynamic
+#
+# So a static scale is known, and so are two bad ones. The curves are means
+# over seeds.
+
+# %%
+ways = {
+    "float32": ("float32", None, ORANGE, "-"),
+    "float16, no scale": ("float16", None, GREY, "-."),
+    f"float16, static 2^{np.log2(good):g}": ("float16", good, BLUE, "--"),
+    "float16, dynamic": ("float16", "dynamic", DARK, ":"),
+}
+figure, panel = plt.subplots(figsize=(8, 4.2))
+print(f"{'validation error after the last epoch':38} mean ± sd")
+last = {}
+for label, (policy, loss_scale, color, style) in ways.items():
+    runs = [
+        train(amp.cast(network(seed), policy), loss_scale, WEIGHT, seed) for seed in range(SEEDS)
+    ]
+    errors = np.array([one.errors for one in runs])
+    mean, sd = errors.mean(axis=0), errors.std(axis=0)
+    epochs = np.arange(1, EPOCHS + 1)
+    panel.plot(epochs, mean, style, color=color, lw=2.5, label=label)
+    panel.fill_between(epochs, mean - sd, mean + sd, color=color, alpha=0.15)
+    last[label] = mean[-1]
+    print(f"{label:38} {mean[-1]:5.1f} % ± {sd[-1]:.1f}")
+panel.set(xlabel="epoch", ylabel="validation error in %", yscale="log")
+panel.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
+panel.minorticks_off()
+panel.set_title("A loss weight of 2^-22: without a scale float16 falls behind")
+panel.legend()
+figure.tight_layout()
+plt.show()
+none, static, moving = list(last.values())[1:]
+assert max(static, moving) < none
+
+# %% [markdown]
+# ## How wrong may a static scale be?
+#
+# Every second power of two, in one picture. The valley is the room that
+# float16 leaves: below it gradients vanish, above it they overflow, and the
+# trainer stops rather than skip for ever.
+
+
+# %%
+def lost_steps(run):
+    return 100.0 if run.stopped else 100 * skipped(run) / len(run.reports)
+
+
+sweep = [
+    [train(amp.cast(network(seed), "float16"), 2.0**k, WEIGHT, seed) for seed in range(SEEDS)]
+    for k in EXPONENTS
+]
+error = [np.mean([run.errors[-1] for run in runs]) for runs in sweep]
+lost = [np.mean([lost_steps(run) for run in runs]) for runs in sweep]
+zero = [100 * np.mean(gradients("float16", 2.0**k)[0][alive] == 0) for k in EXPONENTS]
+
+figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 5.6), sharex=True)
+top.plot(EXPONENTS, error, "o-", color=DARK)
+top.set(ylabel="validation error in %", yscale="log")
+top.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
+top.minorticks_off()
+top.set_title("Too low loses gradients, too high loses steps")
+bottom.plot(EXPONENTS, zero, "s-", color=ORANGE, label="gradients of the first batch flushed to 0")
+bottom.plot(EXPONENTS, lost, "^--", color=BLUE, label="steps skipped; 100 % where it stopped")
+bottom.set(xlabel="log2 of the static loss scale", ylabel="share in %", ylim=(-4, 104))
+for panel in (top, bottom):
+    panel.axvline(np.log2(good), color=DARK, ls=":", lw=2, label="recommended scale")
+bottom.legend(loc="center")
+figure.tight_layout()
+plt.show()
+valley = [k for k, e in zip(EXPONENTS, error) if e < 2 * min(error)]
+print(f"less than twice the least error: from 2^{valley[0]} to 2^{valley[-1]}")
+assert error[0] > 50 and error[-1] > 50 and min(error) < 30
+
+# %% [markdown]
+# This is what the trainer says where it stops:
+
+# %%
+print(textwrap.fill(sweep[-1][0].stopped, 78))
+
+# %% [markdown]
+# ## What no scale can mend
+#
+# The scale multiplies the loss, and with it all that flows *backwards*. What
+# overflows on the way *forwards* is not touched by it. Say that the pixels
+# come from a 16-bit scanner, 0 to 65280: each fits float16, their weighted
+# sums do not. A BatchNorm after the first layer makes float32 indifferent to
+# that, so nobody has noticed yet.
+
+
+# %%
+def with_norm(seed=SEED):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(64, in_units=256), nn.BatchNorm(in_channels=64), nn.Activation("relu"))
+        net.add(nn.Dense(64, activation="relu", in_units=64), nn.Dense(10, in_units=64))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def scanned(pixels):
+    return (flat(pixels) + 1) * 127.5 * 256
+
+
+def rescaled(pixels):
+    return scanned(pixels) / 65280
+
+
+scan = nd.array(scanned(images)[order])
+broken = amp.cast(with_norm(), "float16")
+for scale in (1024.0, 1.0):
+    found = amp.diagnose(broken, loss_fn, scan, batch_labels, loss_scale=scale)
+    print(found, end="\n\n")
+    assert (found.verdict, found.block) == ("forward_overflow", "0")
+    assert found.recommended_scale is None
+
+# %% [markdown]
+# The verdict is the same for both scales. There are two cures: pin the block
+# to float32, as the diagnosis says, or rescale what goes in. Both keep the
+# rest in float16. Left alone, the scale falls for nothing; the trainer notices
+# that it cannot help, stops, and names the block. The loss need not tell: here
+# it stays finite.
+
+# %%
+pinned = amp.Policy.parse("float16").pin(blocks=["^0$"])
+cases = {
+    "as it is": (amp.cast(with_norm(), "float16"), scanned),
+    "block 0 pinned to float32": (amp.cast(with_norm(), pinned), scanned),
+    "pixels rescaled to 0…1": (amp.cast(with_norm(), "float16"), rescaled),
+    "float32": (with_norm(), scanned),
+}
+outcome = {}
+for label, (net, prepare) in cases.items():
+    outcome[label] = train(net, None if label == "float32" else "dynamic", prepare=prepare)
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
+looks = {  # colour, style, width; what lies behind comes first
+    "float32": (ORANGE, "-", 5),
+    "as it is": (GREY, "-", 3),
+    "block 0 pinned to float32": (BLUE, "-", 2),
+    "pixels rescaled to 0…1": (DARK, ":", 2),
+}
+for label, (color, style, width) in looks.items():
+    line = {"color": color, "ls": style, "lw": width, "label": label}
+    right.plot(outcome[label].losses, **line)
+    if label != "float32":
+        scale = np.log2([report.loss_scale for report in outcome[label].reports])
+        left.step(range(len(scale)), scale, where="post", **line)
+left.set(xlabel="step", ylabel="log2 of the loss scale", xlim=(-1, 50))
+left.set_title("As it is, the scale falls to its floor")
+right.set(xlabel="step", ylabel="training loss", yscale="log", xlim=(-2, 100))
+right.set_title("Pinned or rescaled, it learns")
+right.legend()
+figure.tight_layout()
+plt.show()
+print(textwrap.fill(outcome["as it is"].stopped, 78))
+assert outcome["as it is"].stopped and not outcome["block 0 pinned to float32"].stopped
+for label in ("block 0 pinned to float32", "pixels rescaled to 0…1"):
+    assert outcome[label].errors[-1] < outcome["float32"].errors[-1] + 5
+
+# %% [markdown]
+# And on the way *backwards*? The network above overflowed there at $2^{16}$,
+# too, and a lower scale was all it took. In one table:
+
+# %%
+table = [("pixels -1…1, loss scale 2^16", fresh, batch, 2.0**16)]
+table += [("pixels -1…1, loss scale 2^10", fresh, batch, 2.0**10)]
+table += [("16-bit pixels, loss scale 2^10", broken, scan, 2.0**10)]
+table += [("16-bit pixels, loss scale 1", broken, scan, 1.0)]
+table += [("16-bit pixels, pinned, 2^10", amp.cast(with_norm(), pinned), scan, 2.0**10)]
+verdicts = []
+for label, net, data, scale in table:
+    verdicts.append(amp.diagnose(net, loss_fn, data, batch_labels, loss_scale=scale).verdict)
+    print(f"{label:32} {verdicts[-1]}")
+assert verdicts[1] == verdicts[4] == "ok"
+
+# %% [markdown]
+# ## Summary
+#
+# - `loss_scale="dynamic"` finds its level in the first steps and keeps to it;
+#   a skipped step leaves no trace but a `StepReport`.
+# - `amp.diagnose` tells where an overflow is, and whether a lower scale helps.
+# - `amp.gradient_report` recommends a static scale. It need not be exact: the
+#   valley is tens of powers of two wide here.
+# - A scale moves gradients only. Activations beyond 65504 need a pin, or
+#   inputs in a sensible range; bfloat16 has float32's range and needs neither.
+# - float16 is emulated here, with a GPU's overflows and underflows.
+#
+# More in [How it works](../docs/how_it_works.md), and symptoms with their cures
+# in the [README](../README.md#troubleshooting). With more seeds and a test of
+# equivalence: [what masters and loss scaling are for](../docs/results/ablation.md).
+#
+# ## Exercises
+#
+# 1. Set `GROWTH_INTERVAL` to 5 and to 200. How many steps are lost, and what
+#    would the interval have to be for one in a thousand?
+# 2. `hysteresis=2` in `amp.DynamicLossScale` lets one overflow pass. Draw the
+#    first picture with it. When would you want it?
+# 3. Which `WEIGHT` is the first that a dynamic scale, which ends at $2^{24}$,
+#    cannot make up for? Try `max_scale=2.0**40`.
+# 4. Train the scanned digits with the policy `bfloat16` (needs AVX512), as they
+#    are.
+
+# %%
+print("Python", platform.python_version())
+print("MXNet", mx.__version__)
+print("numpy", np.__version__)
+machine = amp.doctor().machine
+print("CPU", machine.cpu_name, "GPUs", [gpu.name for gpu in machine.driver.gpus] or "none")
+print("gluon_amp", amp.__version__)
