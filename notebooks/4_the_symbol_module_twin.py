@@ -36,16 +36,18 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
 import gluon_amp as amp
 
-import matplotlib.pyplot as plt
 import mxnet as mx
-import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
-from sklearn.datasets import load_digits
 
+# %matplotlib inline
 os.environ["MXNET_SUBGRAPH_VERBOSE"] = "0"  # MXNet tells of every graph that it binds
 plt.rcParams.update({"figure.dpi": 80, "savefig.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
 FOLDER = tempfile.TemporaryDirectory()
@@ -275,17 +277,26 @@ def box(axes, x, y, text, dtype, width):
     )  # fmt: skip
 
 
+def chain_of(nodes):
+    """The operators, without the label's cast, and the data before them."""
+    return [
+        node
+        for node in nodes
+        if node[0] == "data" or (node[1] != "null" and node[3] != ["softmax_label"])
+    ]
+
+
 def draw(axes, nodes, title):
     """The chain of operators from top to bottom, and beside each what it reads."""
     dtypes = {name: dtype for name, _, dtype, _ in nodes}
-    chain = [node for node in nodes if node[1] != "null" or node[0] == "data"]
+    chain = chain_of(nodes)
     step = (len(after_chain) - 1) / (len(chain) - 1)
     for number, (name, op, dtype, reads) in enumerate(chain):
         y = -number * step
         if number:
             axes.plot([1, 1], [y, y + step], color="#333333", zorder=0)
         parameters = [read for read in reads if read not in {n for n, *_ in chain}]
-        if parameters and op != "SoftmaxOutput":
+        if parameters and op != "SoftmaxOutput":  # which reads the label
             # weight and bias, or BatchNorm's four: one dtype each time
             (kind,) = {dtypes[parameter] for parameter in parameters}
             axes.plot([0.1, 1], [y, y], color="#333333", linewidth=0.8, zorder=0)
@@ -297,8 +308,8 @@ def draw(axes, nodes, title):
     axes.axis("off")
 
 
-after_chain = [node for node in after if node[1] != "null" or node[0] == "data"]
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 7))
+after_chain = chain_of(after)
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 6.3))
 draw(left, before, "as it was written")
 draw(right, after, "converted to float16")
 handles = [plt.Rectangle((0, 0), 1, 1, facecolor=colour) for colour in COLOURS.values()]
@@ -590,7 +601,7 @@ def run(scale, largest):
     return scales, skipped
 
 
-largest = np.repeat([24.0, 100.0, 400.0], 12)
+largest = np.repeat([25.0, 100.0, 400.0], 12)
 always = np.full(1200, np.inf)
 SCALES = (
     ("mxnet.contrib.amp", Theirs, "#fd8d3c", "-"),
@@ -611,11 +622,15 @@ for name, kind, colour, line in SCALES:
             f"0 from step {zero} on", (zero, -1074), (350, -1000), color=colour,
             arrowprops={"arrowstyle": "->", "color": colour},
         )  # fmt: skip
+for start in (12, 24):
+    left.axvline(start - 0.5, color="#444444", linestyle=":", linewidth=1)
+    left.text(start - 0.2, 2.0**15.7, "gradients\nfour times\nas large", va="top", fontsize=9)
 left.set_yscale("log", base=2)
 left.set(xlabel="step", ylabel="loss scale", title="The same gradients; × is a skipped step")
-left.legend()
+left.legend(loc="lower left")
 right.set(xlabel="step", ylabel="log2 of the loss scale", title="Every step overflows")
-right.legend(loc="center left")
+right.text(600, 25, "gluon_amp stays at 1", color="#08306b", ha="center")
+right.set_ylim(-1130, 90)
 figure.tight_layout()
 plt.show()
 
@@ -773,9 +788,9 @@ def convert_block():
     losses = []
     for _ in range(20):
         with autograd.record():
-            loss = (mlp(nd.ones((3, 4))) ** 2).mean()
+            loss = ((mlp(nd.ones((3, 4))) - 1) ** 2).sum()
         owner.backward(loss)
-        owner.step(1)
+        owner.step(3)
         losses.append(loss.asscalar())
     assert losses[-1] < losses[0] / 2
 
@@ -785,7 +800,9 @@ def bucketing():
         out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, flatten=False, name="fc")
         return mx.sym.SoftmaxOutput(out.sum(axis=1), name="softmax"), ("data",), ("softmax_label",)
 
-    buckets = amp.symbolic.BucketingModule(generate, default_bucket_key=5, policy="float16")
+    buckets = amp.symbolic.BucketingModule(
+        generate, default_bucket_key=5, policy="float16", loss_scale=128
+    )
     buckets.bind([("data", (2, 5, 3))], [("softmax_label", (2,))])
     buckets.init_params()
     buckets.init_optimizer()
