@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from gluon_amp.results.statistics import compare, power, sd_bound, seeds_needed, spread
+from gluon_amp.results.statistics import (
+    compare,
+    compare_pairs,
+    power,
+    sd_bound,
+    seeds_needed,
+    spread,
+)
 from gluon_amp.training.options import UsageError
 
 
@@ -92,6 +99,41 @@ def test_what_cannot_be_tested(values, reference):
 
 def test_one_sample_may_be_constant():
     assert compare([98.0] * 8, sample(98.0, 0.3, 8), 0.5).equivalent is True
+
+
+# Hours of sleep gained by ten patients with one drug and another; R's t.test(paired = TRUE) and
+# "Student", The Probable Error of a Mean (Biometrika, 1908) give t, p and the interval
+SLEEP = (
+    [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
+    [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4],
+)
+
+
+def test_pairs_of_students_patients():
+    found = compare_pairs(*SLEEP, margin=1.0)
+    assert found.difference == pytest.approx(-1.58)
+    assert found.t == pytest.approx(-4.0621, abs=1e-4)
+    assert found.p == pytest.approx(0.002833, abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-7)
+    assert str(found) == "different"
+    assert str(compare(*SLEEP, margin=1.0)) == "undecided"  # without the pairs
+
+
+def test_pairs_that_move_together_are_equivalent():
+    reference = [80.0, 85.0, 90.0, 95.0]
+    values = [80.1, 84.9, 90.1, 94.9]
+    assert str(compare_pairs(values, reference, margin=0.5)) == "equivalent"
+    assert str(compare(values, reference, margin=0.5)) == "undecided"
+
+
+def test_pairs_that_all_differ_by_as_much_are_not_tested():
+    found = compare_pairs([2.0, 3.0], [1.0, 2.0], margin=0.5)
+    assert (found.difference, str(found)) == (1.0, "not tested")
+
+
+def test_pairs_are_equally_many():
+    with pytest.raises(ValueError, match="3 values cannot be paired with 2"):
+        compare_pairs([1.0, 2.0, 3.0], [1.0, 2.0], margin=0.5)
 
 
 @pytest.mark.parametrize("sd, margin, seeds", [(0.3, 0.5, 7), (0.5, 0.5, 18), (0.1, 0.3, 3)])

@@ -36,15 +36,15 @@ class Comparison:
     difference : float
         In the unit of the samples.
     low, high : float or None
-        Its 95 % confidence interval, after Welch.
+        Its 95 % confidence interval: Welch's, or that of paired differences.
     t, p : float or None
-        Welch's t and its two-sided p-value: small where the means differ.
+        The t of the same test and its two-sided p-value: small where the means differ.
     p_tost : float or None
         Of the equivalence test: small where they differ by less than the margin.
     margin : float
         The largest difference that counts as none, either way.
 
-    All but `difference` and `margin` are None where neither sample varies, or one has one value.
+    All but `difference` and `margin` are None where nothing varies, or a sample has one value.
     """
 
     difference: float
@@ -117,6 +117,37 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
     t, p, _ = pair.ttest_ind(usevar="unequal")
     p_tost, _, _ = weightstats.ttost_ind(*samples, -margin, margin, usevar="unequal")
     return Comparison(difference, margin, *map(float, (low, high, t, p, p_tost)))
+
+
+def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
+    """Test the mean difference of pairs, such as two runs from the same initial weights.
+
+    What a seed does to both runs of a pair drops out, so fewer seeds tell more.
+
+    Parameters
+    ----------
+    values, reference : sequence of float
+        One number for each seed, in the same order of seeds.
+    margin : float
+        Above 0, in the unit of the values.
+
+    Raises
+    ------
+    ValueError
+        They are not equally many.
+    """
+    if len(values) != len(reference):
+        raise ValueError(f"{len(values)} values cannot be paired with {len(reference)}.")
+    differences = [value - other for value, other in zip(values, reference)]
+    found = spread(differences)
+    if not found.sd:
+        return Comparison(found.mean, margin)
+    weightstats, _ = statsmodels()
+    sample = weightstats.DescrStatsW(differences)
+    low, high = sample.tconfint_mean(alpha=1 - CONFIDENCE)
+    t, p, _ = sample.ttest_mean()
+    p_tost, _, _ = sample.ttost_mean(-margin, margin)
+    return Comparison(found.mean, margin, *map(float, (low, high, t, p, p_tost)))
 
 
 def power(sd: float, margin: float, seeds: int) -> float:
