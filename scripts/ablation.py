@@ -103,7 +103,7 @@ STUDIES = (
         "The first layer divides pixels of 0 to 255 by the root of the sum of their squares. The "
         "policy keeps that sum in float32; pinned to float16 it exceeds 65,504, becomes infinite, "
         "and every pixel becomes 0.",
-        lambda: dense(UnitLength()), lambda pixels: pixels, 1.0, 0.1, 24,
+        lambda: dense(UnitLength()), lambda pixels: pixels, 1.0, 0.05, 40,
         (
             FLOAT32,
             Row("float16, sums pinned to float32", "float16"),
@@ -216,7 +216,8 @@ def in_words(comparison: Comparison) -> Tuple[str, str]:
     interval = ""
     if comparison.low is not None:
         interval = f" ({comparison.low:+.2f} to {comparison.high:+.2f})"
-    return f"{comparison.difference:+.2f}{interval}", str(comparison)
+    difference = round(comparison.difference, 2) + 0.0  # no -0.00
+    return f"{difference:+.2f}{interval}", str(comparison)
 
 
 def page(results: Results, options: argparse.Namespace) -> str:

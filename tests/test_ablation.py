@@ -70,6 +70,11 @@ def test_the_table_of_literal_errors(script):
     assert lines[4] == "| other | 86.83 ± 1.04 | -10.17 (-10.88 to -9.45) | different | 1.0 |"
 
 
+def test_a_difference_that_rounds_to_nothing_has_no_minus(script):
+    lines = script.table({"float32": runs(2.0, 3.0), "one": runs(2.001, 3.002)}, margin=1.0)
+    assert "| +0.00 (" in lines.splitlines()[3]
+
+
 def test_pixels_are_those_of_the_digits(script, studies):
     (images, labels), (val_images, val_labels) = script.data(studies["Loss scaling"])
     assert images.shape == (1437, 256)

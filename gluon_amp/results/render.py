@@ -117,8 +117,9 @@ def _heading(table: Table) -> List[str]:
     notes = [hardware]
     if any(row.emulated for row in table.rows):
         notes.append(
-            "float16 is *emulated* here: its values are a GPU's, its times are not, so no speed-up "
-            "is given. Times of float32 and bfloat16 are of native arithmetic."
+            "float16 is *emulated* here, rounded after every operator as on a GPU; its times are "
+            "not a GPU's, so no speed-up is given. Times of float32 and bfloat16 are of native "
+            "arithmetic."
         )
     if table.source == "measured" and all(row.seconds is None for row in table.rows):
         notes.append("Several runs shared the machine, so no times are given.")
