@@ -19,6 +19,7 @@ from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, is_tracing, tra
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.gluon import SymbolBlock
 from mxnet.gluon.block import _flatten, _regroup
 
 FED_DTYPES = ("float32", "float16")  # float dtypes that a cast net takes
@@ -239,7 +240,16 @@ def release(net: Block) -> None:
         vars(param).pop("_amp_compute_dtype", None)
     for _, block in hybrid_blocks(net):
         unbind(block)
+        if isinstance(block, SymbolBlock):
+            _drop_casts(block)
     net.apply(clear)
+
+
+def _drop_casts(block: SymbolBlock) -> None:
+    """Take `amp_cast` out of a graph that was exported with it, whose dtypes are no longer ours."""
+    inputs, symbol = block._cached_graph
+    if any(node["op"] == "amp_cast" for node in graph.to_json(symbol)["nodes"]):
+        block._cached_graph = inputs, mx.sym.load_json(symbol.tojson(remove_amp_cast=True))
 
 
 def clear(block: Block) -> None:

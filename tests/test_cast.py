@@ -509,6 +509,27 @@ def test_export_loads_and_runs_in_stock_mxnet(policy, tmp_path):
     assert np.abs(module.get_outputs()[0].asnumpy() - block(x).asnumpy()).max() < 1e-6
 
 
+def test_a_float16_export_is_imported_and_becomes_float32_again(tmp_path):
+    """Its casts go with its float16 weights: they would feed float32 weights float16 data."""
+    net, x = amp.cast(small_net(), "float16"), images()
+    expected = net(x).asnumpy()
+    net.export(str(tmp_path / "net"), remove_amp_cast=False)
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MXNet's, of the data's dtype
+        block = gluon.SymbolBlock.imports(*files)
+    amp.cast(block, "float32")
+    assert {np.dtype(p.dtype).name for p in block.collect_params().values()} == {"float32"}
+    casts = [n for n in graph.to_json(block._cached_graph[1])["nodes"] if n["op"] == "amp_cast"]
+    assert [cast["attrs"]["dtype"] for cast in casts] == [
+        "float32"
+    ]  # MXNet keeps that of an output
+    found = block(x)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.asnumpy(), expected, atol=5e-3)
+    np.testing.assert_allclose(amp.cast(block, "float16")(x).asnumpy(), expected, atol=5e-3)
+
+
 def test_export_of_the_float16_model_is_a_float16_graph(tmp_path):
     net = amp.cast(small_net(), "float16")
     net(images())
