@@ -326,7 +326,7 @@ def test_the_others_are_run_after_one_that_fails(write, run, tmp_path):
 
 
 def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp_path):
-    cells = "print(EPOCHS)\nprint(SEED)", "6 * 7", "6 * 7"
+    cells = "print(EPOCHS, flush=True)\nprint(SEED)", "6 * 7", "6 * 7"
     write("good", *cells)
     assert run("good")[0] == 0
     page = nbformat.read(tmp_path / "good.ipynb", as_version=4)
@@ -335,6 +335,8 @@ def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp
     assert len({cell.id for cell in page.cells}) == 4
     assert [set(cell.metadata) for cell in page.cells] == [{"tags", "short"}, set(), set(), set()]
     assert differences(script.read(tmp_path / "good.py"), page) == []
+    assert "version" not in page.metadata["language_info"]
+    assert "text_representation" not in page.metadata.get("jupytext", {})
     first = (tmp_path / "good.ipynb").read_bytes()
     assert first.endswith(b"}\n") and not first.endswith(b"\n\n")
     assert run("good")[0] == 0
