@@ -62,7 +62,7 @@ for axis, dtype in zip(axes, ("float32", "float16", "bfloat16")):
     axis.set_ylabel(dtype, rotation=0, ha="right", va="center")
     axis.spines[:].set_visible(False)
 handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (GREY, ORANGE, BLUE)]
-figure.legend(handles, ("sign", "exponent", "significand"), frameon=False, ncol=3, loc=(0.3, -0.06))
+axes[1].legend(handles, ("sign", "exponent", "significand"), frameon=False, loc=(0.75, -1))
 figure.suptitle("The number 0.1, as it is stored")
 plt.show()
 
@@ -388,7 +388,8 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 #
 # 1. Set `WEIGHT` to 2^-20. Is the scale still needed? What does the histogram
 #    say, and what `amp.gradient_report`?
-# 2. Train with the policy `bfloat16`, that weight and no scale. Why does it work?
+# 2. On a CPU with AVX512, train with the policy `bfloat16`, a weight of 2^-24
+#    and no scale. Why does it work?
 # 3. At which learning rate do masters begin to matter?
 # 4. Ask `amp.diagnose` about the network whose sums are broken, with
 #    `loss_scale=1`. Why does it find no overflow?

@@ -127,6 +127,7 @@ CHECKS = (
 def test_every_source_has_its_page():
     pages = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert {path.stem for path in SOURCES} == pages
+    assert pages
 
 
 @names
