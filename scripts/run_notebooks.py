@@ -97,8 +97,8 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
         with environment() as env:
             client.execute(env=env)
     except CellExecutionError as error:
-        told = re.sub(r"\s+", " ", str(error.evalue)).rstrip(".")
-        failure = f"raised {error.ename}: {told}"
+        told = " ".join(f"{error.ename}: {error.evalue}".split())
+        failure = f"raised {told.rstrip('.:')}"
     except CellTimeoutError:
         failure = f"took more than {timeout} s"
     except DeadKernelError:

@@ -296,6 +296,7 @@ def run(script, capsys):
     "cell, sentence",
     [
         ("raise ValueError('no\\nsuch thing.')", "raised ValueError: no such thing."),
+        ("assert EPOCHS == 1", "raised AssertionError.\n"),
         ("import os\nos._exit(3)", "ended its kernel."),
         ("import time\ntime.sleep(60)", "took more than 3 s."),
         ("import warnings\nwarnings.warn('old')", "gave a warning: UserWarning: old."),
