@@ -451,8 +451,8 @@ assert verdicts[1] == verdicts[4] == "ok"
 # - float16 is emulated here, with a GPU's overflows and underflows.
 #
 # More in [How it works](../docs/how_it_works.md), and symptoms with their cures
-# in the [README](../README.md#troubleshooting). With more seeds and a test of
-# equivalence: [what masters and loss scaling are for](../docs/results/ablation.md).
+# in the [README](../README.md#troubleshooting). With more seeds, and tests of
+# equivalence: [docs/results/ablation.md](../docs/results/ablation.md).
 #
 # ## Exercises
 #
