@@ -127,7 +127,10 @@ assert twice == 0
 # ## A network that knows something
 #
 # With a connection to the network, one line gives the zoo's weights, which were
-# trained on ImageNet: `net = vision.get_model("mobilenet0.25", pretrained=True)`.
+# trained on ImageNet:
+#
+#     net = vision.get_model("mobilenet0.25", pretrained=True)
+#
 # This notebook downloads nothing, so it trains the network on the digits 0 to 4
 # first.
 
@@ -286,7 +289,7 @@ assert all(np.isfinite(values).all() for values in final.values())
 # From scratch a step may be lost even so. At the ones lost here, `amp.diagnose`
 # names `features.4`, a BatchNorm, on the way back: one of its channels has the
 # same value all over the batch, so it divides gradients by the root of its
-# epsilon, 0.003. Pretrained features have no such channel.
+# epsilon, 0.003. With the pretrained features no step was lost.
 #
 # ## The worst confusions
 #
@@ -366,8 +369,8 @@ assert agree >= 0.97 * len(before)
 #   wrong in two well-known data sets.
 # - Take the features, make a new head, let it learn faster. With few images
 #   that beats a start from scratch, and full fine-tuning beats frozen features.
-# - `amp.cast(net, "float16")` and `amp.Trainer` are all that float16 needs, with
-#   frozen features, too. In a short run start the loss scale low.
+# - `amp.cast(net, "float16")` and `amp.Trainer` are all that float16 needs,
+#   with frozen features, too. In a short run start the loss scale low.
 # - float16 is emulated here, so accuracies tell what a GPU would find, and the
 #   time it takes tells nothing.
 # - What is exported is float32, and needs no gluon_amp.
