@@ -110,10 +110,19 @@ plt.show()
 # %% [markdown]
 # ## Five lines
 #
-# They carry their numbers: the import is (1). `amp.cast` gives the matrix
-# products float16 weights and leaves in float32 what needs it. `amp.Trainer`
-# keeps a float32 *master* of each float16 weight, and scales the loss.
-# A dynamic scale begins high and skips a few steps while it comes down.
+# ```python
+# import gluon_amp as amp  # (1) before mxnet
+# amp.cast(net, "float16")  # (2)
+# trainer = amp.Trainer(params, "sgd", loss_scale="dynamic")  # (3)
+# trainer.backward(loss)  # (4)
+# trainer.step(batch_size)  # (5)
+# ```
+#
+# `amp.cast` gives the matrix products float16 weights and leaves in float32 what
+# needs it. `amp.Trainer` keeps a float32 *master* of each float16 weight, and
+# scales the loss. A dynamic scale begins high and skips a few steps while it
+# comes down. The numbers stand in the code below as well.
+#
 # On a CPU float16 is emulated: every value is rounded as a GPU would round it.
 
 
@@ -202,12 +211,12 @@ assert abs(float16["accuracy"][-1] - float32["accuracy"][-1]) < 5
 # %%
 WEIGHT, SCALE = 2.0**-24, 2.0**16
 data = nd.array(scaled_pixels(train_images[::22]))
-label = nd.array(train_labels[::22])
+labels = nd.array(train_labels[::22])
 
 
 def gradients(net, weight=1.0):
     with autograd.record():
-        loss = gluon.loss.SoftmaxCrossEntropyLoss(weight=weight)(net(data), label)
+        loss = gluon.loss.SoftmaxCrossEntropyLoss(weight=weight)(net(data), labels)
     loss.backward()
     return np.concatenate([p.grad().asnumpy().ravel() for p in net.collect_params().values()])
 
@@ -222,11 +231,11 @@ everything = gradients(float32["net"], WEIGHT)
 found = everything[everything != 0]
 figure, axis = plt.subplots(figsize=(9, 3.6))
 bins = np.arange(-60, 20)
-for factor, colour, label_ in ((1, ORANGE, "no scale"), (SCALE, BLUE, "loss scale 2^16")):
+for factor, colour, label in ((1, ORANGE, "no scale"), (SCALE, BLUE, "loss scale 2^16")):
     height = np.histogram(np.log2(np.abs(found * factor)), bins)[0] * 100 / len(found)
     lost, subnormal = shares(found * factor)
-    label_ = f"{label_}: {lost:.0f} % zero, {subnormal:.0f} % subnormal"
-    axis.bar(bins[:-1] + 0.5, height, width=0.9, color=colour, alpha=0.85, label=label_)
+    label = f"{label}: {lost:.0f} % zero, {subnormal:.0f} % subnormal"
+    axis.bar(bins[:-1] + 0.5, height, width=0.9, color=colour, alpha=0.85, label=label)
 top = 1.5 * axis.get_ylim()[1]
 ranges = (
     ("becomes zero", -60, -25, "#f4d9d4"),
@@ -281,9 +290,9 @@ weight, update = weight[update * weight != 0], update[update * weight != 0]
 stays = weight.astype("float16") - update.astype("float16") == weight.astype("float16")
 
 figure, axis = plt.subplots(figsize=(9, 3.6))
-for which, colour, label_ in ((stays, ORANGE, "stays"), (~stays, BLUE, "moves")):
-    label_ = f"weight {label_}: {100 * which.mean():.0f} %"
-    axis.scatter(np.abs(weight[which]), np.abs(update[which]), s=4, color=colour, label=label_)
+for which, colour, label in ((stays, ORANGE, "stays"), (~stays, BLUE, "moves")):
+    label = f"weight {label}: {100 * which.mean():.0f} %"
+    axis.scatter(np.abs(weight[which]), np.abs(update[which]), s=4, color=colour, label=label)
 axis.plot([1e-5, 1], [1e-5 * 2**-11, 2**-11], color="black", lw=1, label="weight × 2^-11")
 axis.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-9, 1e-3))
 axis.set(xlabel="|weight|", ylabel="|update|")
@@ -347,9 +356,9 @@ table = (
     ("sums of squares in float16", bad_sums, sums, float32),
 )
 print(f"{'top-1 accuracy in %':<34} {'broken':>8} {'float16':>8} {'float32':>8}")
-for label, *runs in table:
+for name, *runs in table:
     shown = ["" if run is None else f"{run['accuracy'][-1]:.1f}" for run in runs]
-    print(f"{label:<34} " + " ".join(f"{text:>8}" for text in shown))
+    print(f"{name:<34} " + " ".join(f"{text:>8}" for text in shown))
 
 # %% [markdown]
 # At full size, MXNet's float16 FAQ has *published* for ResNet-50 on ImageNet,
