@@ -23,6 +23,7 @@ SLOW_EPOCHS = 60  # with a learning rate of 0.0001
 BATCH = 64
 
 # %%
+# %matplotlib inline
 import warnings
 
 import matplotlib.pyplot as plt

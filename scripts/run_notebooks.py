@@ -23,7 +23,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 WARNING = re.compile(r"\w*Warning\b.*")
 INJECTED = ["injected-parameters"]
 # What would make a kernel of this machine or of this process another one
-UNSET = ("MPLBACKEND", "PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
+UNSET = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
 SET = {
     "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel of this Python, not that of the user
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # debugpy warns of frozen modules from Python 3.11 on

@@ -347,7 +347,8 @@ def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp
 
 def test_a_figure_is_shown_once_whatever_the_backend_here(write, run, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    write("drawn", "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
+    drawing = "# %matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
+    write("drawn", drawing)
     assert run("drawn")[0] == 0
     page = nbformat.read(tmp_path / "drawn.ipynb", as_version=4)
     assert len(list(pictures(page))) == 1
