@@ -1,0 +1,500 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Why is my float16 not faster?
+#
+# Five reasons, each with the means to find it: the device has no fast kernels
+# for the dtype, products are too small a part of a step, their sizes miss the
+# Tensor Cores, the batch is too small, or training waits for its images. All
+# is measured on the CPU that runs this notebook. GPU figures are published
+# ones, with their source.
+
+# %% tags=["parameters"] short={"BATCHES": [1, 8], "REPEATS": 1, "PIXELS": 32, "INPUTS": [0.4, 4]}
+SEED = 0
+BATCHES = [1, 2, 4, 8, 16, 32]
+REPEATS = 5
+PIXELS = 64
+INPUTS = [0.4, 0.7, 1, 1.5, 2.5, 4]  # images/s of the input, over those of float32
+
+# %%
+import json
+import platform
+import statistics
+import tempfile
+import textwrap
+import time
+from itertools import chain, count, islice
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gluon_amp as amp
+from gluon_amp.data import TrainingBatches, open_synthetic
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+from mxnet.gluon.model_zoo import vision
+
+# %matplotlib inline
+plt.rcParams.update({"figure.dpi": 80, "savefig.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
+mx.random.seed(SEED)
+
+# %% [markdown]
+# ## Reason 1: the device has no fast kernels for it
+#
+# `python -m gluon_amp doctor` says what a machine can do, and how. In a
+# program, `amp.doctor()` does.
+
+# %%
+report = amp.doctor().to_dict()
+print(textwrap.fill("CPU: " + ", ".join([report["cpu"]["name"], *report["cpu"]["features"]]), 78))
+for one in report["policies"]:
+    head = f"{one['policy']:14} {'runs' if one['runs'] else 'CANNOT RUN':10} "
+    print(textwrap.fill(head + one["how"], 78, subsequent_indent=" " * 26))
+
+runs = {one["policy"]: one["runs"] for one in report["policies"]}
+NAMES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16 (emulated)"}
+DTYPES = [dtype for dtype in NAMES if runs[dtype]]
+if "bfloat16" not in DTYPES:
+    print("bfloat16 cannot run on this CPU: its bars and lines are left out below.")
+assert {"float32", "float16"} <= set(DTYPES)
+
+# %% [markdown]
+# On a CPU float16 is *emulated*: it has a GPU's values, and its time says
+# nothing of a GPU's. It is drawn all the same, as many run it once on a CPU
+# and wonder. The CPU's own 16 bits are bfloat16's, native where there is
+# AVX512_BF16 or AMX.
+#
+# ## Reason 2: products are too small a part of the step
+#
+# Only products get faster; BatchNorm, additions and the update do not, or as
+# far as they move fewer bytes. MXNet's profiler tells the time of every
+# operator. It sees several as one where the engine runs them in one go, so
+# the bulk sizes are 1 here.
+
+# %%
+CROSS_ENTROPY = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def build(dtype, **bulk):
+    """A ResNet-18 of that dtype: what makes one whole step with a batch."""
+    net = vision.resnet18_v1(classes=1000)
+    net.initialize(mx.init.Xavier())
+    amp.cast(net, dtype)
+    net.hybridize(static_alloc=True, static_shape=True, **bulk)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+
+    def step(images, labels):
+        with autograd.record():
+            loss = CROSS_ENTROPY(net(images), labels)
+        trainer.backward(loss)
+        trainer.step(len(images))
+        nd.waitall()
+
+    return step
+
+
+def noise(batch):
+    return nd.random.normal(shape=(batch, 3, PIXELS, PIXELS)), nd.zeros((batch,))
+
+
+FOLDER = tempfile.TemporaryDirectory()
+mx.profiler.set_config(
+    profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
+    filename=f"{FOLDER.name}/profile.json",
+)  # fmt: skip
+
+
+def profile(dtype, batch, steps):
+    """Milliseconds of each operator in a step."""
+    step, data = build(dtype, forward_bulk_size=1, backward_bulk_size=1), noise(batch)
+    for _ in range(3):  # the first steps allocate memory, and try the scale
+        step(*data)
+    mx.profiler.set_state("run")
+    for _ in range(steps):
+        step(*data)
+    mx.profiler.set_state("stop")
+    told = json.loads(mx.profiler.dumps(reset=True, format="json"))
+    return {name: row["Total"] / steps for name, row in told["Time"]["operator"].items()}
+
+
+KINDS = {  # the first that has one of the words in the operator's name
+    "casts, rounding": ("amp_cast", "round", "widen", "layout"),
+    "products": ("Convolution", "FullyConnected"),
+    "BatchNorm": ("BatchNorm",),
+    "ReLU, add, pool": ("Activation", "add", "Pooling"),
+    "update, check, undo": ("update", "finite", "Concat"),
+}
+OTHERS = "loss and others"
+
+
+def by_kind(operators):
+    found = dict.fromkeys([*KINDS, OTHERS], 0.0)
+    for name, milliseconds in operators.items():
+        kinds = [kind for kind, words in KINDS.items() if any(word in name for word in words)]
+        found[kinds[0] if kinds else OTHERS] += milliseconds
+    return found
+
+
+profiles = {dtype: by_kind(profile(dtype, 16, REPEATS)) for dtype in DTYPES}
+
+print(f"{'ms a step of 16 images':24}", *(f"{NAMES[dtype]:>20}" for dtype in DTYPES))
+for kind in [*KINDS, OTHERS]:
+    print(f"{kind:24}", *(f"{profiles[dtype][kind]:20.2f}" for dtype in DTYPES))
+print(f"{'all':24}", *(f"{sum(profiles[dtype].values()):20.2f}" for dtype in DTYPES))
+
+# %% [markdown]
+# So the step as a whole gains less than its products do. If products take the
+# share $p$ of a float32 step and become $k$ times as fast, the step becomes
+# $1 / (1 - p + p/k)$ times as fast (Amdahl's law).
+
+# %%
+COLOURS = dict(
+    zip([*KINDS, OTHERS], ("#fdae6b", "#08306b", "#6baed6", "#c6dbef", "#d94801", "#bdbdbd"))
+)
+share = profiles["float32"]["products"] / sum(profiles["float32"].values())
+faster = np.logspace(0, 5, 60, base=2)
+
+figure, (left, right) = plt.subplots(
+    1, 2, figsize=(10.5, 4.2), gridspec_kw={"width_ratios": (3, 2)}
+)
+start = dict.fromkeys(DTYPES, 0.0)
+for kind, colour in COLOURS.items():
+    values = [profiles[dtype][kind] for dtype in DTYPES]
+    left.barh(
+        [NAMES[d] for d in DTYPES], values, 0.6, list(start.values()), color=colour, label=kind
+    )
+    start = {dtype: start[dtype] + profiles[dtype][kind] for dtype in DTYPES}
+left.invert_yaxis()
+left.set(xlabel="ms a step", title="A step of ResNet-18 on this CPU, by operator")
+left.legend(loc="upper center", bbox_to_anchor=(0.42, -0.17), ncol=3, frameon=False, fontsize=9)
+right.plot(faster, 1 / (1 - share + share / faster), color="#08306b")
+right.axhline(1 / (1 - share), color="#d94801", linestyle="--")
+right.text(1.1, 1 / (1 - share), "no faster than this", va="bottom", color="#d94801", fontsize=9)
+right.set_xscale("log", base=2)
+right.set(
+    xlabel="products become faster by", ylabel="the step becomes faster by",
+    title=f"Products are {share:.0%} of this step", ylim=(0.9, 1.12 / (1 - share)),
+)  # fmt: skip
+figure.tight_layout()
+plt.show()
+
+print(f"products become 2 x, 8 x as fast: the step {1 / (1 - share / 2):.2f} x, "
+      f"{1 / (1 - share * 7 / 8):.2f} x, and never more than {1 / (1 - share):.2f} x")  # fmt: skip
+if "bfloat16" in DTYPES:
+    products, whole = (
+        profiles["float32"]["products"] / profiles["bfloat16"]["products"],
+        sum(profiles["float32"].values()) / sum(profiles["bfloat16"].values()),
+    )
+    print(f"measured in bfloat16: products {products:.2f} x, the step {whole:.2f} x")
+assert 0 < share < 1
+
+# %% [markdown]
+# On a GPU `nsys` tells the same by kernel:
+# `python scripts/benchmark.py --profile` runs it, and marks the kernels that
+# use Tensor Cores.
+#
+# ## Reason 3: sizes that miss the Tensor Cores
+#
+# Tensor Cores multiply blocks of 8 float16 numbers. Other sizes are padded by
+# cuBLAS 11 and cuDNN 7.6.3 and later, and computed without Tensor Cores by
+# earlier ones (NVIDIA, *Matrix Multiplication Background User's Guide*,
+# "Tensor Core Requirements"). `amp.check` names the layers, and the fix.
+
+
+# %%
+def classifier(channels, classes):
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(64, 7, strides=2, in_channels=channels, use_bias=False),
+        nn.Activation("relu"),
+        nn.GlobalAvgPool2D(),
+        nn.Dense(classes, in_units=64),
+    )
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+plain = classifier(3, 1001)
+amp.cast(plain, "float16")
+found = amp.check(plain, None, nd.ones((8, 3, 32, 32)))
+print(found)
+assert [finding.kind for finding in found] == ["dimension", "dimension"]
+
+# %% [markdown]
+# Both are mended without a change of the result: zeros in the five new
+# channels of image and weight, and seven classes that no label names.
+
+# %%
+mended = classifier(8, 1008)
+image = nd.random.normal(shape=(8, 3, 32, 32))
+zeros = nd.zeros((8, 5, 32, 32))
+amp.cast(plain, "float32")
+for name in ("weight", "bias"):
+    old, new = getattr(plain[3], name).data(), getattr(mended[3], name)
+    new.set_data(nd.concat(old, nd.zeros((7, *old.shape[1:])), dim=0))
+first = plain[0].weight.data()
+mended[0].weight.set_data(nd.concat(first, nd.zeros((64, 5, 7, 7)), dim=1))
+padded = nd.concat(image, zeros, dim=1)
+apart = np.abs(mended(padded).asnumpy()[:, :1001] - plain(image).asnumpy()).max()
+print(f"largest difference of an output: {apart:.1e}")
+assert apart < 1e-4
+amp.cast(mended, "float16")
+print("amp.check:", amp.check(mended, None, padded))
+assert not amp.check(mended, None, padded)
+
+# %%
+SIZES = (
+    (3, "channels of an image"),
+    (30, "images in a batch"),
+    (64, "channels of ResNet's first layer"),
+    (650, "units of a medium LSTM (Zaremba and others, 2014)"),
+    (1001, "ImageNet's classes and a background"),
+    (33278, "words of WikiText-2"),
+)
+print(f"{'size':>6} {'padded':>7} {'more work':>10}  what")
+for size, what in SIZES:
+    more = -(-size // 8) * 8
+    print(f"{size:6} {more:7} {more / size - 1:10.2%}  {what}")
+    assert more % 8 == 0 and 0 <= more - size < 8
+
+# %% [markdown]
+# Large sizes cost next to nothing to pad, so pad them. A first layer of three
+# channels is a small part of a deep network, and may stay.
+#
+# ## Reason 4: the batch is too small
+#
+# A device has to be filled before its speed shows. Here all dtypes of a batch
+# size take turns, and a dot is the median of its turns.
+
+
+# %%
+def rates(batch):
+    """Images/s of every dtype: a list of turns each."""
+    steps, data = {dtype: build(dtype) for dtype in DTYPES}, noise(batch)
+    for step in steps.values():
+        step(*data)
+        step(*data)
+    turns = {dtype: [] for dtype in DTYPES}
+    for _ in range(REPEATS):
+        for dtype, step in steps.items():
+            begun = time.perf_counter()
+            step(*data)
+            turns[dtype].append(batch / (time.perf_counter() - begun))
+    return turns
+
+
+swept = {batch: rates(batch) for batch in BATCHES}
+median = {dtype: [statistics.median(swept[batch][dtype]) for batch in BATCHES] for dtype in DTYPES}
+
+# NVIDIA DeepLearningExamples, README of MXNet's ResNet-50 v1.5, inference with mixed precision
+PUBLISHED = {
+    "V100": {1: 1.27, 8: 2.20, 32: 2.86, 128: 2.69, 256: 2.38},
+    "T4": {1: 1.11, 32: 3.85, 256: 3.71},
+}
+LINES = {"float32": ("#444444", "o-"), "bfloat16": ("#08306b", "s-"), "float16": ("#fd8d3c", "^--")}
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2))
+for dtype in DTYPES:
+    colour, line = LINES[dtype]
+    left.plot(BATCHES, median[dtype], line, color=colour, label=NAMES[dtype])
+left.set_ylim(0)
+left.set(xlabel="batch size", ylabel="training images/s", title="Measured: ResNet-18, this CPU")
+left.legend()
+for (device, speedups), colour, line in zip(PUBLISHED.items(), ("#08306b", "#fd8d3c"), "os"):
+    right.plot(list(speedups), list(speedups.values()), f"{line}-", color=colour, label=device)
+right.axhline(1, color="#444444", linestyle=":")
+right.set_ylim(0)
+right.set(xlabel="batch size", ylabel="speed of mixed precision / float32",
+          title="Published by NVIDIA: ResNet-50 inference")  # fmt: skip
+right.legend()
+for axes, ticks in ((left, BATCHES), (right, (1, 8, 32, 128, 256))):
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks)
+    axes.set_xticklabels(ticks)
+figure.tight_layout()
+plt.show()
+
+print(f"{'images/s, batch of':20}", *(f"{batch:8}" for batch in BATCHES))
+for dtype in DTYPES:
+    print(f"{NAMES[dtype]:20}", *(f"{value:8.1f}" for value in median[dtype]))
+for dtype in DTYPES[1:]:
+    over = [
+        statistics.median(a / b for a, b in zip(swept[batch][dtype], swept[batch]["float32"]))
+        for batch in BATCHES
+    ]
+    print(f"{dtype + ' / float32':20}", *(f"{value:8.2f}" for value in over))
+assert all(np.isfinite(values).all() for values in median.values())
+
+# %% [markdown]
+# The published figures are of NVIDIA's own MXNet, with fused kernels that the
+# wheels of MXNet do not have. A batch of one gains next to nothing on either
+# GPU. float16 also halves what a batch needs of memory, so double it first.
+#
+# ## Reason 5: training waits for its images
+#
+# A network cannot train on more images than come. Here each image takes a
+# pause to load, as from a slow disk, and the pause is chosen so that the input
+# gives 0.4 to 4 times as many images as float32 takes.
+
+# %%
+BATCH, WORKERS, WARM_UP, TAKEN = 16, 2, 2, 8
+FAST = "bfloat16" if "bfloat16" in DTYPES else "float32"
+TRAINED = list(dict.fromkeys(("float32", FAST)))
+source = open_synthetic(images=10_000, shape=(3, PIXELS, PIXELS), seed=SEED)
+
+
+class SlowImages(gluon.data.Dataset):
+    """The source's images, each after a pause."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __len__(self):
+        return len(source.train)
+
+    def __getitem__(self, position):
+        time.sleep(self.seconds)
+        return source.train[position]
+
+
+def measure(step, seconds):
+    """Images/s, and the share of the time in which the network had nothing to do."""
+    loader = TrainingBatches(SlowImages(seconds), BATCH, seed=SEED, num_workers=WORKERS)
+    batches = chain.from_iterable(loader.epoch(number) for number in count())
+    for images, labels in islice(batches, WARM_UP):
+        step(images, labels)
+    begun, waited = time.perf_counter(), 0.0
+    for _ in range(TAKEN):
+        before = time.perf_counter()
+        images, labels = next(batches)
+        waited += time.perf_counter() - before
+        step(images, labels)
+    took = time.perf_counter() - begun
+    return TAKEN * BATCH / took, waited / took
+
+
+steps = {dtype: build(dtype) for dtype in TRAINED}
+alone = {}
+for dtype, step in steps.items():
+    data = noise(BATCH)
+    step(*data), step(*data)
+    turns = []
+    for _ in range(max(3, REPEATS)):
+        begun = time.perf_counter()
+        step(*data)
+        turns.append(BATCH / (time.perf_counter() - begun))
+    alone[dtype] = statistics.median(turns)
+
+offered = [factor * alone["float32"] for factor in INPUTS]
+got = {(dtype, rate): [] for rate in offered for dtype in TRAINED}
+for _ in range(max(1, REPEATS // 2)):
+    for rate in offered:
+        for dtype in TRAINED:
+            got[dtype, rate].append(measure(steps[dtype], WORKERS / rate))
+reached = {key: [statistics.median(column) for column in zip(*turns)] for key, turns in got.items()}
+
+# %%
+# Oneflow DLPerf, MXNet 1.6 with GluonCV, ResNet-50 v1b: images/s on 1, 2, 4, 8 V100 of 16 GB
+GPUS = (1, 2, 4, 8)
+DLPERF = {
+    "float32": (384.19, 749.04, 1494.58, 2556.03),
+    "float16": (833.65, 1373.55, 2331.91, 2908.88),
+}
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4))
+left.plot(offered, offered, color="#d94801", linestyle="--", label="the input alone")
+for dtype in TRAINED:
+    colour, line = LINES[dtype]
+    left.plot(
+        offered, [reached[dtype, rate][0] for rate in offered], line, color=colour, label=dtype
+    )
+    left.axhline(alone[dtype], color=colour, linestyle=":", linewidth=1)
+left.set_ylim(0, 1.35 * max(alone.values()))
+left.set(xlabel="images/s that the input gives", ylabel="images/s trained on",
+         title="Measured: a slow input makes all dtypes equal")  # fmt: skip
+left.legend(loc="lower right", title="dotted: without input", fontsize=9)
+places = np.arange(len(GPUS))
+for shift, (dtype, values) in zip((-0.2, 0.2), DLPERF.items()):
+    colour = LINES[dtype][0]
+    right.bar(places + shift, values, 0.38, color=colour, label=dtype)
+for place, one, other in zip(places, *DLPERF.values()):
+    right.text(place, max(one, other) + 60, f"{other / one:.2f} x", ha="center", fontsize=9)
+right.set_xticks(places)
+right.set_xticklabels(GPUS)
+right.set(xlabel="V100 GPUs", ylabel="training images/s", ylim=(0, 3400),
+          title="Published (DLPerf): the gain gets lost")  # fmt: skip
+right.legend(loc="upper left")
+figure.tight_layout()
+plt.show()
+
+print(f"{'input gives':>12}", *(f"{dtype:>12} {'waited':>8}" for dtype in TRAINED))
+for rate in offered:
+    cells = [f"{reached[dtype, rate][0]:12.1f} {reached[dtype, rate][1]:8.0%}" for dtype in TRAINED]
+    print(f"{rate:12.1f}", *cells)
+print(f"{'no limit':>12}", *(f"{alone[dtype]:12.1f} {'':8}" for dtype in TRAINED))
+for dtype in TRAINED:
+    slowest, fastest = reached[dtype, offered[0]], reached[dtype, offered[-1]]
+    assert slowest[0] < 1.3 * offered[0]
+    assert slowest[1] > fastest[1]
+
+# %% [markdown]
+# Where the input is slower than the network, every dtype trains at the
+# input's speed, and the share of waiting tells so. The published run shows it
+# on GPUs: eight of them take more images than one machine decodes, and a gain
+# of 2.17 times becomes 1.14.
+#
+# The scripts say it by themselves. `scripts/train_imagenet.py` logs
+# `waited for data: 63 % of the time` after every epoch, and what to do above
+# 20 %. `--test-io` measures the input alone, `--benchmark` the network alone:
+# the lower of both is what training can reach.
+#
+# ## The order to ask in
+#
+# | ask | with | if so |
+# |---|---|---|
+# | does the device have it? | `amp.doctor()` | another device or dtype |
+# | does training wait? | `waited for data`, `--test-io` | pack the images, more workers |
+# | is the batch small? | a sweep | double it: the memory is there |
+# | do sizes miss? | `amp.check(net, trainer, data)` | multiples of 8 |
+# | where is the time? | the profiler | accept Amdahl's bound |
+#
+# ## Summary
+#
+# - Ask the doctor first: emulated float16 is never a measure of speed.
+# - A step gains less than its products: profile before you expect.
+# - Channels, classes, units and batches in multiples of 8; `amp.check` names
+#   those that are not.
+# - Larger batches gain more, and float16 has the memory for them.
+# - Behind a slow input all dtypes are equally fast.
+#
+# ## Exercises
+#
+# 1. Profile `mobilenet1.0` in place of ResNet-18. What is the share of
+#    products, and what is the most that bfloat16 can gain?
+# 2. Set `WORKERS = 4` and keep the pauses. Where does the knee of the left
+#    figure move?
+# 3. Run `python scripts/train_imagenet.py --test-io` and `--benchmark` on your
+#    own data. Which one is the limit?
+# 4. Give `amp.check` a network of yours. What does it name, and what part of
+#    the step's time is that?
+
+# %% tags=["environment"]
+FOLDER.cleanup()
+cpu = report["cpu"]
+print(f"Python {platform.python_version()}, MXNet {mx.__version__}, numpy {np.__version__}")
+print(textwrap.fill(f"CPU: {cpu['name']}, {cpu['cores']} cores, {', '.join(cpu['features'])}", 78))
+print(f"GPUs: {mx.context.num_gpus()}")
+print("gluon_amp", amp.__version__)
