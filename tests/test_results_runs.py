@@ -54,7 +54,7 @@ def test_the_digits_recipe_has_enough_seeds_for_its_margin():
         ("float32", 64), ("float16", 64), ("float16", 128), ("bfloat16", 64),
     ]  # fmt: skip
     assert experiment.margin == 0.5
-    assert seeds_needed(experiment.sd, experiment.margin) == 10
+    assert seeds_needed(experiment.sd, experiment.margin) == 16
 
 
 def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():

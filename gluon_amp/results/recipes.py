@@ -79,9 +79,9 @@ EXPERIMENTS = {
             name="digits",
             title="Handwritten digits",
             script="train_imagenet.py",
-            options=("--dataset", "digits", "--num-epochs", "12", *RESUME),
+            options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
             margin=0.5,
-            sd=0.35,
+            sd=0.47,  # pooled over a pilot of 5 seeds of the three rows in float32 and float16
             rows=_rows(
                 ("float32", 64), ("float16", 64), ("float16", 128), ("bfloat16", 64)
             ),
