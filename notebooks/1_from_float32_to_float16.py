@@ -24,6 +24,7 @@ BATCH = 64
 
 # %%
 # %matplotlib inline
+import textwrap
 import warnings
 
 import matplotlib.pyplot as plt
@@ -88,13 +89,13 @@ assert amp.bits(2049).value == 2048  # above 2048, odd numbers are gone
 
 
 def rows(images):
-    """Grey levels of 0 to 255, a row of 256 pixels for each image."""
-    return images[:, ::2, ::2].reshape(len(images), -1).astype("float32")
+    """Grey levels of -1 to 1, a row of 256 pixels for each image."""
+    return images[:, ::2, ::2].reshape(len(images), -1).astype("float32") / 127.5 - 1
 
 
-def network(*first):
+def network(*last):
     net = nn.HybridSequential()
-    net.add(*first, nn.Dense(64, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10))
+    net.add(nn.Dense(64, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10), *last)
     mx.random.seed(SEED)
     net.initialize(mx.init.Xavier())
     net(nd.zeros((1, 256)))  # the layers learn their shapes
@@ -128,10 +129,6 @@ plt.show()
 
 
 # %%
-def scaled_pixels(images):
-    return rows(images) / 127.5 - 1
-
-
 def train(
     policy="float16",
     loss_scale="dynamic",
@@ -139,14 +136,13 @@ def train(
     weight=1.0,
     rate=0.02,
     epochs=EPOCHS,
-    first=(),
-    pixels=scaled_pixels,
+    last=(),
 ):
-    data, val_data = pixels(train_images), nd.array(pixels(val_images))
-    net = network(*first)
+    data, val_data = rows(train_images), nd.array(rows(val_images))
+    net = network(*last)
     amp.cast(net, policy)  # (2)
     net.hybridize()
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(weight=weight)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(weight=weight, from_logits=bool(last))
     params, sgd = net.collect_params(), {"learning_rate": rate / weight, "momentum": 0.9}
     if masters:
         trainer = amp.Trainer(params, "sgd", sgd, loss_scale=loss_scale)  # (3)
@@ -173,7 +169,7 @@ def train(
 float32 = train("float32", loss_scale=None)
 float16 = train("float16", loss_scale="dynamic")
 print(f"loss scale: {float16['trainer'].loss_scale.scale:g}")
-print(amp.describe(float16["net"], nd.array(scaled_pixels(val_images))))
+print(amp.describe(float16["net"], nd.array(rows(val_images))))
 
 
 # %%
@@ -211,7 +207,7 @@ assert abs(float16["accuracy"][-1] - float32["accuracy"][-1]) < 5
 
 # %%
 WEIGHT, SCALE = 2.0**-24, 2.0**16
-data = nd.array(scaled_pixels(train_images[::22]))
+data = nd.array(rows(train_images[::22]))
 labels = nd.array(train_labels[::22])
 
 
@@ -263,10 +259,11 @@ assert shares(found * SCALE)[0] < shares(found)[0] / 2
 # %%
 no_scale = train(loss_scale=None, weight=WEIGHT)
 scale = train(loss_scale="dynamic", weight=WEIGHT)
+scale_float32 = train("float32", None, weight=WEIGHT)
 draw(
     "A loss of weight 2^-24",
     {
-        "float32": train("float32", None, weight=WEIGHT),
+        "float32": scale_float32,
         "dynamic scale": scale,
         "no scale": no_scale,
     },
@@ -321,30 +318,43 @@ assert masters["loss"][-1] < no_masters["loss"][-1]
 
 
 # %% [markdown]
-# ## Break it: sums in float16
+# ## Break it: softmax in float16
 #
-# Some operators are no good in float16 whatever the scale. This network divides
-# each image by its length, the root of a sum of squares, which is above 65504.
-# The sum becomes infinity, the image becomes zero, and no message is given.
-# A policy keeps such operators in float32; to break it we pin them to float16.
+# Some operators are no good in float16 whatever the scale. This network ends
+# with the logarithm of a softmax, as the formula says. A probability below
+# 2^-25 is zero in float16, its logarithm is minus infinity, and the next update
+# writes NaN into all weights. The policy keeps softmax and logarithms in
+# float32; to break it we pin both to float16. Its loss ends where it is NaN.
 
 
 # %%
-def unit_length(F, x):
-    return 10 * F.broadcast_div(x, F.sqrt(F.sum(F.square(x), axis=1, keepdims=True)))
+def log_of_softmax(F, x):
+    return F.log(F.softmax(x))
 
 
 policy = amp.Policy.parse("float16")
-broken = policy.pin(ops=["square", "sum"], dtype="float16")
-settings = {"first": [nn.HybridLambda(unit_length)], "pixels": rows}
-bad_sums = train(broken, **settings)
-sums = train(policy, **settings)
+broken = policy.pin(ops=["softmax", "log"], dtype="float16")
+settings = {"last": [nn.HybridLambda(log_of_softmax)]}
+bad_softmax = train(broken, None, **settings)
+softmax = train(policy, **settings)
+softmax_float32 = train("float32", None, **settings)
 draw(
-    "Images divided by their length",
-    {"float32": train("float32", None, **settings), "policy's choice": sums, "float16": bad_sums},
+    "Softmax within the network",
+    {"float32": softmax_float32, "policy's choice": softmax, "softmax in float16": bad_softmax},
 )
-print(amp.describe(sums["net"], nd.array(rows(val_images))))
-assert sums["accuracy"][-1] > bad_sums["accuracy"][-1] + 20
+print(amp.describe(softmax["net"], nd.array(rows(val_images))))
+assert softmax["accuracy"][-1] > bad_softmax["accuracy"][-1] + 20
+
+# %% [markdown]
+# With a dynamic scale no infinity reaches the weights: the steps are skipped,
+# and when no lower scale helps, the trainer stops and names the block.
+
+# %%
+try:
+    train(broken, "dynamic", **settings)
+    raise AssertionError("it went on")
+except FloatingPointError as error:
+    print(textwrap.fill(str(error), 78))
 
 # %% [markdown]
 # ## What it came to
@@ -352,9 +362,9 @@ assert sums["accuracy"][-1] > bad_sums["accuracy"][-1] + 20
 # %%
 table = (
     ("weight 1, learning rate 0.02", None, float16, float32),
-    ("loss weight 2^-24, no scale", no_scale, scale, float32),
+    ("loss weight 2^-24, no scale", no_scale, scale, scale_float32),
     ("learning rate 0.0001, no masters", no_masters, masters, slow_float32),
-    ("sums of squares in float16", bad_sums, sums, float32),
+    ("softmax in float16, no scale", bad_softmax, softmax, softmax_float32),
 )
 print(f"{'top-1 accuracy in %':<34} {'broken':>8} {'float16':>8} {'float32':>8}")
 for name, *runs in table:
@@ -401,8 +411,9 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 # 2. On a CPU with AVX512, train with the policy `bfloat16`, a weight of 2^-24
 #    and no scale. Why does it work?
 # 3. At which learning rate do masters begin to matter?
-# 4. Ask `amp.diagnose` about the network whose sums are broken, with
-#    `loss_scale=1`. Why does it find no overflow?
+# 4. Let the first layer divide each image of 0 to 255 by its length, the root
+#    of a sum of squares, and pin `square` and `sum` to float16. What does the
+#    network learn? What does `amp.diagnose` say, and why?
 
 # %%
 print(str(amp.doctor()).partition("\n\n")[0])
