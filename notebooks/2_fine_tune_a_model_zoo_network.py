@@ -259,9 +259,10 @@ for start, color in zip(STARTS, (BLUE, DARK, ORANGE)):
         mean, sd = curves.mean(axis=0), curves.std(axis=0)
         panel.plot(epochs, mean, color=color, label=f"{start}, {dtype}", **style)
         panel.fill_between(epochs, mean - sd, mean + sd, color=color, alpha=0.1)
+panel.set_yticks(range(0, 101, 20))
 panel.axhline(20, color="#9a9a9a", ls=":")
 panel.annotate("guessing", (epochs[0], 15), color="#666666")
-panel.set(xlabel="epoch", ylabel="validation accuracy in %", ylim=(0, 100), xticks=epochs)
+panel.set(xlabel="epoch", ylabel="validation accuracy in %", ylim=(0, 119), xticks=epochs)
 panel.set_title(f"{PER_CLASS} images of each class: what was learned before helps")
 panel.legend(ncol=3, fontsize=9, loc="upper left")
 figure.tight_layout()
@@ -269,8 +270,8 @@ plt.show()
 
 # %% [markdown]
 # Differences are taken seed by seed. With so few seeds and 179 validation
-# images they tell a failure from a success, and no more. A start from scratch is
-# far from settled after 50 steps: there chance decides more than the dtype.
+# images they tell a failure from a success, and no more. A start from scratch
+# is far from settled after 50 steps: there chance decides more than the dtype.
 
 # %%
 final = {key: np.array([run[1][-1] for run in found]) for key, found in runs.items()}
@@ -291,10 +292,10 @@ assert all(np.isfinite(values).all() for values in final.values())
 
 # %% [markdown]
 # Even so a step may be lost, from scratch above all. A skipped step leaves the
-# network as it was, so `amp.diagnose` was asked at once for each. Where it names
-# a BatchNorm on the way back, look for a channel that has the same value all
-# over the batch: there BatchNorm divides gradients by the root of its epsilon,
-# 0.003, and a few hundred become more than 65504.
+# network as it was, so `amp.diagnose` was asked at once for each. Where it
+# names a BatchNorm on the way back, look for a channel that has the same value
+# all over the batch: there BatchNorm divides gradients by the root of its
+# epsilon, 0.003, and a few hundred become more than 65504.
 
 # %%
 for start in STARTS:
