@@ -28,7 +28,7 @@ EPOCHS = 12
 BATCH = 64
 GROWTH_INTERVAL = 20  # steps; short, so that growth is seen (default: 2000)
 WEIGHT = 2.0**-22  # of the loss, in the second half
-EXPONENTS = list(range(-8, 42, 2))  # of the static scales that are tried
+EXPONENTS = list(range(-6, 42, 4))  # of the static scales that are tried
 
 # %%
 # %matplotlib inline
@@ -299,7 +299,7 @@ assert max(static, moving) < none
 # %% [markdown]
 # ## How wrong may a static scale be?
 #
-# Every second power of two, in one picture. The valley is the room that
+# Every fourth power of two, in one picture. The valley is the room that
 # float16 leaves: below it gradients vanish, above it they overflow, and the
 # trainer stops rather than skip for ever.
 
