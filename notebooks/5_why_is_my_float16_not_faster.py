@@ -361,8 +361,8 @@ assert all(np.isfinite(values).all() for values in median.values())
 # ## Reason 5: training waits for its images
 #
 # A network cannot train on more images than come. Here each image takes a
-# pause to load, as from a slow disk, and the pause is chosen so that the input
-# gives 0.4 to 4 times as many images as float32 takes.
+# pause to load, as from a slow disk. The pauses allow for 0.4 to 4 times as
+# many images as float32 takes; with its other work the input gives some less.
 
 # %%
 BATCH, WORKERS, WARM_UP, TAKEN = 16, 2, 2, 8
@@ -430,7 +430,7 @@ DLPERF = {
 }
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4))
-left.plot(offered, offered, color="#d94801", linestyle="--", label="the input alone")
+left.plot(offered, offered, color="#d94801", linestyle="--", label="what the pauses allow")
 for dtype in TRAINED:
     colour, line = LINES[dtype]
     left.plot(
@@ -438,7 +438,7 @@ for dtype in TRAINED:
     )
     left.axhline(alone[dtype], color=colour, linestyle=":", linewidth=1)
 left.set_ylim(0, 1.35 * max(alone.values()))
-left.set(xlabel="images/s that the input gives", ylabel="images/s trained on",
+left.set(xlabel="images/s that the pauses allow", ylabel="images/s trained on",
          title="Measured: a slow input makes all dtypes equal")  # fmt: skip
 left.legend(loc="lower right", title="dotted: without input", fontsize=9)
 places = np.arange(len(GPUS))
@@ -455,7 +455,7 @@ right.legend(loc="upper left")
 figure.tight_layout()
 plt.show()
 
-print(f"{'input gives':>12}", *(f"{dtype:>12} {'waited':>8}" for dtype in TRAINED))
+print(f"{'allowed':>12}", *(f"{dtype:>12} {'waited':>8}" for dtype in TRAINED))
 for rate in offered:
     cells = [f"{reached[dtype, rate][0]:12.1f} {reached[dtype, rate][1]:8.0%}" for dtype in TRAINED]
     print(f"{rate:12.1f}", *cells)
@@ -466,8 +466,8 @@ for dtype in TRAINED:
     assert slowest[1] > fastest[1]
 
 # %% [markdown]
-# Where the input is slower than the network, every dtype trains at the
-# input's speed, and the share of waiting tells so. The published runs of
+# Where the input is slower than the network, all dtypes train at about the
+# same speed, and the share of waiting tells so. The published runs of
 # [DLPerf](https://github.com/Oneflow-Inc/DLPerf), with MXNet 1.6 and GluonCV,
 # have the same look: the more GPUs share one machine's input, the smaller the
 # gain, from 2.17 times on one GPU to 1.14 on eight.
