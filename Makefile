@@ -9,7 +9,8 @@ EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: help setup train test lint format zoo accuracy docs benchmark input notebooks results matrix clean
+.PHONY: help setup train test lint format accuracy zoo benchmark input results ablation \
+  notebooks matrix docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -49,6 +50,12 @@ benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of a
 
 input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
 	$(BIN)/python scripts/input_benchmark.py --output docs/benchmarks/input.md $(ARGS)
+
+results: setup ## train the digits in three dtypes over seeds, into results/digits (40 minutes)
+	$(BIN)/python scripts/results_table.py $(ARGS)
+
+ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
+	$(BIN)/python scripts/ablation.py --output results $(ARGS)
 
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
 	$(BIN)/python scripts/run_notebooks.py $(ARGS)
