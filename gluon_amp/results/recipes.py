@@ -85,6 +85,10 @@ EXPERIMENTS = {
             rows=_rows(
                 ("float32", 64), ("float16", 64), ("float16", 128), ("bfloat16", 64)
             ),
+            note="On a CPU half of float32's time goes into two of oneDNN 2.4's reference "
+            "kernels, for the gradients of this network's global pooling and of the BatchNorm "
+            "before it. So bfloat16 gains more here than on a larger network, as in "
+            "docs/benchmarks/step.md.",
         ),
         Experiment(
             name="caltech101",
