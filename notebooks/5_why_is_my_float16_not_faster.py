@@ -22,9 +22,9 @@
 
 # %% tags=["parameters"] short={"BATCHES": [1, 8], "REPEATS": 1, "PIXELS": 32, "INPUTS": [0.4, 4]}
 SEED = 0
-BATCHES = [1, 2, 4, 8, 16, 32]
+BATCHES = [1, 2, 4, 8, 16]
 REPEATS = 5
-PIXELS = 64
+PIXELS = 112
 INPUTS = [0.4, 0.7, 1, 1.5, 2.5, 4]  # images/s of the input, over those of float32
 
 # %%
