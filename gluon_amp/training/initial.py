@@ -149,13 +149,15 @@ def load_matching(net: HybridBlock, path: Path) -> List[str]:
     return new
 
 
-def copy_features(source: Block, net: Block) -> None:
-    """Give a network the values of another's parameters, wherever the shapes are the same."""
-    values = source._collect_params_with_prefix()
+def copy_features(source: Block, net: Block, head: List[Parameter]) -> None:
+    """Give a network the values of another's parameters, but for those of its head.
+
+    The head says which class is which, and those of the other network are others, however many.
+    """
+    values, own = source._collect_params_with_prefix(), {id(param) for param in head}
     for name, param in net._collect_params_with_prefix().items():
-        value = values[name].data()
-        if _fits(param.shape, value.shape):
-            _give(param, value)
+        if id(param) not in own:
+            _give(param, values[name].data())
 
 
 def _give(param: Parameter, value: nd.NDArray) -> None:

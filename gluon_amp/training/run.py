@@ -173,7 +173,8 @@ def build_net(recipe: Recipe, classes: int, devices: List[mx.Context]) -> Hybrid
     path = recipe.pretrained_file
     if recipe.use_pretrained and not (path or recipe.from_scratch):
         if recipe.dataset == "digits":
-            initial.copy_features(digits_network(recipe), net)
+            head = head_of(net, build(model, classes + 1))
+            initial.copy_features(digits_network(recipe), net, head)
         else:
             path = initial.zoo_file(model, recipe.root)
     if path:
