@@ -17,7 +17,8 @@ import numpy as np
 
 import gluon_amp as amp
 from gluon_amp.data.digits import load_digits
-from gluon_amp.results.statistics import Comparison, compare_pairs, spread
+from gluon_amp.results.render import difference
+from gluon_amp.results.statistics import compare_pairs, spread
 from gluon_amp.training.options import Parser, UsageError, positive, positive_int
 
 import mxnet as mx
@@ -204,20 +205,12 @@ def table(runs_by_label: Dict[str, List[Dict]], margin: float) -> str:
         found = spread(values)
         sd = "" if found.sd is None else f" ± {found.sd:.2f}"
         skipped = np.mean([run["skipped"] for run in runs_by_label[label]])
-        told = ("", "")
+        less, verdict = "", ""
         if values is not reference:
-            told = in_words(compare_pairs(values, reference, margin))
-        lines.append(f"| {label} | {found.mean:.2f}{sd} | {told[0]} | {told[1]} | {skipped:.1f} |")
+            comparison = compare_pairs(values, reference, margin)
+            less, verdict = difference(comparison), str(comparison)
+        lines.append(f"| {label} | {found.mean:.2f}{sd} | {less} | {verdict} | {skipped:.1f} |")
     return "\n".join(lines)
-
-
-def in_words(comparison: Comparison) -> Tuple[str, str]:
-    """Return a difference with its interval, and the verdict of the tests."""
-    interval = ""
-    if comparison.low is not None:
-        interval = f" ({comparison.low:+.2f} to {comparison.high:+.2f})"
-    difference = round(comparison.difference, 2) + 0.0  # no -0.00
-    return f"{difference:+.2f}{interval}", str(comparison)
 
 
 def page(results: Results, options: argparse.Namespace) -> str:

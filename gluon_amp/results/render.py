@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from gluon_amp.results.statistics import CONFIDENCE, Spread
+from gluon_amp.results.statistics import CONFIDENCE, Comparison, Spread
 from gluon_amp.results.table import Row, Table
 
 NONE = "–"
@@ -40,11 +40,15 @@ def _number(value: Optional[float], form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
+def difference(found: Comparison) -> str:
+    """Write a difference with its interval, where it has one; nothing is +0.00, never -0.00."""
+    interval = "" if found.low is None else f" ({found.low:+.2f} to {found.high:+.2f})"
+    return f"{round(found.difference, 2) + 0.0:+.2f}{interval}"
+
+
 def _interval(row: Row) -> str:
     found = row.comparison
-    if found is None or found.low is None:
-        return NONE
-    return f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+    return NONE if found is None or found.low is None else difference(found)
 
 
 def _test(field: str, form: str) -> Callable[[Row], str]:

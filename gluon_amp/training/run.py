@@ -171,20 +171,21 @@ def build_net(recipe: Recipe, classes: int, devices: List[mx.Context]) -> Hybrid
         initial.zero_last_gammas(net, model)
     net.initialize(mx.init.MSRAPrelu(), ctx=devices)
     path = recipe.pretrained_file
-    if recipe.use_pretrained and not (path or recipe.from_scratch):
-        if recipe.dataset == "digits":
-            head = head_of(net, build(model, classes + 1))
-            initial.copy_features(digits_network(recipe), net, head)
-        else:
-            path = initial.zoo_file(model, recipe.root)
+    pretrained = recipe.use_pretrained and not (path or recipe.from_scratch)
+    from_digits = pretrained and recipe.dataset == "digits"
+    head = []
+    if from_digits or recipe.freeze_features or recipe.head_lr_mult != 1:
+        head = head_of(net, build(model, classes + 1))
+    if from_digits:
+        initial.copy_features(digits_network(recipe), net, head)
+    elif pretrained:
+        path = initial.zoo_file(model, recipe.root)
     if path:
         initial.load_matching(net, path)
-    if recipe.freeze_features or recipe.head_lr_mult != 1:
-        head = head_of(net, build(model, classes + 1))
-        for param in head:
-            param.lr_mult = recipe.head_lr_mult
-        if recipe.freeze_features:
-            freeze_features(net, head)
+    for param in head:
+        param.lr_mult = recipe.head_lr_mult
+    if recipe.freeze_features:
+        freeze_features(net, head)
     if recipe.no_wd:
         initial.without_decay(net)
     try:
