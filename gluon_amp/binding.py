@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 
-from gluon_amp import graph
+from gluon_amp import graph, snapshot
 from gluon_amp.lowering import bfloat16, lower
 from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, widened
 from gluon_amp.policy import Policy
@@ -47,7 +47,6 @@ class _Binding:
         self.nodes = None
         self.lowered = None  # (inputs, lowered symbol), while a cached op is being built
         self.traces = {}
-        self.params = self.statistics = None
 
     def select(self, block: HybridBlock, key: tuple) -> None:
         """Let the block continue with the trace that belongs to `key`, or with none."""
@@ -105,8 +104,6 @@ class Cast:
                     f"{name_of(self)} got {dtype} data, expected float32 or float16 "
                     "(or integer ids): call .astype('float32') on it."
                 )
-        if autograd.is_recording() and autograd.is_training():
-            _tell_trainers(self, args)
         device = flat[0].context.device_type
         if amp.policy.compute_dtype == "bfloat16" and device == "gpu":
             bfloat16.check_device("gpu")
@@ -238,6 +235,7 @@ def release(net: Block) -> None:
         if dtype_of(param) == "float16":
             cast_parameter(param, "float32", masters)
         vars(param).pop("_amp_compute_dtype", None)
+    snapshot.unwatch(params)
     for _, block in hybrid_blocks(net):
         unbind(block)
         if isinstance(block, SymbolBlock):
@@ -289,18 +287,6 @@ def _with_dtype_attrs(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     attrs = symbol.attr_dict()
     float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
     return graph.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
-
-
-def _tell_trainers(block: HybridBlock, args: tuple) -> None:
-    """Let Trainers keep the running statistics that this training pass is about to change."""
-    amp = block._amp
-    if amp.params is None:  # collecting them anew would cost a millisecond each step
-        amp.params = list(block.collect_params().values())
-        amp.statistics = [p for p in amp.params if not p._differentiable]
-    trainers = {id(p._trainer): p._trainer for p in amp.params if p._trainer is not None}
-    for trainer in trainers.values():
-        if hasattr(trainer, "_before_forward"):
-            trainer._before_forward(amp.statistics, block, args)
 
 
 def name_of(block: Block) -> str:

@@ -1,14 +1,14 @@
 """Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
 
 import contextlib
-import sys
 from typing import Dict, Union
 
-from gluon_amp import graph
+from gluon_amp import graph, snapshot
 from gluon_amp.binding import FED_DTYPES, bind, clear, name_of, reason_of, release, unbind
 from gluon_amp.lowering import bfloat16
 from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, to_plain_layout
 from gluon_amp.policy import Policy
+from gluon_amp.stale_trainer import guard_trainers
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, roots, symbol_of
 
 import mxnet as mx
@@ -43,10 +43,9 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
         `net` is no Block, has no HybridBlock in it, or has float64 or trainable integer parameters.
     ValueError
         Unknown or contradictory policy; bfloat16 on a GPU; a forward that cannot be traced.
-    RuntimeError
-        A Trainer of these parameters is in use already.
 
-    Nothing is changed where an error is raised.
+    Nothing is changed where an error is raised. A Trainer that was built before the cast raises a
+    `RuntimeError` at its next step.
 
     Examples
     --------
@@ -75,19 +74,18 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
         _check_bfloat16(params)
     dtypes = _parameter_dtypes(policy, hybrid)
     changed = [p for p in params if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
-    computed = {getattr(p, "_amp_compute_dtype", "float32") for p in params}
-    if changed or computed != {policy.compute_dtype}:
-        _check_no_trainer(params)
     for path, block in roots(net):
         _try_trace(path, block)
 
     masters = masters_of(params)
+    guard_trainers(params)
     for param in changed:
         cast_parameter(param, dtypes[id(param)], masters)
     for param in params:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
         param._amp_compute_dtype = policy.compute_dtype
+    snapshot.watch(params)
     for path, block in hybrid:
         unbind(block)
         bind(block, path, policy)
@@ -155,19 +153,6 @@ def _check_pins(policy: Policy, hybrid: list) -> None:
         for node in block._cached_graph[1].get_internals().list_outputs()
     ]
     policy.check_blocks([*labels, *nodes])
-
-
-def _check_no_trainer(params) -> None:
-    trainers = {id(p._trainer): p._trainer for p in params if p._trainer is not None}
-    while trainers:
-        _, trainer = trainers.popitem()
-        held_by_params = sum(p._trainer is trainer for p in trainer._params)
-        # the two others: the name `trainer` here and getrefcount's own argument
-        if sys.getrefcount(trainer) > held_by_params + 2:
-            raise RuntimeError(
-                f"A {type(trainer).__name__} of these parameters was built before the cast: build "
-                "it after amp.cast (and `del` the old one first if it has done its work)."
-            )
 
 
 def _check_bfloat16(params) -> None:

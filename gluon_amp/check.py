@@ -15,9 +15,9 @@ from gluon_amp import graph
 from gluon_amp.binding import Cast
 from gluon_amp.parameters import dtype_of
 from gluon_amp.policy import Policy
+from gluon_amp.snapshot import is_statistic
 from gluon_amp.tracing import HybridBlock, named_blocks, roots, symbol_of
 from gluon_amp.trainer import ScaledSteps
-from gluon_amp.undo import is_statistic
 
 import mxnet as mx
 from mxnet import autograd

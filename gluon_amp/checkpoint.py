@@ -20,8 +20,8 @@ import numpy as np
 
 from gluon_amp import atomic, masters, states
 from gluon_amp.policy import PRESETS
+from gluon_amp.snapshot import is_statistic
 from gluon_amp.trainer import ScaledSteps
-from gluon_amp.undo import is_statistic
 
 from mxnet import autograd, nd
 

@@ -5,6 +5,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
+from gluon_amp import snapshot
 from gluon_amp.trainer import (
     BY_DTYPE,
     MAX_CONSECUTIVE_SKIPS,
@@ -103,7 +104,9 @@ def scale_loss(loss, trainer):
     losses = list(flatten(loss))
     for one in losses:
         check_loss_dtype(one)
+    # Nobody says when the backward pass ends, so a skip puts back all since it began.
     scale = trainer._open_window()
+    trainer._add_pass(snapshot.begin_backward(trainer._statistics), losses, ended=False)
     scaled = [one * scale for one in losses]
     yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
@@ -132,7 +135,7 @@ def unscale(trainer):
     [[1.0, 1.0]]
     """
     _check_scaled(trainer, "unscale")
-    scale = trainer._used_scale()
+    scale, window = trainer._used_scale(), trainer._settled_window()
     grads = [grad for param in trainer._trained() for grad in param.list_grad()]
     if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
         raise TypeError(
@@ -140,10 +143,10 @@ def unscale(trainer):
             "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
             "(policy 'mixed_float16')."
         )
-    if trainer._scaling and not trainer._unscaled:
+    if trainer._scaling and not window.unscaled:
         for grad in grads:
             grad *= 1 / scale
-        trainer._unscaled = True
+        trainer._note(unscaled=True)
 
 
 def _check_scaled(trainer, caller):

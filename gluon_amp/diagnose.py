@@ -19,9 +19,9 @@ from gluon_amp import graph
 from gluon_amp.finite import all_finite, dense_part
 from gluon_amp.loss_scale import LARGEST, SMALLEST, NoLossScale, resolve
 from gluon_amp.lowering import lower
+from gluon_amp.snapshot import is_statistic
 from gluon_amp.tracing import named_blocks
 from gluon_amp.trainer import ScaledSteps
-from gluon_amp.undo import is_statistic
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -147,32 +147,6 @@ def diagnose(net, loss_fn: Callable, data, label, loss_scale="dynamic") -> Diagn
             replay.run(loss_fn, data, label)
             found = _forward(replay) or _backward(replay, scale)
     return _completed(found, scale)
-
-
-def explain(calls) -> str:
-    """Return why the gradients of a step are not finite at the lowest loss scale, in one clause.
-
-    Parameters
-    ----------
-    calls : list of (Block, tuple)
-        Cast blocks and the arguments of their forward passes in that step. Their losses are not
-        known, so what is finite up to their outputs went wrong in the loss or on the way back.
-    """
-    for block, args in calls:
-        data = tuple(a for a in _flatten(args, "input")[0] if isinstance(a, nd.NDArray))
-        found = _bad_data(data, ()) or _bad_parameter(block, args)
-        if not found:
-            with _replay(block) as replay:
-                with autograd.record():
-                    block(*args)
-                found = _forward(replay) or _hidden(replay)
-        if found:
-            place = f" in {found['block']}" if found.get("block") else ""
-            return f"{found['verdict']}{place}: {found['advice']}"
-    return (
-        "backward_overflow: the outputs are finite, so the loss or its gradient is too large; "
-        "amp.diagnose(net, loss_fn, data, label) names the block."
-    )
 
 
 def _completed(found: dict, scale: float) -> Diagnosis:

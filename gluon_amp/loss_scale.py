@@ -37,9 +37,10 @@ class LossScale:
 
     # One backward pass can feed several trainers that share this object. Each reports what it
     # saw, but the pass counts once: `backwards` numbers the passes, `_verdict` is the outcome of
-    # the last one.
+    # the last one. `backward_passes` is what undoes it, known to trainers only.
     backwards = 0
     backward_scale: Optional[float] = None
+    backward_passes: tuple = ()
     _verdict: Optional[bool] = None
     _before_verdict: Optional[dict] = None
 

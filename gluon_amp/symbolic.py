@@ -12,11 +12,12 @@ Parameters that are the executors' own arrays.
 import difflib
 import logging
 import warnings
+from contextlib import nullcontext
 from typing import Dict, Iterable, List, Optional, Union
 
 import numpy as np
 
-from gluon_amp import graph, masters
+from gluon_amp import graph, masters, snapshot
 from gluon_amp.binding import reason_of
 from gluon_amp.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.lowering import lower
@@ -531,7 +532,7 @@ class Module(mx.mod.Module):
         """As `mx.mod.Module.forward`."""
         training = self.for_training if is_train is None else is_train
         if training and self._trainer is not None:
-            self._trainer._before_forward()
+            snapshot.announce(self._trainer._statistics)
         super().forward(data_batch, is_train)
 
     def backward(self, out_grads=None):
@@ -544,18 +545,20 @@ class Module(mx.mod.Module):
         """
         assert self.binded and self.params_initialized
         trainer = self._trainer
-        scale = trainer._open_window() if trainer is not None and self._scaling else 1.0
-        for executor in self._exec_group.execs:
-            if SCALE in executor.arg_dict:
-                executor.arg_dict[SCALE][:] = scale
-        if isinstance(out_grads, nd.NDArray):
-            out_grads = [out_grads]
-        if out_grads is not None and scale != 1.0:
-            out_grads = [
-                grad if k in self._scaled_inside else grad * scale
-                for k, grad in enumerate(out_grads)
-            ]
-        super().backward(out_grads)
+        scaling = trainer is not None and self._scaling
+        outputs = [out for executor in self._exec_group.execs for out in executor.outputs]
+        with trainer._scaled_pass(outputs) if scaling else nullcontext(1.0) as scale:
+            for executor in self._exec_group.execs:
+                if SCALE in executor.arg_dict:
+                    executor.arg_dict[SCALE][:] = scale
+            if isinstance(out_grads, nd.NDArray):
+                out_grads = [out_grads]
+            if out_grads is not None and scale != 1.0:
+                out_grads = [
+                    grad if k in self._scaled_inside else grad * scale
+                    for k, grad in enumerate(out_grads)
+                ]
+            super().backward(out_grads)
         self._input_scale = scale
         self._gradients_wait = True
         if trainer is not None:

@@ -1,18 +1,20 @@
 """The Trainer: scaled backward, overflow check, clipping, and a step that is applied or undone."""
 
+import contextlib
 import logging
 import re
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp import masters, states
+from gluon_amp import masters, snapshot, stale_trainer, states
 from gluon_amp.finite import all_finite, global_norm
 from gluon_amp.loss_scale import NoLossScale, resolve
 from gluon_amp.optimizer import ExactFloat, create
-from gluon_amp.undo import Snapshot, is_statistic
+from gluon_amp.window import Window
 
 from mxnet import autograd, gluon, nd
 
@@ -67,8 +69,10 @@ class ScaledSteps:
 
     def _init_scaled_steps(self, loss_scale, max_consecutive_skips, on_skip):
         self._scale_by_dtype = loss_scale is BY_DTYPE
+        self._dtypes = stale_trainer.dtypes_of(self._params)
+        self._declared = self._declared_dtypes()
         if self._scale_by_dtype:
-            computes_in_float16 = any("float16" in dtypes for dtypes in self._current_dtypes())
+            computes_in_float16 = any("float16" in dtypes for dtypes in self._dtypes)
             loss_scale = "dynamic" if computes_in_float16 else None
         self._loss_scale = resolve(loss_scale)
         self._scaling = not isinstance(self._loss_scale, NoLossScale)
@@ -81,22 +85,12 @@ class ScaledSteps:
         self._on_skip = on_skip
         self._skipped_total = 0
         self._skips_at_floor = 0
-        self._dtypes = self._current_dtypes()
-        self._declared = self._declared_dtypes()
-
-        # The scale in the gradients since the last step, or None before the first backward pass.
-        self._window_scale = None
-        self._backwards_seen = self._loss_scale.backwards
-        self._unscaled = False
-        self._reduced = self._reduced_for_clip = False
-        self._clip_factor, self._grad_norm = 1.0, None
-
         self._watch = masters.Watch()
-        self._statistics = [p for p in self._params if is_statistic(p)]
-        self._snapshot = Snapshot()
-        self._told_before_forward = False
-        self._begin_window()
         self._check_master_precision()
+        self._statistics = [p for p in self._params if snapshot.is_statistic(p)]
+        snapshot.watch(self._params, trainer=self if self._scaling else None)
+        self._window_lock = threading.Lock()  # GluonCV runs backward passes in threads
+        self._begin_window()
 
     # ------------------------------------------------------------------ scaling and backward
 
@@ -137,71 +131,117 @@ class ScaledSteps:
             return
         for one in losses:
             check_loss_dtype(one)
-        scale = self._open_window()
-        with autograd.pause():
-            heads = [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
-        autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
+        with self._scaled_pass(losses) as scale:
+            with autograd.pause():
+                heads = [
+                    nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses
+                ]
+            autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
-    def _open_window(self):
-        if self._window_scale is None:
-            self._window_scale = self._loss_scale.scale
-        self._loss_scale.begin_backward(self._window_scale)
-        if not self._told_before_forward:
-            self._snapshot.take(self._statistics)
-        self._reduced = self._reduced_for_clip = self._unscaled = False
-        self._clip_factor, self._grad_norm = 1.0, None
-        return self._window_scale
+    @property
+    def window(self) -> Window:
+        """The state between the first backward pass of a step and its update; frozen."""
+        return self._window
+
+    @contextlib.contextmanager
+    def _scaled_pass(self, losses=()) -> Iterator[float]:
+        """Give the window's scale to a backward pass, and note what the pass writes."""
+        scale = self._open_window()
+        written = snapshot.begin_backward(self._statistics)
+        yield scale
+        self._add_pass(written, losses)
+
+    def _open_window(self) -> float:
+        with self._window_lock:
+            if self._window.scale is None:
+                self._window = replace(self._window, scale=self._loss_scale.scale)
+            self._loss_scale.begin_backward(self._window.scale)
+            return self._window.scale
+
+    def _add_pass(self, written, losses, ended=True):
+        last_chance = self._skips_at_floor + 1 >= self._max_consecutive_skips
+        with self._window_lock:  # so that passes are added in the order in which they ended
+            self._window = replace(
+                self._window,
+                passes=self._passes_and(written, ended),
+                losses=tuple(one.detach() for one in losses) if last_chance else (),
+            )
+            self._loss_scale.backward_passes = self._window.passes
+
+    def _passes_and(self, written, ended=True):
+        if ended:
+            written = tuple(copy.ended() for copy in written)
+        return snapshot.followed_by(self._window.passes, written)
 
     def _begin_window(self):
         """Forget the window that a step has ended."""
-        self._window_scale = None
-        self._backwards_seen = self._loss_scale.backwards
-        self._reduced = self._reduced_for_clip = self._unscaled = False
-        self._clip_factor, self._grad_norm = 1.0, None
-        self._snapshot.clear()
-        self._calls = []
-        # Nets that were not cast do not announce their forward pass, and a GPU writes statistics
-        # in it, so theirs are copied as soon as the last step is over.
-        if self._scaling and not self._told_before_forward:
-            self._snapshot.take(self._statistics)
-
-    def _before_forward(self, statistics=(), block=None, args=()):
-        """Keep running statistics as they are now; cast nets call this as their forward begins.
-
-        Parameters
-        ----------
-        statistics : iterable of Parameter
-            Those that the forward pass will write, whether the trainer was given them or not.
-        block, args : Block and tuple, optional
-            What is called with what, for the diagnosis of an overflow.
-        """
-        if self._scaling:
-            if block is not None:
-                self._calls.append((block, args))
-            if not self._told_before_forward:
-                self._told_before_forward = True
-                self._snapshot.clear()
-            self._snapshot.take([*self._statistics, *statistics])
+        self._window = Window(shared_backwards=self._loss_scale.backwards)
+        snapshot.end_step(undoes=self._scaling)
 
     def _used_scale(self):
-        """The scale that the gradients carry now.
+        """Return the scale that the gradients carry now.
 
         Raises
         ------
         RuntimeError
             When no backward pass of this trainer, or of one that shares its scale, came before.
         """
-        if self._window_scale is not None:
-            return self._window_scale
+        if self._window.scale is not None:
+            return self._window.scale
         if not self._scaling:
             return 1.0
-        if self._loss_scale.backwards > self._backwards_seen:
+        if self._loss_scale.backwards > self._window.shared_backwards:
             return self._loss_scale.backward_scale
         raise RuntimeError(
             "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
             "loss.backward(), once or more before each step, so that the gradients carry the loss "
             "scale."
         )
+
+    # ------------------------------------------------------------------ reducing, measuring
+
+    def _settled_window(self) -> Window:
+        """Return the window, without what later backward passes have made obsolete.
+
+        Raises
+        ------
+        RuntimeError
+            When a backward pass added to gradients, or wrote only some of them, that were reduced
+            or unscaled before.
+        """
+        window = self._window
+        weights = [(p, array) for p in self._trained() for array in p.list_data()]
+        written = {id(array): p.grad_req for p, array in weights if array._fresh_grad}
+        if window.fresh and written:
+            overwritten = all(written.get(one) == "write" for one in window.fresh)
+            if not overwritten and (window.unscaled or (window.reduced and self._reduces())):
+                raise RuntimeError(
+                    "A backward pass wrote into gradients that were reduced or unscaled already, "
+                    "which mixes two units: call clip_global_norm, allreduce_grads and unscale "
+                    "after the last backward pass of a step."
+                )
+            for array in window.fresh.values():
+                array._fresh_grad = True
+            self._window = window = window.with_new_gradients()
+        return window
+
+    def _note(self, **changes) -> None:
+        """Note what was done to the gradients, and watch for backward passes from now on."""
+        fresh = dict(self._window.fresh)
+        for param in self._trained():
+            for array in param.list_data():
+                if array._fresh_grad:
+                    array._fresh_grad = False
+                    fresh[id(array)] = array
+        self._window = replace(self._window, fresh=fresh, **changes)
+
+    def _reduces(self) -> bool:
+        """Return whether gradients are exchanged at all, between devices or workers."""
+        return self._kvstore is not None or self._reduces_itself()
+
+    def _reduces_itself(self) -> bool:
+        """Return whether another class, such as Horovod's, has a reduction of its own."""
+        return type(self)._allreduce_grads is not gluon.Trainer._allreduce_grads
 
     # ------------------------------------------------------------------ clipping
 
@@ -229,25 +269,29 @@ class ScaledSteps:
         if not (isinstance(max_norm, Real) and max_norm > 0):
             raise ValueError(f"max_norm must be a number above 0, received {max_norm!r}.")
         _check_batch_size(batch_size)
-        scale = 1.0 if self._unscaled else self._used_scale()
+        scale = self._used_scale()
         self._check_dtypes()
-        if not self._reduced:
+        window = self._settled_window()
+        if not window.reduced:
             self.allreduce_grads()
-        self._reduced_for_clip = True
-        # After the reduction all devices hold the same gradients.
-        grads = [p.list_grad()[0] for p in self._trained()]
-        norm = global_norm(grads) * (abs(self._scale) / batch_size) / scale
-        self._clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
-        self._grad_norm = norm
+        grads = [grad for _, arrays in self._used_grads() for grad in self._distinct(arrays)]
+        divisor = 1.0 if window.unscaled else scale
+        norm = global_norm(grads) * (abs(self._scale) / batch_size) / divisor
+        clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
+        self._note(clip_factor=clip_factor, grad_norm=norm)
         return norm
 
     # ------------------------------------------------------------------ the step
 
     def allreduce_grads(self):
         """Reduce the gradients over devices and workers; then call `update`, not `step`."""
+        self._settled_window()
+        self._reduce()
+        self._note(reduced=True)
+
+    def _reduce(self):
         self._prepare_kvstore()
         self._allreduce_grads()
-        self._reduced = True
 
     def step(self, batch_size, ignore_stale_grad=False):
         """Reduce the gradients and make one update, or skip it when they are not all finite.
@@ -276,23 +320,29 @@ class ScaledSteps:
         FloatingPointError
             After `max_consecutive_skips` overflows in a row that no lower scale could answer.
         """
-        # Misuse is told before anything is reduced.
+        # Misuse is reported before anything is reduced.
         _check_batch_size(batch_size)
         self._used_scale()
         self._check_dtypes()
+        window = self._settled_window()
         self._check_fresh(ignore_stale_grad)
-        if not self._reduced_for_clip:
-            self.allreduce_grads()
-        return self.update(batch_size, ignore_stale_grad)
+        if not window.reduced:
+            self._reduce()
+        return self._finish_step(batch_size, ignore_stale_grad)
 
     def update(self, batch_size, ignore_stale_grad=False):
         """What `step` does after reducing the gradients; for use after `allreduce_grads`."""
         _check_batch_size(batch_size)
-        scale = self._used_scale()
+        self._used_scale()
         self._check_dtypes()
+        self._settled_window()
         self._check_fresh(ignore_stale_grad)
         self._prepare_kvstore()
-        checked = self._checked_grads(ignore_stale_grad) if self._scaling else []
+        return self._finish_step(batch_size, ignore_stale_grad)
+
+    def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
+        scale, window = self._used_scale(), self._window
+        checked = self._used_grads() if self._scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
         if all_finite(grads):
             self._apply(batch_size, scale, ignore_stale_grad)
@@ -311,34 +361,38 @@ class ScaledSteps:
             applied=not overflow,
             loss_scale=scale,
             next_loss_scale=self._loss_scale.scale,
-            grad_norm=self._grad_norm,
+            grad_norm=window.grad_norm,
             overflow=overflow,
             skipped_total=self._skipped_total,
         )
-        calls = self._calls
         self._begin_window()
         if overflow:
-            self._tell_skip(report, calls)
+            self._report_skip(report, window)
         return report
 
     def _apply(self, batch_size, scale, ignore_stale_grad):
-        divisor = 1.0 if self._unscaled else scale
+        window = self._window
+        divisor = 1.0 if window.unscaled else scale
         # Dividing by a power of two last keeps the result's digits the same for every scale.
-        factor = self._scale / batch_size * self._clip_factor / divisor
+        factor = self._scale / batch_size * window.clip_factor / divisor
         self._check_and_rescale_grad(ExactFloat(factor))
         self._watch.follow_changed(self._unseen_entries())
+        for array in window.fresh.values():
+            array._fresh_grad = True  # gluon.Trainer looks at it
         self._update(ignore_stale_grad)
         self._watch.remember(self._unseen_entries())
 
     def _skip(self):
-        self._snapshot.restore()
+        own = self._window.passes
+        shared = self._loss_scale.backward_passes if self._window.scale is None else ()
+        snapshot.undo((*shared, *own))
         for param in self._trained():
             # Also 'write' buffers: one that no later backward pass writes would go on overflowing.
             param.zero_grad()
             for array in param.list_data():
                 array._fresh_grad = False
 
-    def _tell_skip(self, report, calls):
+    def _report_skip(self, report, window):
         names = _some(report.overflow)
         logger.info(
             "Step skipped: gradients of %s overflowed at loss scale %g; next scale %g, %d skipped "
@@ -354,34 +408,50 @@ class ScaledSteps:
             raise FloatingPointError(
                 f"{self._skips_at_floor} steps in a row overflowed at loss scale "
                 f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: "
-                + _explanation(calls)
+                f"{self._cause(window)}; amp.diagnose(net, loss_fn, data, label) finds the block."
             )
+
+    def _cause(self, window: Window) -> str:
+        """Return what is known of an overflow without running the network again."""
+        for name, value in self.master_params().items():
+            if not all_finite([value]):
+                return f"the parameter {name} is not finite itself, so load a finite one"
+        # A ReLU makes 0 of NaN, so a finite loss alone says little.
+        after = [copy.after for one in window.passes for copy in one if copy.after is not None]
+        if not all_finite([*window.losses, *after]):
+            return (
+                "the forward pass is not finite already, so look for infinite data and for overflow"
+                " in the network"
+            )
+        return "the forward pass looks finite, so it is probably its gradient that overflows"
 
     def _trained(self):
         return [p for p in self._params if p.grad_req != "null" and p._data is not None]
 
-    def _checked_grads(self, ignore_stale_grad) -> List[Tuple[str, list]]:
-        """Names and gradients that this step will use."""
-        # A reduction, MXNet's or Horovod's, adds one worker's stale gradients to another's fresh
-        # ones, so there all of them count, and all workers decide alike.
-        own_reduction = type(self)._allreduce_grads is not gluon.Trainer._allreduce_grads
-        fresh_only = ignore_stale_grad and self._kvstore is None and not own_reduction
-        return [
-            (
-                param.name,
-                [
-                    grad
-                    for data, grad in zip(param.list_data(), param.list_grad())
-                    if data._fresh_grad or not fresh_only
-                ],
-            )
-            for param in self._trained()
-        ]
+    def _used_grads(self) -> List[Tuple[str, list]]:
+        """Names of parameters and those of their gradients that this step will use.
+
+        A reduction adds stale gradients to fresh ones, so there they count too. Where it crosses
+        workers, this one cannot know which are fresh elsewhere: all count, so that all workers
+        decide alike.
+        """
+        across_workers = self._reduces_itself() or self._distributed
+        used = []
+        for param in self._trained():
+            pairs = list(zip(param.list_data(), param.list_grad()))
+            fresh = [grad for data, grad in pairs if self._window.is_fresh(data)]
+            reduced = across_workers or (self._kvstore is not None and fresh)
+            used.append((param.name, [grad for _, grad in pairs] if reduced else fresh))
+        return used
+
+    def _distinct(self, grads: list) -> list:
+        """Return gradients without their copies: after a reduction all devices hold the same."""
+        return grads[:1] if self._reduces() else grads
 
     def _check_fresh(self, ignore_stale_grad):
         # gluon.Trainer says so only when it has marked other gradients as used already.
         for param in () if ignore_stale_grad else self._trained():
-            if not all(data._fresh_grad for data in param.list_data()):
+            if not all(map(self._window.is_fresh, param.list_data())):
                 raise UserWarning(
                     f"No backward pass has written the gradient of {param.name} on every device "
                     "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
@@ -391,6 +461,10 @@ class ScaledSteps:
     def _prepare_kvstore(self):
         if not self._params:
             self._kv_initialized = True
+        if self._kv_initialized and not self._params_to_init:
+            return
+        # All devices and workers get the first one's statistics now, in the middle of a step.
+        written = snapshot.copies(snapshot.arrays_of(self._statistics)) if self._scaling else ()
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
@@ -400,6 +474,7 @@ class ScaledSteps:
             for param in self._params:
                 for array in param._data or ():
                     array.wait_to_read()
+        self._window = replace(self._window, passes=self._passes_and(written))
 
     def _check_contexts(self):
         # gluon.Trainer fails without parameters, where it gets None here
@@ -410,19 +485,9 @@ class ScaledSteps:
     def _declared_dtypes(self):
         return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self._params]
 
-    def _current_dtypes(self):
-        return [(np.dtype(dtype).name, compute) for dtype, compute in self._declared_dtypes()]
-
     def _check_dtypes(self):
-        if self._declared_dtypes() == self._declared:
-            return  # one dtype can be written in several ways, but mostly nothing has changed
-        for param, before, now in zip(self._params, self._dtypes, self._current_dtypes()):
-            if before[0] != now[0] or (self._scale_by_dtype and before != now):
-                raise RuntimeError(
-                    f"Parameter {param.name} was {_in_words(*before)} when this trainer was built "
-                    f"and is {_in_words(*now)} now: the trainer was built before the cast, build a "
-                    "new one after it."
-                )
+        if self._declared_dtypes() != self._declared:  # it can be the same in other words
+            stale_trainer.check(self._params, self._dtypes, computing=self._scale_by_dtype)
 
     def _check_master_precision(self):
         float16 = any(param == "float16" for param, _ in self._dtypes)
@@ -654,18 +719,6 @@ def _in_natural_order(params):
             numbered, key=lambda n: [int(t) if t.isdigit() else t for t in numbered[n]]
         )
     ]
-
-
-def _explanation(calls) -> str:
-    if not calls:  # nets that were not cast do not tell what they are called with
-        return "the data or the forward pass is not finite, or these layers need float32."
-    from gluon_amp.diagnose import explain  # which itself knows trainers
-
-    return explain(calls)
-
-
-def _in_words(dtype, compute):
-    return dtype if compute is None else f"{dtype} computing in {compute}"
 
 
 def _check_batch_size(batch_size):

@@ -699,27 +699,6 @@ def test_a_pin_that_matches_nothing_is_refused_and_nothing_changes():
     assert type(net) is nn.HybridSequential
 
 
-@pytest.mark.parametrize("kind", [gluon.Trainer])
-def test_a_trainer_built_before_the_cast_is_refused(kind):
-    net = small_net()
-    trainer = kind(net.collect_params(), "sgd")
-    for policy in ("float16", "mixed_float16"):
-        with pytest.raises(RuntimeError, match="built before the cast: build it after"):
-            amp.cast(net, policy)
-        assert set(dtypes_of(net).values()) == {"float32"}
-    del trainer
-    amp.cast(net, "float16")  # nobody uses the old one any more
-
-
-def test_recasting_by_the_same_policy_is_fine_with_a_trainer():
-    net = amp.cast(small_net(), "float16")
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.cast(net, "float16")
-    with pytest.raises(RuntimeError, match="built before the cast"):
-        amp.cast(net, "bfloat16")
-    assert trainer is not None
-
-
 def test_gluons_own_cast_on_a_cast_net_is_refused():
     net = amp.cast(small_net(), "float16")
     with pytest.raises(RuntimeError, match="call amp.cast"):

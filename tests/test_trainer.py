@@ -317,8 +317,7 @@ def test_without_a_scale_it_is_a_gluon_trainer():
 def test_without_a_scale_nothing_is_checked(monkeypatch):
     p = parameter("p", [1.0], "float32")
     trainer = Trainer([p], "sgd", {"learning_rate": 1.0})
-    monkeypatch.setattr(trainer_module.Snapshot, "take", None)
-    trainer._before_forward([p])
+    monkeypatch.setattr(trainer_module.snapshot, "begin_backward", None)
     assert run(trainer, [(p, [inf])]) == StepReport(True, 1.0, 1.0)
     assert values(p)[0] == -inf
 
@@ -573,6 +572,23 @@ def test_at_the_floor_a_clear_error_names_the_parameters():
     ):
         run(trainer, overflow)
     assert {float(values(p)[0]) for p in params} == {1.0}
+
+
+@pytest.mark.parametrize(
+    "value, factor, cause",
+    [
+        (1.0, 1e5, "the forward pass looks finite, so it is probably its gradient that overflows"),
+        (1.0, inf, "the forward pass is not finite already, so look for infinite data"),
+        (nan, 1.0, "the parameter p is not finite itself, so load a finite one"),
+    ],
+)
+def test_at_the_floor_the_error_names_the_cause(value, factor, cause):
+    p, q = parameter("p", [value]), parameter("q", [1.0])
+    trainer = Trainer([p, q], "sgd", loss_scale=8, max_consecutive_skips=2)
+    terms = [(p, [factor]), (q, [nan if value != value else factor])]
+    assert not run(trainer, terms).applied
+    with pytest.raises(FloatingPointError, match=cause):
+        run(trainer, terms)
 
 
 def test_a_finite_step_starts_the_count_again_and_a_static_scale_is_always_at_its_floor():

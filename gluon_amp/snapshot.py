@@ -1,0 +1,217 @@
+"""Running statistics as they were before a pass, so that a skipped step can undo it.
+
+BatchNorm's running mean and variance include a batch before anyone can know that its gradients
+overflow: MXNet's CPU operators write them in the backward pass, cuDNN in the forward pass. A skip
+would leave them infinite or half moved, and only validation would show it.
+
+A pass is undone, whoever owns the parameters, and nothing else: a value that differs from what the
+pass left was written by the user since then, and stays.
+"""
+
+import threading
+import weakref
+from collections import defaultdict
+from typing import Iterable, List, NamedTuple, Optional, Tuple
+
+from mxnet import autograd, gluon, nd
+from mxnet.ndarray import NDArray
+
+
+def is_statistic(parameter: gluon.Parameter) -> bool:
+    """Return whether operators, and not the optimizer, write this parameter."""
+    return parameter.grad_req == "null" and not parameter._differentiable
+
+
+# ---------------------------------------------------------------------- copies
+
+
+class Copy(NamedTuple):
+    """Arrays of one device and dtype, with their values before and after a pass.
+
+    Attributes
+    ----------
+    arrays : tuple of NDArray
+    before, after : NDArray
+        The values of all of them in one vector; `after` is None where the end of the pass is not
+        known, and then everything written since `before` counts as the pass's.
+    """
+
+    arrays: Tuple[NDArray, ...]
+    before: NDArray
+    after: Optional[NDArray] = None
+
+    def ended(self) -> "Copy":
+        """Return the copy with the values of now as those after the pass."""
+        return self._replace(after=_joined(self.arrays))
+
+    def without(self, current: NDArray) -> NDArray:
+        """Return what these current values would be without the pass."""
+        if self.after is None:
+            return self.before
+        # NaN equals nothing, itself included, and only a pass writes it.
+        written_since = (current != self.after) * (current == current)
+        return nd.where(written_since, current, self.before)
+
+    def undo(self) -> None:
+        """Put the values before the pass back in place."""
+        values, start = self.without(_joined(self.arrays)), 0
+        for array in self.arrays:
+            own = values[start : start + array.size].reshape(array.shape)
+            own.copyto(array.as_nd_ndarray())
+            start += array.size
+
+
+Pass = Tuple[Copy, ...]
+
+
+def copies(arrays: Iterable[NDArray]) -> Pass:
+    """Copy arrays as a pass begins, with one operator for each device and dtype.
+
+    A ResNet-50 has 106 statistics: as many calls from Python would take longer than all else that
+    a loss scale does.
+    """
+    groups = defaultdict(list)
+    for array in arrays:
+        groups[array.context, array.dtype].append(array)
+    return tuple(Copy(tuple(group), _joined(group)) for group in groups.values())
+
+
+def followed_by(passes: Tuple[Pass, ...], latest: Pass) -> Tuple[Pass, ...]:
+    """Return passes with one more; one over the same arrays as the last takes its place.
+
+    So the micro-batches of a step hold no more memory than one of them.
+    """
+    if not latest:
+        return passes
+    if not passes or not _same_arrays(passes[-1], latest):
+        return (*passes, latest)
+    merged = (new._replace(before=old.without(new.before)) for old, new in zip(passes[-1], latest))
+    return (*passes[:-1], tuple(merged))
+
+
+def undo(passes: Tuple[Pass, ...]) -> None:
+    """Undo passes, the last one first."""
+    for one in reversed(passes):
+        for copy in one:
+            copy.undo()
+
+
+def _same_arrays(one: Pass, other: Pass) -> bool:
+    def identities(copies):
+        return [[id(array) for array in copy.arrays] for copy in copies]
+
+    return identities(one) == identities(other)
+
+
+def _joined(arrays: Iterable[NDArray]) -> NDArray:
+    with autograd.pause():
+        arrays = [array.as_nd_ndarray() for array in arrays]
+        flat = [array if array.ndim == 1 else array.reshape(-1) for array in arrays]
+        return nd.concat(*flat, dim=0)
+
+
+# ---------------------------------------------------------------------- which statistics
+
+
+class Statistic(gluon.Parameter):
+    """A Parameter that announces each training pass which is about to use it.
+
+    Every forward pass, cast or not, hybridized or not, asks its Parameters for their `data`.
+    """
+
+    def data(self, ctx=None):
+        """As `gluon.Parameter.data`."""
+        data = super().data(ctx)
+        if autograd.is_recording() and autograd.is_training():
+            announce([self])
+        return data
+
+
+class _Announced(threading.local):
+    """Statistics of this thread's forward passes, each with its copy from a GPU (or None)."""
+
+    def __init__(self):
+        self.copies = weakref.WeakKeyDictionary()
+
+
+_announced = _Announced()
+_scaling_trainers = weakref.WeakSet()  # without one, nothing is ever undone
+
+
+def watch(parameters: Iterable[gluon.Parameter], trainer: Optional[gluon.Trainer] = None) -> None:
+    """Make the statistics among these parameters announce their passes.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+    trainer : Trainer, optional
+        One that undoes skipped steps.
+    """
+    if trainer is not None:
+        _scaling_trainers.add(trainer)
+    for parameter in parameters:
+        if is_statistic(parameter) and type(parameter) is gluon.Parameter:
+            parameter.__class__ = Statistic
+
+
+def unwatch(parameters: Iterable[gluon.Parameter]) -> None:
+    """Undo `watch`."""
+    for parameter in parameters:
+        if type(parameter) is Statistic:
+            parameter.__class__ = gluon.Parameter
+
+
+def announce(statistics: Iterable[gluon.Parameter]) -> None:
+    """Note that a training pass is about to use these statistics."""
+    for parameter in statistics if _scaling_trainers else ():
+        if parameter not in _announced.copies:
+            on_gpu = [array for array in arrays_of([parameter]) if not writes_in_backward(array)]
+            _announced.copies[parameter] = copies(on_gpu)
+
+
+def begin_backward(own: Iterable[gluon.Parameter]) -> Pass:
+    """Return the copies that undo the backward pass which is about to begin.
+
+    Parameters
+    ----------
+    own : iterable of Parameter
+        Statistics to copy in any case, whether their forward pass was announced or not.
+    """
+    announced = _announced.copies
+    parameters = {id(parameter): parameter for parameter in (*own, *announced)}
+    taken: List[Copy] = []
+    for parameter, held in list(announced.items()):
+        if held:
+            taken += held
+            del announced[parameter]  # its next forward pass is to be copied again
+    held = {id(array) for copy in taken for array in copy.arrays}
+    rest = [array for array in arrays_of(parameters.values()) if id(array) not in held]
+    return (*copies(rest), *taken)
+
+
+def end_step(undoes: bool) -> None:
+    """Forget the forward passes of a step that is over.
+
+    Parameters
+    ----------
+    undoes : bool
+        Whether the step's trainer undoes skipped steps. The step of another one only makes copies
+        obsolete; what was announced may belong to a loss whose backward pass is still to come.
+    """
+    for parameter, held in list(_announced.copies.items()):
+        if undoes or held:
+            del _announced.copies[parameter]
+
+
+def writes_in_backward(array: NDArray) -> bool:
+    """Return whether operators on the array's device write statistics in the backward pass only.
+
+    So src/operator/nn/batch_norm.cc and mkldnn_batch_norm-inl.h do on a CPU;
+    cudnnBatchNormalizationForwardTraining writes them in the forward pass.
+    """
+    return array.context.device_type.startswith("cpu")
+
+
+def arrays_of(parameters: Iterable[gluon.Parameter]) -> List[NDArray]:
+    """Return the arrays of these parameters on all devices; uninitialized ones have none."""
+    return [array for p in parameters if p._data is not None for array in p.list_data()]
