@@ -86,11 +86,13 @@ def test_terminated_in_mid_epoch(home, tmp_path, uninterrupted):
     out, err = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
     assert err == (
+        "signal 15: the run saves and ends after this batch or validation; once more ends it at "
+        "once\n"
         "train_imagenet.py: interrupted by signal 15: saved; go on with --resume auto.\n"
     )
     assert "Saved " in out
     position = next(line for line in out.splitlines() if line.startswith("Saved "))
-    assert "epoch001-batch0000" in position
+    assert "epoch001-sample0000" in position
 
     out = finish(start(home, tmp_path, "--resume", "auto"))
     assert "Going on from " in out
@@ -109,7 +111,7 @@ def test_killed_in_mid_epoch_twice(home, tmp_path, uninterrupted):
     process.kill()
     process.communicate()
     names = sorted(path.name for path in (tmp_path / "saved").glob("epoch*.ckpt"))
-    assert names[-1] == "epoch002-batch00002.ckpt"
+    assert names[-1] == "epoch002-sample00000064.ckpt"
     # one written in part, as a full disk or a dead machine leaves it
     newest = tmp_path / "saved" / names[-1]
     newest.write_bytes(newest.read_bytes()[:-1000])
@@ -123,7 +125,7 @@ def test_checkpoints_kept_and_refused(home, tmp_path):
     finish(start(home, tmp_path, "--save-batches", "2", "--keep", "2"))
     saved = tmp_path / "saved"
     assert sorted(path.name for path in saved.glob("*.ckpt")) == [
-        BEST, "epoch002-batch00004.ckpt", "epoch003-batch00000.ckpt",
+        BEST, "epoch002-sample00000128.ckpt", "epoch003-sample00000000.ckpt",
     ]  # fmt: skip
     for arguments, sentence in (
         ([], "holds checkpoints of an earlier run: go on with it by --resume auto"),
@@ -131,7 +133,7 @@ def test_checkpoints_kept_and_refused(home, tmp_path):
         (["--resume", "auto", "--dtype", "float32"], "with --dtype float16"),
         (["--resume", str(saved / "none.ckpt")], "none.ckpt cannot be read"),
         (["--resume", str(saved / PARAMS)], "is no checkpoint|not"),
-        (["--resume", str(saved / "epoch002-batch00004.ckpt")], "holds later checkpoints than"),
+        (["--resume", str(saved / "epoch002-sample00000128.ckpt")], "holds later checkpoints than"),
     ):
         process = start(home, tmp_path, *arguments)
         _, err = process.communicate(timeout=60)
@@ -171,12 +173,12 @@ def test_counts_go_on_where_they_were():
 
 
 def test_names_of_checkpoints_sort_by_position(tmp_path):
-    for name in ("epoch002-batch00000.ckpt", "epoch001-batch00010.ckpt", "epoch001-batch00002.ckpt",
-                 BEST, "epoch1.ckpt.tmp"):  # fmt: skip
+    for name in ("epoch002-sample00000000.ckpt", "epoch001-sample00000100.ckpt",
+                 "epoch001-sample00000032.ckpt", BEST, "epoch1.ckpt.tmp"):  # fmt: skip
         (tmp_path / name).write_bytes(b"")
     found = Checkpoints(tmp_path, 3).found()
     assert [position for position, _ in found] == [
-        Position(1, 2), Position(1, 10), Position(2, 0),
+        Position(1, 32), Position(1, 100), Position(2, 0),
     ]  # fmt: skip
     with pytest.raises(UsageError, match="holds 3 checkpoints and none can be read"):
         Checkpoints(tmp_path, 3).newest()

@@ -224,7 +224,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
     full = run("--resume", "auto", "--lr-mode", "cosine", largest=100_000)
     assert full.returncode == 1
     assert re.fullmatch(
-        r"train_imagenet.py: .*epoch002-batch00000.ckpt was not written \(File too large\): "
+        r"train_imagenet.py: .*epoch002-sample00000000.ckpt was not written \(File too large\): "
         r"earlier checkpoints are as they were; make room and go on with --resume auto.\n",
         full.stderr,
     )

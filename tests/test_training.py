@@ -363,9 +363,29 @@ def test_shapes_fall_from_the_end_of_the_warm_up(mode, rates):
     assert [schedule(e, b) for e in (2, 3) for b in (0, 1)] == pytest.approx(rates, abs=1e-6)
 
 
-def test_a_run_shorter_than_its_warm_up_only_rises():
-    schedule = Schedule(1.0, 2, 1, "cosine", warmup_epochs=5)
-    assert [schedule(0, 0), schedule(1, 0)] == pytest.approx([0.2, 0.4])
+def test_a_warm_up_as_long_as_the_run_is_refused():
+    with pytest.raises(ValueError, match="warmup_epochs is 2, expected fewer than the 2 epochs"):
+        Schedule(1.0, 2, 1, "cosine", warmup_epochs=2)
+
+
+@pytest.mark.parametrize(
+    "data, epochs, warmup",
+    [("digits", 24, 2), ("digits", 2, 1 / 6), ("imagenet", 90, 5), ("imagenet", 3, 1 / 6),
+     ("imagenet", 180, 5)],
+)  # fmt: skip
+def test_a_shorter_run_warms_up_for_the_same_share_of_it(data, epochs, warmup):
+    given = {"num_epochs": epochs}
+    recipe = for_data(Recipe(**given), given, data)
+    assert recipe.warmup_epochs == pytest.approx(warmup)
+    schedule = Schedule(1.0, epochs, 6, "constant", recipe.warmup_epochs)
+    assert schedule(epochs - 1, 5) == 1.0
+    explicit = {**given, "warmup_epochs": 1}
+    assert for_data(Recipe(**explicit), explicit, data).warmup_epochs == 1
+
+
+def test_the_epoch_in_which_the_warm_up_ends_goes_on_at_the_full_rate():
+    schedule = Schedule(0.6, 2, 6, "constant", warmup_epochs=0.5)
+    assert [schedule(0, n) for n in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.6, 0.6])
 
 
 # --------------------------------------------------------------------------- meters

@@ -1,15 +1,19 @@
 """The checkpoints of a run: which to keep, and which to go on from.
 
 A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run goes
-on, ``epoch003-batch00120.ckpt``, and it holds what a run knows beside its network and trainer: the
-results of all epochs so far, the counts of the unfinished one, and what it trains on.
+on, ``epoch003-sample00030720.ckpt``, and it holds what a run knows beside its network and trainer:
+the results of all epochs so far, the counts of the unfinished one, and what it trains on.
 """
 
+import contextlib
+import fcntl
 import logging
+import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.trainer import Trainer
@@ -19,9 +23,10 @@ from mxnet.gluon import Block
 
 logger = logging.getLogger("gluon_amp.training")
 
-NAME = "epoch{:03d}-batch{:05d}.ckpt"
-PATTERN = re.compile(r"epoch(\d+)-batch(\d+)\.ckpt")
+NAME = "epoch{:03d}-sample{:08d}.ckpt"
+PATTERN = re.compile(r"epoch(\d+)-sample(\d+)\.ckpt")
 BEST = "best.ckpt"
+LOCK = ".lock"
 
 # What makes a run the same run; everything else may change when it is resumed.
 SAME = {
@@ -32,7 +37,11 @@ SAME = {
     "dtype": "--dtype {}",
 }
 # What a position in the middle of an epoch also depends on.
-SAME_ORDER = {"total_batch": "{} samples in a batch", "seed": "--seed {}"}
+SAME_ORDER = {
+    "total_batch": "{} samples in an update",
+    "seed": "--seed {}",
+    "workers": "{} workers",
+}
 
 
 class SavingError(RuntimeError):
@@ -40,10 +49,36 @@ class SavingError(RuntimeError):
 
 
 class Position(NamedTuple):
-    """Where a run is: `batch` batches of `epoch` are done, both counted from 0."""
+    """Where a run is: `samples` of `epoch` are done, by all workers together.
+
+    Samples and not batches, so that a run can go on with them divided otherwise, as 32 images at
+    once instead of 2 times 16.
+    """
 
     epoch: int
-    batch: int
+    samples: int
+
+    def first_batch(self, batch: int, epoch: int) -> int:
+        """Return the number of the next batch.
+
+        Parameters
+        ----------
+        batch, epoch : int
+            Samples in a batch of all workers together, and in an epoch.
+
+        Raises
+        ------
+        UsageError
+            The position is inside a batch of this size.
+        """
+        if self.samples >= epoch:
+            return -(-epoch // batch)
+        if self.samples % batch:
+            raise UsageError(
+                f"the checkpoint was written after {self.samples} samples of epoch {self.epoch}, "
+                f"which is inside a batch of {batch}: go on with batches that divide it."
+            )
+        return self.samples // batch
 
 
 @dataclass(frozen=True)
@@ -86,7 +121,7 @@ class Saved:
 
     def check(self, identity: Dict[str, Any]) -> None:
         """Raise `UsageError` where this cannot be the beginning of a run."""
-        order = SAME_ORDER if self.position.batch else {}
+        order = SAME_ORDER if self.position.samples else {}
         for name, words in {**SAME, **order}.items():
             saved, own = self.identity[name], identity[name]
             if saved != own:
@@ -118,6 +153,29 @@ class Checkpoints:
 
     folder: Path
     keep: int
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing to the folder.
+
+        Raises
+        ------
+        UsageError
+            Another run writes to it.
+        """
+        with open(self.folder / LOCK, "a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                raise UsageError(
+                    f"another run writes to {self.folder} ({lock.read().strip()}): wait for its "
+                    "end, or give another --save-dir."
+                ) from None
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+            yield
 
     def save(
         self,

@@ -3,13 +3,14 @@
 from typing import Callable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 from gluon_amp.loss_scale import LossScale
+from gluon_amp.snapshot import is_statistic
 from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.training.history import Counts
 from gluon_amp.training.objective import Objective
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block
+from mxnet.gluon import Block, Parameter
 from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
@@ -20,6 +21,15 @@ class Engine(Protocol):
     """A network that can be trained, on its devices."""
 
     devices: Sequence[mx.Context]
+    trainer: Trainer
+
+    @property
+    def block(self) -> Block:
+        """What holds the parameters, for checkpoints."""
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        """BatchNorm's running statistics."""
 
     @property
     def scale(self) -> float:
@@ -90,6 +100,14 @@ class GluonEngine:
         self.before_step = before_step
         self._params = [p for p in net.collect_params().values() if p.grad_req != "null"]
         self._adds = any(p.grad_req == "add" for p in self._params)
+
+    @property
+    def block(self) -> Block:
+        return self.net
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        return [p for p in self.net.collect_params().values() if is_statistic(p)]
 
     @property
     def loss_scale(self) -> LossScale:

@@ -15,6 +15,19 @@ class RunInterruptedError(Exception):
     def __init__(self, number: int, message: str):
         super().__init__(message)
         self.number = number
+        if not self._quiet:
+            os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
+
+    def leave_after(self, done: str) -> None:
+        """Raise `RunInterruptedError` if a signal came, now that what it interrupted is done.
+
+        Parameters
+        ----------
+        done : str
+            Says so, in a clause.
+        """
+        if self.number is not None:
+            raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")
 
     @property
     def status(self) -> int:
@@ -22,8 +35,18 @@ class RunInterruptedError(Exception):
         return 128 + self.number
 
 
+NOTICE = (
+    "signal {}: the run saves and ends after this batch or validation; once more ends it at once\n"
+)
+
+
 class Interruption:
     """Notes the first SIGTERM or SIGINT, within a with block; the second ends the process at once.
+
+    Parameters
+    ----------
+    quiet : bool
+        Say nothing when the signal comes.
 
     Attributes
     ----------
@@ -31,8 +54,9 @@ class Interruption:
         The signal that came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.number: Optional[int] = None
+        self._quiet = quiet
         self._process = os.getpid()
         self._before: Dict[int, Any] = {}
 
@@ -54,3 +78,16 @@ class Interruption:
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
+        if not self._quiet:
+            os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
+
+    def leave_after(self, done: str) -> None:
+        """Raise `RunInterruptedError` if a signal came, now that what it interrupted is done.
+
+        Parameters
+        ----------
+        done : str
+            Says so, in a clause.
+        """
+        if self.number is not None:
+            raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")

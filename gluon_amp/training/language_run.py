@@ -1,7 +1,7 @@
 """One run of a language model: a recipe in, a summary out."""
 
+import contextlib
 import dataclasses
-import json
 import math
 import os
 import time
@@ -18,12 +18,14 @@ from gluon_amp.training import log, report
 from gluon_amp.training.checkpoints import Checkpoints, Position, Saved
 from gluon_amp.training.devices import contexts, is_emulated
 from gluon_amp.training.history import Counts, History
-from gluon_amp.training.interruption import Interruption, RunInterruptedError
+from gluon_amp.training.interruption import Interruption
+from gluon_amp.training.keeper import Keeper
 from gluon_amp.training.language_model import LanguageEngine, LanguageModel
 from gluon_amp.training.language_recipe import LanguageRecipe, learning_rate
 from gluon_amp.training.loop import Loop, TrainingError
 from gluon_amp.training.observe import join_dtypes
 from gluon_amp.training.options import UsageError
+from gluon_amp.training.outcome import save_parameters
 from gluon_amp.training.run import (
     DETERMINISTIC,
     OPTIMIZER_OPTIONS,
@@ -191,6 +193,7 @@ class Run:
             "model": self.recipe.model, "data": self.text.name, "classes": CLASSES,
             "train_images": len(self.text.train), "dtype": self.recipe.dtype,
             "total_batch": f"{self.total} × {self.recipe.bptt}", "seed": self.recipe.seed,
+            "workers": 1,
         }  # fmt: skip
 
     def plan(self) -> str:
@@ -218,7 +221,23 @@ class Run:
 
     # -------------------------------------------------------------------------- going on
 
-    def begin(self) -> Tuple[Position, Counts]:
+    def keeper(self, interruption: Interruption) -> Keeper:
+        """Return what saves this run and ends it."""
+        return Keeper(
+            self.checkpoints, self.net, self.engine.trainer, self.identity, self.progress,
+            interruption, every=self.recipe.save_batches,
+        )  # fmt: skip
+
+    def progress(self, position: Position) -> Dict[str, Any]:
+        """Return what the run wants back besides its network and trainer."""
+        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
+        return {
+            "history": self.history.state(),
+            "bits": self.bits,
+            "state": self.engine.state() if position.samples else [],  # an epoch begins anew
+        }
+
+    def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
         """Return where the run begins: at the start, or where a checkpoint left it."""
         recipe = self.recipe
         if recipe.resume is None:
@@ -234,29 +253,15 @@ class Run:
         if saved is None:
             log.logger.info("No checkpoint in %s yet: training from the start.\n", recipe.save_dir)
             return Position(0, 0), Counts()
-        saved.check(self.identity)
-        saved.load(self.net, self.engine.trainer)
+        counts = keeper.begin(saved)
         progress = saved.progress
         self.history, self.bits = History.restored(progress["history"]), progress["bits"]
         self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
         self.engine.restore(progress["state"])
-        log.logger.info("Going on from %s: epoch %d, batch %d.\n", saved.path, *saved.position)
-        return saved.position, Counts.restored(progress["counts"])
-
-    def save(self, position: Position, counts: Counts) -> None:
-        """Write a checkpoint, if there is a place for it."""
-        if self.checkpoints is None:
-            return
-        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
-        progress = {
-            "rate": self.engine.trainer.learning_rate, "history": self.history.state(),
-            "counts": counts.state(), "bits": self.bits,
-            "state": self.engine.state() if position.batch else [],  # an epoch begins anew
-        }  # fmt: skip
-        path = self.checkpoints.save(
-            self.net, self.engine.trainer, position, self.identity, progress
+        log.logger.info(
+            "Going on from %s: epoch %d, %d samples done.\n", saved.path, *saved.position
         )
-        log.logger.info("Saved %s", path)
+        return saved.position, counts
 
     # -------------------------------------------------------------------------- training
 
@@ -268,37 +273,27 @@ class Run:
         RunInterruptedError
             A signal came.
         """
-        position, counts = self.begin()
-
-        def after_update(epoch: int, done: int, counts: Counts) -> None:
-            every = self.recipe.save_batches
-            if interruption.number or (every and done % every == 0):
-                self.save(Position(epoch, done), counts)
-            self._leave_if_asked(interruption)
-
-        for epoch in range(position.epoch, self.recipe.num_epochs):
-            start = position.batch if epoch == position.epoch else 0
-            result = self.loop.train(
-                self.batches, epoch, start, counts if start else None,
-                lambda done, counts, epoch=epoch: after_update(epoch, done, counts),
-            )  # fmt: skip
-            found = self.loop.validate(self.val_batches, self.val_batches.images, epoch)
-            self.bits = self.engine.nats / math.log(2)
-            log.logger.info(BITS, epoch, self.bits)
-            self.history.trained.append(result)
-            self.history.validated.append(found)
-            self.save(Position(epoch + 1, 0), Counts())
-            if epoch + 1 < self.recipe.num_epochs:
-                self._leave_if_asked(interruption)
-
-    def _leave_if_asked(self, interruption: Interruption) -> None:
-        if interruption.number is not None:
-            kept = "nothing was saved, as there is no --save-dir"
-            if self.checkpoints is not None:
-                kept = "saved; go on with --resume auto"
-            raise RunInterruptedError(
-                interruption.number, f"interrupted by signal {interruption.number}: {kept}."
-            )
+        keeper = self.keeper(interruption)
+        size = self.total * self.recipe.bptt
+        whole = len(self.batches) * size
+        with keeper.naming_last_good():
+            position, counts = self.begin(keeper)
+            for epoch in range(position.epoch, self.recipe.num_epochs):
+                begun = epoch == position.epoch
+                start = position.first_batch(size, whole) if begun else 0
+                result = self.loop.train(
+                    self.batches, epoch, start, counts if start else None,
+                    lambda done, counts, epoch=epoch: keeper.after_update(
+                        done, Position(epoch, done * size), counts
+                    ),
+                )  # fmt: skip
+                found = self.loop.validate(self.val_batches, self.val_batches.images, epoch)
+                self.bits = self.engine.nats / math.log(2)
+                log.logger.info(BITS, epoch, self.bits)
+                self.history.trained.append(result)
+                self.history.validated.append(found)
+                last = epoch + 1 == self.recipe.num_epochs
+                keeper.after_epoch(epoch, due=True, last=last, best=False)
 
     def summary(self, seconds: float) -> Summary:
         """Return what the run came to, in so many seconds altogether."""
@@ -357,15 +352,19 @@ def train(recipe: LanguageRecipe) -> Summary:
     if recipe.deterministic:
         os.environ.update(DETERMINISTIC)
     run = Run(recipe)
-    with log.to_stdout(), Interruption() as interruption:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(log.to_stdout())
+        interruption = stack.enter_context(Interruption())
+        if run.checkpoints is not None:
+            stack.enter_context(run.checkpoints.locked())
         log.logger.info("%s\n", run.plan())
         run.train(interruption)
-    run.loop.records.close()
-    summary = run.summary(time.perf_counter() - started)
-    if run.checkpoints is not None:
-        name = PARAMETERS.format(recipe.num_epochs - 1)
-        run.net.save_parameters(str(run.checkpoints.folder / name))  # the float32 masters
-    if recipe.summary_json:
-        text = json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False) + "\n"
-        _expanded(recipe.summary_json).write_text(text)
-    return summary
+        run.loop.records.close()
+        summary = run.summary(time.perf_counter() - started)
+        if recipe.summary_json:
+            report.write_json(_expanded(recipe.summary_json), dataclasses.asdict(summary))
+        if run.checkpoints is not None:
+            path = run.checkpoints.folder / PARAMETERS.format(recipe.num_epochs - 1)
+            save_parameters(run.net, path)
+        interruption.leave_after("the run is over and everything was written")
+        return summary

@@ -41,6 +41,19 @@ class _AboveBar(logging.Handler):
         sys.stdout.flush()
 
 
+class _File(logging.FileHandler):
+    """Appends records to a file until that fails; then training goes on without."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        logger.removeHandler(self)
+        reason = getattr(sys.exc_info()[1], "strerror", None)
+        logger.warning("--logging-file cannot be written any more (%s): training goes on.", reason)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def tqdm() -> type:
     """Return the progress bar class.
 
@@ -68,7 +81,7 @@ def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None
     """
     handlers: List[logging.Handler] = [_AboveBar()]
     if file is not None and not quiet:
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_File(file, encoding="utf-8"))
     level, propagate = logger.level, logger.propagate
     for handler in handlers:
         logger.addHandler(handler)
@@ -120,20 +133,38 @@ class Records:
 
         JSON has no infinities and no NaN, so these become null.
         """
-        if self._file:
-            plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
-            self._file.write(json.dumps({"record": kind, "step": step, **plain}) + "\n")
-            self._file.flush()
-        if self._writer:
-            for name, value in values.items():
-                if name not in ("epoch", "batch", "images"):
-                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+        plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        try:
+            if self._file:
+                self._file.write(json.dumps({"record": kind, "step": step, **plain}) + "\n")
+                self._file.flush()
+            if self._writer:
+                for name, value in values.items():
+                    if name not in ("epoch", "batch", "images"):
+                        self._writer.add_scalar(f"{kind}/{name}", value, step)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Go on without records: training is worth more."""
+        logger.warning(
+            "--log-json or --tensorboard cannot be written any more (%s): training goes on.",
+            error.strerror,
+        )
+        files, self._file, self._writer = (self._file, self._writer), None, None
+        for one in files:
+            with contextlib.suppress(OSError):
+                if one:
+                    one.close()
 
     def close(self) -> None:
         """Write what is still to be written."""
-        for one in (self._file, self._writer):
-            if one:
-                one.close()
+        try:
+            for one in (self._file, self._writer):
+                if one:
+                    one.close()
+        except OSError as error:
+            self._give_up(error)
 
 
 def _tensorboard(folder: Path):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.data import TrainingBatches
@@ -26,6 +27,10 @@ WAITED_MUCH = 0.2
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message is one sentence that names the cause."""
+
+
+class DivergedError(TrainingError):
+    """The loss or a parameter is not finite any more."""
 
 
 class Loop:
@@ -103,13 +108,14 @@ class Loop:
         """
         counts = counts or Counts()
         since, lap = 0, time.perf_counter()
+        rate = math.nan
         before = counts.seconds
         started = lap
         accuracy = counts.accuracy
         with log.bar(
             self.images(batches), epoch, self.schedule.epochs, accuracy.images, self.unit
         ) as bar:
-            taken = _measured(self._batches(batches, epoch, start), self.engine.wait, counts)
+            taken = measured(self._batches(batches, epoch, start), self.engine.wait, counts)
             for number, group in _groups(taken, self.accumulate, start):
                 rate = self.schedule(epoch, number)
                 self.engine.set_learning_rate(rate)
@@ -121,6 +127,7 @@ class Loop:
                 bar.update(size)
                 if self._interval_ends(number, done):
                     share, now = accuracy.share, time.perf_counter()  # reading the share waits
+                    self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
                     speed = since / (now - lap) * self.workers.count
                     log.logger.info(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
                     self._record_batch(epoch, done, speed, share, rate, report)
@@ -130,13 +137,17 @@ class Loop:
             mx.nd.waitall()
         counts.seconds = before + time.perf_counter() - started
         result = self._over_workers(counts)
-        self._log(epoch, result)
-        if result.images and counts.loss.images and not math.isfinite(result.loss):
-            raise TrainingError(
-                f"the loss became {result.loss} in epoch {epoch}, at a learning rate of up to "
+        self._log(epoch, result, rate)
+        self._check_loss(counts, f"epoch {epoch}")
+        return result
+
+    def _check_loss(self, counts: Counts, where: str) -> None:
+        """Raise `DivergedError` where the mean loss is not a number any more; waits for it."""
+        if counts.loss.images and not math.isfinite(counts.loss.sum):
+            raise DivergedError(
+                f"the loss became {counts.loss.value} in {where}, at a learning rate of up to "
                 f"{self.schedule.rate:g}: lower it with --lr, or look for bad data."
             )
-        return result
 
     def _batches(self, batches: TrainingBatches, epoch: int, start: int) -> Iterator[Batch]:
         # A last batch smaller than the number of devices would leave some without a gradient.
@@ -186,7 +197,7 @@ class Loop:
             int(images), own.seconds, waited / self.workers.count, own.skipped,
         )  # fmt: skip
 
-    def _log(self, epoch: int, result: EpochResult) -> None:
+    def _log(self, epoch: int, result: EpochResult, rate: float) -> None:
         scale = self.engine.scale
         log.logger.info(log.TRAINING, epoch, "accuracy", result.accuracy)
         log.logger.info(log.SPEED, epoch, result.images_per_second, result.seconds)
@@ -199,7 +210,7 @@ class Loop:
             "epoch", self.steps, epoch=epoch, accuracy=result.accuracy, loss=result.loss,
             images=result.images, images_per_second=result.images_per_second,
             seconds=result.seconds, waited_share=share, loss_scale=scale,
-            skipped=self.skipped, lr=self.schedule(epoch, self.schedule.batches - 1),
+            skipped=self.skipped, lr=rate,
         )  # fmt: skip
 
     def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
@@ -245,21 +256,43 @@ def _groups(batches: Iterable[Batch], size: int, start: int) -> Iterator[Tuple[i
         yield first, group
 
 
-def _measured(
-    batches: Iterator[Batch], wait: Callable[[], None], counts: Counts
+def measured(
+    batches: Iterable[Batch],
+    wait: Callable[[], None],
+    counts: Counts,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Batch]:
-    """Yield batches; count the time they were waited for while the devices had nothing to do.
+    """Yield batches; count the time in which the devices had nothing to do because one was missing.
 
-    Devices work while this process loads. Where they are still busy when a batch is there, nothing
-    was lost; else they have waited, at most as long as the batch took to come.
+    That is from the end of the last step, or from the request for the batch if that came later, to
+    the batch's arrival. A thread of its own waits for the devices, so that this one goes on.
+
+    Parameters
+    ----------
+    batches : iterable
+    wait : callable
+        Returns when the devices have finished what they have been given.
+    counts : Counts
+        Its `waited` grows, in seconds.
+    clock : callable
     """
-    while True:
-        before = time.perf_counter()
-        batch = next(batches, None)
-        there = time.perf_counter()
-        if batch is None:
-            return
+
+    def finished() -> float:
         wait()
-        if time.perf_counter() - there < 0.1 * (there - before):
-            counts.waited += there - before
-        yield batch
+        return clock()
+
+    step: Optional[Future] = None  # its result is when the devices finished the last step
+    batches = iter(batches)
+    with ThreadPoolExecutor(1, "gluon_amp_devices") as watcher:
+        while True:
+            asked = clock()
+            batch = next(batches, None)
+            arrived = clock()
+            if batch is None:
+                return
+            if step is None:
+                counts.waited += arrived - asked
+            elif step.done():
+                counts.waited += arrived - max(asked, step.result())
+            yield batch
+            step = watcher.submit(finished)

@@ -5,8 +5,9 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
+from gluon_amp.snapshot import is_statistic
 from gluon_amp.symbolic import Module
-from gluon_amp.trainer import StepReport
+from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.training.engine import Batch
 from gluon_amp.training.history import Counts
 from gluon_amp.training.objective import Objective
@@ -15,10 +16,23 @@ from gluon_amp.training.options import UsageError
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.gluon import HybridBlock
+from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
 TINY = 1e-30  # keeps the logarithm of a share of 0 finite
+
+
+class _ModuleBlock(Block):
+    """A Module's parameters as those of a Block, which is what a checkpoint is written of."""
+
+    def __init__(self, module: Module):
+        super().__init__()
+        self._module = module
+
+    def _collect_params_with_prefix(self, prefix: str = "") -> Dict[str, Parameter]:
+        # whoever asks for the parameters may write them
+        self._module._params_dirty = True
+        return {param.name: param for param in self._module._trainer._params}
 
 
 class ModuleEngine:
@@ -80,6 +94,18 @@ class ModuleEngine:
         arrays = self.module._exec_group.execs[0].arg_dict
         weights = {name: array for name, array in arrays.items() if name.endswith("weight")}
         return join_dtypes(np.dtype(array.dtype).name for array in weights.values())
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.module._trainer
+
+    @property
+    def block(self) -> Block:
+        return _ModuleBlock(self.module)
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        return [p for p in self.trainer._params if is_statistic(p)]
 
     @property
     def loss_scale(self) -> Any:

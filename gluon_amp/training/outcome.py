@@ -1,13 +1,15 @@
 """After training: which classes are confused, and files for stock MXNet."""
 
+import contextlib
+import os
 from pathlib import Path
-from typing import Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp.cast import cast
+from gluon_amp.training.checkpoints import SavingError
 from gluon_amp.training.engine import Engine
-from gluon_amp.training.options import UsageError
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -57,6 +59,35 @@ def worst(matrix: np.ndarray, names: Sequence[str], number: int) -> List[Confusi
     ]
 
 
+@contextlib.contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Raise `SavingError` where something cannot be written, whoever notices."""
+    try:
+        yield
+    except (OSError, mx.MXNetError) as error:
+        reason = getattr(error, "strerror", None) or "no room on the disk?"
+        raise SavingError(f"{what} cannot be written: {reason}.") from None
+
+
+def save_parameters(net: HybridBlock, path: Path) -> None:
+    """Write a network's float32 parameters, in one piece or not at all.
+
+    Raises
+    ------
+    SavingError
+        There is no room on the disk, for example.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with saving(str(path)):
+            net.save_parameters(str(unfinished))
+            mx.nd.load(str(unfinished))  # MXNet does not notice a full disk
+            os.replace(unfinished, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            unfinished.unlink()
+
+
 def export(
     net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[int, ...]
 ) -> List[Path]:
@@ -79,7 +110,7 @@ def export(
 
     Raises
     ------
-    UsageError
+    SavingError
         The files cannot be written.
     """
     written = []
@@ -89,11 +120,9 @@ def export(
         net.hybridize()
         net(mx.nd.zeros((1, *shape), ctx=context)).wait_to_read()
         prefix = folder / f"{name}-{dtype}"
-        try:
+        with saving(f"--export {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             net.export(str(prefix), remove_amp_cast=False)  # the casts are the policy
-        except (OSError, mx.MXNetError) as error:
-            reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-            raise UsageError(f"--export {folder} cannot be written: {reason}.") from None
+            mx.nd.load(f"{prefix}-0000.params")  # MXNet does not notice a full disk
         written += [Path(f"{prefix}-symbol.json"), Path(f"{prefix}-0000.params")]
     return written

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from gluon_amp.training.history import History
 from gluon_amp.training.options import UsageError
+from gluon_amp.training.outcome import saving
 
 
 def draw_errors(history: History, path: Path, title: str) -> None:
@@ -20,6 +21,8 @@ def draw_errors(history: History, path: Path, title: str) -> None:
     ------
     UsageError
         matplotlib is not installed.
+    SavingError
+        There is no room on the disk, for example.
     """
     try:
         import matplotlib
@@ -45,5 +48,8 @@ def draw_errors(history: History, path: Path, title: str) -> None:
     panel.grid(alpha=0.3)
     panel.legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    try:
+        with saving(f"--plot {path}"):
+            figure.savefig(path, dpi=120)
+    finally:
+        plt.close(figure)

@@ -514,8 +514,7 @@ def check(recipe: Recipe, given: Dict[str, Any]) -> None:
           for name, wanted in (
               ("export", recipe.export), ("freeze-features", recipe.freeze_features),
               ("mixup", recipe.mixup), ("clip-grad", recipe.clip_grad),
-              ("accumulate", recipe.accumulate > 1), ("resume", recipe.resume),
-              ("resume-params", recipe.resume_params))),
+              ("accumulate", recipe.accumulate > 1), ("resume-params", recipe.resume_params))),
     ]  # fmt: skip
     for wrong, sentence in conflicts:
         if wrong:
@@ -523,10 +522,18 @@ def check(recipe: Recipe, given: Dict[str, Any]) -> None:
 
 
 def for_data(recipe: Recipe, given: Dict[str, Any], data: str) -> Recipe:
-    """Fill in what a data set needs otherwise than ImageNet, where the user has not decided."""
+    """Fill in what a data set needs otherwise than ImageNet, where the user has not decided.
+
+    A run of fewer epochs than usual warms up for the same share of them.
+    """
     table = FINE_TUNING_DATA if recipe.fine_tunes else DATA_DEFAULTS
+    usual = {**(FINE_TUNING if recipe.fine_tunes else {}), **table.get(data, {})}
     defaults = {k: v for k, v in table.get(data, {}).items() if k not in given}
-    return dataclasses.replace(recipe, **defaults)
+    recipe = dataclasses.replace(recipe, **defaults)
+    if "warmup_epochs" in given:
+        return recipe
+    share = min(1, recipe.num_epochs / usual.get("num_epochs", Recipe.num_epochs))
+    return dataclasses.replace(recipe, warmup_epochs=share * recipe.warmup_epochs)
 
 
 def learning_rate(recipe: Recipe, total_batch: int) -> float:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
+from gluon_amp import atomic
+from gluon_amp.training.checkpoints import SavingError
 from gluon_amp.training.options import UsageError
 
 WIDTH = 80
@@ -137,8 +139,23 @@ class Summary:
         return f"{self.images_per_second:.1f} training images/s, {waited}"
 
     def write(self, path: Path) -> None:
-        """Write the fields as JSON."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        """Write the fields as JSON: see `write_json`."""
+        write_json(path, dataclasses.asdict(self))
+
+
+def write_json(path: Path, values: Dict[str, Any]) -> None:
+    """Write a summary as JSON, in one piece or not at all.
+
+    Raises
+    ------
+    SavingError
+        There is no room on the disk, for example.
+    """
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    try:
+        atomic.write(path, text.encode())
+    except OSError as error:
+        raise SavingError(f"--summary-json {path} cannot be written: {error.strerror}.") from None
 
 
 def check_writable(path: Union[str, Path], option: str) -> None:

@@ -30,12 +30,13 @@ from gluon_amp.describe import describe
 from gluon_amp.loss_scale import NoLossScale
 from gluon_amp.trainer import Trainer
 from gluon_amp.training import initial, log, outcome, report
-from gluon_amp.training.checkpoints import Checkpoints, Position, Saved
+from gluon_amp.training.checkpoints import Checkpoints, Position, Saved, SavingError
 from gluon_amp.training.devices import contexts, is_emulated
 from gluon_amp.training.engine import Engine, GluonEngine
 from gluon_amp.training.heads import freeze_features, head_of
-from gluon_amp.training.history import Counts, History
-from gluon_amp.training.interruption import Interruption, RunInterruptedError
+from gluon_amp.training.history import Counts, History, Validation
+from gluon_amp.training.interruption import Interruption
+from gluon_amp.training.keeper import Keeper
 from gluon_amp.training.loop import Loop, TrainingError
 from gluon_amp.training.models import build, full_name
 from gluon_amp.training.module_engine import ModuleEngine
@@ -67,9 +68,6 @@ DEFAULT_DATA_DIR = Recipe().data_dir
 # Fine-tuning on the digits begins with a network that has learned the first half of them.
 FEATURE_DIGITS, FINE_TUNED_DIGITS = range(5), range(5, 10)
 FEATURE_EPOCHS = 8
-
-# Several workers ask each other only now and then whether one of them was told to leave.
-ASK_EVERY = 10
 
 
 def set_seed(seed: int) -> None:
@@ -328,8 +326,24 @@ class Run:
         return {
             "model": self.recipe.model, "data": self.data.name, "classes": self.data.classes,
             "train_images": self.data.train_images, "dtype": self.recipe.policy,
-            "total_batch": self.total, "seed": self.recipe.seed,
+            "total_batch": self.total, "seed": self.recipe.seed, "workers": self.workers.count,
         }  # fmt: skip
+
+    @property
+    def samples(self) -> Tuple[int, int]:
+        """Images in a batch and in an epoch, of all workers together."""
+        count = self.workers.count
+        return self.batches.batch_size * count, self.batches.images * count
+
+    def position(self, epoch: int, done: int) -> Position:
+        """Return where the run is after so many batches of an epoch."""
+        batch, whole = self.samples
+        return Position(epoch, min(done * batch, whole))
+
+    def progress(self, history: History) -> Dict[str, Any]:
+        """Return what the run wants back besides its network and trainer."""
+        history.steps, history.skipped = self.loop.steps, self.loop.skipped
+        return {"history": history.state()}
 
     def plan(self) -> str:
         """Say what is going to happen, and what was seen rather than asked for."""
@@ -400,7 +414,7 @@ def check_outputs(recipe: Any) -> None:
         report.check_writable(folder / "parameters", option)
 
 
-def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, Optional[str]]:
+def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, List[str]]:
     """Make everything ready to train; also return what the user should know first.
 
     Raises
@@ -413,6 +427,11 @@ def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, Optional[str]]:
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     data, instead = open_data(recipe)
     recipe = for_data(recipe, given, data.name)
+    notes = [instead] if instead else []
+    if recipe.warmup_epochs != int(recipe.warmup_epochs):
+        notes.append(
+            f"Warm-up: {recipe.warmup_epochs:.3g} epochs, in proportion to the shorter run."
+        )
     workers = connect(recipe.kv_store, devices)
     set_seed(recipe.seed)
     net = build_net(recipe, data.classes, devices)
@@ -441,11 +460,11 @@ def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, Optional[str]]:
         recipe.max_batches,
     )  # fmt: skip
     run = Run(recipe, data, net, devices, workers, engine, batches, schedule, loop, seen)
-    return run, instead
+    return run, notes
 
 
 def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
-    """Train and validate, epoch by epoch.
+    """Train and validate, epoch by epoch, and log how it went.
 
     Parameters
     ----------
@@ -461,67 +480,86 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
     TrainingError, FloatingPointError
         Training cannot go on.
     SavingError
-        A checkpoint cannot be written.
+        A checkpoint or a result cannot be written.
     RunInterruptedError
         SIGTERM or SIGINT came.
     """
     started = time.perf_counter()
     check_outputs(recipe)
-    run, instead = prepare(recipe, given)
+    run, notes = prepare(recipe, given)
     file = recipe.logging_file and recipe.logging_file.expanduser()
-    with log.to_stdout(file, quiet=not run.workers.first), Interruption() as interruption:
-        if instead:
-            log.logger.info("%s\n", instead)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(log.to_stdout(file, quiet=not run.workers.first))
+        interruption = stack.enter_context(Interruption(quiet=not run.workers.first))
+        checkpoints = _checkpoints(recipe)
+        if checkpoints and run.workers.first and not recipe.eval_only:
+            stack.enter_context(checkpoints.locked())
+        for note in notes:
+            log.logger.info("%s\n", note)
         log.logger.info("%s\n", run.plan())
-        history = _train_epochs(run, interruption)
+        history, last = _train_epochs(run, interruption)
         confusions = _confusions(run)
         for confusion in confusions:
             log.logger.info("Confused: %s", confusion)
-    run.loop.records.close()
-    summary = _summary(run, history, confusions, time.perf_counter() - started)
-    if run.workers.first:
-        _write_results(run, history, summary)
-    return summary
+        run.loop.records.close()
+        seconds = time.perf_counter() - started
+        summary = _summary(run, history, last, confusions, seconds)
+        log.logger.info("\n%s", summary)
+        if run.workers.first:
+            _write_results(run, history, summary)
+        interruption.leave_after("the run is over and everything was written")
+        return summary
 
 
-def _train_epochs(run: Run, interruption: Interruption) -> History:
+def _train_epochs(run: Run, interruption: Interruption) -> Tuple[History, Validation]:
+    """Return what the run came to, and the validation of the network that it ends with."""
     recipe, loop, workers = run.recipe, run.loop, run.workers
     val_batches = validation_batches(
         run.data.val, recipe.batch_size * len(run.devices), recipe.num_workers, workers.rank,
         workers.count,
     )  # fmt: skip
-    history, position, counts = _begin(run)
-    statistics = [p for p in run.net.collect_params().values() if p.grad_req == "null"]
-    keeper = _Keeper(run, history, interruption)
-    if recipe.eval_only:
-        history.validated.append(loop.validate(val_batches, run.data.val_images, position.epoch))
-        return history
-    for epoch in range(position.epoch, recipe.num_epochs):
-        start = position.batch if epoch == position.epoch else 0
-        result = loop.train(
-            run.batches, epoch, start, counts if start else None,
-            lambda done, counts, epoch=epoch: keeper.after_update(epoch, done, counts),
-        )  # fmt: skip
-        if run.batches.unreadable:
-            words = unreadable_in_words(run.batches.unreadable)
-            log.logger.info(log.UNREADABLE, epoch, words)
-        history.trained.append(result)
-        history.steps, history.skipped = loop.steps, loop.skipped
-        average_statistics(statistics, workers)
-        last = epoch + 1 == recipe.num_epochs
-        if last or (epoch + 1) % recipe.eval_frequency == 0:
-            found = loop.validate(val_batches, run.data.val_images, epoch)
-        else:
-            found = None
-        history.validated.append(found)
-        keeper.after_epoch(epoch)
-    return history
+    history = History()
+    keeper = Keeper(
+        _checkpoints(recipe), run.engine.block, run.engine.trainer, run.identity,
+        lambda _: run.progress(history), interruption, workers, run.engine.statistics,
+        recipe.save_batches, recipe.accumulate,
+    )  # fmt: skip
+    with keeper.naming_last_good():
+        history, position, counts = _begin(run, keeper)
+        if recipe.eval_only:
+            finished = position.epoch if position.samples else max(position.epoch - 1, 0)
+            return history, loop.validate(val_batches, run.data.val_images, finished)
+        for epoch in range(position.epoch, recipe.num_epochs):
+            start = position.first_batch(*run.samples) if epoch == position.epoch else 0
+            result = loop.train(
+                run.batches, epoch, start, counts if start else None,
+                lambda done, counts, epoch=epoch: keeper.after_update(
+                    done, run.position(epoch, done), counts
+                ),
+            )  # fmt: skip
+            if run.batches.unreadable:
+                words = unreadable_in_words(run.batches.unreadable)
+                log.logger.info(log.UNREADABLE, epoch, words)
+            history.trained.append(result)
+            average_statistics(run.engine.statistics, workers)
+            last = epoch + 1 == recipe.num_epochs
+            validated = last or (epoch + 1) % recipe.eval_frequency == 0
+            history.validated.append(
+                loop.validate(val_batches, run.data.val_images, epoch) if validated else None
+            )
+            due = (epoch + 1) % recipe.save_frequency == 0
+            if recipe.mode == "module" and recipe.save_dir and (due or last) and workers.first:
+                run.engine.save(recipe.save_dir.expanduser(), recipe.model, epoch + 1)
+            keeper.after_epoch(epoch, due, last, best=history.best_epoch == epoch)
+    return history, history.validated[-1]
 
 
-def _begin(run: Run) -> Tuple[History, Position, Counts]:
+def _begin(run: Run, keeper: Keeper) -> Tuple[History, Position, Counts]:
     """Return where the run begins: at the start, or where a checkpoint left it."""
     recipe, workers = run.recipe, run.workers
     start = Position(0, 0)
+    if recipe.resume_epoch is not None:
+        _check_epochs_left(recipe)
     if recipe.mode == "module" and recipe.resume_epoch is not None:
         run.engine.load(recipe.save_dir.expanduser(), recipe.model, recipe.resume_epoch)
         return _legacy_history(recipe.resume_epoch), Position(recipe.resume_epoch, 0), Counts()
@@ -543,14 +581,13 @@ def _begin(run: Run) -> Tuple[History, Position, Counts]:
         if saved is None:
             log.logger.info("No checkpoint in %s yet: training from the start.\n", recipe.save_dir)
             return History(), start, Counts()
-        saved.check(run.identity)
-        saved.load(run.net, run.engine.trainer)
+        counts = keeper.begin(saved)
     history = History.restored(saved.progress["history"])
     run.loop.steps, run.loop.skipped = history.steps, history.skipped
     log.logger.info(
-        "Going on from %s: epoch %d, batch %d.\n", saved.path, *saved.position
+        "Going on from %s: epoch %d, %d samples done.\n", saved.path, *saved.position
     )  # fmt: skip
-    return history, saved.position, Counts.restored(saved.progress["counts"])
+    return history, saved.position, counts
 
 
 @contextlib.contextmanager
@@ -584,93 +621,58 @@ def _begin_as_gluoncv(run: Run) -> Tuple[History, Position, Counts]:
     return _legacy_history(recipe.resume_epoch), Position(recipe.resume_epoch, 0), Counts()
 
 
+def _check_epochs_left(recipe: Recipe) -> None:
+    if recipe.resume_epoch >= recipe.num_epochs and not recipe.eval_only:
+        raise UsageError(
+            f"--resume-epoch {recipe.resume_epoch} leaves nothing of --num-epochs "
+            f"{recipe.num_epochs} to train: give more epochs, or --eval-only."
+        )
+
+
 def _legacy_history(epochs: int) -> History:
     """Return a history of epochs of which nothing is known."""
     return History(validated=[None] * epochs)
 
 
 def _checkpoints(recipe: Recipe) -> Optional[Checkpoints]:
-    if recipe.save_dir is None or recipe.mode == "module":
+    if recipe.save_dir is None:
         return None
     return Checkpoints(recipe.save_dir.expanduser(), recipe.keep)
 
 
-class _Keeper:
-    """Writes checkpoints when they are due, and leaves when the run is asked to."""
-
-    def __init__(self, run: Run, history: History, interruption: Interruption):
-        self._run = run
-        self._history = history
-        self._interruption = interruption
-        self._checkpoints = _checkpoints(run.recipe)
-
-    def after_update(self, epoch: int, done: int, counts: Counts) -> None:
-        """Save and leave if asked to, or save if it is time."""
-        every = self._run.recipe.save_batches
-        asked = self._asked(done)
-        if asked or (every and done % every < self._run.recipe.accumulate):
-            self._save(Position(epoch, done), counts)
-        if asked:
-            self._leave()
-
-    def after_epoch(self, epoch: int) -> None:
-        """Save what is due after an epoch, and leave if asked to."""
-        recipe, history = self._run.recipe, self._history
-        asked = self._asked(0)
-        last = epoch + 1 == recipe.num_epochs
-        due = asked or last or (epoch + 1) % recipe.save_frequency == 0
-        if recipe.mode == "module" and recipe.save_dir and due and self._run.workers.first:
-            self._run.engine.save(recipe.save_dir.expanduser(), recipe.model, epoch + 1)
-        if due:
-            self._save(Position(epoch + 1, 0), Counts())
-        if history.best_epoch == epoch and self._checkpoints and self._run.workers.first:
-            self._checkpoints.save_best(*self._state(Position(epoch + 1, 0), Counts()))
-        if asked and not last:
-            self._leave()
-
-    def _asked(self, done: int) -> bool:
-        workers = self._run.workers
-        told = self._interruption.number is not None
-        if workers.count == 1:
-            return told
-        return done % ASK_EVERY == 0 and workers.any(told)
-
-    def _state(self, position: Position, counts: Counts) -> Tuple:
-        run, history = self._run, self._history
-        history.steps, history.skipped = run.loop.steps, run.loop.skipped
-        progress = {
-            "rate": run.engine.trainer.learning_rate, "history": history.state(),
-            "counts": counts.state(),
-        }  # fmt: skip
-        return run.net, run.engine.trainer, position, run.identity, progress
-
-    def _save(self, position: Position, counts: Counts) -> None:
-        if self._checkpoints is not None and self._run.workers.first:
-            path = self._checkpoints.save(*self._state(position, counts))
-            log.logger.info("Saved %s", path)
-
-    def _leave(self) -> None:
-        number = self._interruption.number or 15
-        kept = "nothing was saved, as there is no --save-dir"
-        if self._checkpoints is not None:
-            kept = "saved; go on with --resume auto"
-        raise RunInterruptedError(number, f"interrupted by signal {number}: {kept}.")
-
-
 def _write_results(run: Run, history: History, summary: report.Summary) -> None:
-    recipe = run.recipe
+    """Write what the recipe asks for, the most important first.
+
+    Raises
+    ------
+    SavingError
+        The summary or the parameters cannot be written; all else was tried, too.
+    """
+    recipe, failed = run.recipe, []
+    title = f"{recipe.model}, {recipe.policy}"
+    outputs = []
+    if recipe.summary_json:
+        path = recipe.summary_json.expanduser()
+        outputs.append((True, lambda: summary.write(path)))
     if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
         name = f"{run.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-        # the float32 masters
-        run.net.save_parameters(str(recipe.save_dir.expanduser() / name))
-    if recipe.export and recipe.mode != "module":
-        outcome.export(
-            run.net, recipe.policy, recipe.export.expanduser(), recipe.model, run.data.image_shape
-        )
-    if recipe.summary_json:
-        summary.write(recipe.summary_json.expanduser())
+        params = recipe.save_dir.expanduser() / name
+        outputs.append((True, lambda: outcome.save_parameters(run.net, params)))
     if recipe.plot:
-        draw_errors(history, recipe.plot.expanduser(), f"{recipe.model}, {recipe.policy}")
+        outputs.append((False, lambda: draw_errors(history, recipe.plot.expanduser(), title)))
+    if recipe.export and recipe.mode != "module":
+        shape, folder = run.data.image_shape, recipe.export.expanduser()
+        outputs.append(
+            (False, lambda: outcome.export(run.net, recipe.policy, folder, recipe.model, shape))
+        )
+    for needed, write in outputs:
+        try:
+            write()
+        except SavingError as error:
+            log.logger.warning("%s", error)
+            failed += [error] if needed else []
+    if failed:
+        raise failed[0]
 
 
 def _confusions(run: Run) -> List[outcome.Confusion]:
@@ -685,12 +687,16 @@ def _confusions(run: Run) -> List[outcome.Confusion]:
 
 
 def _summary(
-    run: Run, history: History, confusions: List[outcome.Confusion], seconds: float
+    run: Run,
+    history: History,
+    last: Validation,
+    confusions: List[outcome.Confusion],
+    seconds: float,
 ) -> report.Summary:
     recipe, trained = run.recipe, history.trained
-    last = history.validated[-1]
-    scores = {e: v.top1 for e, v in enumerate(history.validated) if v is not None}
-    best = history.best_epoch
+    validated = history.validated or [last]  # --eval-only of a network that was not trained here
+    scores = {e: v.top1 for e, v in enumerate(validated) if v is not None} or {0: last.top1}
+    best = max(scores, key=scores.__getitem__)
     scale = run.engine.loss_scale
     took = sum(result.seconds for result in trained)
     return report.Summary(
@@ -709,7 +715,7 @@ def _summary(
         seed=recipe.seed,
         top1=100 * last.top1,
         top5=100 * last.top5,
-        top1_by_epoch=[None if v is None else 100 * v.top1 for v in history.validated],
+        top1_by_epoch=[None if v is None else 100 * v.top1 for v in validated],
         confusions=[confusion._asdict() for confusion in confusions],
         validated=last.images,
         val_images=run.data.val_images,

@@ -31,8 +31,9 @@ class Schedule:
         Epochs of the run, batches of an epoch.
     mode : str
         'step', or one of `SHAPES`, which fall from the end of the warm-up to the end of the run.
-    warmup_epochs : int
-        The rate rises linearly, from the first batch's share to the full rate at their last batch.
+    warmup_epochs : float
+        Fewer than `epochs`. The rate rises linearly, from the first batch's share to the full rate
+        at their last batch.
     decay : float
         'step': the rate is multiplied by this ...
     decay_epochs : tuple of int
@@ -46,16 +47,23 @@ class Schedule:
     epochs: int
     batches: int
     mode: str = "step"
-    warmup_epochs: int = 0
+    warmup_epochs: float = 0
     decay: float = 0.1
     decay_epochs: Tuple[int, ...] = (30, 60, 80)
     warmup_rate: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"warmup_epochs is {self.warmup_epochs}, expected fewer than the {self.epochs} "
+                "epochs of the run."
+            )
+
     def __call__(self, epoch: int, batch: int) -> float:
         """Return the learning rate of batch `batch` in epoch `epoch`, both counted from 0."""
-        if epoch < self.warmup_epochs:
+        if epoch + batch / self.batches < self.warmup_epochs:
             # counted to the end of the batch, so that the first one is not wasted on a rate of 0
-            done = (epoch + (batch + 1) / self.batches) / self.warmup_epochs
+            done = min(1, (epoch + (batch + 1) / self.batches) / self.warmup_epochs)
             return self.warmup_rate + (self.rate - self.warmup_rate) * done
         if self.mode == "step":
             return self.rate * self.decay ** sum(at <= epoch for at in self.decay_epochs)
@@ -68,4 +76,4 @@ class Schedule:
         if self.mode == "step":
             at = ", ".join(map(str, self.decay_epochs)) or "no epoch"
             how = f"×{self.decay:g} at {at}"
-        return f"{how}, epochs {self.epochs}, warm-up {self.warmup_epochs}"
+        return f"{how}, epochs {self.epochs}, warm-up {self.warmup_epochs:.3g}"

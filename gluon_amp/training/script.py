@@ -43,9 +43,7 @@ def _train_images(recipe: Recipe, given: Dict[str, Any]) -> None:
         measure = benchmark if recipe.benchmark else test_io
         print(json.dumps(measure(recipe, given), indent=2))
         return
-    summary = train(recipe, given)
-    if os.environ.get("DMLC_WORKER_ID", "0") == "0":
-        print(f"\n{summary}")
+    train(recipe, given)
 
 
 def guarded(work: Callable[[], None]) -> int:

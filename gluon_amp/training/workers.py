@@ -73,11 +73,11 @@ class Workers:
 
     def total(self, values: Sequence[float]) -> np.ndarray:
         """Return the sums over all workers, in float64; returns when all have called it."""
-        return np.asarray(values, dtype=np.float64)
+        return self.every(values).sum(axis=0)
 
-    def any(self, condition: bool) -> bool:
-        """Whether it holds for one worker at least; all get the same answer."""
-        return bool(self.total([condition])[0])
+    def every(self, values: Sequence[float]) -> np.ndarray:
+        """Return the values of all workers, float64, one row each; returns when all called it."""
+        return np.asarray([values], dtype=np.float64)
 
     def from_first(self, data: bytes) -> bytes:
         """Return what the first worker has; the others' `data` are ignored."""
@@ -94,13 +94,13 @@ class _Several(Workers):
         self.rank, self.count = rank, kvstore.num_workers
         self._keys: Dict[Any, int] = {}
 
-    def total(self, values: Sequence[float]) -> np.ndarray:
+    def every(self, values: Sequence[float]) -> np.ndarray:
         # A parameter server adds up in float32, so all get the bytes of all, each in a row.
         own = np.asarray(values, dtype=np.float64)
         rows = np.zeros((self.count, own.nbytes), dtype=np.float16)
         rows[self.rank] = np.frombuffer(own.tobytes(), dtype=np.uint8)
         every = self._sum(rows).astype(np.uint8).tobytes()
-        return np.frombuffer(every, dtype=np.float64).reshape(self.count, -1).sum(axis=0)
+        return np.frombuffer(every, dtype=np.float64).reshape(self.count, -1)
 
     def from_first(self, data: bytes) -> bytes:
         length = int(self.total([len(data) if self.first else 0])[0])
