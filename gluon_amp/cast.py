@@ -7,11 +7,18 @@ from typing import Dict, Union
 from gluon_amp import graph
 from gluon_amp.binding import FED_DTYPES, bind, clear, name_of, reason_of, release, unbind
 from gluon_amp.lowering import bfloat16
-from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, to_plain_layout
+from gluon_amp.parameters import (
+    bind_parameter,
+    cast_parameter,
+    contexts_of,
+    dtype_of,
+    to_plain_layout,
+)
 from gluon_amp.policy import Policy
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, roots, symbol_of
 
 import mxnet as mx
+from mxnet import autograd
 
 
 def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
@@ -44,7 +51,7 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     ValueError
         Unknown or contradictory policy; bfloat16 on a GPU; a forward that cannot be traced.
     RuntimeError
-        A Trainer of these parameters is in use already.
+        A Trainer of these parameters is in use already, or autograd is recording.
 
     Nothing is changed where an error is raised.
 
@@ -59,6 +66,11 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     policy = Policy.parse(policy)
     if not isinstance(net, Block):
         raise TypeError(f"cast() got a {type(net).__name__}, expected a gluon Block.")
+    if autograd.is_recording():
+        raise RuntimeError(
+            f"cast() was called inside autograd.record(), where {name_of(net)} would lose the "
+            "gradients recorded so far: call amp.cast before the record scope."
+        )
     hybrid = list(hybrid_blocks(net))
     if not hybrid:
         raise TypeError(
@@ -81,13 +93,12 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     for path, block in roots(net):
         _try_trace(path, block)
 
-    masters = masters_of(params)
     for param in changed:
-        cast_parameter(param, dtypes[id(param)], masters)
+        cast_parameter(param, dtypes[id(param)])
     for param in params:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
-        param._amp_compute_dtype = policy.compute_dtype
+        bind_parameter(param, policy.compute_dtype)
     for path, block in hybrid:
         unbind(block)
         bind(block, path, policy)

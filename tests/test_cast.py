@@ -586,28 +586,6 @@ def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
 
 
-def test_float32_masters_come_back_with_the_undo():
-    class Keeper:
-        """Stands for a trainer that holds masters."""
-
-        _kv_initialized = False
-
-        def __init__(self, params):
-            self._params = list(params)
-            for p in self._params:
-                p._set_trainer(self)
-
-        def master_params(self):
-            return {p.name: nd.full(p.shape, 1 + 2.0**-20) for p in self._params}
-
-    net = amp.cast(nn.Dense(2, in_units=3), "float16")
-    net.initialize()
-    keeper = Keeper(net.collect_params().values())
-    amp.cast(net, "float32")
-    assert np.all(net.weight.data().asnumpy() == np.float32(1 + 2.0**-20))
-    assert keeper is net.weight._trainer
-
-
 # ---------------------------------------------------------------------------------- bad input
 
 
