@@ -689,6 +689,25 @@ def test_a_trainer_built_before_the_cast_is_refused(kind):
     amp.cast(net, "float16")  # nobody uses the old one any more
 
 
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("before", [None, "float16"])
+def test_a_cast_while_autograd_records_is_refused_and_no_gradient_is_lost(before, policy):
+    net = nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    if before:
+        amp.cast(net, before)
+    dtype = net.weight.dtype
+    with autograd.record():
+        loss = net(nd.array([[2, 3]]))
+        with pytest.raises(RuntimeError, match=r"inside autograd.record\(\), .* before the record"):
+            amp.cast(net, policy)
+    loss.backward()
+    assert net.weight.grad().asnumpy().tolist() == [[2, 3]]
+    assert net.weight.dtype == dtype
+    with autograd.train_mode():
+        amp.cast(net, policy)  # nothing is recorded
+
+
 def test_recasting_by_the_same_policy_is_fine_with_a_trainer():
     net = amp.cast(small_net(), "float16")
     trainer = gluon.Trainer(net.collect_params(), "sgd")
