@@ -69,7 +69,7 @@ def master_of(param) -> Optional[nd.NDArray]:
         if index in updater.states:
             master, _ = split(updater.optimizer, weight, updater.states[index])
             if master is not None:
-                follow(weight, master)
+                follow(weight.as_in_context(master.context), master)
             return master
     return None
 
@@ -105,10 +105,15 @@ def _index_of(param) -> Optional[int]:
 
 def _devices(param) -> list:
     """Return (weight, updater) for each device on which a Trainer updates this parameter."""
-    if param._trainer is None or param._data is None or param.grad_req == "null":
+    trainer = param._trainer
+    if trainer is None or param._data is None or param.grad_req == "null":
         return []
-    weights = [array.as_nd_ndarray() for array in param._data]
-    return list(zip(weights, param._trainer._updaters))
+    updaters = trainer._updaters
+    if trainer._update_on_kvstore:
+        # a kvstore of one process updates once for all devices, others on their servers
+        own = getattr(trainer._kvstore, "_updater", None)
+        updaters = [own] if own is not None else []
+    return list(zip((array.as_nd_ndarray() for array in param._data), updaters))
 
 
 class Watch:

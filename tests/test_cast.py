@@ -329,6 +329,19 @@ def test_the_faqs_transplanted_features():
     net.summary(x.astype("float16"))
 
 
+def test_hooks_of_a_net_get_arrays_and_not_the_symbols_of_a_trace():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    seen = []
+    net.register_forward_pre_hook(lambda block, x: seen.append(x[0].asnumpy().shape))
+    net.register_forward_hook(lambda block, x, out: seen.append(out.asnumpy().shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MXNet's, of hooks in a hybridized net
+        amp.cast(net, "float16")
+    net(nd.ones((1, 3)))
+    assert seen == [(1, 3), (1, 2)]
+
+
 def test_summary_prints_and_changes_nothing(capsys):
     net = amp.cast(small_net(), "float16")
     out = net(images()).asnumpy()

@@ -251,6 +251,25 @@ def test_several_devices(tmp_path):
         np.testing.assert_array_equal(array.asnumpy(), master)
 
 
+def test_masters_on_a_kvstore_that_updates(tmp_path):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = initialized(hybrid)
+    net.collect_params().reset_ctx(contexts)
+    amp.cast(net, "float16")
+    options = {"learning_rate": 1e-3, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)  # on the kvstore by default
+    with autograd.record():
+        losses = [(net(data().as_in_context(ctx)) ** 2).mean() for ctx in contexts]
+    autograd.backward(losses)
+    trainer.step(2)
+    index = trainer._params.index(net[0].weight)
+    _, master = trainer._kvstore._updater.states[index]
+    net.save_parameters(str(tmp_path / "a.params"))
+    saved = nd.load(str(tmp_path / "a.params"))["0.weight"].asnumpy()
+    np.testing.assert_array_equal(saved, master.asnumpy())
+    assert (saved != net[0].weight.data(contexts[0]).asnumpy()).any()
+
+
 @pytest.mark.parametrize("move", ["reset_ctx", "set_data before the shape is known"])
 def test_a_parameters_arrays_keep_its_dtype(move):
     if move == "reset_ctx":
