@@ -66,10 +66,9 @@ def master_of(param) -> Optional[nd.NDArray]:
     """
     index = _index_of(param)
     for weight, updater in _devices(param):
-        if index in updater.states:
-            master, _ = split(updater.optimizer, weight, updater.states[index])
-            if master is not None:
-                follow(weight.as_in_context(master.context), master)
+        master = _master(updater, index, weight)
+        if master is not None:
+            follow(weight.as_in_context(master.context), master)
             return master
     return None
 
@@ -86,13 +85,15 @@ def set_master(param, values: nd.NDArray) -> None:
     values : NDArray
         Float32, or wider, in the parameter's shape.
     """
+    if param.grad_req == "null":
+        return
     index = _index_of(param)
     for weight, updater in _devices(param):
-        if index not in updater.states:
+        if index not in updater.states and updater.optimizer.multi_precision:
             state = updater.optimizer.create_state_multi_precision(index, weight)
             updater.states[index] = state
             updater.states_synced[index] = True
-        master, _ = split(updater.optimizer, weight, updater.states[index])
+        master = _master(updater, index, weight)
         if master is not None:
             master[:] = values.as_nd_ndarray().astype("float32")
 
@@ -106,7 +107,7 @@ def _index_of(param) -> Optional[int]:
 def _devices(param) -> list:
     """Return (weight, updater) for each device on which a Trainer updates this parameter."""
     trainer = param._trainer
-    if trainer is None or param._data is None or param.grad_req == "null":
+    if trainer is None or param._data is None:
         return []
     updaters = trainer._updaters
     if trainer._update_on_kvstore:
@@ -114,6 +115,25 @@ def _devices(param) -> list:
         own = getattr(trainer._kvstore, "_updater", None)
         updaters = [own] if own is not None else []
     return list(zip((array.as_nd_ndarray() for array in param._data), updaters))
+
+
+def _master(updater, index, weight) -> Optional[nd.NDArray]:
+    """Return the master in an Updater's state, unless the state is of the weight before a cast."""
+    optimizer, state = updater.optimizer, updater.states.get(index)
+    if np.dtype(weight.dtype) != np.float16 or not optimizer.multi_precision:
+        return None
+    # an optimizer's state of float32 weights can look like another's of float16 ones
+    like = nd.zeros((1,) * weight.ndim, dtype="float16")
+    if _structure(state) != _structure(optimizer.create_state_multi_precision(index, like)):
+        return None
+    return split(optimizer, weight, state)[0]
+
+
+def _structure(state) -> Any:
+    """Return a state with a type in the place of each array or None."""
+    if isinstance(state, (list, tuple)):
+        return tuple(_structure(item) for item in state)
+    return type(state)
 
 
 class Watch:

@@ -214,6 +214,59 @@ def test_masters_are_saved_and_come_back_with_the_undo(build, tmp_path):
     np.testing.assert_array_equal(net[0].weight.data().asnumpy(), master)
 
 
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "rmsprop", "adagrad", "ftrl", "signum"])
+@pytest.mark.parametrize("build", [amp.Trainer, gluon.Trainer])
+def test_states_of_a_trainer_from_before_the_cast_are_not_taken_for_masters(build, name, tmp_path):
+    net = initialized(hybrid)
+    params = list(net.collect_params().values())
+    options = {"learning_rate": 1e-3, "multi_precision": True}
+    if name in ("sgd", "nag", "signum"):
+        options["momentum"] = 0.9
+    train(net, build(params, name, options))
+    states = params[0]._trainer._updaters[0].states
+    amp.cast(net, "float16")
+    low = weights_of(net)
+    path = str(tmp_path / "a.params")
+    before = [host_copy(array) for state in states.values() for array in flat(state)]
+    net.collect_params().save(path)
+    for parameter, values in nd.load(path).items():
+        np.testing.assert_array_equal(values.asnumpy(), low[parameter].astype(np.float32))
+    net.collect_params().load(path)
+    after = [host_copy(array) for state in states.values() for array in flat(state)]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after))
+    amp.cast(net, "float32")
+    for parameter, values in weights_of(net).items():
+        np.testing.assert_array_equal(values, low[parameter].astype(np.float32))
+
+
+def flat(state):
+    if isinstance(state, (list, tuple)):
+        return [array for item in state for array in flat(item)]
+    return [] if state is None else [state]
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "rmsprop", "adagrad", "ftrl", "lamb"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_masters_of_each_optimizer(name, frozen, tmp_path):
+    net = amp.cast(initialized(hybrid), "float16")
+    options = {"learning_rate": 1e-3, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), name, options)
+    train(net, trainer)
+    if frozen:
+        net.collect_params().setattr("grad_req", "null")
+    path = str(tmp_path / "a.params")
+    net.collect_params().save(path)
+    saved, low = nd.load(path), weights_of(net)
+    float16 = [k for k, values in low.items() if values.dtype == np.float16]
+    for parameter in float16:
+        values = saved[parameter].asnumpy()
+        np.testing.assert_array_equal(values.astype(np.float16), low[parameter])
+        index = [p.name for p in trainer._params].index(parameter)
+        held = [array.asnumpy() for array in flat(trainer._updaters[0].states[index])]
+        assert any(np.array_equal(array, values) for array in held)
+    assert any((saved[k].asnumpy() != low[k]).any() for k in float16)
+
+
 def test_a_trainer_of_two_nets_whose_parameters_have_the_same_names(tmp_path):
     nets = [amp.cast(initialized(hybrid, seed), "float16") for seed in (0, 1)]
     params = [p for net in nets for p in net.collect_params().values()]
