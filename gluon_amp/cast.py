@@ -28,7 +28,11 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     plain `Block`, whose largest `HybridBlock` parts are cast, each with outputs in the policy's
     output dtype, so that the Block's own Python code sees one dtype. The net is hybridized. Cast
     again, after changing the net or to change the policy; `cast(net, 'float32')` undoes it, giving
-    the parameters the float32 masters of their `amp.Trainer`, bit for bit, if they have one.
+    the parameters the float32 masters of their Trainer, bit for bit, if they have one.
+
+    Whatever saves or loads the net's parameters writes and reads float32: the masters, or the
+    float16 values in float32 without a Trainer. Copies by `copy.deepcopy` and `pickle` are cast as
+    well; they have no Trainer.
 
     Parameters
     ----------
