@@ -24,8 +24,8 @@ class CastParameter:
 
     def _reduce(self):
         """Return the values to save, in host memory: the float32 master, or the values widened."""
-        master = master_of(self) if dtype_of(self) == "float16" else None
         with autograd.pause():
+            master = master_of(self) if dtype_of(self) == "float16" else None
             if master is not None:
                 saved = master.copyto(mx.cpu())
                 return saved.as_np_ndarray() if mx.util.is_np_array() else saved
@@ -40,7 +40,8 @@ class CastParameter:
         """
         super()._load_init(data, ctx, True, "current")
         if dtype_of(self) == "float16" and graph.dtype_name(data.dtype) in ("float32", "float64"):
-            set_master(self, data)
+            with autograd.pause():
+                set_master(self, data)
 
     def _init_impl(self, data, ctx_list):
         # what `reset_ctx` and a deferred `set_data` pass is float32
@@ -57,7 +58,7 @@ class CastParameter:
             autograd.mark_variables(self._data, self._grad, self.grad_req)
 
 
-_cast_classes = {}
+_cast_classes = {}  # by mixin and by the class it was mixed into
 
 
 def cast_class(mixin: type, base: type) -> type:
