@@ -13,7 +13,15 @@ import numpy as np
 
 from gluon_amp import graph, snapshot
 from gluon_amp.lowering import bfloat16, lower
-from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, widened
+from gluon_amp.parameters import (
+    cast_class,
+    cast_parameter,
+    contexts_of,
+    dtype_of,
+    saved_as_stored,
+    stock_class,
+    unbind_parameter,
+)
 from gluon_amp.policy import Policy
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, is_tracing, traced
 
@@ -61,6 +69,9 @@ class _Binding:
 
 class Cast:
     """Mixed into the class of a block that is cast; `self._amp` is its binding."""
+
+    def __init_subclass__(cls):
+        """Hide the class made of a user's class from whatever that registers its subclasses in."""
 
     def _get_graph(self, *args):
         amp = self._amp
@@ -144,18 +155,6 @@ class Cast:
             "pins: call amp.cast(net, policy) instead."
         )
 
-    def save_parameters(self, filename, deduplicate=False):
-        with widened(self.collect_params().values()):
-            super().save_parameters(filename, deduplicate)
-
-    def load_parameters(
-        self, filename, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=True,
-        dtype_source="current",
-    ):  # fmt: skip
-        super().load_parameters(
-            filename, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
-        )
-
     def export(self, path, epoch=0, remove_amp_cast=True):
         if not self._cached_op:
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
@@ -167,10 +166,10 @@ class Cast:
         try:
             if remove_amp_cast:
                 self._cached_graph = raw[0], _with_dtype_attrs(raw[1])
-                with widened(self.collect_params().values()):
-                    return super().export(path, epoch, True)
+                return super().export(path, epoch, True)
             self._cached_graph = amp.graph
-            return super().export(path, epoch, False)
+            with saved_as_stored(self.collect_params().values()):
+                return super().export(path, epoch, False)
         finally:
             self._cached_graph = raw
 
@@ -185,34 +184,35 @@ class Cast:
         for param in self.collect_params().values():
             param.reset_ctx(ctx)
 
-    def __deepcopy__(self, memo):
-        # cached ops are handles into the C++ library, and a Trainer belongs to one net
-        for param in self.collect_params().values():
-            memo[id(param._trainer)] = None
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        for key, value in vars(self).items():
-            if key != "_amp":
-                value = self._amp.blank.get(key, value)
-                object.__setattr__(twin, key, copy.deepcopy(value, memo))
-        twin._amp = _Binding(twin, self._amp.path, self._amp.policy)
-        for param in twin.collect_params().values():
-            if param._grad is not None:  # a copied array has forgotten its gradient
-                autograd.mark_variables(param._data, param._grad, param.grad_req)
-        return twin
+    def __reduce_ex__(self, protocol):
+        # cached ops are handles into the C++ library, so a copy traces anew
+        stock = object.__new__(stock_class(self))
+        vars(stock).update({**vars(self), **self._amp.blank, "_cached_op_args": []})
+        del stock._amp
+        make, args, *rest = stock.__reduce_ex__(protocol)
+        state = rest[0] if rest else None
+        return _new_block, (make, args), (state, self._amp.path, self._amp.policy)
+
+    def __setstate__(self, copied):
+        state, path, policy = copied
+        if hasattr(stock_class(self), "__setstate__"):
+            super().__setstate__(state)
+        else:
+            vars(self).update(state or {})
+        self._amp = _Binding(self, path, policy)
 
 
-# bound class by the class it was made of
-_bound_classes = {}
+def _new_block(make, args) -> Cast:
+    """Return what `pickle` or `copy` makes of a block of the stock class, of the cast class."""
+    block = make(*args)
+    block.__class__ = cast_class(Cast, type(block))
+    return block
 
 
 def bind(block: HybridBlock, path: str, policy: Policy) -> None:
-    base = type(block)
-    if base not in _bound_classes:
-        members = {"__module__": base.__module__, "__doc__": base.__doc__}
-        _bound_classes[base] = type(base.__name__, (Cast, base), members)
+    """Make a block one of a cast net."""
     block._clear_cached_op()
-    block.__class__ = _bound_classes[base]
+    block.__class__ = cast_class(Cast, type(block))
     block._amp = _Binding(block, path, policy)
 
 
@@ -220,7 +220,7 @@ def unbind(block: HybridBlock) -> None:
     """Give a block its own class back; its parameters stay as they are."""
     if isinstance(block, Cast):
         block._clear_cached_op()
-        block.__class__ = type(block).__mro__[2]
+        block.__class__ = stock_class(block)
         del block._amp
 
 
@@ -229,13 +229,11 @@ def release(net: Block) -> None:
 
     Parameters whose Trainer has float32 masters become these, bit for bit.
     """
-    params = list(net.collect_params().values())
-    masters = masters_of(params)
-    for param in params:
+    for param in net.collect_params().values():
         if dtype_of(param) == "float16":
-            cast_parameter(param, "float32", masters)
-        vars(param).pop("_amp_compute_dtype", None)
-    snapshot.unwatch(params)
+            cast_parameter(param, "float32")
+        unbind_parameter(param)
+    snapshot.unwatch(net.collect_params().values())
     for _, block in hybrid_blocks(net):
         unbind(block)
         if isinstance(block, SymbolBlock):

@@ -6,12 +6,19 @@ from typing import Dict, Union
 from gluon_amp import graph, snapshot
 from gluon_amp.binding import FED_DTYPES, bind, clear, name_of, reason_of, release, unbind
 from gluon_amp.lowering import bfloat16
-from gluon_amp.parameters import cast_parameter, contexts_of, dtype_of, masters_of, to_plain_layout
+from gluon_amp.parameters import (
+    bind_parameter,
+    cast_parameter,
+    contexts_of,
+    dtype_of,
+    to_plain_layout,
+)
 from gluon_amp.policy import Policy
 from gluon_amp.stale_trainer import guard_trainers
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, roots, symbol_of
 
 import mxnet as mx
+from mxnet import autograd
 
 
 def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
@@ -21,7 +28,11 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     plain `Block`, whose largest `HybridBlock` parts are cast, each with outputs in the policy's
     output dtype, so that the Block's own Python code sees one dtype. The net is hybridized. Cast
     again, after changing the net or to change the policy; `cast(net, 'float32')` undoes it, giving
-    the parameters the float32 masters of their `amp.Trainer`, bit for bit, if they have one.
+    the parameters the float32 masters of their Trainer, bit for bit, if they have one.
+
+    Whatever saves or loads the net's parameters writes and reads float32: the masters, or the
+    float16 values in float32 without a Trainer. Copies by `copy.deepcopy` and `pickle` are cast as
+    well; they have no Trainer.
 
     Parameters
     ----------
@@ -43,6 +54,8 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
         `net` is no Block, has no HybridBlock in it, or has float64 or trainable integer parameters.
     ValueError
         Unknown or contradictory policy; bfloat16 on a GPU; a forward that cannot be traced.
+    RuntimeError
+        Autograd is recording.
 
     Nothing is changed where an error is raised. A Trainer that was built before the cast raises a
     `RuntimeError` at its next step.
@@ -58,6 +71,11 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     policy = Policy.parse(policy)
     if not isinstance(net, Block):
         raise TypeError(f"cast() got a {type(net).__name__}, expected a gluon Block.")
+    if autograd.is_recording():
+        raise RuntimeError(
+            f"cast() was called inside autograd.record(), where {name_of(net)} would lose the "
+            "gradients recorded so far: call amp.cast before the record scope."
+        )
     hybrid = list(hybrid_blocks(net))
     if not hybrid:
         raise TypeError(
@@ -77,15 +95,14 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     for path, block in roots(net):
         _try_trace(path, block)
 
-    masters = masters_of(params)
     guard_trainers(params)
+    snapshot.watch(params)
     for param in changed:
-        cast_parameter(param, dtypes[id(param)], masters)
+        cast_parameter(param, dtypes[id(param)])
     for param in params:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
-        param._amp_compute_dtype = policy.compute_dtype
-    snapshot.watch(params)
+        bind_parameter(param, policy.compute_dtype)
     for path, block in hybrid:
         unbind(block)
         bind(block, path, policy)

@@ -19,6 +19,7 @@ from typing import Dict, List, Optional, Tuple
 import numpy as np
 
 from gluon_amp import atomic, masters, states
+from gluon_amp.host import host_copy
 from gluon_amp.policy import PRESETS
 from gluon_amp.snapshot import is_statistic
 from gluon_amp.trainer import ScaledSteps
@@ -225,7 +226,7 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
     for name, param in params.items():
         values = [_values(param, wide.get(name))]
         if is_statistic(param) and len(param.list_data()) > 1:
-            values = [array.asnumpy() for array in param.list_data()]
+            values = [host_copy(array) for array in param.list_data()]
         keys = [f"parameters/{name}" + (f"/{k}" if k else "") for k in range(len(values))]
         arrays.update(zip(keys, values))
         saved[name] = {"dtype": np.dtype(param.dtype).name, "arrays": keys}
@@ -250,7 +251,7 @@ def _values(param, master) -> np.ndarray:
     array = param.list_data()[0]
     if master is not None and np.dtype(array.dtype) == np.float16:
         array = master
-    return array.asnumpy()
+    return host_copy(array)
 
 
 def _state_for(trained, params, values, state, own) -> dict:

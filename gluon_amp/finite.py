@@ -6,17 +6,16 @@ takes 10 ns an element; there our own looks at the bits of all arrays in one pas
 memory, and without it numpy does, at half that speed (docs/benchmarks/overflow_check.md).
 """
 
-import ctypes
 import math
 from collections import defaultdict
 from typing import Iterable, List
 
 import numpy as np
 
+from gluon_amp.host import host_view, on_cpu
 from gluon_amp.lowering import native_updates
 
 from mxnet import nd
-from mxnet.base import _LIB, check_call
 
 FINITE_LIMIT = 200  # multi_all_finite reads past its parameter block above this
 SUM_SQUARES_LIMIT = 60
@@ -30,29 +29,9 @@ _BITS = {
 }
 
 
-def on_cpu(array) -> bool:
-    """Whether the array lies in host memory."""
-    return array.context.device_type.startswith("cpu")
-
-
 def dense_part(array):
     """The values that are stored: the array itself, or the rows of a row_sparse one."""
     return array if array.stype == "default" else array.data
-
-
-def host_view(array) -> np.ndarray:
-    """A flat numpy view, no copy, of a dense NDArray in host memory; waits until it is written.
-
-    Only to be read, at once, and while the NDArray is alive.
-    """
-    if array.size == 0:
-        return np.empty(0, array.dtype)
-    address = ctypes.c_void_p()
-    array.wait_to_read()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    dtype = np.dtype(array.dtype)
-    buffer = (ctypes.c_uint8 * (array.size * dtype.itemsize)).from_address(address.value)
-    return np.frombuffer(buffer, dtype)
 
 
 def all_finite(arrays: Iterable) -> bool:

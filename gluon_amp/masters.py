@@ -6,11 +6,11 @@ overruled by the next update. So the weight is the authority: an element that is
 its master becomes its master; an element that is keeps the master's extra bits.
 """
 
-from typing import Any, Iterable, Tuple
+from typing import Any, Iterable, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.finite import host_view, on_cpu
+from gluon_amp.host import host_view, on_cpu
 from gluon_amp.optimizer import MasterOptimizer
 
 import mxnet as mx
@@ -49,6 +49,91 @@ def widen(weight, master) -> None:
     """Give those elements of a float32 weight, in place, the master's bits that round alike."""
     same = nd.cast(master, dtype="float16") == nd.cast(weight, dtype="float16")
     nd.where(same.astype("float32"), master, weight, out=weight)
+
+
+def master_of(param) -> Optional[nd.NDArray]:
+    """Return the float32 master of a Gluon Parameter, up to date, from the first device.
+
+    Parameters
+    ----------
+    param : Parameter
+
+    Returns
+    -------
+    NDArray or None
+        The array that its Trainer's optimizer holds, of whichever class the Trainer is. None
+        without a Trainer, before the first update, and for a parameter that has no master.
+    """
+    index = _index_of(param)
+    for weight, updater in _devices(param):
+        master = _master(updater, index, weight)
+        if master is not None:
+            follow(weight.as_in_context(master.context), master)
+            return master
+    return None
+
+
+def set_master(param, values: nd.NDArray) -> None:
+    """Set the masters of an initialized Gluon Parameter on all devices.
+
+    Before the first update its Trainer's optimizer has no state yet, so it is created. A parameter
+    without a Trainer has no master to set.
+
+    Parameters
+    ----------
+    param : Parameter
+    values : NDArray
+        Float32, or wider, in the parameter's shape.
+    """
+    if param.grad_req == "null":
+        return
+    index = _index_of(param)
+    for weight, updater in _devices(param):
+        if index not in updater.states and updater.optimizer.multi_precision:
+            state = updater.optimizer.create_state_multi_precision(index, weight)
+            updater.states[index] = state
+            updater.states_synced[index] = True
+        master = _master(updater, index, weight)
+        if master is not None:
+            master[:] = values.as_nd_ndarray().astype("float32")
+
+
+def _index_of(param) -> Optional[int]:
+    """Return the number of a parameter in its Trainer; names may repeat, as in two nets."""
+    own = param._trainer._params if param._trainer is not None else ()
+    return next((index for index, one in enumerate(own) if one is param), None)
+
+
+def _devices(param) -> list:
+    """Return (weight, updater) for each device on which a Trainer updates this parameter."""
+    trainer = param._trainer
+    if trainer is None or param._data is None:
+        return []
+    updaters = trainer._updaters
+    if trainer._update_on_kvstore:
+        # a kvstore of one process updates once for all devices, others on their servers
+        own = getattr(trainer._kvstore, "_updater", None)
+        updaters = [own] if own is not None else []
+    return list(zip((array.as_nd_ndarray() for array in param._data), updaters))
+
+
+def _master(updater, index, weight) -> Optional[nd.NDArray]:
+    """Return the master in an Updater's state, unless the state is of the weight before a cast."""
+    optimizer, state = updater.optimizer, updater.states.get(index)
+    if np.dtype(weight.dtype) != np.float16 or not optimizer.multi_precision:
+        return None
+    # an optimizer's state of float32 weights can look like another's of float16 ones
+    like = nd.zeros((1,) * weight.ndim, dtype="float16")
+    if _structure(state) != _structure(optimizer.create_state_multi_precision(index, like)):
+        return None
+    return split(optimizer, weight, state)[0]
+
+
+def _structure(state) -> Any:
+    """Return a state with a type in the place of each array or None."""
+    if isinstance(state, (list, tuple)):
+        return tuple(_structure(item) for item in state)
+    return type(state)
 
 
 class Watch:

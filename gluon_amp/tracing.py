@@ -100,7 +100,7 @@ def symbol_of(path: str, block: HybridBlock) -> Optional[Tuple[mx.sym.Symbol, se
         inputs, symbol = block._cached_graph
         return symbol, {s.name for s in inputs}
     args = _symbol_inputs(block)
-    out = traced(block, path, lambda: Block.__call__(block, *args))
+    out = traced(block, path, lambda: block.forward(*args))  # not its hooks, which expect arrays
     names = {s.name for s in _flatten(args, "input")[0]}
     out = _flatten(out, "output")[0]
     return mx.sym.Group(out, _check_same_symbol_type(out)), names

@@ -329,6 +329,19 @@ def test_the_faqs_transplanted_features():
     net.summary(x.astype("float16"))
 
 
+def test_hooks_of_a_net_get_arrays_and_not_the_symbols_of_a_trace():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    seen = []
+    net.register_forward_pre_hook(lambda block, x: seen.append(x[0].asnumpy().shape))
+    net.register_forward_hook(lambda block, x, out: seen.append(out.asnumpy().shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MXNet's, of hooks in a hybridized net
+        amp.cast(net, "float16")
+    net(nd.ones((1, 3)))
+    assert seen == [(1, 3), (1, 2)]
+
+
 def test_summary_prints_and_changes_nothing(capsys):
     net = amp.cast(small_net(), "float16")
     out = net(images()).asnumpy()
@@ -586,28 +599,6 @@ def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
 
 
-def test_float32_masters_come_back_with_the_undo():
-    class Keeper:
-        """Stands for a trainer that holds masters."""
-
-        _kv_initialized = False
-
-        def __init__(self, params):
-            self._params = list(params)
-            for p in self._params:
-                p._set_trainer(self)
-
-        def master_params(self):
-            return {p.name: nd.full(p.shape, 1 + 2.0**-20) for p in self._params}
-
-    net = amp.cast(nn.Dense(2, in_units=3), "float16")
-    net.initialize()
-    keeper = Keeper(net.collect_params().values())
-    amp.cast(net, "float32")
-    assert np.all(net.weight.data().asnumpy() == np.float32(1 + 2.0**-20))
-    assert keeper is net.weight._trainer
-
-
 # ---------------------------------------------------------------------------------- bad input
 
 
@@ -697,6 +688,25 @@ def test_a_pin_that_matches_nothing_is_refused_and_nothing_changes():
         amp.cast(net, amp.Policy.parse("float16").pin(blocks=["haed"]))
     assert set(dtypes_of(net).values()) == {"float32"}
     assert type(net) is nn.HybridSequential
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("before", [None, "float16"])
+def test_a_cast_while_autograd_records_is_refused_and_no_gradient_is_lost(before, policy):
+    net = nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    if before:
+        amp.cast(net, before)
+    dtype = net.weight.dtype
+    with autograd.record():
+        loss = net(nd.array([[2, 3]]))
+        with pytest.raises(RuntimeError, match=r"inside autograd.record\(\), .* before the record"):
+            amp.cast(net, policy)
+    loss.backward()
+    assert net.weight.grad().asnumpy().tolist() == [[2, 3]]
+    assert net.weight.dtype == dtype
+    with autograd.train_mode():
+        amp.cast(net, policy)  # nothing is recorded
 
 
 def test_gluons_own_cast_on_a_cast_net_is_refused():
