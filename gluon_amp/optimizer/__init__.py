@@ -10,13 +10,14 @@ and so on.
 """
 
 from gluon_amp.optimizer.adam import Adam, AdamW
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer
+from gluon_amp.optimizer.base import ExactFloat as ExactFloat
+from gluon_amp.optimizer.base import MasterOptimizer
 from gluon_amp.optimizer.large_batch import LAMB, LARS
 from gluon_amp.optimizer.sgd import NAG, SGD
 
 import mxnet as mx
 
-__all__ = ["LAMB", "LARS", "NAG", "SGD", "Adam", "AdamW", "ExactFloat", "MasterOptimizer", "create"]
+__all__ = ["LAMB", "LARS", "NAG", "SGD", "Adam", "AdamW", "MasterOptimizer", "create"]
 
 OPTIMIZERS = {"sgd": SGD, "nag": NAG, "adam": Adam, "adamw": AdamW, "lars": LARS, "lamb": LAMB}
 

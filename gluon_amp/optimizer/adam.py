@@ -25,9 +25,9 @@ class Adam(MasterOptimizer):
     Signature, defaults and order of operations are those of `mxnet.optimizer.Adam`. The correction
     is nearer to the exact one. The kernels have the betas in float32, and 1 - float32(0.999) is
     0.001 * (1 - 1.3e-5), so the correction is that of float32(0.999), too, in float64. MXNet's is
-    that of 0.999, by which its updates are 6e-6 too long. So an update is exact to 3 ulp of itself,
-    and on a GPU, where MXNet's multi-tensor operator takes the variance as a difference of nearly
-    equal numbers, at first to 3e-8 / (1 - beta2).
+    that of 0.999, by which its first updates are 6e-6 too long. Here the first update is exact to
+    3 ulp, and on a GPU, where MXNet's multi-tensor operator takes the variance as a difference of
+    nearly equal numbers, to 6e-8 / (1 - beta2).
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Adam(MasterOptimizer):
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
     >>> weight.asscalar(), round(float(master.asscalar()), 6)
-    (0.5, 0.499997)
+    (0.5, 0.500001)
     """
 
     state_arrays = 2
@@ -89,10 +89,10 @@ class Adam(MasterOptimizer):
             return
         fused, single = [], []
         for slot in slots:
-            # MXNet's multi-tensor op is AdamW's, which without weight decay is Adam's too.
-            fusible = self.decoupled or slot.wd == 0
-            # All of its state is float32.
-            fusible &= self._prefer_fused(slots) and slot.target.dtype == np.float32
+            # MXNet's multi-tensor op, with float32 state, is AdamW's, which without weight decay is
+            # Adam's too.
+            fusible = self._prefer_fused(slots) and slot.target.dtype == np.float32
+            fusible = fusible and (self.decoupled or slot.wd == 0)
             (fused if fusible else single).append(slot)
         for chunk in chunks(fused, ADAMW_LIMIT):
             self._update_fused(chunk)
@@ -107,7 +107,6 @@ class Adam(MasterOptimizer):
         columns = [list(column) for column in zip(*(slot.arrays for slot in chunk))]
         if chunk[0].master is not None:
             update = nd.contrib.multi_mp_adamw_update
-        attributes = self._attributes(**self._constants())
         update(
             *columns,
             lrs=[self._corrected(slot) for slot in chunk],
@@ -115,7 +114,7 @@ class Adam(MasterOptimizer):
             wds=[ExactFloat(slot.lr * slot.wd) for slot in chunk],
             etas=[1.0] * len(chunk),
             out=[slot.weight for slot in chunk],
-            **attributes,
+            **self._attributes(**self._constants()),
         )
 
     def _update_decoupled(self, slot):
@@ -187,7 +186,7 @@ class AdamW(Adam):
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
     >>> weight.asscalar(), round(float(master.asscalar()), 6)
-    (0.25, 0.249997)
+    (0.25, 0.250001)
     """
 
     decoupled = True

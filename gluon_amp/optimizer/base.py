@@ -5,6 +5,7 @@ All state has one layout, ``(master or None, state arrays...)``, a plain tuple t
 its `_update_dense`, which gets everything one device has to update as a list of `Slot`.
 """
 
+import functools
 from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -25,14 +26,19 @@ class ExactFloat(float):
     """
 
     def __str__(self):
-        if 1e-12 < abs(self) < 1e12:
-            # 19 digits after the point are what the parser looks at
-            return np.format_float_positional(
-                np.float64(np.float32(self)), precision=19, unique=False, trim="0"
-            )
-        return float.__repr__(self)
+        return _text(float(self))
 
     __repr__ = __str__
+
+
+@functools.lru_cache(maxsize=256)
+def _text(value):
+    if 1e-12 < abs(value) < 1e12:
+        # 19 digits after the point are what the parser looks at
+        return np.format_float_positional(
+            np.float64(np.float32(value)), precision=19, unique=False, trim="0"
+        )
+    return repr(value)
 
 
 class Slot(NamedTuple):

@@ -60,7 +60,7 @@ class LARS(SGD):
         momentum_correction=True,
         **kwargs,
     ):
-        super().__init__(momentum, lazy_update, **kwargs)
+        super().__init__(momentum, lazy_update, nesterov=False, **kwargs)
         self.eta, self.eps = eta, eps
         self.momentum_correction = momentum_correction
         # The learning rates of the step before and of this one, and whom this one has updated.
