@@ -119,8 +119,8 @@ def test_resume_equals_uninterrupted_from_any_step(tmp_path, policy, optimizer):
 
 @pytest.mark.parametrize(
     "optimizer, settings",
-    [("nag", {"momentum": 0.9}), ("lamb", {}), ("lars", {}), ("adamw", {}), ("nadam", {}),
-     ("rmsprop", {"centered": True}), ("adadelta", {}), ("ftml", {})],
+    [("nag", {"momentum": 0.9}), ("lamb", {}), ("lars", {"momentum": 0.9}), ("adamw", {}),
+     ("nadam", {}), ("rmsprop", {"centered": True}), ("adadelta", {}), ("ftml", {})],
 )  # fmt: skip
 def test_resume_equals_uninterrupted_for_every_layout_of_state(tmp_path, optimizer, settings):
     net = make_net()
