@@ -144,7 +144,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
                 f"{type(self).__name__} got a float16 weight with multi_precision=False, which "
                 "would lose every small update: leave multi_precision on."
             )
-        master = weight.tostype("default").astype("float32")
+        master = dense(weight).astype("float32")
         return (master, *self.create_state(index, master))
 
     def update(self, index, weight, grad, state):
@@ -162,12 +162,12 @@ class MasterOptimizer(mx.optimizer.Optimizer):
             Slot(self._name(i), w, g, s[0], tuple(s[1:]), lr, wd, self._index_update_count[i])
             for i, w, g, s, lr, wd in zip(index, weight, grad, state, lrs, wds)
         ]
-        dense = [slot for slot in slots if slot.grad.stype == "default"]
-        if dense:
-            self._update_dense(dense)
-        for slot in slots:
-            if slot.grad.stype != "default":
-                self._update_sparse(slot)
+        in_rows = [slot for slot in slots if slot.grad.stype != "default"]
+        together = [slot for slot in slots if slot.grad.stype == "default"]
+        if together:
+            self._update_dense(together)
+        for slot in in_rows:
+            self._update_sparse(slot)
 
     def follows(self, weight) -> bool:
         """Whether an update of this weight sees what somebody wrote to it since the last one.
@@ -182,7 +182,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
 
     def _update_sparse(self, slot):
         """Update a slot whose gradient is row_sparse (or csr)."""
-        self._update_dense([slot._replace(grad=slot.grad.tostype("default"))])
+        self._update_dense([slot._replace(grad=dense(slot.grad))])
 
     @staticmethod
     def _prefer_fused(slots):
@@ -200,6 +200,11 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         if self.clip_gradient:  # MXNet takes 0 for "off", like None
             numbers["clip_gradient"] = self.clip_gradient
         return {name: ExactFloat(number) for name, number in numbers.items()}
+
+
+def dense(array):
+    """The array itself, or a copy that stores all rows of a sparse one."""
+    return array if array.stype == "default" else array.tostype("default")
 
 
 def interleaved(slots):

@@ -1,7 +1,7 @@
 """Optimizers for large batches, with a step length of its own for each layer: LARS and LAMB."""
 
 from gluon_amp.finite import chunks, on_cpu
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, interleaved
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, dense, interleaved
 from gluon_amp.optimizer.sgd import SGD, SGD_LIMIT
 
 from mxnet import nd
@@ -132,8 +132,8 @@ class LARS(SGD):
 
     def _adapt(self, slots, lrs, wds):
         """Turn the rates of these slots into the layers' own, in place."""
-        targets = [_dense(slot.target) for slot in slots]
-        grads = [_dense(slot.grad) for slot in slots]
+        targets = [dense(slot.target) for slot in slots]
+        grads = [dense(slot.grad) for slot in slots]
         if on_cpu(grads[0]):
             # multi_sum_sq sums in the gradient's dtype there, and float16 overflows
             grads = [grad.astype("float32", copy=False) for grad in grads]
@@ -151,10 +151,6 @@ class LARS(SGD):
     @staticmethod
     def _plain(slot):
         return slot.name.endswith(("bias", "gamma", "beta"))
-
-
-def _dense(array):
-    return array if array.stype == "default" else array.tostype("default")
 
 
 class LAMB(MasterOptimizer):
