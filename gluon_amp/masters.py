@@ -11,7 +11,7 @@ from typing import Any, Iterable, Optional, Tuple
 import numpy as np
 
 from gluon_amp.host import host_view, on_cpu
-from gluon_amp.optimizer import MasterOptimizer
+from gluon_amp.optimizer.base import MasterOptimizer, follow
 
 import mxnet as mx
 from mxnet import nd
@@ -37,12 +37,6 @@ def join(optimizer, weight, master, rest) -> Any:
     if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
         return rest
     return (rest, master) if isinstance(optimizer, _MASTER_SECOND) else (master, rest)
-
-
-def follow(weight, master) -> None:
-    """Set those elements of the master, in place, whose rounding is not the weight's element."""
-    same = nd.cast(master, dtype="float16") == weight
-    nd.where(same.astype("float32"), master, weight.astype("float32"), out=master)
 
 
 def widen(weight, master) -> None:

@@ -16,7 +16,7 @@ from mxnet import nd
 FORMAT, VERSION = "gluon_amp trainer states", 1
 
 # Attributes of optimizers that move as training goes on; all other numbers are settings.
-PROGRESS = {"Nadam": ("m_schedule",)}
+PROGRESS = {"Nadam": ("m_schedule",), "LARS": ("last_lr", "cur_lr")}
 NOT_SETTINGS = {"rescale_grad", "aggregate_num", "allow_np_array", "num_update"}
 
 

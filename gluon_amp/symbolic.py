@@ -441,7 +441,7 @@ class Module(mx.mod.Module):
         if self._params_dirty:
             self._sync_params_from_devices()
         kvstore, _ = mx.model._create_kvstore(kvstore, len(self._context), self._arg_params)
-        workers = kvstore.num_workers if _is_distributed(kvstore) else 1
+        workers = 1 if kvstore is None else kvstore.num_workers
         rescale_grad = 1.0 / (self._exec_group.batch_size * workers)
         names = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
@@ -978,7 +978,7 @@ def _resolve(loss_scale, policy: Policy) -> LossScale:
 
 
 def _is_distributed(kvstore) -> bool:
-    return kvstore is not None and "dist" in kvstore.type
+    return kvstore is not None and kvstore.num_workers > 1
 
 
 def _check_devices(context, policy: Policy) -> None:

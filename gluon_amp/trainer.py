@@ -12,6 +12,7 @@ import numpy as np
 
 from gluon_amp import masters, snapshot, stale_trainer, states
 from gluon_amp.finite import all_finite, global_norm
+from gluon_amp.host import wait_until_unused
 from gluon_amp.loss_scale import NoLossScale, resolve
 from gluon_amp.optimizer import ExactFloat, create
 from gluon_amp.window import Window
@@ -541,6 +542,7 @@ class ScaledSteps:
             if param._data is None:
                 continue
             data = param.list_data()[0]
+            wait_until_unused(data)  # whoever reads it next may do so from the host
             if index in found:
                 values[param.name] = found[index]
             elif np.dtype(data.dtype) == np.float16:

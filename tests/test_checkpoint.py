@@ -119,8 +119,8 @@ def test_resume_equals_uninterrupted_from_any_step(tmp_path, policy, optimizer):
 
 @pytest.mark.parametrize(
     "optimizer, settings",
-    [("nag", {"momentum": 0.9}), ("lamb", {}), ("lars", {}), ("adamw", {}), ("nadam", {}),
-     ("rmsprop", {"centered": True}), ("adadelta", {}), ("ftml", {})],
+    [("nag", {"momentum": 0.9}), ("lamb", {}), ("lars", {"momentum": 0.9}), ("adamw", {}),
+     ("nadam", {}), ("rmsprop", {"centered": True}), ("adadelta", {}), ("ftml", {})],
 )  # fmt: skip
 def test_resume_equals_uninterrupted_for_every_layout_of_state(tmp_path, optimizer, settings):
     net = make_net()
@@ -321,7 +321,7 @@ def test_symbol_blocks(tmp_path):
 def test_a_stock_trainer_after_init_trainer(saved):
     path, net, trainer = saved
     other = make_net()
-    optimizer = amp.optimizer.SGD(0.01, momentum=0.9, wd=1e-3)
+    optimizer = amp.optimizer.SGD(learning_rate=0.01, momentum=0.9, wd=1e-3)
     stock = mx.gluon.Trainer(other.collect_params(), optimizer, update_on_kvstore=False)
     with pytest.raises(TypeError, match="init_trainer"):
         load_checkpoint(path, other, stock)

@@ -510,6 +510,8 @@ def test_9_adam_with_masters_takes_mxnets_slow_path_to_the_same_numbers():
     def masters(optimizer):
         mx.random.seed(1)
         net = conv_net()
+        # In front of BatchNorm its gradient is rounding errors, of which Adam makes whole steps.
+        net[0].bias.grad_req = "null"
         trainer = amp.Trainer(net.collect_params(), optimizer, loss_scale=64)
         for _ in range(5):
             train(net, trainer, 1)

@@ -107,13 +107,17 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
     betas = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
     for k, target in enumerate(targets):
-        if decoupled:
-            target *= 1 - LRS[k] * WDS[k]
+        before = target.asnumpy()
         wd = 0 if decoupled else WDS[k]
         nd.adam_update(
             target, grads[k].astype("float32"), means[k], variances[k], out=target,
             **options(clip, lr=LRS[k], wd=wd, rescale_grad=RESCALE, **betas),
         )  # fmt: skip
+        if decoupled:  # as in _adamw_update, one float32 operation after the other
+            lr, decay, epsilon = np.float32([LRS[k], LRS[k] * WDS[k], betas["epsilon"]])
+            with np.errstate(invalid="ignore"):
+                step = lr * means[k].asnumpy() / (np.sqrt(variances[k].asnumpy()) + epsilon)
+            target[:] = nd.array(before - (step + decay * before))
         if weights:
             nd.cast(target, dtype="float16", out=weights[k])
 
@@ -121,7 +125,7 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
     arrays, stride = slots(
         our_weights or our_targets, grads, our_means, our_variances, our_weights and our_targets
     )
-    decays = [1 - lr * wd if decoupled else 1 for lr, wd in zip(LRS, WDS)]
+    decays = [lr * wd if decoupled else 0 for lr, wd in zip(LRS, WDS)]
     wds = [0] * COUNT if decoupled else WDS
     native_updates.adam_update(
         arrays, stride, LRS, wds, **betas, rescale_grad=RESCALE, clip_gradient=clip, decays=decays

@@ -20,6 +20,7 @@ import mxnet as mx
 from mxnet import nd
 from mxnet.gluon import nn
 from mxnet.gluon.data import SimpleDataset
+from mxnet.kvstore import KVStoreBase
 
 # --------------------------------------------------------------------------------------- targets
 
@@ -147,6 +148,48 @@ def test_a_module_is_the_twin_of_a_gluon_network():
         )
     assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
     assert module_result.accuracy == gluon_result.accuracy
+
+
+class TwoEqualWorkers(KVStoreBase):
+    """What each of two workers with the same weights and the same batch sees."""
+
+    type, rank, num_workers = "two", 0, 2
+
+    def broadcast(self, key, value, out, priority=0):
+        """Leave the weights as they are: both have them."""
+
+    def pushpull(self, key, value, out=None, priority=0):
+        for array in value if isinstance(value, list) else [value]:
+            array *= 2
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("policy", ["float32", "float16"])
+def test_a_module_with_two_workers_divides_by_the_images_of_both(policy, optimizer):
+    """Two workers with the same images move the weights as one does."""
+    batches = TrainingBatches(Augmented(points(), lambda image, _: image, 0), 8)
+    weights = []
+    for workers, kvstore in [(1, "device"), (2, TwoEqualWorkers())]:
+        # an epsilon as large as the gradient, or Adam would not see its length
+        settings = {"learning_rate": 0.5, **({"epsilon": 0.1} if optimizer == "adam" else {})}
+        net = dense_net()
+        for param in net.collect_params().values():  # workers begin with the weights, not masters
+            param.set_data(param.data().astype("float16").astype("float32"))
+        engine = ModuleEngine(
+            net, Objective(3), [mx.cpu()], 8, (4,), optimizer, settings, kvstore, workers,
+            policy=policy, loss_scale=8,
+        )  # fmt: skip
+        # until the first step, the module's own default
+        assert engine.module._optimizer.rescale_grad == 1 / (8 * workers)
+        Loop(engine, Schedule(0.5, 1, 3, "constant")).train(batches, 0)
+        values, _ = engine.module.get_params()
+        weights.append([value.asnumpy() for value in values.values()])
+    for alone, together in zip(*weights):
+        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
 
 
 def test_a_modules_smoothing_is_that_of_gluon():

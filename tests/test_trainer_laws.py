@@ -26,10 +26,10 @@ from .test_trainer import Dense16, parameter, run, values
 law = settings(deadline=None, derandomize=True, max_examples=12)
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9, "wd": 1e-3},
-    "nag": {"wd": 1e-3},
+    "nag": {"momentum": 0.9, "wd": 1e-3},
     "adam": {"wd": 1e-3},
     "adamw": {"wd": 0.1},
-    "lars": {"wd": 1e-3},
+    "lars": {"momentum": 0.9, "wd": 1e-3},
     "lamb": {"wd": 1e-3},
     "rmsprop": {},
 }

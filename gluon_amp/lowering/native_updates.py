@@ -99,6 +99,8 @@ def adam_update(
 ) -> None:
     """Update weights, means, variances and masters as `adam_update` does, in one pass.
 
+    With `decays`, weights change as by `_adamw_update` with these as its `wd` and with `eta` 1.
+
     Parameters
     ----------
     arrays : list of NDArray
@@ -109,7 +111,8 @@ def adam_update(
     lrs, wds : list of float
         One for each weight; the rates with the bias correction in them.
     decays : list of float
-        Factors that multiply the weights before anything else: decoupled weight decay.
+        Shares of the weights that are subtracted with the step: decoupled weight decay, the rate
+        in it; 0 for none.
     """
     _invoke(
         "_gluon_amp_adam_update",

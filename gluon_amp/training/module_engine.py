@@ -53,6 +53,8 @@ class ModuleEngine:
     settings : dict
         Of the optimizer.
     kvstore : str or KVStore
+    workers : int
+        How many such engines train together.
     **options
         `policy` and `loss_scale` of the module.
     """
@@ -67,10 +69,12 @@ class ModuleEngine:
         optimizer: str,
         settings: Dict[str, Any],
         kvstore: Any = "device",
+        workers: int = 1,
         **options: Any,
     ):
         self.devices = devices
         self.objective = objective
+        self.workers = workers
         logits = net(mx.sym.var("data"))
         # smooth_alpha goes to the other classes alone, label smoothing's share to all of them
         alpha = objective.smoothing * (1 - 1 / objective.classes)
@@ -84,10 +88,7 @@ class ModuleEngine:
             arg_params={name: values[name] for name in arguments if name in values},
             aux_params={name: values[name] for name in states},
         )
-        self.module.init_optimizer(
-            kvstore=kvstore, optimizer=optimizer,
-            optimizer_params={**settings, "rescale_grad": 1 / batch_size},
-        )  # fmt: skip
+        self.module.init_optimizer(kvstore, optimizer, settings)
 
     def weight_dtypes(self) -> str:
         """Return the dtypes of the weights of products, as `observed_dtypes` writes them."""
@@ -121,7 +122,7 @@ class ModuleEngine:
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update on a batch, or skip where gradients overflowed; count answers and losses."""
         ((images, labels),) = batches
-        self.module._optimizer.rescale_grad = 1 / len(images)
+        self.module._optimizer.rescale_grad = 1 / (len(images) * self.workers)
         self.module.forward(mx.io.DataBatch([images], [labels]), is_train=True)
         self.module.backward()
         self.module.update()

@@ -281,7 +281,7 @@ def build_engine(
     if recipe.mode == "module":
         return ModuleEngine(
             cast(net, "float32"), objective, devices, recipe.batch_size * len(devices),
-            data.image_shape, recipe.optimizer, settings, workers.kvstore,
+            data.image_shape, recipe.optimizer, settings, workers.kvstore, workers.count,
             policy=recipe.policy, **scaling(recipe),
         )  # fmt: skip
     trainer = Trainer(

@@ -75,8 +75,8 @@ inline V current(V, const float* master, const half_bits* weight) {
   return w.where_equal(w.rounded(), seen, seen);
 }
 
-// The order of operations in both updates is that of MXNet's kernels (src/operator/optimizer_op-inl.h),
-// and so are the results.
+// The order of operations in both updates is that of MXNet's kernels (src/operator/optimizer_op-inl.h,
+// and contrib/adamw-inl.h where weights decay), and so are the results.
 template <typename G>
 void sgd(const G* grad, float* momentum, float* master, half_bits* weight, int64_t n,
          const SgdConstants& c) {
@@ -102,15 +102,16 @@ template <typename G>
 void adam(const G* grad, float* mean, float* variance, float* master, half_bits* weight, int64_t n,
           const AdamConstants& c) {
   each(n, [=, &c](auto v, int64_t i) {
-    auto w = current(v, master + i, weight ? weight + i : nullptr);
-    if (c.decay != 1) w = w * v.all(c.decay);
+    const auto w = current(v, master + i, weight ? weight + i : nullptr);
     auto g = v.load(grad + i) * v.all(c.rescale) + w * v.all(c.wd);
     if (c.clip >= 0) g = g.within(v.all(c.clip));
     const auto m = v.all(c.beta1) * v.load(mean + i) + v.all(1.f - c.beta1) * g;
     const auto s = v.all(c.beta2) * v.load(variance + i) + v.all(1.f - c.beta2) * g * g;
     m.store(mean + i);
     s.store(variance + i);
-    const auto updated = w - v.all(c.lr) * m / (s.sqrt() + v.all(c.epsilon));
+    auto step = v.all(c.lr) * m / (s.sqrt() + v.all(c.epsilon));
+    if (c.decay != 0) step = step + v.all(c.decay) * w;
+    const auto updated = w - step;
     updated.store(master + i);
     if (weight) updated.store(weight + i);
   });

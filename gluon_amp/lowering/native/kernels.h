@@ -14,7 +14,7 @@ struct SgdConstants {
 };
 
 struct AdamConstants {
-  float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay < 1: decoupled, comes first
+  float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay: decoupled, 0 for none
 };
 
 // `G` is the type of the gradient: half_bits or float. A float32 weight is its own

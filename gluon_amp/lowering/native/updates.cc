@@ -163,7 +163,7 @@ void sgd_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   });
 }
 
-// "constants": beta1, beta2, epsilon, rescale_grad, clip_gradient; "decays": factors of the weights
+// "constants": beta1, beta2, epsilon, rescale_grad, clip_gradient; "decays": shares of the weights
 void adam_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
                  const Arrays&) {
   const std::vector<Slot> slots = slots_of(attrs, inputs);

@@ -1,0 +1,226 @@
+"""Optimizers for large batches, with a step length of its own for each layer: LARS and LAMB."""
+
+from gluon_amp.finite import chunks, on_cpu
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, dense, interleaved
+from gluon_amp.optimizer.sgd import SGD, SGD_LIMIT
+
+from mxnet import nd
+from mxnet.ndarray import _internal
+
+# Most tensors one multi-tensor op takes.
+LAMB_LIMIT = 45
+
+
+class LARS(SGD):
+    """SGD with a rate of its own for each layer, for large batches (arXiv:1708.03888).
+
+        rate = lr * eta * |w| / (|g| + wd * |w| + eps)     with g = rescale_grad * grad
+        m = momentum * m - rate * (clip(g) + wd * w)
+        w = w + m
+
+    Signature, defaults and order of operations are those of `mxnet.optimizer.LARS`. Norms are taken
+    in float32, |w| of the masters. Where either is 0, and for biases and the parameters of
+    normalization layers (names ending in bias, gamma, beta), the rate is lr. MXNet documents the
+    same, but in a Gluon Trainer it does not find the names.
+
+    Parameters
+    ----------
+    momentum : float
+        0.0 by default.
+    lazy_update : bool
+        As in `SGD`.
+    eta : float
+        The trust coefficient.
+    eps : float
+    momentum_correction : bool
+        When the learning rate changes from one step to the next, multiply the momentum of this step
+        by new / old (arXiv:1706.02677, section 2.1). MXNet has it on, too, but corrects only the
+        first parameters of the first device.
+    **kwargs
+        See `MasterOptimizer`; the default rate is 0.01.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.LARS(learning_rate=0.5, momentum=0, eta=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.75, 0.75)
+    """
+
+    def __init__(
+        self,
+        momentum=0.0,
+        lazy_update=True,
+        eta=0.001,
+        eps=0,
+        momentum_correction=True,
+        **kwargs,
+    ):
+        super().__init__(momentum, lazy_update, nesterov=False, **kwargs)
+        self.eta, self.eps = eta, eps
+        self.momentum_correction = momentum_correction
+        # The learning rates of the step before and of this one, and whom this one has updated.
+        self.last_lr = self.cur_lr = None
+        self._updated = set()
+
+    def set_wd_mult(self, args_wd_mult):
+        """As in MXNet, only names ending in `_weight` have a weight decay by default."""
+        super().set_wd_mult({})
+        for name in self.idx2name.values():
+            if name.endswith("_gamma"):
+                self.wd_mult.setdefault(name, 0.0)
+        self.wd_mult.update(args_wd_mult)
+
+    def follows(self, weight) -> bool:
+        return False
+
+    def _get_lrs(self, indices):
+        # One step is several calls, for devices and dtypes: the next one begins where a parameter
+        # comes again.
+        counts = self._all_index_update_counts
+        device = next(d for d, count in counts.items() if count is self._index_update_count)
+        called = {(device, index) for index in indices}
+        if called & self._updated or not self._updated:
+            self.last_lr, self._updated = self.cur_lr, set()
+        self._updated |= called
+        self.cur_lr = self.learning_rate
+        return super()._get_lrs(indices)
+
+    def _momentum_attribute(self):
+        if not self.momentum:
+            return {}
+        corrected = self.momentum_correction and self.last_lr
+        return {"momentum": self.momentum * (self.cur_lr / self.last_lr if corrected else 1)}
+
+    def _update_dense(self, slots):
+        for chunk in chunks(slots, SGD_LIMIT):
+            op = {
+                (True, True): nd.preloaded_multi_mp_sgd_mom_update,
+                (True, False): nd.preloaded_multi_mp_sgd_update,
+                (False, True): nd.preloaded_multi_sgd_mom_update,
+                (False, False): nd.preloaded_multi_sgd_update,
+            }[chunk[0].master is not None, bool(self.momentum)]
+            # Layers with a rate of their own first, as the rates are computed on the device.
+            chunk = sorted(chunk, key=self._plain)
+            op(
+                *interleaved(chunk),
+                *self._rates(chunk),
+                out=[slot.weight for slot in chunk],
+                num_weights=len(chunk),
+                **self._attributes(**self._momentum_attribute()),
+            )
+
+    def _update_sparse(self, slot):
+        if slot.master is None:
+            rates, _ = self._rates([slot])
+            slot = slot._replace(lr=ExactFloat(rates.asscalar()))
+        super()._update_sparse(slot)
+
+    def _rates(self, slots):
+        """Learning rates and weight decays as arrays; slots are sorted by `_plain`."""
+        context = slots[0].weight.context
+        lrs = nd.array([slot.lr for slot in slots], ctx=context, dtype="float32")
+        wds = nd.array([slot.wd for slot in slots], ctx=context, dtype="float32")
+        adaptive = [slot for slot in slots if not self._plain(slot)]
+        if adaptive:
+            self._adapt(adaptive, lrs[: len(adaptive)], wds[: len(adaptive)])
+        return lrs, wds
+
+    def _adapt(self, slots, lrs, wds):
+        """Turn the rates of these slots into the layers' own, in place."""
+        targets = [dense(slot.target) for slot in slots]
+        grads = [dense(slot.grad) for slot in slots]
+        if on_cpu(grads[0]):
+            # multi_sum_sq sums in the gradient's dtype there, and float16 overflows
+            grads = [grad.astype("float32", copy=False) for grad in grads]
+        nd.multi_lars(
+            lrs,
+            nd.multi_sum_sq(*targets, num_arrays=len(targets)),
+            nd.multi_sum_sq(*grads, num_arrays=len(grads)),
+            wds,
+            eta=ExactFloat(self.eta),
+            eps=ExactFloat(self.eps),
+            rescale_grad=ExactFloat(self.rescale_grad),
+            out=lrs,
+        )
+
+    @staticmethod
+    def _plain(slot):
+        return slot.name.endswith(("bias", "gamma", "beta"))
+
+
+class LAMB(MasterOptimizer):
+    """Adam with a trust ratio for each layer, for large batches (arXiv:1904.00962).
+
+        g = clip(rescale_grad * grad)
+        m, v as in Adam; bias-corrected to m', v' if bias_correction
+        d = m' / (sqrt(v') + epsilon) + wd * w
+        r = clip(|w|, lower_bound, upper_bound) / |d|      (1 where either is 0)
+        w = w - lr * r * d
+
+    Signature, defaults and order of operations are those of `mxnet.optimizer.LAMB`. Norms are taken
+    in float32, |w| of the masters. A row_sparse gradient updates all rows.
+
+    Parameters
+    ----------
+    learning_rate : float or None
+        As in `Adam`.
+    beta1, beta2, epsilon : float
+    lower_bound, upper_bound : float or None
+    bias_correction : bool
+    **kwargs
+        See `MasterOptimizer`.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> weight = mx.nd.ones((1,), dtype='float16')
+    >>> gradient = mx.nd.full((1,), 0.25, dtype='float16')
+    >>> optimizer = amp.optimizer.LAMB(learning_rate=0.5)
+    >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
+    >>> optimizer.update_multi_precision(0, weight, gradient, state)
+    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    (0.5, 0.5)
+    """
+
+    state_arrays = 2
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-6,
+        lower_bound=None,
+        upper_bound=None,
+        bias_correction=True,
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.lower_bound, self.upper_bound = lower_bound, upper_bound
+        self.bias_correction = bias_correction
+
+    def _update_dense(self, slots):
+        numbers = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
+        numbers.update((name, bound) for name, bound in bounds.items() if bound)
+        for chunk in chunks(slots, LAMB_LIMIT):
+            # In float32 throughout: the op for float16 takes the norms of the rounded weights, and
+            # on a CPU those are infinite from 256 on.
+            _internal._multi_lamb_update(
+                *(a for slot in chunk for a in (slot.target, slot.grad_like_target, *slot.state)),
+                out=[slot.target for slot in chunk],
+                num_tensors=len(chunk),
+                step_count=[slot.count for slot in chunk],
+                learning_rates=[slot.lr for slot in chunk],
+                wds=[slot.wd for slot in chunk],
+                bias_correction=self.bias_correction,
+                **self._attributes(**numbers),
+            )
+            for slot in chunk:
+                slot.round_master()
