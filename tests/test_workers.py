@@ -55,7 +55,7 @@ def test_one_worker_agrees_with_itself():
     alone = connect("device", [mx.cpu()])
     assert (alone.rank, alone.count, alone.kvstore, alone.first) == (0, 1, "device", True)
     assert alone.total([1, 0.1]).tolist() == [1, 0.1]
-    assert (alone.any(True), alone.any(False)) == (True, False)
+    assert alone.every([1, 0.1]).tolist() == [[1, 0.1]]
     assert alone.from_first(b"a\0") == b"a\0"
 
 
@@ -143,7 +143,7 @@ AGREE = """
         workers = connect(sys.argv[1] if len(sys.argv) > 1 else "dist_sync", [mx.cpu()])
         found = {"rank": workers.rank, "count": workers.count}
         found["total"] = workers.total([2**40 + 1, workers.rank, 0.1]).tolist()
-        found["any"] = [workers.any(workers.rank == 1), workers.any(False), workers.any(True)]
+        found["every"] = workers.every([workers.rank, 0.1]).tolist()
         data = np.random.RandomState(0).bytes(5_000_001)
         got = workers.from_first(data if workers.first else b"mine")
         found["bytes"] = got == data
@@ -177,7 +177,7 @@ AGREE = """
 AGREED = {
     "count": 2,
     "total": [2**41 + 2, 1, 0.2],
-    "any": [True, False, True],
+    "every": [[0, 0.1], [1, 0.1]],
     "bytes": True,
     "nothing": 0,
     "mean": [2.5] * 4,

@@ -15,19 +15,6 @@ class RunInterruptedError(Exception):
     def __init__(self, number: int, message: str):
         super().__init__(message)
         self.number = number
-        if not self._quiet:
-            os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
-
-    def leave_after(self, done: str) -> None:
-        """Raise `RunInterruptedError` if a signal came, now that what it interrupted is done.
-
-        Parameters
-        ----------
-        done : str
-            Says so, in a clause.
-        """
-        if self.number is not None:
-            raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")
 
     @property
     def status(self) -> int:
