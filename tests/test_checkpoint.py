@@ -1,6 +1,5 @@
 """Checkpoints: resume equals uninterrupted (Law 5), and a file is all there or not there."""
 
-import concurrent.futures
 import errno
 import fcntl
 import hashlib
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import atomic
 from gluon_amp.checkpoint import HEADER, load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer
 
@@ -897,17 +895,6 @@ def test_kill_9_leaves_nothing_for_longer_than_one_save(saved, tmp_path):
     assert names(tmp_path) == ["net.ckpt"]
 
 
-def test_writers_at_the_same_time_do_not_remove_each_others_files(tmp_path):
-    def write(number):
-        for turn in range(50):
-            atomic.write(tmp_path / str(number % 2), b"%d %d" % (number, turn))
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-    assert names(tmp_path) == ["0", "1"]
-    assert {(tmp_path / name).read_text().split()[1] for name in names(tmp_path)} == {"49"}
-
-
 # ---------------------------------------------------------------------------------- crashes
 
 SETUP = """
@@ -1104,15 +1091,3 @@ def test_a_read_only_folder_is_told(saved, tmp_path):
             save_checkpoint(path, net, trainer)
     finally:
         os.chmod(tmp_path, 0o700)
-
-
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
-    """As root, a rename onto /dev/null would put a file in its place, for all programs."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    descriptor = os.open(pipe, os.O_RDWR)
-    atomic.write(pipe, b"all of it")
-    assert os.read(descriptor, 100) == b"all of it"
-    os.close(descriptor)
-    assert pipe.is_fifo()
-    assert os.listdir(tmp_path) == ["pipe"]
