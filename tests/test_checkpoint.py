@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.checkpoint import HEADER, load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.checkpoint import FILE, load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer
 
 import mxnet as mx
@@ -440,7 +440,7 @@ def test_pins_may_change_and_no_bit_of_a_master_is_lost(saved, tmp_path, caplog)
 def test_it_is_a_numpy_archive_with_a_readable_header(saved):
     path, net, trainer = saved
     archive = np.load(path)  # allow_pickle is False by default
-    header = json.loads(archive[HEADER])
+    header = json.loads(archive[FILE.header])
     assert (header["format"], header["version"]) == ("gluon_amp checkpoint", 1)
     assert header["policies"] == {"": {"dtypes": ["float16", "float16", "float32"], "pins": []}}
     assert sorted(header["trained"]) == sorted(header["parameters"])
@@ -643,7 +643,7 @@ def test_a_later_version_is_refused(saved, tmp_path, monkeypatch):
     from gluon_amp import checkpoint
 
     _, net, trainer = saved
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    monkeypatch.setattr(checkpoint, "FILE", checkpoint.FILE._replace(version=2))
     path = save_checkpoint(tmp_path / "later.ckpt", net, trainer)
     monkeypatch.undo()
     refused("has version 2 of the format, this gluon_amp reads 1", path, net, trainer)
