@@ -110,8 +110,6 @@ def restore(trainer, saved: dict) -> None:
         kept.
     """
     check_fit(trainer, saved)
-    _, scale_state = saved["loss_scale"]
-    trainer._loss_scale.load_state_dict(scale_state)
     optimizer = trainer._optimizer
     own = _settings(optimizer)
     for name, value in saved["settings"].items():
@@ -121,6 +119,8 @@ def restore(trainer, saved: dict) -> None:
                 f"its {own.get(name)!r}.",
                 stacklevel=4,  # the line that calls load_states
             )
+    # Warnings may be errors, so nothing has been changed before them.
+    trainer._loss_scale.load_state_dict(saved["loss_scale"][1])
     for name, value in saved["progress"].items():
         setattr(optimizer, name, value)
     counts = {context.device_id: dict(saved["counts"]) for context in trainer._contexts}

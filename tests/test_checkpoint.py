@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import archive
 from gluon_amp.checkpoint import FILE, load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.contrib_amp import init_trainer
+from tests import forging
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -623,6 +625,98 @@ def test_one_wrong_bit_anywhere_is_refused(saved, tmp_path):
         with pytest.raises(ValueError, match="truncated or damaged"):
             load_checkpoint(bent, net, trainer)
     assert_same(content(net, trainer), before)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A checkpoint's bytes and path, its net, and its trainer."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2))
+    net.initialize()
+    trainer = make_trainer(amp.cast(net, "float16"))
+    with autograd.record():
+        loss = net(nd.ones((2, 2))).sum()
+    trainer.backward(loss)
+    trainer.step(1)
+    path = save_checkpoint(tmp_path / "net.ckpt", net, trainer, epoch=3, order=np.arange(3))
+    with open(path, "rb") as file:
+        return file.read(), path, net, trainer
+
+
+def forge(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def test_many_forged_headers_are_refused_or_right(small):
+    """Anybody can compute a digest, so what the header says is checked, too."""
+    data, path, net, trainer = small
+
+    def state():  # one array each of the net's and the optimizer's, as it is done for each
+        arrays = net[0].weight.data(), trainer._updaters[0].states[0][1]
+        counts = trainer.optimizer._index_update_count, trainer.loss_scale.state_dict()
+        return [array.asnumpy().tolist() for array in arrays], repr(counts)
+
+    refusals = 0
+    for header in forging.mutations(forging.header_of(data), np.random.RandomState(2), 250):
+        net[0].weight.set_data(nd.full((2, 2), 7))  # so that what is loaded shows
+        trainer.optimizer._index_update_count[0] = 9
+        before = state()
+        forge(path, forging.with_header(data, header))
+        try:
+            extra = load_checkpoint(path, net, trainer)
+        except ValueError as error:
+            refusals += 1
+            assert "\n" not in str(error)
+            assert len(str(error)) < 6000
+            assert state() == before
+        else:
+            assert isinstance(extra, dict)
+    assert 150 < refusals < 250
+
+
+@pytest.mark.parametrize(
+    "name, array",
+    [
+        ("parameters/0.weight", np.ones((2, 3), np.float32)),
+        ("parameters/0.weight", np.ones((2, 2), np.float64)),
+        ("parameters/0.weight", np.ones((2, 2), np.complex64)),
+        ("parameters/0.weight", np.ones((2, 2), bool)),
+        ("parameters/0.weight", np.array([["a", "b"], ["c", "d"]])),
+        ("parameters/0.weight", np.float32(1)),
+        ("parameters/0.bias", None),
+        ("parameters/1.running_mean", np.ones((2, 1), np.float32)),
+        ("trainer/6", np.ones(3, np.float32)),
+        ("trainer/6", np.ones((2, 2), np.float64)),
+        ("trainer/6", np.array(["a"])),
+        ("trainer/6", None),
+    ],
+)
+def test_forged_arrays_are_refused(small, name, array):
+    _, path, net, trainer = small
+    header, arrays = archive.read(FILE, path)
+    assert name in arrays
+    if array is None:
+        del arrays[name]
+    else:
+        arrays[name] = np.asarray(array)
+    forge(path, archive.encode(FILE, header, arrays))
+    if name == "parameters/0.weight" and getattr(array, "dtype", None) == np.float64:
+        load_checkpoint(path, net, trainer)  # a float64 weight is rounded
+        assert (net[0].weight.data().asnumpy() == 1).all()
+    else:
+        refused("", path, net, trainer)
+
+
+def test_a_header_that_contradicts_itself(small):
+    data, path, net, trainer = small
+    forge(path, forging.with_header(data, {**forging.header_of(data), "trained": ["0.weight"]}))
+    refused("the optimizer has states of what is not trained", path, net, trainer)
+    header = forging.header_of(data)
+    header["parameters"]["0.weight"]["arrays"] *= 2
+    header["parameters"]["0.weight"]["arrays"][1] = "parameters/0.bias"
+    forge(path, forging.with_header(data, header))
+    refused("the arrays of 0.weight are missing or different", path, net, trainer)
 
 
 def test_foreign_files_are_refused(saved, tmp_path):
