@@ -187,7 +187,7 @@ def _locked_folder(path: str) -> int:
 def _lock_when_free(path: str) -> Optional[int]:
     """Lock a folder, when the writer that has just finished it lets go of it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # there is none, or it is not for us to read
         return None
     with contextlib.suppress(OSError):  # no locks here

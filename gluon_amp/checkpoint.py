@@ -268,7 +268,7 @@ def _arrays_of(name: str, keys: List[str], arrays: archive.Arrays) -> List[np.nd
     found = [arrays[key] for key in keys if key in arrays]
     if not keys or len(found) < len(keys) or len({(a.shape, a.dtype) for a in found}) > 1:
         raise ValueError(f"the arrays of {name} are missing or different")
-    if found[0].dtype.kind not in "fiu":
+    if found[0].dtype.kind not in "fiu" or found[0].size == 0:
         raise ValueError(f"{name} is not made of numbers")
     return found
 
@@ -513,7 +513,7 @@ def _newest(path: str) -> str:
 
 
 def _did_you_mean(name: str, known: List[str]) -> str:
-    matches = difflib.get_close_matches(name, known)
+    matches = difflib.get_close_matches(name, known[:1000])  # which takes a while for each
     return f" (it has {' and '.join(matches)})" if matches else ""
 
 

@@ -684,6 +684,7 @@ def test_many_forged_headers_are_refused_or_right(small):
         ("parameters/0.weight", np.ones((2, 2), bool)),
         ("parameters/0.weight", np.array([["a", "b"], ["c", "d"]])),
         ("parameters/0.weight", np.float32(1)),
+        ("parameters/0.weight", np.ones((2, 0), np.float32)),
         ("parameters/0.bias", None),
         ("parameters/1.running_mean", np.ones((2, 1), np.float32)),
         ("trainer/6", np.ones(3, np.float32)),
