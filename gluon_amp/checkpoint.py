@@ -1,26 +1,21 @@
 """One file for everything that a run needs to go on: parameters, masters, optimizer, loss scale.
 
 The file is written beside the old one and renamed, so that a crash or a full disk leaves the old
-one. It is an ordinary .npz archive, which `numpy.load` reads, with a JSON header as its first
-member and the SHA-256 of everything before as its last 64 bytes. Nothing in it is code.
+one. It is an archive of numbers: see `gluon_amp.archive`. Nothing in it is code.
 """
 
-import copy
 import difflib
-import hashlib
-import io
-import json
 import logging
 import os
 import re
-import zipfile
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp import atomic, masters, states
+from gluon_amp import archive, atomic, states
 from gluon_amp.host import host_copy
 from gluon_amp.policy import PRESETS
+from gluon_amp.schema import ANYTHING, COUNT, NAME, TEXT, Mapping, check
 from gluon_amp.snapshot import is_statistic
 from gluon_amp.trainer import ScaledSteps
 
@@ -28,10 +23,30 @@ from mxnet import autograd, nd
 
 logger = logging.getLogger("gluon_amp")
 
-FORMAT, VERSION = "gluon_amp checkpoint", 1
-HEADER = "gluon_amp_checkpoint.json"
-DIGEST_LENGTH = 64
+FILE = archive.Kind(
+    "gluon_amp checkpoint",
+    1,
+    header="gluon_amp_checkpoint.json",
+    foreign="was not written by amp.save_checkpoint: use net.load_parameters for MXNet's .params "
+    "files, and trainer.load_states for states alone",
+)
 STEP = "{step}"
+
+# What the header holds besides format and version; `trainer` and `extra` are packed.
+SCHEMA = {
+    "policies": Mapping(NAME, {"dtypes": (NAME, NAME, NAME), "pins": [([NAME], [NAME], NAME)]}),
+    "parameters": Mapping(NAME, {"dtype": NAME, "arrays": [NAME]}),
+    "trained": [NAME],
+    "trainer": ANYTHING,
+    "extra": ANYTHING,
+}
+# Where `states.collect` has the index of a parameter, a checkpoint has its name.
+TRAINER_SCHEMA = {
+    **states.SCHEMA,
+    "states": Mapping(NAME, ANYTHING),
+    "counts": Mapping(NAME, COUNT),
+}
+del TRAINER_SCHEMA["shapes"]
 
 
 def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> str:
@@ -66,7 +81,8 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
     TypeError
         A trainer without a loss scale, or an `extra` that cannot be saved.
     ValueError
-        Parameters without values or outside the net, or `keep` without `{step}`.
+        Parameters without values or outside the net, `keep` without `{step}`, or an `extra` of
+        lists or dicts more than 64 deep in each other.
     OSError
         The file cannot be written; an earlier one is as it was.
 
@@ -95,7 +111,7 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
         raise FileNotFoundError(f"There is no folder {folder}: create it before saving to it.")
     step = trainer.optimizer.num_update
     target = os.path.join(folder, name.replace(STEP, str(step)))
-    data = _encode(*_collect(net, trainer, extra))
+    data = archive.encode(FILE, *_collect(net, trainer, extra))
     try:
         atomic.write(target, data)
     except OSError as error:
@@ -143,7 +159,8 @@ def load_checkpoint(path, net, trainer) -> dict:
     TypeError
         A trainer without a loss scale.
     ValueError
-        A truncated, damaged or foreign file; one of another net, policy, optimizer or loss scale.
+        A truncated, damaged, forged or foreign file; one of another net, policy, optimizer or loss
+        scale.
 
     Examples
     --------
@@ -159,32 +176,28 @@ def load_checkpoint(path, net, trainer) -> dict:
     """
     path = _newest(os.path.abspath(os.fspath(path)))
     _check_trainer(trainer, "load_checkpoint")
-    header, arrays = _read(path)
+    saved = _read(path)
     params = _parameters(net)
     trained = _trained_names(params, trainer)
-    _check_parameters(path, header, arrays, params)
-    _check_policy(path, header, net)
-    state = _unpack(header["trainer"], arrays)
+    _check_parameters(path, saved, params)
+    _check_policy(path, saved.policies, net)
     own = states.collect(trainer)
-    _check_kinds(path, state, own)
-    _check_trained(path, header, trained)
-    _check_optimizer_states(path, state, own, arrays, params, trainer, trained)
-    _check_loss_scale(path, state, trainer)
-    extra = _unpack(header["extra"], arrays)
+    _check_trained(path, saved.trained, trained)
+    state = _state_for(trained, params, saved, own)
+    states.check_fit(trainer, state, path, state["shapes"])
 
-    _tell_differences(path, header, state, own, net)
-    values = {
-        name: [arrays[key] for key in saved["arrays"]]
-        for name, saved in header["parameters"].items()
-    }
+    _tell_differences(path, saved, own, net)
+    # This run's own are kept.
+    state = {**state, "settings": own["settings"]}
+    values = saved.parameters
     with autograd.pause():
         for name, param in params.items():
             _set(param, values[name])
-        trainer.load_state_dict(_state_for(trained, params, values, state, own))
+        trainer.load_state_dict(state)
         for name, param in params.items():
             # Only now, as a kvstore gives all devices the first one's values when it starts.
             _set_each_device(param, values[name])
-    return extra
+    return saved.extra
 
 
 def read_extra(path) -> dict:
@@ -199,13 +212,66 @@ def read_extra(path) -> dict:
     FileNotFoundError
         No such file.
     ValueError
-        A truncated, damaged or foreign file.
+        A truncated, damaged, forged or foreign file.
     """
-    header, arrays = _read(os.path.abspath(os.fspath(path)))
-    return _unpack(header["extra"], arrays)
+    return _read(os.path.abspath(os.fspath(path))).extra
 
 
 # ------------------------------------------------------------------------------ what is in it
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds, with names in the net in the place of indices.
+
+    Attributes
+    ----------
+    policies : dict
+        See `_policies`.
+    parameters : dict
+        Name to a list of arrays of one shape: one for all devices, or one for each.
+    trained : list of str
+        What the trainer updates.
+    trainer : dict
+        What `states.collect` returns, without masters and shapes.
+    extra : dict
+    """
+
+    policies: dict
+    parameters: Dict[str, List[np.ndarray]]
+    trained: List[str]
+    trainer: dict
+    extra: dict
+
+
+def _read(path: str) -> Saved:
+    """Return what is in a file, once it is certain that it is what was saved."""
+    header, arrays = archive.read(FILE, path)
+    try:
+        check(header, SCHEMA, "the header")
+        trainer, extra = (archive.unpack(header[part], arrays) for part in ("trainer", "extra"))
+        check(trainer, TRAINER_SCHEMA, "the trainer")
+        check(extra, Mapping(TEXT, ANYTHING), "extra")
+        parameters = {
+            name: _arrays_of(name, fields["arrays"], arrays)
+            for name, fields in header["parameters"].items()
+        }
+        trained = header["trained"]
+        if len({*trained}) < len(trained) or not parameters.keys() >= {*trained}:
+            raise ValueError("the trained parameters are not some of the parameters")
+        if not {*trained} >= {*trainer["states"], *trainer["counts"]}:
+            raise ValueError("the optimizer has states of what is not trained")
+    except ValueError as error:
+        raise archive.malformed(path, error) from None
+    return Saved(header["policies"], parameters, trained, trainer, extra)
+
+
+def _arrays_of(name: str, keys: List[str], arrays: archive.Arrays) -> List[np.ndarray]:
+    found = [arrays[key] for key in keys if key in arrays]
+    if not keys or len(found) < len(keys) or len({(a.shape, a.dtype) for a in found}) > 1:
+        raise ValueError(f"the arrays of {name} are missing or different")
+    if found[0].dtype.kind not in "fiu" or found[0].size == 0:
+        raise ValueError(f"{name} is not made of numbers")
+    return found
 
 
 def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
@@ -236,13 +302,11 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
     state["counts"] = {trained[i]: count for i, count in state["counts"].items()}
     del state["shapes"]
     header = {
-        "format": FORMAT,
-        "version": VERSION,
         "policies": _policies(net),
         "parameters": saved,
         "trained": trained,
-        "trainer": _pack(state, arrays, "trainer"),
-        "extra": _pack(extra, arrays, "extra"),
+        "trainer": archive.pack(state, arrays, "trainer"),
+        "extra": archive.pack(extra, arrays, "extra"),
     }
     return header, arrays
 
@@ -254,20 +318,20 @@ def _values(param, master) -> np.ndarray:
     return host_copy(array)
 
 
-def _state_for(trained, params, values, state, own) -> dict:
+def _state_for(trained: List[str], params, saved: Saved, own) -> dict:
     """Turn a saved state into what `Trainer.load_state_dict` takes for these parameters."""
     index = {name: i for i, name in enumerate(trained)}
     placed = {}
-    for name, rest in state["states"].items():
+    for name, rest in saved.trainer["states"].items():
         # Saved float32 values are the masters, also of weights that were float32 then.
         low = np.dtype(params[name].dtype) == np.float16
-        placed[index[name]] = (values[name][0].astype(np.float32) if low else None, rest)
+        master = saved.parameters[name][0].astype(np.float32) if low else None
+        placed[index[name]] = (master, rest)
     return {
-        **state,
+        **saved.trainer,
         "states": placed,
-        "counts": {index[name]: count for name, count in state["counts"].items()},
-        "settings": own["settings"],
-        "shapes": [tuple(params[name].shape) for name in trained],
+        "counts": {index[name]: count for name, count in saved.trainer["counts"].items()},
+        "shapes": [saved.parameters[name][0].shape for name in trained],
     }
 
 
@@ -337,10 +401,9 @@ def _check_trainer(trainer, caller: str) -> None:
         )
 
 
-def _check_parameters(path, header, arrays, params) -> None:
-    saved = header["parameters"]
-    missing = [name for name in params if name not in saved]
-    surplus = [name for name in saved if name not in params]
+def _check_parameters(path, saved: Saved, params) -> None:
+    missing = [name for name in params if name not in saved.parameters]
+    surplus = [name for name in saved.parameters if name not in params]
     if missing:
         raise ValueError(
             f"{path} is of another net, since it has no {_some(missing)}"
@@ -352,7 +415,7 @@ def _check_parameters(path, header, arrays, params) -> None:
             "net of the saved structure."
         )
     for name, param in params.items():
-        value = arrays[saved[name]["arrays"][0]]
+        value = saved.parameters[name][0]
         if not _fits(param.shape, value.shape):
             raise ValueError(
                 f"{path} is of another net, since it has {name} with the shape {value.shape} and "
@@ -372,10 +435,10 @@ def _fits(own, saved) -> bool:
     return len(own) == len(saved) and all(a in (b, 0, -1) for a, b in zip(own, saved))
 
 
-def _check_policy(path, header, net) -> None:
+def _check_policy(path, policies, net) -> None:
     saved, own = (
-        {block: fields["dtypes"] for block, fields in policies.items()}
-        for policies in (header["policies"], _policies(net))
+        {block: fields["dtypes"] for block, fields in each.items()}
+        for each in (policies, _policies(net))
     )
     if saved != own:
         theirs = _policy_names(saved)
@@ -404,71 +467,20 @@ def _policy_name(dtypes: list) -> str:
     return repr(f"params={params},compute={compute},output={output}")
 
 
-def _check_kinds(path, saved, own) -> None:
-    if (saved["format"], saved["version"]) != (own["format"], own["version"]):
-        raise ValueError(
-            f"{path} has trainer states of version {saved['version']}, this gluon_amp reads "
-            f"{own['version']}: load it with the gluon_amp that saved it."
-        )
-    for what, theirs, ours in (
-        ("optimizer", saved["optimizer"], own["optimizer"]),
-        ("loss scale", saved["loss_scale"][0], own["loss_scale"][0]),
-    ):
-        if theirs != ours:
-            raise ValueError(
-                f"{path} has the state of the {what} {theirs}, and this trainer has {ours}: build "
-                f"the trainer with the saved kind of {what}."
-            )
-
-
-def _check_trained(path, header, trained) -> None:
-    different = set(header["trained"]).symmetric_difference(trained)
+def _check_trained(path, saved, trained) -> None:
+    different = set(saved).symmetric_difference(trained)
     if different:
         raise ValueError(
-            f"The trainer saved in {path} had {len(header['trained'])} parameters and this one has "
+            f"The trainer saved in {path} had {len(saved)} parameters and this one has "
             f"{len(trained)}, different in {_some(sorted(different))}: build it with the same."
         )
 
 
-def _check_optimizer_states(path, state, own, arrays, params, trainer, trained) -> None:
-    """Refuse states of other kinds of arrays than this optimizer would make."""
-    optimizer = trainer.optimizer
-    for name, rest in state["states"].items():
-        weight = nd.zeros(arrays[f"parameters/{name}"].shape, dtype=params[name].dtype)
-        fresh = optimizer.create_state_multi_precision(trained.index(name), weight)
-        _, fresh = masters.split(optimizer, weight, fresh)
-        if _layout(fresh) != _layout(rest):
-            different = _different(state["settings"], own["settings"])
-            raise ValueError(
-                f"{path} has another kind of optimizer state for {name} than this "
-                f"{type(optimizer).__name__} keeps ({different or 'with the same settings'}): "
-                "build the optimizer with the saved settings."
-            )
-
-
-def _check_loss_scale(path, state, trainer) -> None:
-    try:
-        copy.copy(trainer.loss_scale).load_state_dict(state["loss_scale"][1])
-    except ValueError as error:
-        raise ValueError(f"{path} has a loss scale that does not fit. {error}") from None
-
-
-def _layout(state):
-    if isinstance(state, (tuple, list)):
-        return [_layout(item) for item in state]
-    return tuple(state.shape) if hasattr(state, "shape") else type(state).__name__
-
-
-def _different(saved: dict, own: dict) -> str:
-    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
-    return ", ".join(f"{name}={saved.get(name)!r} and not {own.get(name)!r}" for name in names)
-
-
-def _tell_differences(path, header, state, own, net) -> None:
+def _tell_differences(path, saved: Saved, own, net) -> None:
     """Say in one log line what stays this run's own."""
-    different = _different(state["settings"], own["settings"])
+    different = states.differences(saved.trainer["settings"], own["settings"])
     pins = [fields["pins"] for fields in _policies(net).values()]
-    if [fields["pins"] for fields in header["policies"].values()] != pins:
+    if [fields["pins"] for fields in saved.policies.values()] != pins:
         different = ", ".join(filter(None, [different, "other pins in its policy"]))
     if different:
         logger.warning(
@@ -476,91 +488,7 @@ def _tell_differences(path, header, state, own, net) -> None:
         )
 
 
-# ------------------------------------------------------------------------------ bytes and files
-
-
-def _pack(value, arrays: Dict[str, np.ndarray], where: str):
-    """Turn a value into JSON; its numpy arrays go to `arrays`."""
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSU":
-        key = f"{where.split('[')[0]}/{len(arrays)}"
-        arrays[key] = np.asarray(value)
-        return {"array" if isinstance(value, np.ndarray) else "scalar": key}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, list):
-        return [_pack(item, arrays, f"{where}[{k}]") for k, item in enumerate(value)]
-    if isinstance(value, tuple):
-        return {"tuple": _pack(list(value), arrays, where)}
-    if isinstance(value, dict):
-        pairs = [
-            [_pack(k, arrays, where), _pack(v, arrays, f"{where}[{k!r}]")] for k, v in value.items()
-        ]
-        return {"dict": pairs}
-    hint = ", call .asnumpy() on it" if isinstance(value, nd.NDArray) else ""
-    raise TypeError(
-        f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot "
-        f"hold{hint}: give numbers, strings, numpy arrays, and lists, tuples and dicts of them."
-    )
-
-
-def _unpack(value, arrays: Dict[str, np.ndarray]):
-    if isinstance(value, list):
-        return [_unpack(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tuple":
-        return tuple(_unpack(content, arrays))
-    if kind == "dict":
-        return {_unpack(k, arrays): _unpack(v, arrays) for k, v in content}
-    return arrays[content] if kind == "array" else arrays[content][()]
-
-
-def _encode(header: dict, arrays: Dict[str, np.ndarray]) -> memoryview:
-    """Return the bytes of the file; the same state gives the same bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(HEADER), json.dumps(header, indent=1))
-        for key, array in arrays.items():
-            with archive.open(zipfile.ZipInfo(key + ".npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-        archive.comment = b" " * DIGEST_LENGTH  # the archive's last bytes
-    data = buffer.getbuffer()
-    data[-DIGEST_LENGTH:] = _digest(data)
-    return data
-
-
-def _digest(data) -> bytes:
-    return hashlib.sha256(memoryview(data)[:-DIGEST_LENGTH]).hexdigest().encode()
-
-
-def _read(path: str) -> Tuple[dict, Dict[str, np.ndarray]]:
-    """Return header and arrays of a file, once it is certain that they are what was saved."""
-    with open(path, "rb") as file:
-        data = file.read()
-    # A ZIP archive begins with its first member's 30 bytes of header and then its name.
-    if HEADER.encode() not in data[: 30 + len(HEADER)]:
-        raise ValueError(
-            f"{path} was not written by amp.save_checkpoint: use net.load_parameters for MXNet's "
-            ".params files, and trainer.load_states for states alone."
-        )
-    if data[-DIGEST_LENGTH:] != _digest(data):
-        raise ValueError(
-            f"{path} is truncated or damaged, as its checksum does not fit: load an earlier one."
-        )
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        header = json.loads(archive.read(HEADER))
-        if (header["format"], header["version"]) != (FORMAT, VERSION):
-            raise ValueError(
-                f"{path} has version {header['version']} of the format, this gluon_amp reads "
-                f"{VERSION}: load it with the gluon_amp that saved it."
-            )
-        arrays = {}
-        for name in archive.namelist()[1:]:
-            with archive.open(name) as member:
-                key = name[: -len(".npy")]
-                arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
-    return header, arrays
+# ------------------------------------------------------------------------------ names of files
 
 
 def _numbered(folder: str, name: str) -> List[Tuple[int, str]]:
@@ -586,7 +514,7 @@ def _newest(path: str) -> str:
 
 
 def _did_you_mean(name: str, known: List[str]) -> str:
-    matches = difflib.get_close_matches(name, known)
+    matches = difflib.get_close_matches(name, known[:1000])  # which takes a while for each
     return f" (it has {' and '.join(matches)})" if matches else ""
 
 

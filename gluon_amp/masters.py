@@ -20,6 +20,12 @@ from mxnet import nd
 _MASTER_SECOND = (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS)
 
 
+def keeps_master_second(optimizer) -> bool:
+    """Whether MXNet's optimizer of this kind has a float16 weight's master second in the state."""
+    kind = getattr(mx.optimizer, type(optimizer).__name__, type(optimizer))
+    return issubclass(kind, _MASTER_SECOND)
+
+
 def split(optimizer, weight, state) -> Tuple[Any, Any]:
     """Take an optimizer's state for a weight apart into (master or None, the rest)."""
     if isinstance(optimizer, MasterOptimizer):

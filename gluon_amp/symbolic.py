@@ -617,7 +617,7 @@ class Module(mx.mod.Module):
         self._trainer.save_states(fname)
 
     def load_optimizer_states(self, fname):
-        """Read what `save_optimizer_states` wrote, under this or another policy.
+        """Read what `save_optimizer_states` wrote, under this or another policy, or stock MXNet's.
 
         The parameters stay what they are: they have a file of their own.
 
@@ -628,7 +628,8 @@ class Module(mx.mod.Module):
         Raises
         ------
         ValueError
-            Another file, stock MXNet's pickled states among them, or another optimizer or network.
+            Another file, a damaged or a forged one, or another optimizer or network. Nothing in a
+            file is executed.
         """
         assert self.optimizer_initialized
         if self._params_dirty:

@@ -572,11 +572,15 @@ class ScaledSteps:
     def load_states(self, fname):
         """Read a file that `save_states` wrote, loss scale and counters included.
 
+        Or one of stock MXNet's `gluon.Trainer` or `Module`, of the same optimizer and of parameters
+        of any dtype; the loss scale and the skips stay this trainer's own then. Nothing is
+        executed.
+
         Raises
         ------
         ValueError
-            For a file that is truncated or foreign, or states that do not fit: see
-            `gluon_amp.states.restore`. Nothing is changed then.
+            For a file that is truncated, damaged or foreign, or states that do not fit: see
+            `gluon_amp.states.check_fit`. Nothing is changed then.
 
         Warns
         -----
@@ -584,7 +588,12 @@ class ScaledSteps:
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
-        self.load_state_dict(states.read(fname))
+        self._prepare_kvstore()
+        self.load_state_dict(states.read(fname, self))
+
+    def _stock_order(self):
+        """The parameters in the order in which a stock `gluon.Trainer` has them."""
+        return self._params
 
 
 class Trainer(ScaledSteps, gluon.Trainer):
@@ -654,6 +663,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
         if isinstance(optimizer, str):
             optimizer = create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
+        self._in_stock_order = _in_text_order(params)
         super().__init__(
             _in_natural_order(params),
             optimizer,
@@ -669,6 +679,9 @@ class Trainer(ScaledSteps, gluon.Trainer):
             )
         self._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
         check_compression(self)
+
+    def _stock_order(self):
+        return self._in_stock_order or self._params
 
 
 # ---------------------------------------------------------------------- checks
@@ -721,6 +734,13 @@ def _in_natural_order(params):
             numbered, key=lambda n: [int(t) if t.isdigit() else t for t in numbered[n]]
         )
     ]
+
+
+def _in_text_order(params):
+    """Named parameters in the order of a stock `gluon.Trainer`; None where they have no names."""
+    if not isinstance(params, (dict, gluon.ParameterDict)):
+        return None
+    return [params[name] for name in sorted(params)]
 
 
 def _check_batch_size(batch_size):

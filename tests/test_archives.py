@@ -12,7 +12,6 @@ import zipfile
 import pytest
 
 import gluon_amp  # noqa: F401
-from gluon_amp import atomic
 from gluon_amp.data import archives, progress
 from gluon_amp.data.archives import CHUNK, DownloadError, download, extract, md5_of
 from gluon_amp.data.source import DataError
@@ -414,47 +413,3 @@ def test_another_zip(tmp_path):
         extract(tmp_path / "archive", tmp_path / "out", inner="b/c.tar")
     assert str(caught.value) == f"{tmp_path}/archive does not hold b/c.tar: it is another archive."
     assert files(tmp_path) == ["archive"]
-
-
-# ----------------------------------------------------------------------------------------- folders
-
-
-def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path):
-    for content in ("old", "new"):
-        with atomic.folder(tmp_path / "f") as folder:
-            (folder / content).write_text(content)
-            if content == "new":
-                assert files(tmp_path / "f") == ["old"]
-            else:
-                assert not (tmp_path / "f").exists()
-    assert files(tmp_path) == ["f", "f/new"]
-
-
-def test_a_failed_folder_leaves_the_old_one(tmp_path):
-    with atomic.folder(tmp_path / "f") as folder:
-        (folder / "old").touch()
-    with pytest.raises(KeyboardInterrupt), atomic.folder(tmp_path / "f") as folder:
-        (folder / "new").touch()
-        raise KeyboardInterrupt
-    assert files(tmp_path) == ["f", "f/old"]
-
-
-def test_what_killed_writers_left_is_cleared(tmp_path):
-    left = tmp_path / "f.unfinished"
-    (left / "deep").mkdir(parents=True)
-    (left / "deep" / "file").touch()
-    (left / "link").symlink_to(tmp_path)
-    (tmp_path / "f.replaced").mkdir()
-    with atomic.folder(tmp_path / "f") as folder:
-        assert files(folder) == []
-        (folder / "new").touch()
-    assert files(tmp_path) == ["f", "f/new"]
-
-
-def test_one_writer_of_a_folder(tmp_path):
-    with atomic.folder(tmp_path / "f") as folder:
-        (folder / "first").touch()
-        with pytest.raises(atomic.InUseError) as caught, atomic.folder(tmp_path / "f"):
-            pytest.fail("two writers")
-        assert str(caught.value) == f"another process is writing {folder}"
-    assert files(tmp_path) == ["f", "f/first"]

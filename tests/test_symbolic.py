@@ -1034,16 +1034,23 @@ def test_states_leave_the_parameters_alone(tmp_path):
     assert values(module)["fc_weight"].item() == before
 
 
-def test_stock_states_are_refused(tmp_path):
+def test_stock_states_go_on(tmp_path):
     data, label = images()
     prefix = str(tmp_path / "net")
     stock = train(mx.mod.Module(conv_net()), data, label, epochs=1)
     stock.save_checkpoint(prefix, 1, save_optimizer_states=True)
     module = Module.load(prefix, 1, load_optimizer_states=True)
     module.bind([("data", (16, 1, 8, 8))], [("softmax_label", (16,))])
-    with pytest.raises(ValueError, match="not written by a gluon_amp Trainer's save_states"):
-        module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
-    same(values(module), values(stock))  # the parameters are welcome
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    same(values(module), values(stock))
+    momenta = {
+        module._param_names[index]: rest[0]
+        for index, (_, rest) in module._trainer.state_dict()["states"].items()
+    }
+    theirs = stock._updater.states
+    assert len(momenta) == len(theirs) > 0
+    for index, momentum in theirs.items():
+        np.testing.assert_array_equal(momenta[stock._param_names[index]], momentum.asnumpy())
 
 
 def test_a_gluon_export_goes_on_as_a_module(tmp_path):

@@ -1,0 +1,151 @@
+"""Schemas for data from files: what a value must be made of before anybody uses it.
+
+A schema is plain data:
+
+- a `Leaf`: a single value, with a test and with words for an error message;
+- ``[schema]``: a list or tuple of any length;
+- ``(schema, ...)``: a list or tuple of exactly these;
+- ``{"name": schema, ...}``: a dict of exactly these fields;
+- a `Mapping`: a dict with any number of keys of one kind and values of one kind;
+- an `Either`: what one of several schemas allows.
+"""
+
+import math
+import reprlib
+from numbers import Integral, Real
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+MAX_NAME = 2000  # characters; names are part of error messages
+
+
+class Leaf(NamedTuple):
+    """A single value."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+class Mapping(NamedTuple):
+    """A dict with keys of one kind and values of one kind."""
+
+    keys: Any
+    values: Any
+
+
+class Either(NamedTuple):
+    """What one of several schemas allows."""
+
+    words: str
+    schemas: tuple
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_name(value) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= MAX_NAME
+
+
+def _is_plain(value) -> bool:
+    if isinstance(value, str):
+        return _is_name(value)
+    if isinstance(value, Integral):
+        return abs(int(value)) < 2**63
+    return value is None or isinstance(value, float)
+
+
+# Integers beyond 64 bits are left out: they overflow in arithmetic with floats.
+COUNT = Leaf("a whole number of at least 0", _is_count)
+NUMBER = Leaf(
+    "a finite number",
+    lambda v: _is_plain(v) and isinstance(v, Real) and math.isfinite(v),
+)
+NAME = Leaf("a name", _is_name)
+PLAIN = Leaf("a number, a name or None", _is_plain)
+TEXT = Leaf("text", lambda v: isinstance(v, str))
+NONE = Leaf("None", lambda v: v is None)
+ARRAY = Leaf(
+    "an array of floating point numbers",
+    lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f",
+)
+ANYTHING = Leaf("anything", lambda v: True)
+
+
+def check(value, schema, where: str) -> None:
+    """Raise an error unless a value is what a schema allows.
+
+    Parameters
+    ----------
+    value : object
+    schema : Leaf, Mapping, Either, list, tuple or dict
+    where : str
+        What the value is, for the error message.
+
+    Raises
+    ------
+    ValueError
+        One sentence without a full stop, in which the first wrong part is named.
+    """
+    if isinstance(schema, Leaf):
+        if not schema.test(value):
+            raise ValueError(f"{where} is {brief(value)} and not {schema.words}")
+    elif isinstance(schema, Either):
+        if not any(allows(one, value) for one in schema.schemas):
+            raise ValueError(f"{where} is {brief(value)} and not {schema.words}")
+    elif isinstance(schema, Mapping):
+        _check_type(value, dict, where)
+        for key, item in value.items():
+            check(key, schema.keys, f"a key of {where}")
+            check(item, schema.values, f"{where}[{brief(key)}]")
+    elif isinstance(schema, dict):
+        _check_type(value, dict, where)
+        for name in schema:
+            if name not in value:
+                raise ValueError(f"{where} has no {name}")
+        for name, item in value.items():
+            if name not in schema:
+                raise ValueError(f"{where} has the unknown field {brief(name)}")
+            check(item, schema[name], f"{where}[{name!r}]")
+    elif isinstance(schema, list):
+        _check_type(value, (list, tuple), where)
+        for k, item in enumerate(value):
+            check(item, schema[0], f"{where}[{k}]")
+    else:
+        _check_type(value, (list, tuple), where)
+        if len(value) != len(schema):
+            raise ValueError(f"{where} has {len(value)} items and not {len(schema)}")
+        for k, (item, one) in enumerate(zip(value, schema)):
+            check(item, one, f"{where}[{k}]")
+
+
+def allows(schema, value) -> bool:
+    """Whether a value is what a schema allows."""
+    try:
+        check(value, schema, "")
+    except ValueError:
+        return False
+    return True
+
+
+def brief(value) -> str:
+    """Return a value in a few words of one line, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number beyond 64 bits"
+    if value is None or isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return _REPR.repr(value) if value.isprintable() else "unprintable text"
+    return f"a {type(value).__name__}"
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = 60
+
+
+def _check_type(value, types, where):
+    if not isinstance(value, types):
+        words = "a dict" if types is dict else "a list"
+        raise ValueError(f"{where} is {brief(value)} and not {words}")
