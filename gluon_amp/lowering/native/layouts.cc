@@ -76,6 +76,7 @@ void register_layouts() {
   op->add_argument("result", "NDArray-or-Symbol", "bfloat16");
   op->add_argument("data", "NDArray-or-Symbol", "bfloat16");
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    expect_inputs(node->attrs, 2, inputs_of(node).size());
     const auto& data = inputs_of(node)[1];
     Entries found = make_grad_node(backward.c_str(), node, {grads[0], data}, node->attrs.dict);
     // nnvm leaves such zeros out of the sum with BatchNorm's own gradient of its data
