@@ -230,14 +230,16 @@ def _read(path: Path) -> Optional[bytes]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or not _trusted(status) or status.st_mode & 0o022:
             return None
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             return file.read()
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _digest(path: Path) -> Optional[str]:
