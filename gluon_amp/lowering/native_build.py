@@ -95,6 +95,8 @@ def build(command: List[str], path: Path) -> None:
         "plain": kernels,
         "dispatch": ["-O1", str(SOURCES / "dispatch.cc")],
     }
+    if _macros()["MXNET_USE_MKLDNN"]:
+        units["onednn"] = ["-O1", *headers, str(SOURCES / "onednn.cc")]
     if platform.machine() in ("x86_64", "AMD64"):
         units["avx2"] = ["-DGLUON_AMP_AVX2", "-mavx2", "-mf16c", *kernels]
         units["avx512"] = ["-DGLUON_AMP_AVX512", "-mavx512f", *kernels]
