@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 
-# --------------------------------------------------------------------------------- a library's bytes
+# -------------------------------------------------------------------------------- a library's bytes
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_library_is_tried_once_on_each_machine(stored, monkeypatch):
     assert stored.worked_here()
 
 
-# ---------------------------------------------------------------------------------------- the folder
+# --------------------------------------------------------------------------------------- the folder
 
 
 @pytest.fixture
@@ -455,7 +455,7 @@ def test_eight_threads_at_first_use_all_get_the_kernels(use, tmp_path):
     assert use.builds() == 1
 
 
-# -------------------------------------------------------------------------------------- its failures
+# ------------------------------------------------------------------------------------- its failures
 
 
 def fails(code):
@@ -470,6 +470,10 @@ def fails(code):
         ("In file included from a.h:\nb.cc:1:2: error: no name\nc.cc: error: late", "b.cc:1:2: er"),
         ("/usr/bin/ld: cannot find -lomp\nclang: error: linker command failed", "/usr/bin/ld: can"),
         ("a.o: undefined reference to `f'\ncollect2: error: ld returned 1", "a.o: undefined ref"),
+        (
+            "/usr/bin/ld: warning: old\n/usr/bin/ld: failed to set\ncollect2: error",
+            "/usr/bin/ld: f",
+        ),
         ("nothing to see", "exit status 3"),
         ("", "exit status 3"),
     ],

@@ -37,7 +37,7 @@ MXNET_MACROS = {
 }
 
 # The first line that says what is wrong; the linker's driver only adds that the linker failed.
-_ERROR = re.compile(r"\berror\b|undefined reference|cannot find", re.IGNORECASE)
+_ERROR = re.compile(r"\berror\b|undefined reference|\bld: (?!warning)", re.IGNORECASE)
 
 
 class BuildError(RuntimeError):
