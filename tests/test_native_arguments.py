@@ -174,8 +174,8 @@ def random_calls(seed, cases):
 
 
 def test_random_arrays_and_text_are_refused_or_done():
-    counts = random_calls(0, 1500)
-    assert counts["refused"] > 500 and counts["done"] > 150
+    counts = random_calls(0, 500)
+    assert counts["refused"] > 150 and counts["done"] > 40
 
 
 # SGD with momentum of one float32 weight

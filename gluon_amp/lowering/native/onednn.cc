@@ -5,7 +5,6 @@
 #include <mkldnn/dnnl_types.h>
 
 namespace gluon_amp {
-namespace {
 
 // dnnl::memory::desc, as it is returned
 struct Description {
@@ -13,8 +12,6 @@ struct Description {
 };
 
 Description get_desc(const void* memory) asm("_ZNK4dnnl6memory8get_descEv");
-
-}  // namespace
 
 dnnl_memory_desc_t describe(const void* memory) { return get_desc(memory).data; }
 
