@@ -2,13 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
+from gluon_amp import cpu
+from gluon_amp.lowering import native, native_build
 from tests.test_float16_emulation import interesting_values
 
 import mxnet as mx
@@ -202,3 +204,34 @@ def test_two_first_uses_at_once_share_one_build(tmp_path):
     assert [process.communicate(timeout=200)[0].strip() for process in running] == [b"True"] * 2
     assert len(list(tmp_path.rglob("*.so"))) == 1
     assert not list((tmp_path / "gluon_amp").glob("build-*"))
+
+
+# GCC 5 is the first with C++14's generic lambdas and AVX512.
+VERSIONS = [f"g++-{version}" for version in range(5, 20)]
+VERSIONS += [f"clang++-{version}" for version in range(6, 25)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", VERSIONS)
+def test_every_compiler_that_is_installed_builds_a_library_that_works(compiler, tmp_path):
+    if not shutil.which(compiler):
+        pytest.skip("not installed")
+    native_build.build([compiler], tmp_path / "native.so")
+    native._try(tmp_path / "native.so")
+
+
+def test_the_sources_ask_no_compiler_for_what_old_ones_do_not_know():
+    # __builtin_cpu_supports("f16c"): GCC 11 and clang 14
+    for source in native_build.SOURCES.glob("*.*"):
+        code = [line.partition("//")[0] for line in source.read_text().splitlines()]
+        assert not any("__builtin_cpu" in line for line in code), source.name
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "instruction_set, flags", [("avx2", {"avx2", "f16c"}), ("avx512", {"avx2", "f16c", "avx512f"})]
+)
+@pytest.mark.skipif(not cpu.flags(), reason="the system does not name the processor's flags")
+def test_the_instruction_sets_are_those_that_linux_names(instruction_set, flags):
+    assert native.select(instruction_set) == (cpu.flags() >= flags)
+    native.select(None)

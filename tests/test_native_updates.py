@@ -225,6 +225,5 @@ def test_weights_that_onednn_holds_in_its_own_layout():
 def test_wrong_arrays_are_refused():
     with pytest.raises(mx.base.MXNetError, match="takes float16 and float32"):
         native_updates.finite([nd.ones((2,), dtype="float64")])
-    with pytest.raises(mx.base.MXNetError, match="sizes differ"):
+    with pytest.raises(mx.base.MXNetError, match="shapes differ"):
         native_updates.sgd_update([nd.ones((2,)), nd.ones((3,))], 2, [1], [0], 0, 1, None)
-        nd.waitall()

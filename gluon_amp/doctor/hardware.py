@@ -15,7 +15,7 @@ import numpy as np
 
 from gluon_amp import cpu
 from gluon_amp.cuda_libraries import DRIVER, installed_wheels
-from gluon_amp.lowering import bfloat16, native
+from gluon_amp.lowering import bfloat16, native, native_build
 
 import mxnet as mx
 
@@ -68,7 +68,7 @@ class Machine(NamedTuple):
 def read_machine() -> Machine:
     """Read what this machine has; the first call may build the C++ kernels (seconds)."""
     name, flags = read_cpu()
-    compiler = native._compiler()
+    compiler = native_build.compiler()
     return Machine(
         python=platform.python_version(),
         numpy=np.__version__,

@@ -1,7 +1,7 @@
-"""Tries a library that `native` has just built: `python -m gluon_amp.lowering.native_check PATH`.
+"""Tries a library that `native` has just built, or found: `native` runs this in its own process.
 
 Its operators depend on how MXNet was compiled. Where that is not what they expect, they may well
-crash, so they are tried here, in a process of its own; status 0 means that they work.
+crash, so they are tried here first; status 0 means that they work.
 """
 
 import json
@@ -96,6 +96,9 @@ def check_layouts() -> None:
 
 
 if __name__ == "__main__":
-    native._load(sys.argv[1])
-    check_rounding()
-    check_layouts()
+    try:
+        native.load(sys.argv[1])
+        check_rounding()
+        check_layouts()
+    except Exception as error:
+        sys.exit(f"error: {type(error).__name__}: {native.first_line(error)}")

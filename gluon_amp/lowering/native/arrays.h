@@ -15,9 +15,10 @@ T* plain_data(const mxnet::NDArray& array) {
 
 #if MXNET_USE_MKLDNN == 1
 
-// Members that libmxnet.so exports, of classes whose headers are not in the wheel, or whose inline
-// bodies would call functions that it does not export.
-mkldnn::memory::desc get_desc(const mkldnn::memory*) asm("_ZNK4dnnl6memory8get_descEv");
+// onednn.cc: a copy of what dnnl::memory::get_desc returns
+dnnl_memory_desc_t describe(const void* memory);
+
+// Members that libmxnet.so exports, of a class whose header is not in the wheel.
 void* get_stream() asm("_ZN5mxnet12MKLDNNStream3GetEv");
 void submit(void* stream, bool cleanup) asm("_ZN5mxnet12MKLDNNStream6SubmitEb");
 
@@ -52,9 +53,9 @@ inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
 // Whether neither array is plain, and their layouts are not the same.
 inline bool layouts_differ(const mxnet::NDArray& a, const mxnet::NDArray& b) {
   if (!a.IsMKLDNNData() || !b.IsMKLDNNData()) return false;
-  const auto x = get_desc(a.GetMKLDNNData()), y = get_desc(b.GetMKLDNNData());
+  const auto x = describe(a.GetMKLDNNData()), y = describe(b.GetMKLDNNData());
   submit(get_stream(), true);  // as in ~SameOrder
-  return !alike(x.data, y.data);
+  return !alike(x, y);
 }
 
 // Float32 arrays of one shape, read in one order: a common blocked one, or else the plain one.
@@ -65,11 +66,11 @@ class SameOrder {
     for (const auto& array : arrays) {
       if (!array.IsMKLDNNData()) blocked_ = false;
     }
-    if (blocked_) desc_ = get_desc(arrays[0].GetMKLDNNData());
-    blocked_ = blocked_ && dense(desc_.data);
+    if (blocked_) desc_ = describe(arrays[0].GetMKLDNNData());
+    blocked_ = blocked_ && dense(desc_);
     for (size_t i = 1; blocked_ && i < arrays.size(); ++i) {
-      const auto other = get_desc(arrays[i].GetMKLDNNData());
-      blocked_ = dense(other.data) && alike(desc_.data, other.data);
+      const auto other = describe(arrays[i].GetMKLDNNData());
+      blocked_ = dense(other) && alike(desc_, other);
     }
     if (blocked_) {
       for (const auto& array : arrays) data.push_back(first_value(array));
@@ -121,7 +122,7 @@ class SameOrder {
   }
 
   std::vector<mxnet::NDArray> arrays_;
-  mkldnn::memory::desc desc_;
+  dnnl_memory_desc_t desc_;
   bool blocked_;
 };
 

@@ -3,25 +3,48 @@
 
 #include <atomic>
 
-namespace gluon_amp {
-
 #if defined(__x86_64__)
-#define GLUON_AMP_X86 1
+#include <cpuid.h>
 #endif
 
+namespace gluon_amp {
 namespace {
 
+#if defined(__x86_64__)
+
+bool bit(unsigned bits, int number) { return bits >> number & 1; }
+
+// The instructions that the processor has and for which the operating system saves the registers
+// (Intel's manual, volume 1, "Detection of AVX2" and "Detection of AVX-512 Foundation").
+// __builtin_cpu_supports would do, but GCC 10 and clang 13 do not know its "f16c".
+struct Processor {
+  bool avx2 = false, avx512 = false;
+
+  Processor() {
+    unsigned a, b, c, d;
+    if (__get_cpuid_max(0, nullptr) < 7) return;
+    __cpuid(1, a, b, c, d);
+    const bool xgetbv = bit(c, 27), avx = bit(c, 28), f16c = bit(c, 29);
+    if (!xgetbv) return;
+    unsigned saved, high;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    __cpuid_count(7, 0, a, b, c, d);
+    avx2 = avx && f16c && bit(b, 5) && (saved & 0x06) == 0x06;  // XMM and YMM
+    avx512 = avx2 && bit(b, 16) && (saved & 0xe6) == 0xe6;      // and ZMM and masks
+  }
+};
+
+#endif
+
 const Kernels* find(int set) {
-#ifdef GLUON_AMP_X86
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
+#if defined(__x86_64__)
+  const Processor processor;
   if (set == 3 || set == 0) {
-    if (avx512) return avx512_kernels();
+    if (processor.avx512) return avx512_kernels();
     if (set) return nullptr;
   }
   if (set == 2 || set == 0) {
-    if (avx2) return avx2_kernels();
+    if (processor.avx2) return avx2_kernels();
     if (set) return nullptr;
   }
 #endif

@@ -72,10 +72,11 @@ void pass_back(const NodeAttrs&, const OpContext&, const Arrays& inputs, const R
 void register_layouts() {
   constexpr int kBfloat = mshadow::kBfloat16;
   const std::string backward = "_backward_gluon_amp_norm_layout";
-  nnvm::Op* op = add_op<kBfloat, kBfloat>("_gluon_amp_norm_layout", 2, pass);
+  nnvm::Op* op = add_elementwise<kBfloat, kBfloat>("_gluon_amp_norm_layout", 2, pass);
   op->add_argument("result", "NDArray-or-Symbol", "bfloat16");
   op->add_argument("data", "NDArray-or-Symbol", "bfloat16");
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    expect_inputs(node->attrs, 2, inputs_of(node).size());
     const auto& data = inputs_of(node)[1];
     Entries found = make_grad_node(backward.c_str(), node, {grads[0], data}, node->attrs.dict);
     // nnvm leaves such zeros out of the sum with BatchNorm's own gradient of its data
@@ -83,7 +84,7 @@ void register_layouts() {
     return found;
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  set_attr(add_op<kBfloat, kBfloat>(backward, 2, pass_back), "TIsBackward", true, kPriority);
+  set_attr(add_elementwise<kBfloat, kBfloat>(backward, 2, pass_back), "TIsBackward", true, kPriority);
 }
 
 }  // namespace gluon_amp

@@ -1,4 +1,4 @@
-// What nnvm asks of an operator whose inputs and outputs are dense arrays of one shape.
+// What nnvm asks of an operator. Errors in its arrays are raised here, by the call itself.
 #pragma once
 
 #include <string>
@@ -14,36 +14,26 @@ using mxnet::NDArray;
 using mxnet::OpContext;
 using mxnet::OpReqType;
 
-// All inputs and outputs have one shape; known sizes spread to where they are unknown.
-inline bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  std::vector<mxnet::TShape*> shapes;
-  for (auto& shape : in) shapes.push_back(&shape);
-  for (auto& shape : out) shapes.push_back(&shape);
+// Gives all these shapes the sizes that are known from any of them; returns whether all are known.
+inline bool unify(const NodeAttrs& attrs, const std::vector<mxnet::TShape*>& shapes) {
   mxnet::TShape common;
   for (const auto* shape : shapes) {
     if (!mxnet::ndim_is_known(*shape)) continue;
     if (!mxnet::ndim_is_known(common)) common = *shape;
-    CHECK_EQ(common.ndim(), shape->ndim()) << attrs.name << ": shapes differ";
+    CHECK_EQ(common.ndim(), shape->ndim()) << attrs.op->name << ": shapes differ";
     for (int i = 0; i < common.ndim(); ++i) {
       if (!mxnet::dim_size_is_known(*shape, i)) continue;
       if (!mxnet::dim_size_is_known(common, i)) common[i] = (*shape)[i];
-      CHECK_EQ(common[i], (*shape)[i]) << attrs.name << ": shapes differ";
+      CHECK_EQ(common[i], (*shape)[i]) << attrs.op->name << ": shapes differ";
     }
   }
   for (auto* shape : shapes) *shape = common;
   return mxnet::shape_is_known(common);
 }
 
-template <int from, int to>
-bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  const auto expect = [&](int& type, int expected) {
-    CHECK(type == -1 || type == expected)
-        << attrs.name << " (" << attrs.op->name << "): dtype " << type << ", not " << expected;
-    type = expected;
-  };
-  for (int& type : in) expect(type, from);
-  for (int& type : out) expect(type, to);
-  return true;
+// A node of a graph read from a file has any number of inputs, whatever num_inputs says.
+inline void expect_inputs(const NodeAttrs& attrs, size_t expected, size_t count) {
+  CHECK_EQ(count, expected) << attrs.op->name << " takes " << expected << " arrays";
 }
 
 inline bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mode, Ints& in,
@@ -58,17 +48,44 @@ inline bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mo
   return true;
 }
 
-template <int from, int to>
-nnvm::Op* add_op(const std::string& name, int inputs, const Compute& compute) {
+// An operator of dense arrays with one output.
+inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const InferShape& shapes,
+                        const InferType& types) {
   nnvm::Op* op = &register_or_get(dmlc::Registry<nnvm::Op>::Get(), name);
-  op->num_inputs = inputs;
   op->num_outputs = 1;
-  set_attr(op, "FInferShape", InferShape(infer_shape), kPriority);
-  set_attr(op, "FInferType", InferType(infer_type<from, to>), kPriority);
+  set_attr(op, "FInferShape", shapes, kPriority);
+  set_attr(op, "FInferType", types, kPriority);
   set_attr(op, "FInferStorageType", InferStorage(infer_storage), kPriority);
   set_attr(op, "FComputeEx<cpu>", compute, kPriority);
   // else MXNet reorders the inputs before it calls
   set_attr(op, "TIsMKLDNN", true, kPriority);
+  return op;
+}
+
+template <int from, int to>
+bool infer_cast(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  const auto expect = [&](int& type, int expected) {
+    CHECK(type == -1 || type == expected)
+        << attrs.name << " (" << attrs.op->name << "): dtype " << type << ", not " << expected;
+    type = expected;
+  };
+  for (int& type : in) expect(type, from);
+  for (int& type : out) expect(type, to);
+  return true;
+}
+
+// All inputs and the output have one shape; the inputs have one dtype.
+template <int from, int to>
+nnvm::Op* add_elementwise(const std::string& name, uint32_t inputs, const Compute& compute) {
+  const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,
+                               mxnet::ShapeVector& out) {
+    expect_inputs(attrs, inputs, in.size());
+    std::vector<mxnet::TShape*> shapes{&out.at(0)};
+    for (auto& shape : in) shapes.push_back(&shape);
+    return unify(attrs, shapes);
+  };
+  nnvm::Op* op = add_op(name, compute, infer_shape, infer_cast<from, to>);
+  op->num_inputs = inputs;
   if (from == to) {
     const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
     set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
@@ -79,7 +96,7 @@ nnvm::Op* add_op(const std::string& name, int inputs, const Compute& compute) {
 template <int from, int to>
 void add_forward(const std::string& name, const Compute& compute, const std::string& backward,
                  bool grad_reads_result = false) {
-  nnvm::Op* op = add_op<from, to>(name, 1, compute);
+  nnvm::Op* op = add_elementwise<from, to>(name, 1, compute);
   op->add_argument("data", "NDArray-or-Symbol", "dense");
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     Entries inputs = grads;
@@ -90,8 +107,8 @@ void add_forward(const std::string& name, const Compute& compute, const std::str
 }
 
 template <int from, int to>
-void add_backward(const std::string& name, int inputs, const Compute& compute) {
-  set_attr(add_op<from, to>(name, inputs, compute), "TIsBackward", true, kPriority);
+void add_backward(const std::string& name, uint32_t inputs, const Compute& compute) {
+  set_attr(add_elementwise<from, to>(name, inputs, compute), "TIsBackward", true, kPriority);
 }
 
 }  // namespace gluon_amp

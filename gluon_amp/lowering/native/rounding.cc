@@ -4,7 +4,6 @@
 // keep inputs and results for the gradient. That is a third of a ResNet-50 step, so these are
 // registered with nnvm itself, by the headers in MXNet's wheel.
 #include <string>
-#include <vector>
 
 #include "arrays.h"
 #include "kernels.h"
@@ -36,9 +35,9 @@ void elementwise(const Arrays& inputs, OpReqType req, const NDArray& output, Loo
   make_plain(output);
   float* sum = plain_data<float>(output);
   in_parallel(n, [&](int64_t first, int64_t count) {
-    std::vector<float> result(count);
-    run(first, count, result.data());
-    kernels().add(result.data(), sum + first, count);
+    float result[kBlock];
+    run(first, count, result);
+    kernels().add(result, sum + first, count);
   });
 }
 
@@ -75,9 +74,9 @@ void narrow(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requ
   half_bits* out = plain_data<half_bits>(outputs[0]);
   in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
     if (req[0] != mxnet::kAddTo) return kernels().narrow(in + first, out + first, count);
-    std::vector<half_bits> rounded(count);
-    kernels().narrow(in + first, rounded.data(), count);
-    kernels().add_half(rounded.data(), out + first, count);
+    half_bits rounded[kBlock];
+    kernels().narrow(in + first, rounded, count);
+    kernels().add_half(rounded, out + first, count);
   });
 }
 
@@ -89,9 +88,9 @@ void widen(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Reque
   float* out = plain_data<float>(outputs[0]);
   in_parallel(outputs[0].shape().Size(), [&](int64_t first, int64_t count) {
     if (req[0] != mxnet::kAddTo) return kernels().widen(in + first, out + first, count);
-    std::vector<float> wide(count);
-    kernels().widen(in + first, wide.data(), count);
-    kernels().add(wide.data(), out + first, count);
+    float wide[kBlock];
+    kernels().widen(in + first, wide, count);
+    kernels().add(wide, out + first, count);
   });
 }
 

@@ -2,50 +2,102 @@
 //
 // These are operators, too, so that MXNet's engine orders them among all others. They take any number
 // of arrays. Numbers are passed as the bits of float32s, which no text can spoil.
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "arrays.h"
 #include "kernels.h"
-#include "nnvm_binary.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace gluon_amp {
 namespace {
 
-using mxnet::DispatchMode;
-using mxnet::NDArray;
-using mxnet::OpContext;
-
 // ------------------------------------------------------------------------------ the operator's text
 
+// Decimal numbers below 2**32, separated by commas.
 std::vector<uint32_t> numbers(const NodeAttrs& attrs, const std::string& name) {
-  std::vector<uint32_t> found;
   // not dict.find(): its class has changed (nnvm_binary.h), but not how it is walked through
   for (const auto& item : attrs.dict) {
     if (item.first != name) continue;
-    const char* text = item.second.c_str();
-    while (*text) {
-      char* end;
-      found.push_back(std::strtoul(text, &end, 10));
-      text = *end ? end + 1 : end;
+    std::vector<uint32_t> found;
+    uint64_t number = 0;
+    bool digits = false;
+    for (const char* next = item.second.c_str();; ++next) {
+      if ('0' <= *next && *next <= '9') {
+        number = 10 * number + (*next - '0');
+        digits = true;
+        CHECK_LE(number, UINT32_MAX) << attrs.op->name << ": " << name << " has too large a number";
+        continue;
+      }
+      CHECK(digits && (*next == ',' || *next == 0))
+          << attrs.op->name << ": " << name << " must be whole numbers with commas between them";
+      found.push_back(static_cast<uint32_t>(number));
+      if (*next == 0) return found;
+      number = 0;
+      digits = false;
     }
-    return found;
   }
   LOG(FATAL) << attrs.op->name << " needs " << name;
-  return found;
+  return {};
 }
 
-std::vector<float> floats(const NodeAttrs& attrs, const std::string& name) {
+std::vector<float> floats(const NodeAttrs& attrs, const std::string& name, size_t count) {
   std::vector<float> found;
   for (const uint32_t bits : numbers(attrs, name)) {
     found.emplace_back();
     std::memcpy(&found.back(), &bits, sizeof bits);
   }
+  CHECK_EQ(found.size(), count) << attrs.op->name << ": " << name << " has the wrong length";
   return found;
 }
+
+constexpr size_t kMostArrays = 1 << 20;
+
+uint32_t count_arrays(const NodeAttrs& attrs) {
+  const auto count = numbers(attrs, "num_arrays");
+  CHECK(count.size() == 1 && 1 <= count[0] && count[0] <= kMostArrays)
+      << attrs.op->name << ": num_arrays must be 1 to " << kMostArrays;
+  return count[0];
+}
+
+// What distinguishes one optimizer's update from another's. Each weight has, in the order of MXNet's
+// update operators: itself, its gradient, its states, and if it is float16 its master.
+struct Rule {
+  uint32_t fewest_states, most_states, constants;
+  bool decays;
+};
+
+// Constants: momentum, rescale_grad, clip_gradient.
+constexpr Rule kSgd{0, 1, 3, false};
+// Constants: beta1, beta2, epsilon, rescale_grad, clip_gradient. "decays": factors of the weights.
+constexpr Rule kAdam{2, 2, 5, true};
+
+uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {
+  const auto found = numbers(attrs, "arrays_per_weight");
+  CHECK(found.size() == 1 && 2 + rule.fewest_states <= found[0] && found[0] <= 3 + rule.most_states)
+      << attrs.op->name << ": arrays_per_weight must be " << 2 + rule.fewest_states << " to "
+      << 3 + rule.most_states;
+  return found[0];
+}
+
+// The checked text of an update: one learning rate, weight decay and decay for each weight.
+struct Numbers {
+  uint32_t stride;
+  size_t weights;
+  std::vector<float> lrs, wds, decays, constants;
+
+  Numbers(const NodeAttrs& attrs, const Rule& rule)
+      : stride(arrays_per_weight(attrs, rule)),
+        weights(numbers(attrs, "lrs").size()),
+        lrs(floats(attrs, "lrs", weights)),
+        wds(floats(attrs, "wds", weights)),
+        constants(floats(attrs, "constants", rule.constants)) {
+    if (rule.decays) decays = floats(attrs, "decays", weights);
+  }
+};
 
 // -------------------------------------------------------------------------------------- the work
 
@@ -86,8 +138,9 @@ struct Memory {
 };
 
 // Output: for each input 1 if all of it is finite, else 0.
-void all_finite(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests&,
+void all_finite(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
                 const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp) return;
   Arrays arrays;  // keeps copies of blocked ones
   std::vector<Memory> memories;
   std::vector<int64_t> sizes;
@@ -108,20 +161,17 @@ void all_finite(const NodeAttrs&, const OpContext&, const Arrays& inputs, const 
   std::copy(answers.begin(), answers.end(), plain_data<float>(outputs[0]));
 }
 
-// One weight and what belongs to it, in the order of MXNet's update operators: weight, gradient,
-// states, and for a float16 weight its master. A float32 weight is its own.
+// One weight and what belongs to it; a float32 weight is its own master.
 struct Slot {
   NDArray keeps_grad;
   Memory grad, state[2], master, weight;
 };
 
-std::vector<Slot> slots_of(const NodeAttrs& attrs, const Arrays& inputs) {
-  const size_t stride = numbers(attrs, "arrays_per_weight").at(0);
+std::vector<Slot> slots_of(const Arrays& inputs, size_t stride) {
   std::vector<Slot> slots(inputs.size() / stride);
   for (size_t k = 0; k < slots.size(); ++k) {
     const NDArray* own = &inputs[k * stride];
     for (size_t i = 0; i < stride; ++i) {
-      CHECK_EQ(own[i].shape().Size(), own[0].shape().Size()) << attrs.op->name << ": sizes differ";
       if (i != 1) make_plain(own[i]);
     }
     Slot& slot = slots[k];
@@ -144,15 +194,14 @@ void over_slots(const std::vector<Slot>& slots, Body body) {
            [&](size_t k, int64_t first, int64_t count) { body(slots[k], k, first, count); });
 }
 
-// "constants": momentum, rescale_grad, clip_gradient
 void sgd_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
                 const Arrays&) {
-  const std::vector<Slot> slots = slots_of(attrs, inputs);
-  const auto lrs = floats(attrs, "lrs"), wds = floats(attrs, "wds");
-  const auto c = floats(attrs, "constants");
+  const Numbers given(attrs, kSgd);
+  const std::vector<Slot> slots = slots_of(inputs, given.stride);
+  const auto& c = given.constants;
   const auto run = [&](const Slot& slot, size_t k, int64_t i, int64_t count, auto* grad, auto sgd) {
     sgd(grad, slot.state[0].at<float>(i), slot.master.at<float>(i), slot.weight.at<half_bits>(i),
-        count, SgdConstants{lrs.at(k), wds.at(k), c.at(0), c.at(1), c.at(2)});
+        count, SgdConstants{given.lrs[k], given.wds[k], c[0], c[1], c[2]});
   };
   over_slots(slots, [&](const Slot& slot, size_t k, int64_t i, int64_t count) {
     if (slot.grad.half) {
@@ -163,17 +212,15 @@ void sgd_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   });
 }
 
-// "constants": beta1, beta2, epsilon, rescale_grad, clip_gradient; "decays": shares of the weights
 void adam_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
                  const Arrays&) {
-  const std::vector<Slot> slots = slots_of(attrs, inputs);
-  const auto lrs = floats(attrs, "lrs"), wds = floats(attrs, "wds");
-  const auto decays = floats(attrs, "decays"), c = floats(attrs, "constants");
+  const Numbers given(attrs, kAdam);
+  const std::vector<Slot> slots = slots_of(inputs, given.stride);
+  const auto& c = given.constants;
   const auto run = [&](const Slot& slot, size_t k, int64_t i, int64_t count, auto* grad, auto adam) {
     adam(grad, slot.state[0].at<float>(i), slot.state[1].at<float>(i), slot.master.at<float>(i),
          slot.weight.at<half_bits>(i), count,
-         AdamConstants{lrs.at(k), wds.at(k), c.at(0), c.at(1), c.at(2), c.at(3), c.at(4),
-                       decays.at(k)});
+         AdamConstants{given.lrs[k], given.wds[k], c[0], c[1], c[2], c[3], c[4], given.decays[k]});
   };
   over_slots(slots, [&](const Slot& slot, size_t k, int64_t i, int64_t count) {
     if (slot.grad.half) {
@@ -186,69 +233,77 @@ void adam_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs,
 
 // ------------------------------------------------------------------------------ what nnvm asks
 
-bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  for (const int type : in) {
-    CHECK(type == mshadow::kFloat32 || type == mshadow::kFloat16)
-        << attrs.op->name << " takes float16 and float32";
-  }
-  for (int& type : out) type = mshadow::kFloat32;
+bool takes(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
+
+bool infer_finite_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  for (const int type : in) CHECK(takes(type)) << attrs.op->name << " takes float16 and float32";
+  out.at(0) = mshadow::kFloat32;
   return true;
 }
 
-bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mode, Ints& in, Ints& out) {
-  for (const int type : in) {
-    CHECK_EQ(type, mxnet::kDefaultStorage) << attrs.op->name << " takes dense arrays";
-  }
-  for (int& type : out) type = mxnet::kDefaultStorage;
-  mode = DispatchMode::kFComputeEx;
+bool infer_finite_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, count_arrays(attrs), in.size());
+  out.at(0) = mxnet::TShape(1, in.size());
   return true;
 }
 
-// Any number of inputs, which nnvm has to be told from the operator's text. The result is one number
-// for each, or a single one that means nothing.
-nnvm::Op* add_op(const std::string& name, const Compute& compute,
-                 std::function<uint32_t(const NodeAttrs&)> count_inputs, bool one_per_array) {
-  nnvm::Op* op = &register_or_get(dmlc::Registry<nnvm::Op>::Get(), name);
-  op->get_num_inputs = count_inputs;
-  op->num_outputs = 1;
-  const auto infer_shape = [=](const NodeAttrs&, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-    out[0] = mxnet::TShape(1, one_per_array ? in.size() : 1);
+// A number that means nothing is the result of an update. Its arrays are written in place.
+void add_update(const std::string& name, const Compute& compute, const Rule& rule) {
+  const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,
+                               mxnet::ShapeVector& out) {
+    const Numbers given(attrs, rule);
+    expect_inputs(attrs, given.stride * given.weights, in.size());
+    bool known = true;
+    for (size_t first = 0; first < in.size(); first += given.stride) {
+      std::vector<mxnet::TShape*> shapes;
+      for (size_t i = 0; i < given.stride; ++i) shapes.push_back(&in[first + i]);
+      known = unify(attrs, shapes) && known;
+    }
+    out.at(0) = mxnet::TShape(1, 1);
+    return known;
+  };
+  const auto infer_type = [=](const NodeAttrs& attrs, Ints& in, Ints& out) {
+    const uint32_t stride = arrays_per_weight(attrs, rule);
+    CHECK_EQ(in.size() % stride, 0U) << attrs.op->name << " takes " << stride << " arrays a weight";
+    for (size_t first = 0; first < in.size(); first += stride) {
+      CHECK(takes(in[first]) && takes(in[first + 1]))
+          << attrs.op->name << " takes float16 and float32";
+      for (size_t i = 2; i < stride; ++i) {
+        CHECK_EQ(in[first + i], mshadow::kFloat32)
+            << attrs.op->name << ": states and masters are float32";
+      }
+      const uint32_t states = stride - 2 - (in[first] == mshadow::kFloat16);
+      CHECK(rule.fewest_states <= states && states <= rule.most_states)
+          << attrs.op->name << ": arrays_per_weight does not suit the weight's dtype";
+    }
+    out.at(0) = mshadow::kFloat32;
     return true;
   };
-  set_attr(op, "FInferShape", InferShape(infer_shape), kPriority);
-  set_attr(op, "FInferType", InferType(infer_type), kPriority);
-  set_attr(op, "FInferStorageType", InferStorage(infer_storage), kPriority);
-  set_attr(op, "FComputeEx<cpu>", compute, kPriority);
-  set_attr(op, "TIsMKLDNN", true, kPriority);
-  return op;
-}
-
-uint32_t count_slots(const NodeAttrs& attrs) {
-  return numbers(attrs, "arrays_per_weight").at(0) * numbers(attrs, "lrs").size();
-}
-
-// All inputs but the gradients are written.
-std::vector<uint32_t> all_but_gradients(const NodeAttrs& attrs) {
-  const uint32_t stride = numbers(attrs, "arrays_per_weight").at(0);
-  const uint32_t arrays = count_slots(attrs);
-  std::vector<uint32_t> written;
-  for (uint32_t i = 0; i < arrays; ++i) {
-    if (i % stride != 1) written.push_back(i);
-  }
-  return written;
+  nnvm::Op* op = add_op(name, compute, infer_shape, infer_type);
+  op->get_num_inputs = [=](const NodeAttrs& attrs) {
+    const uint64_t arrays = arrays_per_weight(attrs, rule) * numbers(attrs, "lrs").size();
+    CHECK_LE(arrays, kMostArrays) << attrs.op->name << " takes at most " << kMostArrays << " arrays";
+    return static_cast<uint32_t>(arrays);
+  };
+  const auto all_but_gradients = [=](const NodeAttrs& attrs) {
+    const uint32_t stride = arrays_per_weight(attrs, rule);
+    const uint32_t arrays = stride * numbers(attrs, "lrs").size();
+    std::vector<uint32_t> written;
+    for (uint32_t i = 0; i < arrays; ++i) {
+      if (i % stride != 1) written.push_back(i);
+    }
+    return written;
+  };
+  set_attr(op, "FMutateInputs", MutateInputs(all_but_gradients), kPriority);
 }
 
 }  // namespace
 
 void register_updates() {
-  const auto count_arrays = [](const NodeAttrs& attrs) {
-    return numbers(attrs, "num_arrays").at(0);
-  };
-  add_op("_gluon_amp_all_finite", all_finite, count_arrays, true);
-  for (nnvm::Op* op : {add_op("_gluon_amp_sgd_update", sgd_update, count_slots, false),
-                       add_op("_gluon_amp_adam_update", adam_update, count_slots, false)}) {
-    set_attr(op, "FMutateInputs", MutateInputs(all_but_gradients), kPriority);
-  }
+  add_op("_gluon_amp_all_finite", all_finite, infer_finite_shape, infer_finite_type)
+      ->get_num_inputs = count_arrays;
+  add_update("_gluon_amp_sgd_update", sgd_update, kSgd);
+  add_update("_gluon_amp_adam_update", adam_update, kAdam);
 }
 
 }  // namespace gluon_amp
