@@ -376,7 +376,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("op, shapes, attrs", CASES, ids=[f"{k}-{c[0]}" for k, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "op, shapes, attrs", CASES, ids=[f"{k}-{c[0]}" for k, c in enumerate(CASES)]
+)
 def test_operators_that_add(op, shapes, attrs):
     symbol = operator(op, len(shapes), **attrs)
     names = symbol.list_inputs()

@@ -145,9 +145,7 @@ def _adds(i: int, node: dict, edges: Dict, device_type: str) -> bool:
 # -------------------------------------------------------------------------- loops and branches
 
 
-def _with_bodies(
-    i: int, node: dict, edges: Dict, device_type: str, like: mx.sym.Symbol
-) -> dict:
+def _with_bodies(i: int, node: dict, edges: Dict, device_type: str, like: mx.sym.Symbol) -> dict:
     """Return a loop or branch whose bodies' gradients can be added and are written in full."""
     read = [edges[source, out] for source, out, *_ in node["inputs"]]
     floats = [k for k, dtype in enumerate(read) if "float" in dtype]
