@@ -178,15 +178,15 @@ def test_a_part_of_a_block_that_is_not_cast():
     whole.hybridize()
     whole.collect_params().setattr("grad_req", "add")
     x = nd.array(normal(3, 4))
-    for count in (1, 2):
+    found = []
+    for _ in range(2):
         with autograd.record():
             out = whole(x)
         out.backward()
-        found = [p.grad().asnumpy() for p in whole.collect_params().values()]
-        once = found if count == 1 else once
-        for ours, one in zip(found, once):
-            assert np.abs(one).max() > 0
-            np.testing.assert_allclose(ours, count * one, rtol=1e-3)
+        found.append([p.grad().asnumpy() for p in whole.collect_params().values()])
+    for once, twice in zip(*found):
+        assert np.abs(once).max() > 0
+        np.testing.assert_allclose(twice, 2 * once, rtol=1e-3)
 
 
 # -------------------------------------------------------------------------- loops and branches

@@ -127,11 +127,5 @@ def _reshaped(
     emit: Callable, name: str, entry: list, axes: tuple, like: list, axes_like: tuple
 ) -> list:
     """Give some axes of a tensor the sizes of some axes of another."""
-    (lhs_begin, lhs_end), (rhs_begin, rhs_end) = axes, axes_like
-    places = {
-        "lhs_begin": lhs_begin,
-        "lhs_end": lhs_end,
-        "rhs_begin": rhs_begin,
-        "rhs_end": rhs_end,
-    }
-    return emit("reshape_like", name, entry, like, **{k: str(v) for k, v in places.items()})
+    keys = ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")
+    return emit("reshape_like", name, entry, like, **dict(zip(keys, map(str, axes + axes_like))))

@@ -1,7 +1,7 @@
 """The Symbol and Module API behind the training loop: the twin of MXNet's float16 FAQ."""
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class ModuleEngine:
     settings : dict
         Of the optimizer.
     kvstore : str or KVStore
+    before_step : callable
+        As in `GluonEngine`.
     **options
         `policy` and `loss_scale` of the module.
     """
@@ -53,10 +55,12 @@ class ModuleEngine:
         optimizer: str,
         settings: Dict[str, Any],
         kvstore: Any = "device",
+        before_step: Callable[[int, int], None] = lambda epoch, number: None,
         **options: Any,
     ):
         self.devices = devices
         self.objective = objective
+        self.before_step = before_step
         logits = net(mx.sym.var("data"))
         # smooth_alpha goes to the other classes alone, label smoothing's share to all of them
         alpha = objective.smoothing * (1 - 1 / objective.classes)
@@ -94,6 +98,7 @@ class ModuleEngine:
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update on a batch, or skip where gradients overflowed; count answers and losses."""
+        self.before_step(epoch, number)
         ((images, labels),) = batches
         self.module._optimizer.rescale_grad = 1 / len(images)
         self.module.forward(mx.io.DataBatch([images], [labels]), is_train=True)
