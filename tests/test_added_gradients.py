@@ -7,8 +7,8 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.graph import to_json
-from gluon_amp.lowering import bfloat16, lower
-from gluon_amp.lowering.added_gradients import ADDING, separate
+from gluon_amp.lowering import bfloat16, lower, native
+from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16, separate
 from gluon_amp.lowering.float16_emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 
 import mxnet as mx
@@ -26,11 +26,14 @@ EXECUTORS = {
 }
 
 
-@pytest.fixture(params=POLICIES)
-def policy(request):
-    if request.param == "bfloat16" and not bfloat16.runs_on_cpu():
+@pytest.fixture(params=[*POLICIES, "bfloat16 by copies"])
+def policy(request, monkeypatch):
+    name, *copies = request.param.split(" by ")
+    if name == "bfloat16" and not bfloat16.runs_on_cpu():
         pytest.skip("no AVX512")
-    return request.param
+    if copies:
+        monkeypatch.setattr(native, "available", lambda: False)
+    return name
 
 
 def normal(*shape, seed=0):
@@ -400,9 +403,55 @@ def test_operators_that_add(op, shapes, attrs):
 
 
 def test_each_operator_that_adds_is_tried():
-    # test_native.py tries our own; Embedding's ids have no gradient
+    # test_native.py tries those that round; Embedding's ids have no gradient
     tried = {op for op, *_ in CASES} | {"_cond", "_foreach", "_while_loop"}
-    assert ADDING - tried == {NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
+    assert ADDING - tried == {BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
+
+
+@pytest.mark.skipif(
+    not (native.available() and bfloat16.runs_on_cpu()), reason="no C++ compiler or no AVX512"
+)
+@pytest.mark.parametrize("size", [1, 7, 4097, 100003])
+def test_our_cast_is_amp_casts_and_adds(size):
+    values = normal(size) * np.float32(10) ** np.random.RandomState(1).randint(-30, 30, size)
+    values[0] = np.inf
+    found = {}
+    for op, attrs in ((BFLOAT16, {}), ("amp_cast", {"dtype": "bfloat16"})):
+        cast = operator(op, 1, **attrs)
+        run = nd.CachedOp(mx.sym.amp_cast(cast, dtype="float32"))
+        x = nd.array(values)
+        heads = [nd.array(normal(size, seed=k)) for k in (1, 2, 3)]
+        found[op] = []
+        for grad_req in ("write", "add"):
+            x.attach_grad(grad_req)
+            for head in heads:
+                with autograd.record():
+                    out = run(x)
+                out.backward(head)
+                found[op].append(x.grad.asnumpy())
+        found[op].insert(0, out.asnumpy())
+    ours, theirs = found[BFLOAT16], found["amp_cast"]
+    for mine, wanted in zip(ours[:4], theirs[:4]):
+        np.testing.assert_array_equal(mine, wanted)
+    for total, wanted in zip(ours[4:], added_up(theirs[1:4])):
+        np.testing.assert_array_equal(total, wanted)
+
+
+def added_up(arrays):
+    total = np.zeros_like(arrays[0])
+    for array in arrays:
+        total = total + array
+        yield total
+
+
+@pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+def test_no_weight_is_copied_in_bfloat16():
+    x, w = mx.sym.var("x"), mx.sym.var("w")
+    dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
+    cast = amp.graph.apply(dense, amp.Policy.parse("bfloat16"), {"w": "float32"})
+    assert ops(lower(cast, {"x": "float32", "w": "float32"}, "cpu")) == [
+        BFLOAT16, BFLOAT16, "FullyConnected", "amp_cast",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -13,16 +13,20 @@ its gradient to the variable's gradient array (kAddTo). In MXNet 1.9.1 many oper
 
 So a variable is copied before such an operator reads it, since the gradient of a copy is added
 correctly. Operators that were found to add correctly, among them all that read large weights, read
-the variable itself. And both branches of a `_cond` read all its inputs.
+the variable itself; casts to bfloat16 become an operator of our own that adds (`native/casts.cc`),
+where it is available. And both branches of a `_cond` read all its inputs.
 """
 
 import json
 from typing import Dict, List, Tuple
 
 from gluon_amp.graph import VERSION, edge_dtypes, from_json, to_json
-from gluon_amp.lowering import float16_emulation
+from gluon_amp.lowering import float16_emulation, native
 
 import mxnet as mx
+
+# What `amp_cast` from float32 to bfloat16 does, with a gradient that is added
+BFLOAT16 = "_gluon_amp_bfloat16"
 
 # Operators that add the gradients of all their inputs as kAddTo asks; loops and branches do where
 # their bodies do. Each is tried by the tests.
@@ -45,6 +49,7 @@ ADDING = frozenset(
         "_while_loop",
         "batch_dot",
         "dot",
+        BFLOAT16,
         float16_emulation.NARROW,
         float16_emulation.ROUND,
         float16_emulation.ROUND_RELU,
@@ -104,15 +109,22 @@ def _separate(
 
     for i, node in enumerate(graph["nodes"]):
         inputs = [[places[source], *rest] for source, *rest in node["inputs"]]
-        if device_type != "gpu" and _changes_nothing(i, node, edges) and is_variable(inputs[0]):
-            places.append(inputs[0][0])
-            changed = True
-            continue
+        adds = node["op"] in ADDING
+        if node["op"] == "amp_cast" and is_variable(inputs[0]):
+            before, after = edges[tuple(node["inputs"][0][:2])], edges.get((i, 0))
+            adds = device_type == "gpu" or "float16" in (before, after)
+            if before == after and not adds:  # readers read the variable
+                places.append(inputs[0][0])
+                changed = True
+                continue
+            if (before, after) == ("float32", "bfloat16") and native.available():
+                node = {**node, "op": BFLOAT16, "attrs": {}}
+                adds = changed = True
         if "subgraphs" in node:
             new = _with_bodies(i, node, edges, device_type, like)
             changed = changed or new is not node
             node = new
-        if not _adds(i, node, edges, device_type):
+        if not adds:
             for k, (source, out, *_) in enumerate(node["inputs"]):
                 if is_variable(inputs[k]) and "float" in edges[source, out]:
                     variable = inputs[k][0]
@@ -124,22 +136,11 @@ def _separate(
         places.append(emit({**node, "inputs": inputs}))
     heads = [[places[source], *rest] for source, *rest in graph["heads"]]
     for k, (source, *_) in enumerate(graph["heads"]):
-        if nodes[heads[k][0]]["op"] != graph["nodes"][source]["op"]:  # the cast has gone
+        if (
+            nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]
+        ):  # a cast that is gone
             heads[k] = [emit(_node("_copy", graph["nodes"][source]["name"], heads[k])), 0, 0]
     return {**graph, "nodes": nodes, "heads": heads} if changed else graph
-
-
-def _changes_nothing(i: int, node: dict, edges: Dict) -> bool:
-    if node["op"] != "amp_cast":
-        return False
-    return edges[tuple(node["inputs"][0][:2])] == edges.get((i, 0))
-
-
-def _adds(i: int, node: dict, edges: Dict, device_type: str) -> bool:
-    if node["op"] == "amp_cast":
-        source = tuple(node["inputs"][0][:2])
-        return device_type == "gpu" or "float16" in (edges[source], edges.get((i, 0)))
-    return node["op"] in ADDING
 
 
 # -------------------------------------------------------------------------- loops and branches

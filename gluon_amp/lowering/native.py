@@ -181,6 +181,7 @@ def _build(compiler: List[str], path: Path) -> None:
     units = {
         "plain": kernels,
         "dispatch": ["-O2", str(SOURCES / "dispatch.cc")],
+        "casts": ["-O3", "-fopenmp", *headers, str(SOURCES / "casts.cc")],
         "layouts": ["-O2", "-fopenmp", *headers, str(SOURCES / "layouts.cc")],
         "rounding": ["-O2", "-fopenmp", *headers, str(SOURCES / "rounding.cc")],
         "updates": ["-O2", "-fopenmp", *headers, str(SOURCES / "updates.cc")],

@@ -6,6 +6,7 @@
 #include "kernels.h"
 
 namespace gluon_amp {
+void register_casts();
 void register_layouts();
 void register_rounding();
 void register_updates();
@@ -20,6 +21,7 @@ GLUON_AMP_VISIBLE mxnet::ext::MXReturnValue initialize(int version) {
     return mxnet::ext::MX_FAIL;
   }
   try {
+    gluon_amp::register_casts();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
