@@ -138,7 +138,7 @@ def _separate(
     for k, (source, *_) in enumerate(graph["heads"]):
         if (
             nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]
-        ):  # a cast that is gone
+        ):  # cast is gone
             heads[k] = [emit(_node("_copy", graph["nodes"][source]["name"], heads[k])), 0, 0]
     return {**graph, "nodes": nodes, "heads": heads} if changed else graph
 
