@@ -40,10 +40,9 @@ PASSED_ON = [
 CAST = [
     ("null", "data", [], {}),
     ("null", "other", [], {}),
-    ("_gluon_amp_bfloat16", "bfloat0", [0], {}),
-    ("_gluon_amp_bfloat16", "bfloat1", [1], {}),
-    ("elemwise_mul", "product", [2, 3], {}),
-    ("amp_cast", "float32", [4], {"dtype": "float32"}),
+    ("_gluon_amp_bfloat16", "bfloat", [0], {}),
+    ("amp_cast", "float32", [2], {"dtype": "float32"}),
+    ("elemwise_mul", "product", [3, 1], {}),
 ]
 
 
