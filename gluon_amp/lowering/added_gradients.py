@@ -136,9 +136,7 @@ def _separate(
         places.append(emit({**node, "inputs": inputs}))
     heads = [[places[source], *rest] for source, *rest in graph["heads"]]
     for k, (source, *_) in enumerate(graph["heads"]):
-        if (
-            nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]
-        ):  # cast is gone
+        if nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]:  # cast is gone
             heads[k] = [emit(_node("_copy", graph["nodes"][source]["name"], heads[k])), 0, 0]
     return {**graph, "nodes": nodes, "heads": heads} if changed else graph
 
