@@ -21,6 +21,7 @@ from gluon_amp import graph, masters, snapshot
 from gluon_amp.binding import reason_of
 from gluon_amp.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.lowering import lower
+from gluon_amp.lowering.added_gradients import WRITTEN_ATTR
 from gluon_amp.lowering.bfloat16 import check_device as check_bfloat16
 from gluon_amp.optimizer import create
 from gluon_amp.policy import Policy
@@ -905,7 +906,9 @@ def _with_scale(symbol, policy, inputs):
         nodes.append({"op": op, "name": name, "attrs": attrs, "inputs": [list(e) for e in read]})
         return [len(nodes) - 1, 0, 0]
 
-    scale = emit("null", SCALE, __shape__="(1,)", __dtype__=graph.MX_DTYPE_CODES["float32"])
+    written = {WRITTEN_ATTR: "True"}
+    dtype = graph.MX_DTYPE_CODES["float32"]
+    scale = emit("null", SCALE, __shape__="(1,)", __dtype__=dtype, **written)
     for i, node in enumerate(old["nodes"]):
         read = [[places[source], *rest] for source, *rest in node["inputs"]]
         for k in entries.get(i, ()):

@@ -164,3 +164,109 @@ def test_float16_outputs_and_inputs_stay_float16():
     out = run(symbol, x=np.ones((1, 2), "float16"), w=np.ones((2, 2), "float32"))
     assert out.dtype == np.float16
     assert out.asnumpy().tolist() == [[2.0, 2.0]]
+
+
+# ------------------------------------------------------------------------------- deconvolutions
+
+DECONVOLUTIONS = [
+    # spatial size of the data, channels, filters, groups, attributes
+    ((4, 5, 3), 3, 2, 1, {"kernel": (2, 3, 1)}),
+    ((3, 3, 4), 4, 6, 2, {"kernel": (3, 2, 3), "stride": (2, 1, 3), "pad": (1, 0, 2)}),
+    ((3, 2, 3), 2, 3, 1, {"kernel": (2, 2, 3), "stride": (3, 2, 2), "adj": (2, 1, 0)}),
+    ((3, 3, 3), 4, 4, 4, {"kernel": (3, 3, 2), "dilate": (2, 1, 3), "pad": (2, 1, 0)}),
+    ((2, 1, 2), 3, 4, 1, {"kernel": (1, 1, 1), "stride": (2, 2, 2), "adj": (1, 0, 1)}),
+    ((3, 3, 3), 1, 2, 1, {"kernel": (4, 3, 3), "stride": (2, 2, 2), "pad": (1, 1, 1),
+                          "adj": (1, 1, 1), "dilate": (1, 2, 1), "num_group": 1}),
+    ((3, 4), 4, 2, 2, {"kernel": (3, 2), "stride": (2, 3), "pad": (1, 0), "adj": (1, 2)}),
+    ((5,), 2, 4, 2, {"kernel": (3,), "stride": (2,), "dilate": (2,), "adj": (1,)}),
+]  # fmt: skip
+
+
+def deconvolution(x, w, b, attrs, groups, head):
+    """Result and gradients of a deconvolution in float64, by its definition."""
+    dims = x.ndim - 2
+    stride, dilate = (np.array(attrs.get(k, (1,) * dims)) for k in ("stride", "dilate"))
+    pad, adj = (np.array(attrs.get(k, (0,) * dims)) for k in ("pad", "adj"))
+    kernel = np.array(attrs["kernel"])
+    full = stride * (np.array(x.shape[2:]) - 1) + dilate * (kernel - 1) + 1
+    inner = tuple(slice(p, p + n) for p, n in zip(pad, full - 2 * pad + adj))
+    filters = w.shape[1] * groups
+    sums = (0, *range(2, x.ndim))
+    parts = np.split(x, groups, axis=1), np.split(w, groups, axis=0)
+    out = np.zeros((len(x), filters, *(full + adj)))
+    head_full = np.zeros_like(out)
+    head_full[(slice(None), slice(None), *inner)] = head
+    dx, dw = [np.zeros_like(p) for p in parts[0]], [np.zeros_like(p) for p in parts[1]]
+    for at in np.ndindex(*kernel):
+        where = tuple(
+            slice(k * d, k * d + s * (n - 1) + 1, s)
+            for k, d, s, n in zip(at, dilate, stride, x.shape[2:])
+        )
+        for g, (data, weight) in enumerate(zip(*parts)):
+            channels = slice(g * w.shape[1], (g + 1) * w.shape[1])
+            tap = (slice(None), slice(None), *at)
+            spot = (slice(None), channels, *where)
+            out[spot] += np.einsum("nc...,cf->nf...", data, weight[tap])
+            dx[g] += np.einsum("nf...,cf->nc...", head_full[spot], weight[tap])
+            dw[g][tap] += np.tensordot(data, head_full[spot], (sums, sums))
+    out = out[(slice(None), slice(None), *inner)] + b.reshape(-1, *[1] * dims)
+    return out, np.concatenate(dx, axis=1), np.concatenate(dw, axis=0), head.sum(sums)
+
+
+@pytest.mark.parametrize("weights", ["float16", "float32"])
+@pytest.mark.parametrize("case", range(len(DECONVOLUTIONS)))
+def test_deconvolutions_are_their_definition_rounded_once(case, weights):
+    size, channels, filters, groups, attrs = DECONVOLUTIONS[case]
+    x = halves(2, channels, *size)
+    w, b = halves(channels, filters // groups, *attrs["kernel"], seed=1), halves(filters, seed=2)
+    options = {**attrs, "num_filter": filters, "num_group": groups, "no_bias": False}
+    symbol = mx.sym.Deconvolution(*map(mx.sym.var, "xwb"), **options)
+    dtypes = {"x": "float32", "w": weights, "b": weights}
+    run = nd.CachedOp(emulated(symbol, **dtypes))
+    arrays = [nd.array(v, dtype=dtypes[n]) for n, v in zip("xwb", (x, w, b))]
+    for array in arrays:
+        array.attach_grad()
+    for _ in range(2):
+        with autograd.record():
+            out = run(*arrays)
+        head = halves(*out.shape, seed=3)
+        out.backward(nd.array(head))
+    wanted = deconvolution(*(v.astype("f8") for v in (x, w, b)), attrs, groups, head.astype("f8"))
+    for found, expected in zip([out, *(a.grad for a in arrays)], wanted):
+        expected = expected.astype("float16").astype("float32")
+        found = found.asnumpy().astype("float32")
+        assert found.shape == expected.shape
+        assert np.mean(found != expected) <= 0.01  # a sum in another order may round elsewhere
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-3)
+
+
+def test_conv3d_transpose_trains_under_every_float16_policy():
+    for policy in ("float16", "mixed_float16"):
+        net = nn.HybridSequential()
+        net.add(nn.Conv3DTranspose(4, 3, strides=2, in_channels=2), nn.Activation("relu"))
+        net.add(nn.Conv3DTranspose(2, (1, 2, 3), groups=2, in_channels=4, output_padding=0))
+        net.initialize(mx.init.Normal(0.3))
+        amp.cast(net, policy)
+        trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}, loss_scale=128)
+        x = nd.array(halves(2, 2, 2, 3, 2))
+        losses = []
+        for _ in range(4):
+            with autograd.record():
+                loss = ((net(x) - 1) ** 2).mean()
+            trainer.backward(loss)
+            assert trainer.step(1).applied
+            losses.append(loss.asscalar())
+        assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_3d_deconvolution_with_a_target_shape_is_refused_in_one_sentence():
+    symbol = mx.sym.Deconvolution(
+        mx.sym.var("x"), mx.sym.var("w"), kernel=(2, 2, 2), num_filter=2, target_shape=(4, 4, 4),
+        name="up",
+    )  # fmt: skip
+    with pytest.raises(ValueError) as error:
+        emulated(symbol, x="float32", w="float16")
+    assert str(error.value) == (
+        "up is a 3-D Deconvolution with target_shape, whose float16 cannot be emulated on a CPU: "
+        "give it pad and adj instead, or pin it to float32."
+    )

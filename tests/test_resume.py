@@ -7,18 +7,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
 from gluon_amp.training.checkpoints import BEST, Checkpoints, Position
+from gluon_amp.training.engine import step_seed
 from gluon_amp.training.history import Counts, EpochResult, History, Validation
 from gluon_amp.training.interruption import Interruption, RunInterruptedError
 from gluon_amp.training.options import UsageError
+from gluon_amp.training.recipe import Recipe
+from gluon_amp.training.run import build_engine
+from gluon_amp.training.workers import Workers
 
 import mxnet as mx
 from mxnet import nd
+from mxnet.gluon import nn
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
@@ -199,10 +205,39 @@ def test_the_first_signal_is_noted_and_the_handler_put_back():
     assert RunInterruptedError(signal.SIGINT, "x").status == 130
 
 
-def test_random_generators_are_seeded_by_position():
-    """Dropout draws from MXNet's generator, which cannot be saved."""
-    drawn = []
-    for _ in range(2):
-        mx.random.seed(int(np.random.default_rng((7, 1, 3, 2)).integers(2**31)))
-        drawn.append(nd.random.uniform(shape=4).asnumpy().tolist())
-    assert drawn[0] == drawn[1]
+def trained(mode, rank, disturbed=False):
+    """Weights after two steps of one of several workers, all of which see the same images."""
+    mx.random.seed(0)
+    with mx.name.NameManager():
+        net = nn.HybridSequential()
+        net.add(nn.Flatten(), nn.Dropout(0.5), nn.Dense(3, in_units=32))
+    net.initialize(mx.init.One())
+    data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
+    workers = Workers()
+    workers.rank = rank
+    recipe = Recipe(seed=7, mode=mode, dtype="float32", batch_size=4)
+    engine = build_engine(recipe, net, data, [mx.cpu()], 0.1, workers)
+    images, labels = nd.array(np.random.RandomState(1).rand(4, 2, 4, 4)), nd.array([0, 1, 2, 0])
+    for number in range(2):
+        if disturbed:
+            nd.random.uniform(shape=5)
+        engine.step([(images, labels)], epoch=3, number=number, counts=Counts())
+    if mode == "module":
+        return engine.module.get_params()[0]["dense0_weight"].asnumpy()
+    return net[2].weight.data().asnumpy()
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "module"])
+def test_each_worker_draws_its_own_dropout_masks_and_draws_them_again(mode):
+    first, second, third = (trained(mode, rank) for rank in range(3))
+    assert np.array_equal(trained(mode, 0, disturbed=True), first)
+    assert np.array_equal(trained(mode, 1, disturbed=True), second)
+    for one, other in ((first, second), (first, third), (second, third)):
+        assert not np.array_equal(one, other)
+
+
+def test_seeds_of_steps():
+    seeds = [step_seed(*at) for at in np.ndindex(3, 4, 5, 6)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert step_seed(7, 0, 1, 3) == 1014317233  # of runs with one worker before there were ranks

@@ -1,13 +1,14 @@
 """From a cast graph to one that the device at hand can run.
 
-A GPU runs the cast graph as it is. MXNet's CPU kernels have no float16 matrix products, so there
-float16 is emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN), and only there.
+A GPU has float16 kernels. MXNet's CPU kernels have no float16 matrix products, so there float16 is
+emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN), and only there. On both,
+gradients have to be added correctly where the user asks for it (`added_gradients`).
 """
 
 from typing import Dict
 
 from gluon_amp.graph import ACCUMULATE_ATTR
-from gluon_amp.lowering import float16_emulation, onednn
+from gluon_amp.lowering import added_gradients, float16_emulation, onednn
 
 import mxnet as mx
 
@@ -36,5 +37,6 @@ def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) ->
                 "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel "
                 "decides, as amp.accumulation_dtype(ctx) tells: leave it out of the policy."
             )
-        return symbol
-    return onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)
+    else:
+        symbol = onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)
+    return added_gradients.separate(symbol, dtypes, device_type)

@@ -21,6 +21,7 @@ from typing import Dict
 from gluon_amp import op_table
 from gluon_amp.graph import ACCUMULATE_ATTR, MX_DTYPE_CODES, edge_dtypes, from_json, to_json
 from gluon_amp.lowering import float16_sums, native
+from gluon_amp.lowering.deconvolution import deconvolve
 
 import mxnet as mx
 
@@ -121,15 +122,15 @@ class _Carrier:
         inputs = [
             [*self.carried[source, k][:2], *version] for source, k, *version in node["inputs"]
         ]
-        wide = needs_float64(node["op"], attrs) and self._is_float16(i)
-        if wide:
-            inputs = [self._cast_node(entry, "float64") for entry in inputs]
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
-        new = self._emit(new, inputs)[0]
-        if wide:
-            new = self._cast_node([new, 0, 0], "float32")[0]
+        if node["op"] == "Deconvolution" and self._is_float16(i):
+            wide = [self._cast_node(entry, "float64") for entry in inputs]
+            new = deconvolve(self._write, node["name"], attrs, wide)
+            new = self._cast_node(new, "float32")[0]
+        else:
+            new = self._emit(new, inputs)[0]
         exact = is_exact(node["op"], attrs)
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [new, edge[1], 0]
@@ -165,6 +166,9 @@ class _Carrier:
     def _name(self, entry: list, suffix: str) -> str:
         return f"{self.nodes[entry[0]]['name']}_{entry[1]}_{suffix}"
 
+    def _write(self, op: str, name: str, *inputs: list, **attrs: str) -> list:
+        return self._emit({"op": op, "name": name, "attrs": attrs}, list(inputs))
+
     def _emit(self, node: dict, inputs: list) -> list:
         self.nodes.append({**node, "inputs": inputs})
         return [len(self.nodes) - 1, 0, 0]
@@ -192,15 +196,6 @@ def _fuse_relu(graph: dict) -> dict:
                 inputs = nodes[source]["inputs"]
                 fused[i] = {"op": ROUND_RELU, "name": node["name"], "attrs": {}, "inputs": inputs}
     return {**graph, "nodes": fused}
-
-
-def needs_float64(op: str, attrs: Dict[str, str]) -> bool:
-    """Return whether an operator has to leave oneDNN, by computing in float64.
-
-    oneDNN's gradient of a deconvolution fails ("could not execute a primitive") where the weight is
-    not a parameter itself but computed, as a rounded one is. MXNet's own kernel is 1-D and 2-D.
-    """
-    return op == "Deconvolution" and attrs["kernel"].count(",") < 2 + attrs["kernel"].endswith(",)")
 
 
 def is_exact(op: str, attrs: Dict[str, str]) -> bool:

@@ -16,6 +16,8 @@ from typing import List, Tuple
 
 import numpy as np
 
+from gluon_amp.lowering.deconvolution import tuple_of
+
 import mxnet as mx
 
 CHUNK = 16
@@ -132,8 +134,10 @@ class _Convolution:
         self.data, self.weight, self.out = shapes
         self.kernel = self.weight[2:]
         dims = len(self.kernel)
-        self.stride, self.dilate = (_tuple(attrs, n, (1,) * dims) for n in ("stride", "dilate"))
-        self.pad = _tuple(attrs, "pad", (0,) * dims)
+        self.stride, self.dilate = (
+            tuple_of(attrs.get(n, "")) or (1,) * dims for n in ("stride", "dilate")
+        )
+        self.pad = tuple_of(attrs.get("pad", "")) or (0,) * dims
         self.groups = int(attrs.get("num_group", 1))
 
     def operands(self, data, weight) -> tuple:
@@ -178,11 +182,6 @@ class _Convolution:
             )
             for at in np.ndindex(*self.kernel)
         ]
-
-
-def _tuple(attrs: dict, name: str, default: tuple) -> tuple:
-    digits = attrs.get(name, "()").strip("()[] ,")
-    return tuple(int(part) for part in digits.split(",")) if digits else default
 
 
 _PRODUCTS = {

@@ -36,6 +36,15 @@ PASSED_ON = [
     ("amp_cast", "float32", [4], {"dtype": "float32"}),
 ]
 
+# Calls MXNet's own cast, and adds its gradient.
+CAST = [
+    ("null", "data", [], {}),
+    ("null", "other", [], {}),
+    ("_gluon_amp_bfloat16", "bfloat", [0], {}),
+    ("amp_cast", "float32", [2], {"dtype": "float32"}),
+    ("elemwise_mul", "product", [3, 1], {}),
+]
+
 
 def _graph(nodes: list) -> mx.sym.Symbol:
     nodes = [
@@ -95,10 +104,26 @@ def check_layouts() -> None:
     np.testing.assert_array_equal(other.grad.asnumpy(), np.zeros((2, 3)))
 
 
+def check_casts() -> None:
+    """Multiply integers, which bfloat16 holds, in two passes whose gradients are added."""
+    data, other = nd.arange(6).reshape((2, 3)), nd.arange(6, 12).reshape((2, 3))
+    net = mx.gluon.SymbolBlock(_graph(CAST), [mx.sym.var("data"), mx.sym.var("other")])
+    for array in (data, other):
+        array.attach_grad("add")
+    for _ in range(2):
+        with autograd.record():
+            out = net(data, other)
+        out.backward()
+    np.testing.assert_array_equal(out.asnumpy(), (data * other).asnumpy())
+    np.testing.assert_array_equal(data.grad.asnumpy(), 2 * other.asnumpy())
+    np.testing.assert_array_equal(other.grad.asnumpy(), 2 * data.asnumpy())
+
+
 if __name__ == "__main__":
     try:
         native.load(sys.argv[1])
         check_rounding()
         check_layouts()
+        check_casts()
     except Exception as error:
         sys.exit(f"error: {type(error).__name__}: {native.first_line(error)}")

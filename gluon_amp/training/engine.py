@@ -2,6 +2,8 @@
 
 from typing import Callable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
+import numpy as np
+
 from gluon_amp.loss_scale import LossScale
 from gluon_amp.snapshot import is_statistic
 from gluon_amp.trainer import StepReport, Trainer
@@ -15,6 +17,30 @@ from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
 Batch = Sequence[NDArray]
+
+
+def step_seed(seed: int, rank: int, epoch: int, number: int) -> int:
+    """Return the seed of MXNet's generator for one step of one worker.
+
+    The generator's state cannot be saved, but a resumed run can seed it as the first run did. Each
+    worker draws its own dropout masks.
+
+    Parameters
+    ----------
+    seed : int
+        Of the run.
+    rank : int
+        Of the worker.
+    epoch, number : int
+        The step's epoch, and the number of its first batch.
+
+    Returns
+    -------
+    int
+        From 0 to 2**31 - 1.
+    """
+    generator = np.random.default_rng((seed, epoch, number, 2))
+    return int(generator.integers(2**31, size=rank + 1)[rank])
 
 
 class Engine(Protocol):

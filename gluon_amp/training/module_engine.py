@@ -1,7 +1,7 @@
 """The Symbol and Module API behind the training loop: the twin of MXNet's float16 FAQ."""
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class ModuleEngine:
     kvstore : str or KVStore
     workers : int
         How many such engines train together.
+    before_step : callable
+        As in `GluonEngine`.
     **options
         `policy` and `loss_scale` of the module.
     """
@@ -70,11 +72,13 @@ class ModuleEngine:
         settings: Dict[str, Any],
         kvstore: Any = "device",
         workers: int = 1,
+        before_step: Callable[[int, int], None] = lambda epoch, number: None,
         **options: Any,
     ):
         self.devices = devices
         self.objective = objective
         self.workers = workers
+        self.before_step = before_step
         logits = net(mx.sym.var("data"))
         # smooth_alpha goes to the other classes alone, label smoothing's share to all of them
         alpha = objective.smoothing * (1 - 1 / objective.classes)
@@ -121,6 +125,7 @@ class ModuleEngine:
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update on a batch, or skip where gradients overflowed; count answers and losses."""
+        self.before_step(epoch, number)
         ((images, labels),) = batches
         self.module._optimizer.rescale_grad = 1 / (len(images) * self.workers)
         self.module.forward(mx.io.DataBatch([images], [labels]), is_train=True)

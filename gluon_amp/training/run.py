@@ -32,7 +32,7 @@ from gluon_amp.trainer import Trainer
 from gluon_amp.training import initial, log, outcome, report
 from gluon_amp.training.checkpoints import Checkpoints, Position, Saved, SavingError
 from gluon_amp.training.devices import contexts, is_emulated
-from gluon_amp.training.engine import Engine, GluonEngine
+from gluon_amp.training.engine import Engine, GluonEngine, step_seed
 from gluon_amp.training.heads import freeze_features, head_of
 from gluon_amp.training.history import Counts, History, Validation
 from gluon_amp.training.interruption import Interruption
@@ -278,22 +278,21 @@ def build_engine(
         data.classes, recipe.label_smoothing, recipe.mixup, mixup_epochs, recipe.seed
     )
     settings = optimizer_settings(recipe, rate)
+    images = mx.nd.zeros((1, *data.image_shape), ctx=devices[0])
+    options: Dict[str, Any] = {}
+    if any(row.op == "Dropout" for row in describe(net, images).rows):
+        options["before_step"] = lambda epoch, number: mx.random.seed(
+            step_seed(recipe.seed, workers.rank, epoch, number)
+        )
     if recipe.mode == "module":
         return ModuleEngine(
             cast(net, "float32"), objective, devices, recipe.batch_size * len(devices),
             data.image_shape, recipe.optimizer, settings, workers.kvstore, workers.count,
-            policy=recipe.policy, **scaling(recipe),
+            policy=recipe.policy, **scaling(recipe), **options,
         )  # fmt: skip
     trainer = Trainer(
         net.collect_params(), recipe.optimizer, settings, kvstore=workers.kvstore, **scaling(recipe)
     )
-    images = mx.nd.zeros((1, *data.image_shape), ctx=devices[0])
-    options: Dict[str, Any] = {}
-    if any(row.op == "Dropout" for row in describe(net, images).rows):
-        # MXNet's generator cannot be saved, but it can be put where it was
-        options["before_step"] = lambda epoch, number: mx.random.seed(
-            int(np.random.default_rng((recipe.seed, epoch, number, 2)).integers(2**31))
-        )
     return GluonEngine(
         net, trainer, objective, devices, workers.count, recipe.clip_grad, **options
     )  # fmt: skip

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 
+#include "casts.cc"
 #include "layouts.cc"
 #include "rounding.cc"
 #include "updates.cc"
@@ -16,6 +17,7 @@ extern "C" {
 // reason to `message`, which has room for `size` characters.
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
+    gluon_amp::register_casts();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();

@@ -73,6 +73,11 @@ GLUON_AMP_SET_ATTR(InferStorage,
 GLUON_AMP_SET_ATTR(bool, "_ZN4nnvm2Op8set_attrIbEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(std::string, "_ZN4nnvm2Op8set_attrISsEERS0_RKSsRKT_i");
 
+// nnvm::Op::GetAttr<FComputeEx>
+const nnvm::OpMap<Compute>& computes_of(const std::string& name) asm(
+    "_ZN4nnvm2Op7GetAttrISt8functionIFvRKNS_9NodeAttrsERKN5mxnet9OpContextERKSt6vectorINS6_7NDArray"
+    "ESaISB_EERKSA_INS6_9OpReqTypeESaISG_EESF_EEEERKNS_5OpMapIT_EERKSs");
+
 constexpr int kPriority = 10;  // nnvm's default
 
 nnvm::Op& register_or_get(dmlc::Registry<nnvm::Op>*, const std::string& name) asm(

@@ -72,7 +72,7 @@ struct Rule {
 
 // Constants: momentum, rescale_grad, clip_gradient.
 constexpr Rule kSgd{0, 1, 3, false};
-// Constants: beta1, beta2, epsilon, rescale_grad, clip_gradient. "decays": factors of the weights.
+// Constants: beta1, beta2, epsilon, rescale_grad, clip_gradient. "decays": shares of the weights.
 constexpr Rule kAdam{2, 2, 5, true};
 
 uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {

@@ -1,0 +1,131 @@
+"""Deconvolutions by MXNet's own kernels, for the emulation of float16 on a CPU.
+
+oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or the process ends)
+unless the gradient of the weight is an array of the user's. Where the weight is rounded it never
+is. MXNet's own kernels take over where the dtype is float64, with two limits:
+
+- They are wrong where both stride and dilation are above 1. A dilated kernel is a larger one with
+  zeros in between, so that is what they get.
+- They are 1-D and 2-D. A 3-D deconvolution is two 2-D ones. The first deconvolves height and width
+  of every slice, once for each position of the kernel in depth. The second, over depth and all
+  pixels, adds what the positions contribute to each slice: its weight is an identity matrix for
+  each filter.
+"""
+
+from typing import Callable, Dict, List, Tuple
+
+# Attributes with a value for each dimension, and that value where they are left out
+SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
+
+
+def tuple_of(text: str) -> Tuple[int, ...]:
+    """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'` or `'[]'`."""
+    return tuple(int(part) for part in text.strip("()[] ,").split(",") if part)
+
+
+def deconvolve(
+    emit: Callable[..., list], name: str, attrs: Dict[str, str], inputs: List[list]
+) -> list:
+    """Write the nodes that compute a `Deconvolution` of float64 inputs.
+
+    Parameters
+    ----------
+    emit : callable
+        ``emit(op, name, *inputs, **attrs)`` writes a node and returns its entry.
+    name : str
+        Name of the last node.
+    attrs : dict of str to str
+        The attributes of the `Deconvolution`.
+    inputs : list
+        Entries of data (N, channels, ...), weight (channels, filters / groups, kernel...) and,
+        unless `no_bias`, bias (filters).
+
+    Returns
+    -------
+    list
+        Entry of the result, (N, filters, ...).
+
+    Raises
+    ------
+    ValueError
+        A 3-D one with a target shape, whose padding depends on the shape of the data.
+    """
+    if len(tuple_of(attrs["kernel"])) < 3:
+        return _with_dense_kernel(emit, name, attrs, inputs)
+    if any(tuple_of(attrs.get("target_shape", ""))):
+        raise ValueError(
+            f"{name} is a 3-D Deconvolution with target_shape, whose float16 cannot be emulated on "
+            "a CPU: give it pad and adj instead, or pin it to float32."
+        )
+    return _in_two_dimensions(emit, name, attrs, inputs)
+
+
+def _spatial(attrs: Dict[str, str]) -> Dict[str, Tuple[int, ...]]:
+    dimensions = len(tuple_of(attrs["kernel"]))
+    return {
+        key: tuple_of(attrs.get(key, "")) or (default,) * dimensions
+        for key, default in SPATIAL.items()
+    }
+
+
+def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
+    kernel, spatial = tuple_of(attrs["kernel"]), _spatial(attrs)
+    if max(spatial["stride"]) == 1 or max(spatial["dilate"]) == 1:
+        return emit("Deconvolution", name, *inputs, **attrs)
+    data, weight, *bias = inputs
+    zeros = (0,) * len(kernel)
+    images = emit("Reshape", f"{name}_kernels", weight, shape=str((-3, *zeros)))
+    images = emit("expand_dims", f"{name}_images", images, axis="1")
+    one = emit("_ones", f"{name}_one", shape=str((1, 1, *(1 for _ in kernel))), dtype="float64")
+    spread = emit(
+        "Deconvolution", f"{name}_spread", images, one, num_filter="1", no_bias="True",
+        kernel=str(tuple(1 for _ in kernel)), stride=str(spatial["dilate"]),
+    )  # fmt: skip
+    spread = _reshaped(emit, f"{name}_dense", spread, (0, 2), weight, (0, 2))
+    larger = tuple(d * (k - 1) + 1 for k, d in zip(kernel, spatial["dilate"]))
+    attrs = {key: value for key, value in attrs.items() if key != "dilate"}
+    attrs["kernel"] = str(larger)
+    return emit("Deconvolution", name, data, spread, *bias, **attrs)
+
+
+def _in_two_dimensions(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
+    data, weight, *bias = inputs
+    filters, (depth, *window) = int(attrs["num_filter"]), tuple_of(attrs["kernel"])
+    spatial = _spatial(attrs)
+
+    slices = emit("transpose", f"{name}_slices", data, axes="(0, 2, 1, 3, 4)")
+    images = emit("Reshape", f"{name}_images", slices, shape="(-3, 0, 0, 0)")
+    planes = emit("Reshape", f"{name}_planes", weight, shape="(0, -3, 0, 0)")
+    of_planes = {
+        "kernel": str(tuple(window)),
+        "num_filter": str(filters * depth),
+        "num_group": attrs.get("num_group", "1"),
+        "no_bias": "True",
+        **{key: str(values[1:]) for key, values in spatial.items()},
+    }
+    spread = _with_dense_kernel(emit, f"{name}_plane", of_planes, [images, planes])
+    # (N D, filters × depth of the kernel, H', W') to (N, filters × depth of the kernel, D, H' W')
+    spread = _reshaped(emit, f"{name}_parts", spread, (0, 1), slices, (0, 2))
+    volume = emit("transpose", f"{name}_volume", spread, axes="(0, 2, 1, 3, 4)")
+    pixels = emit("Reshape", f"{name}_pixels", volume, shape="(0, 0, 0, -3)")
+
+    eye = emit("_eye", f"{name}_eye", N=str(depth), dtype="float64")
+    eyes = emit("tile", f"{name}_eyes", eye, reps=str((filters, 1)))
+    eyes = emit("Reshape", f"{name}_sums", eyes, shape=str((filters * depth, 1, depth, 1)))
+    of_depth = {
+        "kernel": str((depth, 1)),
+        "num_filter": str(filters),
+        "num_group": str(filters),
+        "no_bias": str(not bias),
+        **{key: str((spatial[key][0], default)) for key, default in SPATIAL.items()},
+    }
+    summed = _with_dense_kernel(emit, f"{name}_depth", of_depth, [pixels, eyes, *bias])
+    return _reshaped(emit, name, summed, (3, 4), volume, (3, 5))
+
+
+def _reshaped(
+    emit: Callable, name: str, entry: list, axes: tuple, like: list, axes_like: tuple
+) -> list:
+    """Give some axes of a tensor the sizes of some axes of another."""
+    keys = ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")
+    return emit("reshape_like", name, entry, like, **dict(zip(keys, map(str, axes + axes_like))))

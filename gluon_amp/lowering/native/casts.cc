@@ -1,0 +1,92 @@
+// MXNet's amp_cast from float32 to bfloat16, with a gradient that can be added to what is there.
+//
+// amp_cast leaves its gradient to oneDNN, and where it is to be added (kAddTo) forgets the addition,
+// so that a sum over several passes stays 0. All else is amp_cast's own work, bit for bit.
+#include <cstring>
+#include <string>
+
+#include "arrays.h"
+#include "operators.h"
+#include "parallel.h"
+
+namespace gluon_amp {
+namespace {
+
+// FComputeEx<cpu> of one of MXNet's own operators
+const Compute& compute_of(const char* op) {
+  static const auto& all = computes_of("FComputeEx<cpu>");
+  return all[nnvm::Op::Get(op)];
+}
+
+void to_bfloat16(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
+                 const Requests& req, const Arrays& outputs) {
+  compute_of("amp_cast")(attrs, context, inputs, req, outputs);
+}
+
+// input: the gradient of the result
+void to_bfloat16_grad(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
+                      const Requests& req, const Arrays& outputs) {
+  const bool widening = inputs[0].dtype() == mshadow::kBfloat16 &&
+                        outputs[0].dtype() == mshadow::kFloat32;
+  if (req[0] != mxnet::kAddTo || !widening) {
+    return compute_of("_backward_amp_cast")(attrs, context, inputs, req, outputs);
+  }
+  const NDArray plain = plain_copy(inputs[0]);
+  make_plain(outputs[0]);
+  const uint16_t* in = plain_data<uint16_t>(plain);
+  float* sum = plain_data<float>(outputs[0]);
+  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(in[i]) << 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      sum[i] += value;
+    }
+  });
+}
+
+bool is_float(int type) {
+  return type == mshadow::kFloat32 || type == mshadow::kFloat16 || type == mshadow::kBfloat16;
+}
+
+// As amp_cast: integers stay what they are.
+bool infer_cast_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  expect_inputs(attrs, 1, in.size());
+  if (in[0] == -1) return false;
+  out[0] = is_float(in[0]) ? static_cast<int>(mshadow::kBfloat16) : in[0];
+  return true;
+}
+
+bool infer_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  expect_inputs(attrs, 1, in.size());
+  if (out[0] == -1) out[0] = mshadow::kFloat32;
+  if (in[0] == -1) in[0] = is_float(out[0]) ? static_cast<int>(mshadow::kBfloat16) : out[0];
+  return true;
+}
+
+nnvm::Op* add_cast(const std::string& name, const Compute& compute, const InferType& infer) {
+  const auto infer_shape = [](const NodeAttrs& attrs, mxnet::ShapeVector& in,
+                              mxnet::ShapeVector& out) {
+    expect_inputs(attrs, 1, in.size());
+    return unify(attrs, {&in[0], &out.at(0)});
+  };
+  nnvm::Op* op = add_op(name, compute, infer_shape, infer);
+  op->num_inputs = 1;
+  return op;
+}
+
+}  // namespace
+
+void register_casts() {
+  const std::string name = "_gluon_amp_bfloat16", backward = "_backward_gluon_amp_bfloat16";
+  nnvm::Op* op = add_cast(name, to_bfloat16, infer_cast_type);
+  op->add_argument("data", "NDArray-or-Symbol", "dense");
+  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    return make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
+  };
+  set_attr(op, "FGradient", Gradient(gradient), kPriority);
+  nnvm::Op* grad = add_cast(backward, to_bfloat16_grad, infer_grad_type);
+  set_attr(grad, "TIsBackward", true, kPriority);
+}
+
+}  // namespace gluon_amp
