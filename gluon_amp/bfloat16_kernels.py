@@ -39,6 +39,12 @@ def _activation(attrs: Mapping[str, str]) -> bool:
     return attrs.get("act_type") in ("relu", "sigmoid", "tanh", "softrelu")
 
 
+def _convolution(attrs: Mapping[str, str]) -> bool:
+    """All but 3-D ones with stride and padding, whose weight gradient reads unwritten memory."""
+    strided = any(s > 1 for s in _integers(attrs, "stride"))
+    return not (len(_integers(attrs, "kernel")) == 3 and strided and any(_integers(attrs, "pad")))
+
+
 def _pooling(attrs: Mapping[str, str]) -> bool:
     """Maxima and averages over a kernel that is given, be it a global pooling's."""
     kernel = _integers(attrs, "kernel")
@@ -69,7 +75,7 @@ KERNELS = {
     "Activation": _activation,
     "BatchNorm": _always,
     "Concat": _always,
-    "Convolution": _always,
+    "Convolution": _convolution,
     "Flatten": _always,
     "FullyConnected": _always,
     "Pooling": _pooling,
