@@ -24,6 +24,7 @@ class RandomNet(gluon.HybridBlock):
         draw = _Draw(seed)
         self.shape = draw.shape()
         self.names, self.steps = [], []
+        self.rounding = 0.0  # relative size of random changes to each step's result
         mx.random.seed(seed)
         x = nd.array(np.random.RandomState(seed).normal(size=self.shape))
         self.x = x
@@ -37,6 +38,9 @@ class RandomNet(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         for step in self.steps:
             x = step(F, x)
+            if self.rounding:
+                noise = F.BlockGrad(F.random.uniform_like(x, low=-1, high=1))
+                x = x * (F.sign(noise) * self.rounding + 1)
         return x
 
     def _try(self, draw: "_Draw", x):
@@ -251,7 +255,8 @@ def l2_norm(draw, x):
     if x.shape[1] < 4:
         return NOTHING
     mode = draw.one_of("instance", "channel") if x.ndim > 2 else "instance"
-    return lambda F, h: F.L2Normalization(h, mode=mode, eps=1e-10) * 3, []
+    # positive values: at a vector of zeros the slope is 1e5, and leaves the range of float16
+    return lambda F, h: F.L2Normalization(F.sigmoid(h), mode=mode, eps=1e-10) * 3, []
 
 
 @step()
@@ -413,7 +418,9 @@ def sequence_mask(draw, x):
 
 @step(4, 5)
 def padding(draw, x):
-    mode = draw.one_of("constant", "constant", "edge", "reflect")
+    # a reflection needs two values
+    mirror = "reflect" if min(x.shape[2:]) > 1 else "edge"
+    mode = draw.one_of("constant", "constant", "edge", mirror)
     value = draw.one_of(0.0, 1.0, 1e-9, -1e9)
     width = (0, 0, 0, 0, *[1] * (2 * (x.ndim - 2)))
     if mode == "constant" and value == -1e9:
