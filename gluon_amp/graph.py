@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp import op_table
+from gluon_amp import constants, op_table
 from gluon_amp.policy import Decision, Policy
 
 import mxnet as mx
@@ -187,13 +187,36 @@ def _indexed(graph: dict) -> dict:
 
 def _decide(policy: Policy, node: dict) -> Decision:
     attrs = node.get("attrs", {})
-    decision = policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"])
-    if policy.compute_dtype == "float16" and decision.kind == "follow" and "scalar" in attrs:
-        constant = abs(float(attrs["scalar"]))
-        # `x + 1e-12` would lose its epsilon, and a mask times -1e18 would be -inf or, for 0, nan
-        if constant > FLOAT16_MAX or 0 < constant < FLOAT16_TINY:
-            return Decision("float32", f"its constant {attrs['scalar']} does not fit float16")
-    return decision
+    return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs)
+
+
+def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
+    """Return how each operator of a graph runs.
+
+    A constant that keeps its operator in float32 keeps what only leads there in float32 too, back
+    to the last product or norm: in `log(clip(sigmoid(x), 1e-12, 1))` a sigmoid in float16 would be
+    0 long before the clip, and the slope of 1e12 would be infinite on the way back.
+    """
+    nodes = graph["nodes"]
+    found = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
+    if policy.compute_dtype != "float16":
+        return found
+    readers = {}
+    for i, node in enumerate(nodes):
+        for source, *_ in node["inputs"]:
+            readers.setdefault(source, set()).add(i)
+    outputs = {source for source, *_ in graph["heads"]}
+    wide = {i for i in found if found[i].kind == "float32" and _unfit(nodes[i])}
+    for i in sorted(found, reverse=True):
+        led = i not in outputs and readers.get(i, {None}) <= wide
+        if led and found[i].kind in ("follow", "widest") and not found[i].pinned:
+            wide.add(i)
+            found[i] = Decision("float32", "only leads to a constant that does not fit float16")
+    return found
+
+
+def _unfit(node: dict) -> Optional[str]:
+    return constants.unfit(node["op"], node.get("attrs", {}))
 
 
 class _Rewriter:
@@ -213,6 +236,7 @@ class _Rewriter:
 
     def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
         out = _Emitter()
+        decisions = _decisions(self.policy, graph)
         for i, old in enumerate(graph["nodes"]):
             node = {**old, "attrs": dict(old.get("attrs", {}))}
             block = node["attrs"].pop(BLOCK_ATTR, "")
@@ -220,7 +244,7 @@ class _Rewriter:
             if node["op"] == "null":
                 self._variable(i, node, out)
             else:
-                self._operator(i, node, block, inputs, _decide(self.policy, old), out)
+                self._operator(i, node, block, inputs, decisions[i], out)
         heads = [out.moved(entry) for entry in graph["heads"]]
         if output_dtype:
             heads = [out.cast(head, output_dtype) for head in heads]

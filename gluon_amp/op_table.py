@@ -25,7 +25,7 @@ apache/mxnet.
 """
 
 import difflib
-from typing import Dict, FrozenSet, List, NamedTuple, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 KINDS = ("compute", "float32", "norm", "follow", "widest", "integer")
 
@@ -47,6 +47,8 @@ class OpRule(NamedTuple):
     reason: str
     uncast: Tuple[int, ...] = ()
 
+
+_SUM = "a sum or product over many values: it saturates, or leaves the range of float16 (15125)"
 
 # (kind, reason, names as in a symbol's JSON)
 GROUPS = (
@@ -154,7 +156,7 @@ GROUPS = (
     # ------------------------------------------------------------ reductions
     (
         "float32",
-        "a sum or product over many values: it saturates, or leaves the range of float16 (15125)",
+        _SUM,
         """
         sum mean prod nansum nanprod norm moments _square_sum multi_sum_sq col2im
         _np_sum _np_prod _np_cumsum _np_trace _npi_mean _npi_average _npi_std _npi_var _npi_norm
@@ -195,6 +197,11 @@ GROUPS = (
     ),
     (
         "float32",
+        "turns an infinity into the largest float32 number, which float16 cannot hold",
+        "_npi_nan_to_num",
+    ),
+    (
+        "float32",
         "infinite or very steep at the ends of its range",
         """
         arccos arcsin arctanh erfinv _npi_arccos _npi_arcsin _npi_arctanh
@@ -217,7 +224,7 @@ GROUPS = (
         """
         abs negative sign ceil floor rint round fix trunc logical_not
         _npi_absolute _npi_negative _npi_sign _npi_ceil _npi_floor _npi_rint _npi_fix _npi_trunc
-        _npi_nan_to_num clip _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
+        clip _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
         """,
     ),
     (
@@ -235,6 +242,7 @@ GROUPS = (
     ),
     ("follow", "drops values and scales the others by a small constant", "Dropout"),
     # ------------------------------------------------------------ pooling, resizing
+    # but see `BY_ATTRIBUTE`
     (
         "follow",
         "pools or resizes in float32 inside the kernel; an average is no larger than its values",
@@ -790,15 +798,11 @@ _RETURNS_INTEGERS = """
     _npi_less_scalar _npi_less_equal_scalar _contrib_allclose
 """
 
-# Operators that run in bfloat16 under a bfloat16 policy: oneDNN has kernels for them, forward and
-# backward, or they only reinterpret a shape. Of the others MXNet's CPU build has no bfloat16
-# kernel, or a wrong one (`transpose` writes past the end of its output), or a slow one: 12 ns an
-# element for `_plus_scalar` and `broadcast_add`, 16 for `clip`, where float32 takes 2 and the casts
-# there and back take 1.3. No operator has a bfloat16 kernel on a GPU.
-_BFLOAT16 = """
-    Convolution FullyConnected BatchNorm Activation Pooling elemwise_add Concat
-    Reshape Flatten expand_dims squeeze
-"""
+# Operator, attribute, value: the kind and reason of its nodes that have this value
+BY_ATTRIBUTE = {
+    ("Pooling", "pool_type", "sum"): OpRule("float32", _SUM),
+    ("Pooling", "pool_type", "lp"): OpRule("float32", _SUM),
+}
 
 _UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
 _BACKWARD = OpRule("integer", "part of a gradient: never in a forward graph")
@@ -824,16 +828,17 @@ def _with_aliases(names: str) -> FrozenSet[str]:
 MOVES = _with_aliases(_MOVES)
 EXACT = MOVES | _with_aliases(_CHOOSES)
 RETURNS_INTEGERS = _with_aliases(_RETURNS_INTEGERS)
-BFLOAT16 = _with_aliases(_BFLOAT16)
 
 
-def rule(op: str) -> OpRule:
+def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
     """Return the rule for an operator.
 
     Parameters
     ----------
     op : str
         Its name in a symbol's JSON, or another name of it.
+    attrs : dict of str to str, optional
+        A node's attributes, which may change the rule (`BY_ATTRIBUTE`).
 
     Returns
     -------
@@ -842,6 +847,9 @@ def rule(op: str) -> OpRule:
         float32.
     """
     name = canonical(op)
+    for item in (attrs or {}).items():
+        if (name, *item) in BY_ATTRIBUTE:
+            return BY_ATTRIBUTE[(name, *item)]
     return _BACKWARD if name.startswith("_backward_") else _RULES.get(name, _UNKNOWN)
 
 
@@ -853,11 +861,6 @@ def canonical(op: str) -> str:
 def is_known(op: str) -> bool:
     """Return whether MXNet 1.9.1 has an operator of this name."""
     return canonical(op) in _RULES or op.startswith("_backward_")
-
-
-def has_bfloat16(op: str) -> bool:
-    """Return whether an operator has a bfloat16 kernel on a CPU that is right and pays."""
-    return op in BFLOAT16
 
 
 def close_matches(op: str) -> List[str]:

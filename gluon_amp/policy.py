@@ -1,15 +1,16 @@
 """What runs in which dtype, as data: `Policy`, the presets, and the rule for every operator.
 
-A policy knows dtypes and operators, not graphs, networks or devices. The operators' classes and
-reasons stand in `op_table.py`.
+A policy knows dtypes, operators and their attributes, not graphs, networks or devices. The
+operators' classes and reasons are in `op_table.py`, their constants in `constants.py`, the bfloat16
+kernels in `bfloat16_kernels.py`.
 """
 
 import difflib
 import re
 from dataclasses import dataclass, replace
-from typing import Iterable, NamedTuple, Optional, Union
+from typing import Iterable, Mapping, NamedTuple, Optional, Union
 
-from gluon_amp import op_table
+from gluon_amp import bfloat16_kernels, constants, op_table
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -223,8 +224,10 @@ class Policy:
                 )
         return replace(self, pins=(*self.pins, pin))
 
-    def decide(self, op: str, block: str = "", node: str = "") -> Decision:
-        """Say how a node of operator `op` runs.
+    def decide(
+        self, op: str, block: str = "", node: str = "", attrs: Optional[Mapping[str, str]] = None
+    ) -> Decision:
+        """Return how a node of operator `op` runs.
 
         Parameters
         ----------
@@ -234,6 +237,9 @@ class Policy:
             Path of the block that the node belongs to, as in `'features.0'`.
         node : str
             The node's name.
+        attrs : dict of str to str, optional
+            The node's attributes, as in a symbol's JSON: constants that float16 cannot hold, and
+            cases without a bfloat16 kernel, run in float32. A pin overrides that.
 
         Returns
         -------
@@ -245,7 +251,7 @@ class Policy:
         ValueError
             Two block patterns that pin the same node to different dtypes.
         """
-        rule = op_table.rule(op)
+        rule = op_table.rule(op, attrs)
         pinned = self._block_pin(block, node) or self._op_pin(op)
         if self.compute_dtype == "float32":
             return Decision("float32" if rule.kind != "integer" else "integer", "float32 policy")
@@ -254,10 +260,19 @@ class Policy:
             if kind == "compute" and rule.kind == "norm":
                 kind = "norm"  # its parameters have no half kernels; its data is in compute already
             return Decision(kind, f"pinned to {pinned} by the policy's own pin", True)
-        castable = rule.kind not in ("float32", "integer")
-        if self.compute_dtype == "bfloat16" and castable and not op_table.has_bfloat16(op):
-            return Decision("float32", "MXNet 1.9.1 has no bfloat16 kernel for it that pays")
-        return Decision(rule.kind, rule.reason)
+        reason = ""
+        if rule.kind not in ("float32", "integer"):
+            reason = self._float32_reason(op, attrs)
+        return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
+
+    def _float32_reason(self, op: str, attrs: Optional[Mapping[str, str]]) -> str:
+        """Return why a node of an operator of low precision is not, or '' where it is."""
+        if self.compute_dtype == "bfloat16":
+            if not bfloat16_kernels.has_kernel(op, attrs):
+                return "MXNet 1.9.1 has no bfloat16 kernel for it that pays"
+            return ""
+        constant = constants.unfit(op, attrs or {})
+        return f"its constant {constant} does not fit float16" if constant else ""
 
     def why(self, op: str) -> str:
         """Return the one-line reason for the dtype that operator `op` runs in.

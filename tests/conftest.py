@@ -12,6 +12,11 @@ import gluon_amp  # noqa: F401  (restores the numpy aliases that mxnet needs)
 import mxnet as mx
 
 
+def pytest_addoption(parser):
+    parser.addoption("--random-nets", type=int, default=40, help="how many (test_random_nets.py)")
+    parser.addoption("--random-nets-seed", type=int, default=0, help="which ones")
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     np.random.seed(0)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from gluon_amp import op_table
+from tests.mxnet_operators import registered
 
 import mxnet as mx
-from mxnet.base import _LIB, OpHandle, SymbolHandle, c_str, c_str_array, check_call, py_str
-
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+from mxnet.base import _LIB, SymbolHandle, c_str_array, check_call
 
 # Registered only where MXNet is built with oneDNN, CUDA, NVRTC or TensorRT
 ONLY_IN_SOME_BUILDS = """
@@ -166,36 +165,8 @@ ID_DTYPES = {
 }
 
 
-def registered():
-    """Names of all registered operators, with their handle and canonical name."""
-    size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
-    # all copied first: the next call of the C interface overwrites them
-    found = [py_str(names[i]) for i in range(size.value)]
-    # our own operators are there as soon as another test has loaded them; no user's graph has one
-    return {name: info(name) for name in found if "_gluon_amp_" not in name}
-
-
-def info(op):
-    """Handle, canonical name, names of inputs, name of the attribute that counts them."""
-    handle = OpHandle()
-    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-    name, text, count_attr, returns = (ctypes.c_char_p() for _ in range(4))
-    count = ctypes.c_uint()
-    args, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
-    check_call(
-        _LIB.MXSymbolGetAtomicSymbolInfo(
-            handle,
-            *map(ctypes.byref, (name, text, count, args, types, texts, count_attr, returns)),
-        )
-    )
-    fields = [(py_str(args[i]), py_str(types[i])) for i in range(count.value)]
-    inputs = [arg for arg, kind in fields if "NDArray" in kind or "Symbol" in kind]
-    return handle, py_str(name.value), inputs, py_str(count_attr.value or b"")
-
-
 REGISTERED = registered()
-CANONICAL = sorted({name for _, name, *_ in REGISTERED.values()})
+CANONICAL = sorted({operator.canonical for operator in REGISTERED.values()})
 NETWORK = [name for name in CANONICAL if not name.startswith("_backward_")]
 RANDOM = {"Dropout", "_shuffle", *(name for name in NETWORK if name.startswith("_random_"))}
 
@@ -207,8 +178,8 @@ def of_kind(*kinds):
 def call(op):
     if op in CALLS:
         return CALLS[op]
-    _, _, inputs, count_attr = REGISTERED[op]
-    return (PAIR, {count_attr: 2}) if count_attr else ([(2, 3)] * len(inputs), {})
+    found = REGISTERED[op]
+    return (PAIR, {found.count: 2}) if found.count else ([(2, 3)] * len(found.inputs), {})
 
 
 def node(op, cast=None):
@@ -313,10 +284,10 @@ def test_each_operator_is_classified_once_and_by_its_canonical_name():
 
 
 def test_aliases_resolve_to_the_same_operator():
-    for name, (handle, canonical, *_) in REGISTERED.items():
-        assert op_table.canonical(name) == canonical
-        assert REGISTERED[canonical][0].value == handle.value
-        assert op_table.rule(name) == op_table.rule(canonical)
+    for name, found in REGISTERED.items():
+        assert op_table.canonical(name) == found.canonical
+        assert REGISTERED[found.canonical].handle.value == found.handle.value
+        assert op_table.rule(name) == op_table.rule(found.canonical)
 
 
 def test_kinds_are_known_and_reasons_are_one_line():
@@ -327,7 +298,7 @@ def test_kinds_are_known_and_reasons_are_one_line():
 
 
 def test_sets_name_known_operators():
-    sets = (op_table.EXACT, op_table.MOVES, op_table.RETURNS_INTEGERS, op_table.BFLOAT16)
+    sets = (op_table.EXACT, op_table.MOVES, op_table.RETURNS_INTEGERS)
     for names in (*sets, op_table.UNCAST):
         assert [name for name in names if not op_table.is_known(name)] == []
 
@@ -509,7 +480,7 @@ def input_names(op, attrs):
     handle = SymbolHandle()
     check_call(
         _LIB.MXSymbolCreateAtomicSymbol(
-            REGISTERED[op][0], len(attrs), keys, values, ctypes.byref(handle)
+            REGISTERED[op].handle, len(attrs), keys, values, ctypes.byref(handle)
         )
     )
     symbol = mx.sym.Symbol(handle)
@@ -585,29 +556,3 @@ def values(tensors):
     counted = Counter(np.concatenate([tensor.asnumpy().ravel() for tensor in tensors]).tolist())
     del counted[0.0]
     return counted
-
-
-# ------------------------------------------------------------------------------------- bfloat16
-
-
-def bfloat16_runs():
-    try:
-        run("FullyConnected", arrays("FullyConnected"), cast="bfloat16")[0].asnumpy()
-    except mx.MXNetError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("op", sorted({op_table.canonical(op) for op in op_table.BFLOAT16}))
-def test_bfloat16_kernels_are_right(op):
-    if not bfloat16_runs():
-        pytest.skip("this CPU or build has no bfloat16")
-    head = gradient_of(op)
-    low, high = ARCCOSH if "arccosh" in op else UNIT
-    # bfloat16 values, so that comparisons and steps see the same in both
-    inputs = [
-        x.astype(BFLOAT16).astype("float32") if x.dtype == np.float32 else x
-        for x in arrays(op, "float32", low, high)
-    ]
-    expected = run(op, inputs, head=head)
-    assert_same(op, run(op, inputs, cast="bfloat16", head=head), expected, 2.0**-6)

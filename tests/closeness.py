@@ -1,0 +1,104 @@
+"""How close a cast network has to come to the float32 one: the yardstick of the numeric tests.
+
+A fixed tolerance means nothing across networks: some amplify any change of their input. So each
+network is measured on itself: how far does the float32 one move when its weights and inputs change
+by the relative error of one rounding (and so do the results of its steps, where it has the
+attribute `rounding`)? A cast network, which rounds at every operator, may differ by
+`FACTOR` times the largest of a few such moves, plus `FACTOR` roundings of the result itself.
+`docs/results/zoo_coverage.md` uses the same idea.
+"""
+
+from typing import Dict, List
+
+import numpy as np
+
+import mxnet as mx
+from mxnet import autograd
+
+# Largest relative error of one rounding to nearest
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+FACTOR = 8
+CHANGES = 4
+
+# A gradient smaller than the first share of the largest one may be zero but for rounding, such as
+# that of a bias before a BatchNorm: it has to stay below the second share
+ZERO, SMALL = 0.03, 0.1
+
+
+def measure(net, inputs: List) -> Dict[str, np.ndarray]:
+    """Return output and gradients, of float inputs and parameters, of a training pass.
+
+    The head gradients are random and positive, and the same in each call.
+    """
+    array = _maker(inputs)
+    floats = [x for x in inputs if x.dtype == np.float32]
+    for x in floats:
+        x.attach_grad()
+    with autograd.record():
+        out = net(*inputs)
+        heads = np.random.RandomState(2).uniform(0.5, 1, out.shape)
+        loss = (out * array(heads, dtype="float32")).sum()
+    loss.backward()
+    found = {f"gradient of input {k}": x.grad.asnumpy() for k, x in enumerate(floats)}
+    for name, param in net.collect_params().items():
+        if param.grad_req != "null":
+            found[f"gradient of {name[len(net.prefix) :]}"] = param.grad().asnumpy()
+    return {"output": out.asnumpy(), **found}
+
+
+def distances(got: Dict, expected: Dict) -> Dict[str, float]:
+    """Return by how much of its size each result differs; inf where it is not as finite."""
+    sizes = {name: _size(values) for name, values in expected.items()}
+    largest = max(size for name, size in sizes.items() if name != "output")
+    found = {}
+    for name, values in expected.items():
+        zero = name != "output" and sizes[name] < ZERO * largest
+        if not np.array_equal(np.isfinite(got[name]), np.isfinite(values)):
+            found[name] = np.inf
+        elif zero:
+            found[name] = 0.0 if _size(got[name]) <= SMALL * largest else np.inf
+        else:
+            found[name] = _size(got[name].astype("f8") - values) / max(sizes[name], 1e-30)
+    return found
+
+
+def bounds(net, inputs: List, expected: Dict, dtype: str) -> Dict[str, float]:
+    """Return by how much each result may differ where the float32 `net` is cast to `dtype`."""
+    random, array = np.random.RandomState(3), _maker(inputs)
+    kept = {p: p.data().copy() for p in net.collect_params().values()}
+
+    def changed(x):
+        values = x.asnumpy()
+        signs = random.choice([-1, 1], values.shape)
+        new = values * (1 + ROUNDING[dtype] * signs)
+        return array(new, dtype=x.dtype)
+
+    largest = dict.fromkeys(expected, 0.0)
+    _set_rounding(net, ROUNDING[dtype])
+    for _ in range(CHANGES):
+        for param, value in kept.items():
+            if param.grad_req != "null":
+                param.set_data(changed(value))
+        moved = measure(net, [changed(x) if x.dtype == np.float32 else x for x in inputs])
+        for name, distance in distances(moved, expected).items():
+            largest[name] = max(largest[name], distance)
+    for param, value in kept.items():
+        param.set_data(value)
+    _set_rounding(net, 0.0)
+    return {name: FACTOR * (move + ROUNDING[dtype]) for name, move in largest.items()}
+
+
+def _set_rounding(net, size: float) -> None:
+    if hasattr(net, "rounding"):
+        net.rounding = size
+        net.hybridize()  # which traces anew
+
+
+def _maker(inputs: List):
+    return mx.np.array if isinstance(inputs[0], mx.np.ndarray) else mx.nd.array
+
+
+def _size(values: np.ndarray) -> float:
+    """Return the root of the mean square of what is finite."""
+    finite = values[np.isfinite(values)].astype("f8")
+    return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0

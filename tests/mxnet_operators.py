@@ -1,0 +1,53 @@
+"""MXNet's registered operators, their inputs and arguments, as its C interface lists them."""
+
+import ctypes
+from typing import Dict, NamedTuple, Tuple
+
+from mxnet.base import _LIB, OpHandle, c_str, check_call, py_str
+
+
+class Operator(NamedTuple):
+    """One operator; `arguments` are (name, type), as in `('p', 'float, optional, default=0.5')`.
+
+    `count` names the attribute that counts the inputs, where an operator takes any number of them.
+    """
+
+    handle: OpHandle
+    canonical: str
+    inputs: Tuple[str, ...]
+    count: str
+    arguments: Tuple[Tuple[str, str], ...]
+
+
+def registered() -> Dict[str, Operator]:
+    """Return all registered operators by their names, aliases included."""
+    size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
+    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
+    # all copied first: the next call of the C interface overwrites them
+    found = [py_str(names[i]) for i in range(size.value)]
+    # our own operators are there as soon as another test has loaded them; no user's graph has one
+    return {name: _operator(name) for name in found if "_gluon_amp_" not in name}
+
+
+def _operator(name: str) -> Operator:
+    handle = OpHandle()
+    check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
+    canonical, text, count_attr, returns = (ctypes.c_char_p() for _ in range(4))
+    count = ctypes.c_uint()
+    args, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
+    check_call(
+        _LIB.MXSymbolGetAtomicSymbolInfo(
+            handle,
+            *map(ctypes.byref, (canonical, text, count, args, types, texts, count_attr, returns)),
+        )
+    )
+    fields = [(py_str(args[i]), py_str(types[i])) for i in range(count.value)]
+    inputs = [arg for arg, kind in fields if "NDArray" in kind or "Symbol" in kind]
+    arguments = [(arg, kind) for arg, kind in fields if arg not in inputs]
+    return Operator(
+        handle,
+        py_str(canonical.value),
+        tuple(inputs),
+        py_str(count_attr.value or b""),
+        tuple(arguments),
+    )
