@@ -242,7 +242,7 @@ def test_what_a_worker_started_ends_with_it(here):
 
 
 def test_workers_ignore_no_signal_that_the_launcher_ignores(here):
-    """The background of a shell ignores SIGINT, and nohup SIGHUP; trap cannot undo that in a shell."""
+    """Background jobs of a shell ignore SIGINT, and nohup SIGHUP; their shells cannot undo it."""
     launching = [sys.executable, str(SCRIPT), "-n", "1", "-s", "1"]
     print_ignored = shell('[ "$1" != "worker 0" ] || exec grep SigIgn /proc/self/status')
     done = subprocess.run(
