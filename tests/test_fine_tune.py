@@ -170,7 +170,7 @@ def test_everything_that_is_written(script, tmp_path, capsys):
 def test_other_ways(script, tmp_path, capsys, arguments):
     summary = tune(script, tmp_path, "--epochs", "2", *arguments)
     assert summary["validated"] == 179
-    assert summary["top1"] > 30
+    assert summary["top1"] > 60  # of five classes; 70 and 78 were seen
 
 
 def test_packed_data_with_names(script, tmp_path, capsys):
