@@ -5,7 +5,7 @@ ARGS ?=
 DOCS ?= docs/_build
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks
+EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
@@ -28,8 +28,10 @@ $(STAMP): setup.py constraints.txt .ci/check-python
 train: setup ## train in float16 (ARGS='--num-epochs 2' appends options)
 	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
 
+# Two processes with one thread each; the tests of a file share what they prepare.
+test: export OMP_NUM_THREADS = 1
 test: setup ## run the tests (ARGS='-k name' appends options)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: setup ## check style
 	$(BIN)/ruff check .

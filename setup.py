@@ -40,7 +40,13 @@ EXTRAS = {
         "matplotlib>=3.5",
     ],
     "tensorboard": ["tensorboardX>=2.5,<2.7"],
-    "test": ["pytest>=7", "pytest-timeout>=2.1", "hypothesis>=6", "ruff>=0.17"],
+    "test": [
+        "pytest>=7",
+        "pytest-timeout>=2.1",
+        "pytest-xdist>=3.6",
+        "hypothesis>=6",
+        "ruff>=0.17",
+    ],
 }
 
 

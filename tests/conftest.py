@@ -1,8 +1,12 @@
 """Import gluon_amp before any test module imports mxnet, and seed every test."""
 
 import os
+import signal
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Two processes of the suite run side by side, and each has one core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests that change HOME, so that no data of the user is found, keep the compiled library.
+os.environ.setdefault("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
 
 import numpy as np
 import pytest
@@ -21,3 +25,13 @@ def pytest_addoption(parser):
 def seeded():
     np.random.seed(0)
     mx.random.seed(0)
+
+
+@pytest.fixture
+def default_signals():
+    """Undo what the background of a shell (SIGINT) and nohup (SIGHUP) ignore, for one test."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

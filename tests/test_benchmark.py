@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -260,7 +261,8 @@ def test_growth_has_a_panel_for_each_axis(tmp_path):
         Measured(one, [0.1, 0.2], 500.0, int(1e6 * millions[one.network])) for one in suite.cases
     ]
     result = report.as_json(suite, measured, [], report.machine(2), "command")
-    assert [path.stat().st_size > 0 for path in report.write(suite, result, tmp_path, "s")]
+    picture = next(p for p in report.write(suite, result, tmp_path, "s") if p.suffix == ".png")
+    assert Image.open(picture).size == (3 * 4 * 120, 3.6 * 120)
     assert suites.SUITES["scaling"] is suites.scaling
 
 

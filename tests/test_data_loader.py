@@ -165,7 +165,8 @@ def test_shards_are_equal_where_images_do_not_come_out_even(parts, repeated):
 def test_shards_together_train_on_the_batches_of_one_process():
     whole = data(TrainingBatches(Numbers(24), 8, seed=1).epoch(3))
     shards = [TrainingBatches(Numbers(24), 4, 1, part_index=n, num_parts=2) for n in (0, 1)]
-    together = zip(*(data(shard.epoch(3)) for shard in shards))
+    together = list(zip(*(data(shard.epoch(3)) for shard in shards)))
+    assert len(whole) == len(together) == 3
     for (_, expected), ((_, first), (_, second)) in zip(whole, together):
         assert sorted(first + second) == sorted(expected)
 

@@ -37,6 +37,25 @@ def no_data(monkeypatch, tmp_path):
     monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
 
 
+@pytest.fixture(scope="module")
+def trained():
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def one_source(monkeypatch, trained):
+    """Train the network that knows the digits 0 to 4 once for this file, not once for each test."""
+    train = run.digits_network
+
+    def remembered(recipe):
+        key = (recipe.model, recipe.num_layers, recipe.seed)
+        if key not in trained:
+            trained[key] = train(recipe)
+        return trained[key]
+
+    monkeypatch.setattr(run, "digits_network", remembered)
+
+
 def tune(script, tmp_path, *arguments):
     path = tmp_path / "summary.json"
     options = [*map(str, arguments), "--log-interval", "0", "--summary-json", str(path)]
@@ -151,7 +170,7 @@ def test_everything_that_is_written(script, tmp_path, capsys):
 def test_other_ways(script, tmp_path, capsys, arguments):
     summary = tune(script, tmp_path, "--epochs", "2", *arguments)
     assert summary["validated"] == 179
-    assert summary["top1"] > 30
+    assert summary["top1"] > 60  # of five classes; 70 and 78 were seen
 
 
 def test_packed_data_with_names(script, tmp_path, capsys):
@@ -193,8 +212,7 @@ def test_bad_input_is_one_sentence(script, tmp_path, capsys, line, sentence, mon
 
 
 def small_images(name):
-    large = ("alex", "dense", "mobile", "squ", "vgg")
-    return 299 if name == "inceptionv3" else 224 if name.startswith(large) else 64
+    return 224 if name.startswith(("dense", "squ")) else 64  # their last pooling takes it all
 
 
 @pytest.mark.slow

@@ -358,7 +358,7 @@ def test_an_ended_run_goes_on_as_if_nothing_had_happened(name, status, tmp_path,
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     assert "Going on from" in done.stdout and "Epoch[0]" not in done.stdout
-    assert ": epoch 1, batch " in done.stdout  # in mid-epoch, with states
+    assert re.search(r": epoch 1, [1-9]\d* samples done", done.stdout)  # in mid-epoch, with states
     assert outcome(tmp_path) == uninterrupted
 
 

@@ -20,6 +20,8 @@ from gluon_amp.training.options import UsageError
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "launch.py"
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 def shell(text):
     """Return a command that does this in every role; $1 is 'worker 0', 'scheduler 0', and so on."""
@@ -40,7 +42,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -237,6 +239,17 @@ def test_what_a_worker_started_ends_with_it(here):
     assert launch(["-n", "1", "-s", "1", *shell("sleep 60 & touch $!")]) == 0
     assert len(pids(here)) == 3
     wait_until(lambda: not any(map(alive, pids(here))), 5)
+
+
+def test_workers_ignore_no_signal_that_the_launcher_ignores(here):
+    """Background jobs of a shell ignore SIGINT, and nohup SIGHUP; their shells cannot undo it."""
+    launching = [sys.executable, str(SCRIPT), "-n", "1", "-s", "1"]
+    print_ignored = shell('[ "$1" != "worker 0" ] || exec grep SigIgn /proc/self/status')
+    done = subprocess.run(
+        ["sh", "-c", 'trap "" INT HUP QUIT TERM; exec "$@"', "sh", *launching, *print_ignored],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "[worker 0] SigIgn:\t0000000000000000\n", done.stderr
 
 
 def test_a_command_that_is_not_there(capsys, monkeypatch):

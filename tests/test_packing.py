@@ -547,7 +547,7 @@ def test_wrong_options(capsys, given, message):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_packing_leaves_nothing_half_written(tmp_path, number):
+def test_interrupted_packing_leaves_nothing_half_written(tmp_path, default_signals, number):
     root, out = tmp_path / "data", tmp_path / "data" / "rec"
     write_jpeg(root / "train" / "a" / "0.jpg", 0, 3000, 4000)
     for copy in range(1, 400):

@@ -21,6 +21,8 @@ from gluon_amp.training.interruption import RunInterruptedError
 from gluon_amp.training.options import UsageError
 from tests.test_results_table import write_run
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 ROOT = Path(__file__).parents[1]
 EPOCHS = 6
 SMALL = ("--num-epochs", str(EPOCHS), "--warmup-epochs", "0", "--max-batches", "2")

@@ -15,8 +15,6 @@ import pytest
 import gluon_amp  # noqa: F401
 from tests.images import write_folders, write_records
 
-import mxnet as mx
-
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
 LAUNCH = [sys.executable, str(ROOT / "scripts" / "launch.py")]
@@ -98,15 +96,18 @@ def test_two_devices(script, tmp_path, capsys):
 
 def test_a_module_goes_on_from_its_own_files(script, tmp_path, capsys):
     run = ["--mode", "module", "--dtype", "float16", "--loss-scale", "128"]
-    whole = train(script, tmp_path, *run, "--save-dir", tmp_path / "whole")
+    run += ["--lr-mode", "constant"]
+    train(script, tmp_path, *run, "--save-dir", tmp_path / "whole")
     first = ["--save-dir", tmp_path / "parts"]
-    train(script, tmp_path, *run, *first, "--epochs", "1", "--lr-mode", "constant")
+    train(script, tmp_path, *run, *first, "--epochs", "1")
     for name in ("symbol.json", "0001.params", "0001.states"):
         assert (tmp_path / "parts" / f"cifar_resnet8_v1-{name}").exists()
     again = train(script, tmp_path, *run, *first, "--load-epoch", "1")
     assert (again["epochs"], again["steps"]) == (2, 3)
-    assert whole["top1_by_epoch"][1] is not None
     assert again["top1_by_epoch"][0] is None
+    names = [f"cifar_resnet8_v1-0002.{kind}" for kind in ("params", "states")]
+    whole, parts = ([(tmp_path / f / n).read_bytes() for n in names] for f in ("whole", "parts"))
+    assert parts == whole
 
 
 def test_gluoncvs_legacy_flags(script, tmp_path, capsys):
@@ -208,28 +209,30 @@ def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path):
     assert error == ""
 
 
-@pytest.mark.slow
-def test_a_full_disk_loses_nothing(tmp_path):
-    saved = tmp_path / "saved"
+def test_a_full_disk_loses_nothing(script, tmp_path, capsys):
+    options = [*TINY, "--save-dir", str(tmp_path / "saved")]
+    again = [*options, "--resume", "auto"]
 
-    def run(*arguments, largest=resource.RLIM_INFINITY):
-        return subprocess.run(
-            [sys.executable, str(SCRIPT), *TINY, "--save-dir", str(saved), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest)),
-        )  # fmt: skip
+    def files():
+        return {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
 
-    assert run("--epochs", "1").returncode == 0
-    before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    full = run("--resume", "auto", "--lr-mode", "cosine", largest=100_000)
+    assert script.main([*options, "--epochs", "1"]) == 0
+    before = files()
+    largest = (100_000, 100_000)
+    full = subprocess.run(
+        [sys.executable, str(SCRIPT), *again], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, largest),
+    )  # fmt: skip
     assert full.returncode == 1
     assert re.fullmatch(
         r"train_imagenet.py: .*epoch002-sample00000000.ckpt was not written \(File too large\): "
         r"earlier checkpoints are as they were; make room and go on with --resume auto.\n",
         full.stderr,
     )
-    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
-    assert run("--resume", "auto").returncode == 0
+    assert files() == before
+    assert script.main(again) == 0
+    assert "epoch002-batch00000.ckpt" in files()
 
 
 # ------------------------------------------------------------------------------------ refusals
@@ -324,8 +327,8 @@ def test_two_workers_go_on_from_the_first_ones_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_two_workers_train_the_digits_in_float16(tmp_path):
-    told = two_workers(tmp_path, "--batch-size 128 --epochs 16")
-    assert (told[0]["workers"], told[0]["total"]) == (2, 256)
+    told = two_workers(tmp_path, "--batch-size 32 --epochs 8 --lr 0.2")
+    assert (told[0]["workers"], told[0]["total"]) == (2, 64)
     assert told[0]["top1"] >= 97.0
 
 
@@ -334,4 +337,3 @@ def test_the_summary_of_a_run_has_its_memory_and_wait(script, tmp_path, capsys):
     assert 0 <= summary["waited_share"] <= 1
     assert summary["peak_mebibytes"] > 100
     assert summary["train_seconds"] < summary["seconds"]
-    assert mx.cpu() is not None

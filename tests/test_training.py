@@ -213,7 +213,7 @@ README_COMMANDS = [
 @pytest.mark.parametrize("line", README_COMMANDS)
 def test_commands_of_the_faq_and_of_gluoncv_are_understood(line):
     recipe, given = read(line.split())
-    assert build(full_name(recipe.model, recipe.num_layers), 10) is not None
+    assert isinstance(build(full_name(recipe.model, recipe.num_layers), 10), gluon.HybridBlock)
     assert len(given) >= 6
 
 

@@ -18,8 +18,11 @@ import threading
 PR_SET_PDEATHSIG = 1  # Linux, <sys/prctl.h>
 
 
-def die_with_parent():
-    """Have the system end this process when the supervisor is killed."""
+def before_the_command():
+    """Reset ignored signals to their defaults, and end this process if the supervisor is killed."""
+    # A shell starts its background jobs with SIGINT ignored, and the command would inherit that.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(AttributeError):  # only Linux can
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -59,7 +62,7 @@ def main(task):
             env=env,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=before_the_command,
         )
     except OSError as error:
         print(f"{error.filename}: {error.strerror}.", file=sys.stderr)
