@@ -162,7 +162,7 @@ Results = Dict[str, Dict[str, List[Dict[str, Any]]]]
 
 def main(given: Optional[Sequence[str]] = None) -> int:
     """Train all rows, write the tables and the figure; return the status of the process."""
-    made = Parser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    made = Parser(description=__doc__.split("\n", 1)[0])
     add = made.add_argument
     add("--seeds", type=positive_int, default=16, metavar="N", help="default: %(default)s")
     add("--margin", type=positive, default=1.0, metavar="POINTS",

@@ -18,7 +18,7 @@ NAME = "pack_images.py"
 
 def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(prog=NAME, description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
     add = parser.add_argument
     # fmt: off
     add("root", type=Path, metavar="ROOT",

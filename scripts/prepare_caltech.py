@@ -20,7 +20,7 @@ NAME = "prepare_caltech.py"
 
 def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(prog=NAME, description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
     add = parser.add_argument
     # fmt: off
     add("--dataset", choices=tuple(DATASETS), required=True)

@@ -30,7 +30,7 @@ def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple
     """Read the command line; what stands after -- is for the runs."""
     given = list(sys.argv[1:] if given is None else given)
     cut = given.index("--") if "--" in given else len(given)
-    made = Parser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    made = Parser(description=__doc__.split("\n", 1)[0])
     add = made.add_argument
     titles = ", ".join(f"{name}: {one.title}" for name, one in EXPERIMENTS.items())
     add("--recipe", choices=tuple(EXPERIMENTS), default="digits",

@@ -125,7 +125,10 @@ def _cache_folder() -> Path:
 
 
 def _compiler() -> Optional[List[str]]:
-    named = shlex.split(os.environ.get("CXX", ""))
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"$CXX cannot be split into words ({error})") from None
     if named:
         return named
     return next(([name] for name in COMPILERS if shutil.which(name)), None)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Sequence, Set
 
 from gluon_amp import atomic
-from gluon_amp.cpu import count_cores
+from gluon_amp.hardware import count_cores
 from gluon_amp.results.hardware import describe
 from gluon_amp.results.recipes import Experiment, Options
 from gluon_amp.results.record import LOG, RUN, SUMMARY, Configuration, Run, read

@@ -107,7 +107,6 @@ def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         prog="launch.py",
         usage="launch.py -n WORKERS [-s SERVERS] [-H HOSTFILE] [options] -- COMMAND ...",
         description=DESCRIPTION,
-        allow_abbrev=False,
     )
     add = made.add_argument
     # fmt: off
