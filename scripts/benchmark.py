@@ -44,12 +44,14 @@ def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
+def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Measure, print the tables, write the files."""
-    options = read()
+    options = read(arguments)
     # what MXNet would otherwise choose depends on its import, and half of the cores on x86
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    command = " ".join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    command = " ".join(
+        ["python", "scripts/benchmark.py", *(sys.argv[1:] if arguments is None else arguments)]
+    )
     if options.profile:
         show_profiles(options)
         return

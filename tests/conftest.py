@@ -16,3 +16,10 @@ import mxnet as mx
 def seeded():
     np.random.seed(0)
     mx.random.seed(0)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--command-lines", type=int, default=75, metavar="N",
+        help="how many random command lines test_command_lines.py tries (all: 600)",
+    )  # fmt: skip

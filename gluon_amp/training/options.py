@@ -248,6 +248,14 @@ def path(text: str) -> Path:
     return found
 
 
+def input_file(text: str) -> Path:
+    """Read the path of a file to read; a FIFO, of which reading need not end, is refused."""
+    found = path(text)
+    if found.exists() and not found.is_file():
+        raise argparse.ArgumentTypeError(f"{found} is not a regular file")
+    return found
+
+
 def output_file(text: str) -> Path:
     """Read the path of a file that can be written."""
     found = path(text)

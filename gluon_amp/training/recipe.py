@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Type, Union
 
 from gluon_amp.training.options import (
     UsageError,
+    input_file,
     natural,
     non_negative,
     option,
@@ -56,6 +57,11 @@ def image_side(text: str) -> int:
     if len(parts) == 3 and parts[0] == "3" and parts[1] == parts[2]:
         text = parts[1]
     return whole(1, 8192)(text)
+
+
+def checkpoint(text: str) -> str:
+    """Read 'auto', or the path of a checkpoint."""
+    return text if text == "auto" else str(input_file(text))
 
 
 device_numbers = several(natural, "the numbers of devices, as in 0,1")
@@ -126,19 +132,19 @@ class Recipe:
         help="holds train/CLASS/*.jpg and val/CLASS/*.jpg",
     )  # fmt: skip
     rec_train: Optional[Path] = option(
-        None, "--rec-train", "--data-train", type=path, metavar="FILE",
+        None, "--rec-train", "--data-train", type=input_file, metavar="FILE",
         help="packed training images",
     )  # fmt: skip
     rec_train_idx: Optional[Path] = option(
-        None, "--rec-train-idx", "--data-train-idx", type=path, metavar="FILE",
+        None, "--rec-train-idx", "--data-train-idx", type=input_file, metavar="FILE",
         help="their index (default: the .idx beside the .rec)",
     )  # fmt: skip
     rec_val: Optional[Path] = option(
-        None, "--rec-val", "--data-val", type=path, metavar="FILE",
+        None, "--rec-val", "--data-val", type=input_file, metavar="FILE",
         help="packed validation images",
     )  # fmt: skip
     rec_val_idx: Optional[Path] = option(
-        None, "--rec-val-idx", "--data-val-idx", type=path, metavar="FILE",
+        None, "--rec-val-idx", "--data-val-idx", type=input_file, metavar="FILE",
         help="their index",
     )  # fmt: skip
     use_rec: bool = option(
@@ -246,7 +252,7 @@ class Recipe:
         help="begin with the zoo's weights",
     )  # fmt: skip
     pretrained_file: Optional[Path] = option(
-        None, "--pretrained-file", "--pretrained-model", type=path, metavar="FILE",
+        None, "--pretrained-file", "--pretrained-model", type=input_file, metavar="FILE",
         help="begin with these weights; layers of other shapes begin anew",
     )  # fmt: skip
     from_scratch: bool = option(
@@ -287,7 +293,7 @@ class Recipe:
         help="keep the newest N checkpoints, besides the best",
     )  # fmt: skip
     resume: Optional[str] = option(
-        None, "--resume", bare="auto", metavar="auto|FILE",
+        None, "--resume", type=checkpoint, bare="auto", metavar="auto|FILE",
         help="go on from the newest checkpoint of SAVE_DIR, if there is one, or from a file",
     )  # fmt: skip
     resume_epoch: Optional[int] = option(
@@ -295,11 +301,11 @@ class Recipe:
         help="GluonCV's way: begin with this epoch, with ...",
     )  # fmt: skip
     resume_params: Optional[Path] = option(
-        None, "--resume-params", type=path, metavar="FILE",
+        None, "--resume-params", type=input_file, metavar="FILE",
         help="... these parameters, and ...",
     )  # fmt: skip
     resume_states: Optional[Path] = option(
-        None, "--resume-states", type=path, metavar="FILE",
+        None, "--resume-states", type=input_file, metavar="FILE",
         help="... these trainer states",
     )  # fmt: skip
     export: Optional[Path] = option(
