@@ -271,7 +271,10 @@ def facts_of(folder: Path) -> dict:
     for name, step in ((CPU_FACTS, "--export"), (GPU_FACTS, "--gpu")):
         if not (folder / name).exists():
             fail(f"{folder} has no {name}, which {step} writes: copy it here, too.")
-        facts.update(json.loads((folder / name).read_text()))
+        try:
+            facts.update(json.loads((folder / name).read_text()))
+        except (ValueError, TypeError, RecursionError):
+            fail(f"{folder / name} is damaged: run {step} again.")
     return facts
 
 

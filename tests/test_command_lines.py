@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "standalone")
 
 # FOLDER, FILE, FIFO and DEEP stand for paths; values are separated by spaces.
@@ -170,12 +171,12 @@ def run(name, words):
     """Run a line as a process; it must end, with an answer or in one sentence."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPTS / f"{name}.py"), *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": CACHE},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         start_new_session=True, encoding="utf-8", errors="replace",
     )  # fmt: skip
     try:
-        said = process.communicate(timeout=100)[1]
+        said = process.communicate(timeout=280)[1]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

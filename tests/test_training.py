@@ -23,11 +23,11 @@ from gluon_amp.training.devices import contexts, is_emulated
 from gluon_amp.training.engine import GluonEngine
 from gluon_amp.training.loop import Loop, TrainingError
 from gluon_amp.training.meters import Mean, TopK
-from gluon_amp.training.models import MXNET_MODELS, build, full_name
+from gluon_amp.training.models import MXNET_MODELS, build, full_name, least_size
 from gluon_amp.training.objective import Objective
 from gluon_amp.training.options import UsageError
 from gluon_amp.training.recipe import REFUSED, Recipe, for_data, learning_rate, read
-from gluon_amp.training.run import record_files
+from gluon_amp.training.run import open_data, record_files
 from gluon_amp.training.schedule import Schedule
 from tests.images import write_records
 
@@ -604,6 +604,42 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
     images = nd.stack(*[source.val[n][0] for n in range(10)])
     answers = net(images.as_in_context(contexts_used[0])).argmax(axis=1).asnumpy()
     assert passes[0].top1 == (answers == np.arange(10)).mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("cifar_resnet8_v1", 32), ("resnet18_v2", 32), ("mobilenetv2_0.25", 32), ("vgg11_bn", 32),
+        ("alexnet", 64), ("squeezenet1.1", 224), ("densenet121", 224), ("inceptionv3", 299),
+        ("googlenet", 224), ("cifar_residualattentionnet56", 32), ("residualattentionnet56", 224),
+        ("shufflenet_v2", 32), ("hrnet_w18_small_v1_c", 32),
+    ],
+)  # fmt: skip
+def test_the_least_size_of_a_network(name, size, capsys):
+    assert least_size(name, 5) == size
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("resnet50_v1b_gn", "--model resnet50_v1b_gn cannot be built by GluonCV with MXNet 1.9.1"),
+        ("resnext101e_64x4d", "--model resnext101e_64x4d cannot be built by GluonCV with MXNet"),
+        ("nasnet_4_1056", "--model nasnet_4_1056 cannot be built by GluonCV with MXNet 1.9.1"),
+        ("resnet18_v1b_0.89", "--model resnet18_v1b_0.89 fits no size of images from 32 to 512"),
+    ],
+)
+def test_a_network_without_a_least_size_is_one_sentence(name, sentence):
+    with pytest.raises(UsageError) as caught:
+        least_size(name, 5)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_digits_are_as_large_as_the_network_needs():
+    for line, size in (("", 32), ("--model alexnet", 64), ("--model alexnet --input-size 96", 96)):
+        recipe, given = read(["--dataset", "digits", *line.split()])
+        data, _ = open_data(recipe, given)
+        assert data.image_shape == (3, size, size)
 
 
 def test_validation_must_count_every_image():
