@@ -275,7 +275,7 @@ def records_with(train_labels, val_labels, break_index=False):
     ("arguments", "sentence"),
     [
         (records_with([0, 1], [0, 2]), "they must be the same classes"),
-        (records_with([0, 1, -1], [0, 1]), "expected one whole number from 0 up"),
+        (records_with([0, 1, -1], [0, 1]), "expected one whole number from 0 to 16,777,215"),
         (records_with([0, 1], [0, 1], break_index=True), "does not fit"),
         (lambda _: ["--num-classes", "11"], "--num-classes 11 was given, but digits has 10"),
         (lambda _: ["--num-training-samples", "9"], "--num-training-samples 9 was given"),
