@@ -7,8 +7,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
 
-export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
-
 .PHONY: help setup train test lint format accuracy zoo benchmark input results ablation \
   notebooks matrix docs clean
 .DEFAULT_GOAL := help

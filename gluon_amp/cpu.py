@@ -28,14 +28,13 @@ import ctypes
 import os
 import platform
 import sys
-from pathlib import Path
-from typing import Dict, FrozenSet, Iterator
+from typing import Dict, Iterator
+
+from gluon_amp.hardware import count_cores, cpu_flags
 
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
-PROCESSORS = Path("/sys/devices/system/cpu")
-CPUINFO = Path("/proc/cpuinfo")
 AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
@@ -67,32 +66,10 @@ def prepare() -> None:
             mx.nd.FullyConnected(one, one, no_bias=True, num_hidden=1).wait_to_read()
 
 
-def count_cores() -> int:
-    """Return how many cores this process may run on; 0 where the system does not tell."""
-    try:
-        siblings = {
-            (PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text()
-            for number in os.sched_getaffinity(0)
-        }
-    except (AttributeError, OSError):  # not Linux, or /sys is hidden
-        return 0
-    return len(siblings)
-
-
-def flags() -> FrozenSet[str]:
-    """Return what this CPU can do, as Linux names it; nothing where the system does not tell."""
-    try:
-        with open(CPUINFO) as cpuinfo:
-            line = next((line for line in cpuinfo if line.startswith("flags")), "")
-    except OSError:
-        return frozenset()
-    return frozenset(line.partition(":")[2].split())
-
-
 def has_amx() -> bool:
     """Return whether this CPU has AMX for bfloat16, on an operating system that MXNet knows."""
     known = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return known and flags() >= AMX_FLAGS
+    return known and cpu_flags() >= AMX_FLAGS
 
 
 def _may_use_amx() -> bool:

@@ -19,7 +19,7 @@ import gluon_amp as amp
 from gluon_amp.data.digits import load_digits
 from gluon_amp.results.render import difference
 from gluon_amp.results.statistics import compare_pairs, spread
-from gluon_amp.training.options import Parser, UsageError, positive, positive_int
+from gluon_amp.training.options import Parser, UsageError, path, positive, positive_int
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -162,12 +162,12 @@ Results = Dict[str, Dict[str, List[Dict[str, Any]]]]
 
 def main(given: Optional[Sequence[str]] = None) -> int:
     """Train all rows, write the tables and the figure; return the status of the process."""
-    made = Parser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    made = Parser(description=__doc__.split("\n", 1)[0])
     add = made.add_argument
     add("--seeds", type=positive_int, default=16, metavar="N", help="default: %(default)s")
     add("--margin", type=positive, default=1.0, metavar="POINTS",
         help="differences to float32 below this count as none (default: %(default)s)")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="write ablation.md, .json and .png there")
+    add("--output", type=path, metavar="DIR", help="write ablation.md, .json and .png there")
     options = made.parse_args(given)
     try:
         warnings.filterwarnings("ignore", "Accumulating with float16")  # that is the point

@@ -5,13 +5,14 @@
 Fails below 97.0 % top-1, or where a dtype ends more than 1.5 points from float16.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Dict, Optional, Sequence
+
+from standalone import options
 
 SCRIPT = Path(__file__).with_name("train_imagenet.py")
 DTYPES = ("float16", "float32", "bfloat16")
@@ -22,16 +23,17 @@ APART = 1.5
 def train(dtype: str, seed: int, folder: Path) -> Optional[Dict]:
     """Run the script as `make train` does; return its summary, or None where it failed."""
     path = folder / f"{dtype}.json"
-    options = ["--batch-size", "256", "--data-dir", str(folder / "none")]  # no ImageNet, the digits
-    options += ["--dtype", dtype, "--seed", str(seed), "--summary-json", str(path)]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options], stdout=subprocess.DEVNULL)
+    command = [sys.executable, str(SCRIPT), "--dataset", "digits", "--batch-size", "256"]
+    command += ["--dtype", dtype, "--seed", str(seed), "--summary-json", str(path)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL)
     return json.loads(path.read_text()) if done.returncode == 0 else None
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train once in each dtype; return 0 if all is as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=options.natural, default=0, metavar="N",
+        help="default: %(default)s")  # fmt: skip
     seed = parser.parse_args(arguments).seed
     failed, reference = False, None
     print("dtype     top-1    validated  computed in  skipped  images/s  seconds  verdict")

@@ -3,22 +3,15 @@
 import argparse
 import os
 import sys
-from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Optional, Sequence
 
 from benchmarking import measure, profile, report
 from benchmarking.suites import DTYPES, REFERENCE, SUITES, chosen
+from standalone import hardware, options
 
 EPILOG = """Every case runs in a process of its own; they take turns, so that a disturbance
 meets all of them. In the float32 and contrib.amp cases gluon_amp is not even
 imported. Close other programs first: these figures are those of the whole machine."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the usage text in front of it."""
-
-    def error(self, message: str) -> NoReturn:
-        fail(f"{message}; see --help.")
 
 
 def fail(sentence: str) -> NoReturn:
@@ -27,40 +20,38 @@ def fail(sentence: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def positive(text: str) -> int:
-    """Read a number above 0."""
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def arguments() -> argparse.Namespace:
+def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__, epilog=EPILOG, allow_abbrev=False)
+    parser = options.Parser(description=__doc__, epilog=EPILOG)
+    positive = options.positive_int
     add = parser.add_argument
     add("--suite", choices=(*SUITES, "all"), default="step", help="default: %(default)s")
     add("--network", nargs="+", default=[REFERENCE["network"]],
         help="networks of MXNet's Model Zoo (default: resnet50_v1)")  # fmt: skip
     add("--batch-size", type=positive, default=REFERENCE["batch"], help="default: %(default)s")
-    add("--pixels", type=positive, default=REFERENCE["pixels"],
+    add("--pixels", type=options.whole(1, 8192), default=REFERENCE["pixels"],
         help="height and width of the images (default: %(default)s)")  # fmt: skip
     add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES),
         help="what to compare (default: all three)")  # fmt: skip
     add("--rounds", type=positive, default=7, help="turns of each case (default: %(default)s)")
-    add("--threads", type=positive, default=os.cpu_count(), help="default: all processors")
+    add("--threads", type=options.whole(1, 1024), metavar="N",
+        default=hardware.count_cores() or hardware.count_processors(),
+        help="default: one for each core")  # fmt: skip
     add("--profile", action="store_true",
         help="tell what a training step of each dtype spends its time in, and leave")  # fmt: skip
-    add("--output", type=Path, metavar="DIR",
+    add("--output", type=options.path, metavar="DIR",
         help="write NAME.json, NAME.png and NAME.md there")  # fmt: skip
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def main() -> None:
+def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Measure, print the tables, write the files."""
-    options = arguments()
+    options = read(arguments)
     # what MXNet would otherwise choose depends on its import, and half of the cores on x86
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    command = " ".join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    command = " ".join(
+        ["python", "scripts/benchmark.py", *(sys.argv[1:] if arguments is None else arguments)]
+    )
     if options.profile:
         show_profiles(options)
         return

@@ -5,8 +5,6 @@ python scripts/input_benchmark.py --output docs/benchmarks/input.md
 """
 
 import argparse
-import os
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -14,9 +12,10 @@ from statistics import median
 from typing import Optional, Sequence
 
 from gluon_amp.data import DataError, RecordFiles
-from gluon_amp.data.loader import default_workers
 from gluon_amp.data.synthetic import write_synthetic_records
 from gluon_amp.data.throughput import Comparison, compare, record_iter_threads
+from gluon_amp.hardware import count_processors, cpu_flags, cpu_name
+from gluon_amp.training.options import Parser, output_file, whole
 
 REPORT = """# Input: decoding and augmentation
 
@@ -45,41 +44,32 @@ The ratio is of the first column to the third.
 """
 
 
-def positive(text: str) -> int:
-    """Parse a whole number from 1 up."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text}")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the options."""
-    options = argparse.ArgumentParser(
+    options = Parser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    for flag, default, what in (
-        ("--images", 2048, "JPEGs to make"),
-        ("--side", 256, "their height and width"),
-        ("--pixels", 224, "height and width after augmentation"),
-        ("--batch-size", 64, "images in a batch"),
-        ("--batches", 24, "batches in a round"),
-        ("--rounds", 5, "rounds; the median counts"),
-        ("--num-workers", default_workers(), "threads of either reader"),
+    for flag, default, most, what in (
+        ("--images", 2048, None, "JPEGs to make"),
+        ("--side", 256, 8192, "their height and width"),
+        ("--pixels", 224, 8192, "height and width after augmentation"),
+        ("--batch-size", 64, None, "images in a batch"),
+        ("--batches", 24, None, "batches in a round"),
+        ("--rounds", 5, None, "rounds; the median counts"),
+        ("--num-workers", count_processors(), 1024, "threads of either reader"),
     ):
-        options.add_argument(flag, type=positive, default=default, metavar="N", help=what)
-    options.add_argument("--output", type=Path, metavar="FILE", help="write the report here, too")
+        options.add_argument(flag, type=whole(1, most), default=default, metavar="N", help=what)
+    options.add_argument(
+        "--output", type=output_file, metavar="FILE", help="write the report here, too"
+    )
     return options
 
 
 def machine() -> str:
     """Describe the processor in one line."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    lines = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    fields = {name.strip(): value.strip() for name, value in lines.items()}
-    name = fields.get("model name", platform.machine()).replace("(R)", "")
-    wide = ", AVX512" if "avx512f" in fields.get("flags", "").split() else ""
-    return f"Machine: {os.cpu_count()} cores, {name}{wide}."
+    wide = ", AVX512" if "avx512f" in cpu_flags() else ""
+    return f"Machine: {count_processors()} processors, {cpu_name().replace('(R)', '')}{wide}."
 
 
 def report(options: argparse.Namespace, result: Comparison, size: float, command: str) -> str:
@@ -108,9 +98,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Make the images, measure, and print the report."""
     options = parser().parse_args(arguments)
     given = sys.argv[1:] if arguments is None else arguments
-    if options.output and not options.output.parent.is_dir():
-        print(f"error: --output: there is no folder {options.output.parent}.", file=sys.stderr)
-        return 2
     try:
         with tempfile.TemporaryDirectory(prefix="gluon_amp_input_") as name:
             folder = Path(name)
@@ -126,7 +113,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 options.pixels,
             )
     except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"input_benchmark.py: {error}", file=sys.stderr)
         return 2
     command = " ".join(["python scripts/input_benchmark.py", *map(str, given)])
     page = report(options, result, size, command)

@@ -6,7 +6,6 @@ Each pair gets a fresh virtual environment outside the source tree. A Python tha
 machine is reported as skipped.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -16,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import List, Optional, Sequence
+
+from standalone import options
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = [("3.8", "1.23.5"), ("3.11", "1.23.5"), ("3.11", "1.26.4"), ("3.12", "1.26.4")]
@@ -78,8 +79,9 @@ def check(python: str, numpy: str, folder: Path) -> bool:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Check every pair; return 0 if all that could run passed, and at least one could."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="PYTHON", help="only this Python, such as 3.12")
+    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=sorted({python for python, _ in PAIRS}),
+        help="only this Python")  # fmt: skip
     only = parser.parse_args(arguments).only
     results = []
     for version, numpy in PAIRS:

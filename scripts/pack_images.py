@@ -6,24 +6,23 @@ python scripts/train_imagenet.py --data-dir IMAGENET --use-rec
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Optional, Sequence
 
 from gluon_amp.data.commands import add_options, arguments, run
 from gluon_amp.data.pack_folders import pack_folders
-from gluon_amp.training.options import Parser
+from gluon_amp.training.options import Parser, path
 
 NAME = "pack_images.py"
 
 
 def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(prog=NAME, description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
     add = parser.add_argument
     # fmt: off
-    add("root", type=Path, metavar="ROOT",
+    add("root", type=path, metavar="ROOT",
         help="holds train/CLASS/* and val/CLASS/*, or CLASS/* to be divided")
-    add("out", type=Path, metavar="OUT",
+    add("out", type=path, metavar="OUT",
         help="folder to write, as a rule ROOT/rec; its content is replaced as a whole")
     # fmt: on
     add_options(parser, "(default: ROOT is divided already)")
@@ -33,8 +32,8 @@ def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def main(given: Optional[Sequence[str]] = None) -> int:
     """Pack; return 0, 2 where it cannot be done, or 130 where it was interrupted."""
     options = read(given)
-    root, out = options.root.expanduser(), options.out.expanduser()
-    return run(NAME, lambda: pack_folders(root, out, **arguments(options)), out)
+    packing = arguments(options)
+    return run(NAME, lambda: pack_folders(options.root, options.out, **packing), options.out)
 
 
 if __name__ == "__main__":

@@ -13,21 +13,21 @@ from typing import Optional, Sequence
 
 from gluon_amp.data.caltech import DATASETS, PACKED, prepare
 from gluon_amp.data.commands import add_options, arguments, run
-from gluon_amp.training.options import Parser
+from gluon_amp.training.options import Parser, path
 
 NAME = "prepare_caltech.py"
 
 
 def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(prog=NAME, description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
     add = parser.add_argument
     # fmt: off
     add("--dataset", choices=tuple(DATASETS), required=True)
-    add("--root", type=Path, metavar="DIR",
+    add("--root", type=path, metavar="DIR",
         help="gets the archive, its images, and what is packed in DIR/rec "
              "(default: ~/.mxnet/datasets/DATASET)")
-    add("--archive", type=Path, metavar="FILE",
+    add("--archive", type=path, metavar="FILE",
         help="an archive that was downloaded already, whatever its name")
     clutter = parser.add_mutually_exclusive_group()
     clutter.add_argument("--include-clutter", dest="clutter", action="store_true", default=None,
@@ -50,7 +50,7 @@ def main(given: Optional[Sequence[str]] = None) -> int:
             DATASETS[options.dataset],
             root,
             clutter=options.clutter,
-            archive=options.archive and options.archive.expanduser(),
+            archive=options.archive,
             **arguments(options),
         ),
         root / PACKED,

@@ -20,7 +20,7 @@ from gluon_amp.results.runs import Runner, alone_in, interruptible, jobs
 from gluon_amp.results.statistics import power, seeds_needed
 from gluon_amp.results.table import Table, published, tabulate
 from gluon_amp.training.interruption import RunInterruptedError
-from gluon_amp.training.options import Parser, UsageError, positive, positive_int
+from gluon_amp.training.options import Parser, UsageError, path, positive, positive_int, whole
 
 FILES = "results"
 MARGINS = ", ".join(f"{made.margin:g} {name}" for name, made in EXPERIMENTS.items())
@@ -30,7 +30,7 @@ def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple
     """Read the command line; what stands after -- is for the runs."""
     given = list(sys.argv[1:] if given is None else given)
     cut = given.index("--") if "--" in given else len(given)
-    made = Parser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    made = Parser(description=__doc__.split("\n", 1)[0])
     add = made.add_argument
     titles = ", ".join(f"{name}: {one.title}" for name, one in EXPERIMENTS.items())
     add("--recipe", choices=tuple(EXPERIMENTS), default="digits",
@@ -39,12 +39,12 @@ def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple
         help="runs of each row (default: what 80 %% power at the margin needs)")  # fmt: skip
     add("--margin", type=positive, metavar="POINTS",
         help=f"smaller differences count as none (default: {MARGINS})")  # fmt: skip
-    add("--devices", type=positive_int, default=1, metavar="N",
+    add("--devices", type=whole(1, 1024), default=1, metavar="N",
         help="devices that share a batch (default: %(default)s)")  # fmt: skip
-    add("--parallel", type=positive_int, default=1, metavar="N",
+    add("--parallel", type=whole(1, 1024), default=1, metavar="N",
         help="runs at a time; with more than one, no times are given")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="default: results/RECIPE")
-    add("--from-logs", type=Path, metavar="DIR",
+    add("--output", type=path, metavar="DIR", help="default: results/RECIPE")
+    add("--from-logs", type=path, metavar="DIR",
         help="train nothing, make the table of the runs in a directory")  # fmt: skip
     add("--published", action="store_true", help="print the table of MXNet's float16 FAQ")
     return made.parse_args(given[:cut]), tuple(given[cut + 1 :])

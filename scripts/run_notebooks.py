@@ -151,7 +151,7 @@ def run(path: Path, short: bool, timeout: float) -> str:
 
 def main(given: Optional[Sequence[str]] = None) -> int:
     """Run the notebooks that are named, or all; return the status of the process."""
-    made = Parser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    made = Parser(description=__doc__.split("\n", 1)[0])
     add = made.add_argument
     add("names", nargs="*", metavar="NAME", help="a notebook without its .py (default: all)")
     add("--short", action="store_true", help="run with the short values and write no page")

@@ -13,9 +13,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, NoReturn, Tuple
+from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
+from standalone import hardware, options
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "tensor_cores.md"
@@ -107,9 +108,7 @@ def export(folder: Path, shapes: Dict[str, Shape] = SHAPES) -> int:
         np.save(folder / f"{case.name}.ours.npy", ours)
         np.save(folder / f"{case.name}.exact.npy", exact)
         outputs += ours.size
-    from gluon_amp.doctor.hardware import read_cpu
-
-    (folder / CPU_FACTS).write_text(json.dumps({"cpu": read_cpu()[0]}) + "\n")
+    (folder / CPU_FACTS).write_text(json.dumps({"cpu": hardware.cpu_name()}) + "\n")
     return outputs
 
 
@@ -272,7 +271,10 @@ def facts_of(folder: Path) -> dict:
     for name, step in ((CPU_FACTS, "--export"), (GPU_FACTS, "--gpu")):
         if not (folder / name).exists():
             fail(f"{folder} has no {name}, which {step} writes: copy it here, too.")
-        facts.update(json.loads((folder / name).read_text()))
+        try:
+            facts.update(json.loads((folder / name).read_text()))
+        except (ValueError, TypeError, RecursionError):
+            fail(f"{folder / name} is damaged: run {step} again.")
     return facts
 
 
@@ -330,20 +332,30 @@ def fail(sentence: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def main(argv=None) -> None:
+def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run one of the three steps."""
-    parser = argparse.ArgumentParser(
+    parser = options.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_mutually_exclusive_group(required=True)
-    steps.add_argument("--export", type=Path, metavar="DIR", help="write inputs and our outputs")
-    steps.add_argument("--gpu", type=Path, metavar="DIR", help="write the GPU's outputs")
-    steps.add_argument("--compare", type=Path, metavar="DIR", help="compare them, write the table")
+    for flag, what in (
+        ("--export", "write inputs and our outputs"),
+        ("--gpu", "write the GPU's outputs"),
+        ("--compare", "compare them, write the table"),
+    ):
+        steps.add_argument(flag, type=options.path, metavar="DIR", help=what)
     parser.add_argument(
-        "--output", type=Path, default=RESULT, metavar="FILE",
+        "--output", type=options.path, default=RESULT, metavar="FILE",
         help="where --compare writes it (default: docs/results/tensor_cores.md)",
     )  # fmt: skip
-    options = parser.parse_args(argv)
+    try:
+        run(parser.parse_args(arguments))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}.")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the step that was asked for."""
     if options.export:
         print(f"{export(options.export):,} outputs written to {options.export}")
     elif options.gpu:

@@ -16,7 +16,9 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
+from typing import Optional, Sequence
+
+from standalone import options
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 
@@ -69,14 +71,16 @@ danet_resnet50_citys icnet_resnet50_citys simple_pose_resnet18_v1b
 mobile_pose_resnet18_v1b mobile_pose_mobilenetv3_small alpha_pose_resnet101_v1b_coco""".split()
 
 
-def main() -> int:
-    args = parse_args()
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Cast the networks asked for; return 0 if all casts are good."""
+    args = parse_args(arguments)
     if args.worker:
         print(json.dumps(run(args.worker, args.policies)))
         return 0
-    names = [name for name in all_networks() if re.search(args.networks, name)]
+    names = [name for name in all_networks() if args.networks.search(name)]
     if not names:
-        print(f"No network matches {args.networks!r}: --list shows them.", file=sys.stderr)
+        shown = f"zoo_coverage.py: no network matches {args.networks.pattern!r}: --list shows them."
+        print(shown, file=sys.stderr)
         return 2
     if args.list:
         print("\n".join(names))
@@ -94,17 +98,29 @@ def main() -> int:
     return 0 if good == len(rows) else 1
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--networks", default="", help="regular expression, as in 'mx/resnet' or 'cv/ssd'"
-    )
-    parser.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    parser.add_argument("--list", action="store_true", help="print the networks and leave")
-    parser.add_argument("--timeout", type=int, default=600, help="seconds for one network")
-    parser.add_argument("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
-    return parser.parse_args()
+def pattern(text: str) -> "re.Pattern[str]":
+    """Read a regular expression."""
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a regular expression, got {text!r}: {error}"
+        ) from None
+
+
+def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = options.Parser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--networks", type=pattern, default=pattern(""), metavar="PATTERN",
+        help="regular expression, as in 'mx/resnet' or 'cv/ssd'")  # fmt: skip
+    add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
+    add("--json", type=options.output_file, metavar="FILE", help="also write the rows to this file")
+    add("--list", action="store_true", help="print the networks and leave")
+    add("--timeout", type=options.positive_int, default=600, metavar="SECONDS",
+        help="for one network (default: %(default)s)")  # fmt: skip
+    add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
 def all_networks() -> list:

@@ -17,8 +17,13 @@ import mxnet as mx
 
 
 def pytest_addoption(parser):
-    parser.addoption("--random-nets", type=int, default=40, help="how many (test_random_nets.py)")
-    parser.addoption("--random-nets-seed", type=int, default=0, help="which ones")
+    """Let the tests that draw their cases draw more of them, or others."""
+    add = parser.addoption
+    add("--random-nets", type=int, default=40, help="how many networks test_random_nets.py tries")
+    add("--random-nets-seed", type=int, default=0, help="which ones")
+    add(
+        "--command-lines", type=int, default=75, help="how many test_command_lines.py tries, to 600"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,14 @@
 import hashlib
 import http.server
 import io
+import os
 import subprocess
 import sys
 import tarfile
 import threading
 import zipfile
 
+import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
@@ -405,6 +407,98 @@ def test_damaged_archive(tmp_path, damaged):
     assert str(caught.value).startswith(f"{tmp_path}/archive is damaged or no archive (")
     assert str(caught.value).endswith("): remove it and get it again.")
     assert files(tmp_path) == ["archive"]
+
+
+SMALL = tuple(entry(f"top/{number}", bytes([number]) * 2000) for number in range(8))
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "zip"])
+def test_a_flipped_bit_loses_nothing_in_silence(tmp_path, mode):
+    def contents():
+        return {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*")
+                if path.is_file()}  # fmt: skip
+
+    if mode == "zip":
+        whole = zip_bytes(**{f"top/{number}": bytes([number]) * 2000 for number in range(8)})
+    else:
+        whole = tar_bytes(*SMALL, mode=mode)
+    archive, random, damaged = tmp_path / "archive", np.random.default_rng(0), 0
+    archive.write_bytes(whole)
+    extract(archive, tmp_path / "out")
+    expected = contents()
+    assert len(expected) == 8
+    for _ in range(100):
+        data = bytearray(whole)
+        data[random.integers(len(data))] ^= 1 << random.integers(8)
+        archive.write_bytes(data)
+        try:
+            extract(archive, tmp_path / "out")
+        except DataError as error:
+            assert str(error).startswith(str(archive)) and "\n" not in str(error)
+            damaged += 1
+        else:  # a bit that means nothing, such as those of a time
+            assert contents() == expected
+    assert damaged > 50
+
+
+def test_a_damaged_header_in_the_middle_is_not_the_end(tmp_path):
+    data = bytearray(tar_bytes(*SMALL))
+    for header in (512 * 5, 512 * 10):  # of the second and third file: five blocks each
+        broken = data.copy()
+        broken[header] ^= 1
+        (tmp_path / "archive").write_bytes(broken)
+        with pytest.raises(DataError, match=f"is damaged .* at byte {header}"):
+            extract(tmp_path / "archive", tmp_path / "out")
+    data[512 * 5 : 512 * 7] = bytes(1024)  # as at the end
+    (tmp_path / "archive").write_bytes(data)
+    with pytest.raises(DataError, match="there is more after its end"):
+        extract(tmp_path / "archive", tmp_path / "out")
+    assert files(tmp_path) == ["archive"]
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ([entry("a", b"1"), entry("a/b", b"2")], "holds a/b both as a file and as a folder."),
+        ([entry("a/b", b"2"), entry("a", b"1")], "holds a both as a file and as a folder."),
+        ([entry("a", b"1"), entry("a", type=tarfile.DIRTYPE)], "holds a both as a file and as"),
+        ([entry(".", b"1")], "holds . both as a file and as a folder."),
+        ([entry(LONG, b"1")], f"is too long for this file system: {'x' * 99}…."),
+        ([entry(f"a/{LONG}/b", b"1")], f"is too long for this file system: a/{'x' * 97}…."),
+    ],
+)
+def test_names_that_cannot_be_are_one_sentence(tmp_path, members, sentence):
+    as_zip = {info.name + "/" * info.isdir(): data for info, data in members}
+    for archive in (tar_bytes(*members), zip_bytes(**as_zip)):
+        (tmp_path / "archive").write_bytes(archive)
+        with pytest.raises(DataError) as caught:
+            extract(tmp_path / "archive", tmp_path / "out")
+        assert sentence in str(caught.value).replace("holds a/ both", "holds a both")
+        assert files(tmp_path) == ["archive"]
+
+
+def test_an_encrypted_zip(tmp_path):
+    data = bytearray(zip_bytes(secret=b"1"))
+    data[data.index(b"PK\1\2") + 8] |= 1  # of the flags in the directory
+    (tmp_path / "archive").write_bytes(data)
+    with pytest.raises(DataError, match=r"is encrypted \(secret\): extract it with its password."):
+        extract(tmp_path / "archive", tmp_path / "out")
+    assert files(tmp_path) == ["archive"]
+
+
+def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path):
+    (tmp_path / "archive").write_bytes(tar_bytes(entry("a.zip", zip_bytes(inside=b"1"))))
+    extract(tmp_path / "archive", tmp_path / "out")
+    assert files(tmp_path / "out") == ["a.zip"]
+
+
+def test_a_fifo_is_no_archive_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "archive")
+    with pytest.raises(DataError, match="archive was not found, or is not a file"):
+        extract(tmp_path / "archive", tmp_path / "out")
 
 
 def test_another_zip(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_amp import cpu
+from gluon_amp import cpu, hardware
 from gluon_amp.lowering import bfloat16
 
 import mxnet as mx
@@ -56,7 +56,7 @@ def threads(first="import gluon_amp", **options):
     return json.loads(run(first + THREADS, **options))
 
 
-needs_topology = pytest.mark.skipif(cpu.count_cores() == 0, reason="the system tells no cores")
+needs_topology = pytest.mark.skipif(hardware.count_cores() == 0, reason="the system tells no cores")
 needs_amx = pytest.mark.skipif(
     not (cpu.has_amx() and cpu._may_use_amx()), reason="this CPU has no AMX"
 )
@@ -68,7 +68,7 @@ needs_amx = pytest.mark.skipif(
 @needs_topology
 def test_one_thread_per_core_and_nothing_left_for_children():
     told = threads()
-    assert told["threads"] == cpu.count_cores()
+    assert told["threads"] == hardware.count_cores()
     kept = {"MXNET_CPU_PARALLEL_SIZE": "2147483647", "MXNET_CPU_TEMP_COPY": "1"}
     assert told["environment"] == kept
 
@@ -105,13 +105,31 @@ def test_cores_are_not_hyperthreads(tmp_path, monkeypatch):
         folder = tmp_path / f"cpu{processor}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(siblings)
-    monkeypatch.setattr(cpu, "PROCESSORS", tmp_path)
+    monkeypatch.setattr(hardware, "PROCESSORS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    assert cpu.count_cores() == 2
+    assert hardware.count_cores() == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2})
-    assert cpu.count_cores() == 1
+    assert hardware.count_cores() == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {9})
-    assert cpu.count_cores() == 0
+    assert hardware.count_cores() == 0
+
+
+def test_make_leaves_the_number_of_threads_to_gluon_amp():
+    show = ["make", "-s", "--eval", "show:;@echo [$$OMP_NUM_THREADS]", "show"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        show, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n", done
+
+
+def test_the_peak_is_in_mebibytes(tmp_path, monkeypatch):
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t 9000000 kB\nVmHWM:\t  204800 kB\n")
+    monkeypatch.setattr(hardware, "STATUS", status)
+    assert hardware.peak_mebibytes() == 200
+    monkeypatch.setattr(hardware, "STATUS", tmp_path / "absent")
+    assert hardware.peak_mebibytes() is None
 
 
 # -------------------------------------------------------------------------------------------- AMX
@@ -181,13 +199,15 @@ def test_no_amx_on_another_architecture(monkeypatch):
 def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
     told = tmp_path / "cpuinfo"
     told.write_text(
-        "processor\t: 0\nflags\t\t: fpu avx2 f16c\nvmx flags\t: ept\n\n"
+        "processor\t: 0\nmodel name\t: Pentium: the first\n"
+        "flags\t\t: fpu avx2 f16c\nvmx flags\t: ept\n\n"
         "processor\t: 1\nflags\t\t: fpu\n"
     )
-    monkeypatch.setattr(cpu, "CPUINFO", told)
-    assert cpu.flags() == {"fpu", "avx2", "f16c"}
-    monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "absent")
-    assert cpu.flags() == frozenset()
+    monkeypatch.setattr(hardware, "CPUINFO", told)
+    assert hardware.cpu_flags() == {"fpu", "avx2", "f16c"}
+    assert hardware.cpu_name() == "Pentium: the first"
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "absent")
+    assert hardware.cpu_flags() == frozenset()
 
 
 AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
@@ -197,21 +217,21 @@ AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
 def test_amx_needs_all_of_its_flags(lacking, monkeypatch):
     monkeypatch.setattr(cpu.platform, "system", lambda: "Linux")
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(cpu, "flags", lambda: frozenset(AMX_CPU))
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(AMX_CPU))
     assert cpu.has_amx()
-    monkeypatch.setattr(cpu, "flags", lambda: frozenset(AMX_CPU - {lacking}))
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(AMX_CPU - {lacking}))
     assert not cpu.has_amx()
 
 
 @pytest.mark.parametrize("lacking", sorted(bfloat16.AVX512))
 def test_a_cpu_without_avx512_has_no_bfloat16_and_is_not_tried(lacking, monkeypatch):
-    monkeypatch.setattr(cpu, "flags", lambda: frozenset(bfloat16.AVX512 - {lacking}))
+    monkeypatch.setattr(bfloat16, "cpu_flags", lambda: frozenset(bfloat16.AVX512 - {lacking}))
     monkeypatch.setattr(mx.nd, "FullyConnected", None)
     assert not bfloat16.runs_on_cpu.__wrapped__()
 
 
 def test_a_cpu_that_tells_no_flags_is_tried(monkeypatch):
-    monkeypatch.setattr(cpu, "flags", frozenset)
+    monkeypatch.setattr(bfloat16, "cpu_flags", frozenset)
     assert bfloat16.runs_on_cpu.__wrapped__() == bfloat16.runs_on_cpu()
 
 

@@ -48,6 +48,23 @@ def test_enlarge_interpolates_between_pixels():
     assert enlarge(np.full((1, 8, 8), 16.0)).min() == 255
 
 
+@pytest.mark.parametrize("size", [64, 224, 299])
+def test_digits_of_any_size(size):
+    images = np.zeros((2, 8, 8))
+    images[0, 3:5] = 16  # two rows of eight: they are white where the result has their centres
+    images[1, :, 2] = 8
+    large = enlarge(images, size)
+    assert large.shape == (2, size, size)
+    rows = [size * 7 // 16, size * 9 // 16 - 1]
+    assert large[0, rows[0] : rows[1] + 1].min() > 250 and large[0, 0].max() == 0
+    assert (large[0] == large[0, :, :1]).all()  # nothing changes along a row
+    # at most half of white, 127.5, which rounds to the even 128
+    assert 118 < large[1].max() <= 128 and (large[1] == large[1, :1]).all()
+    assert np.array_equal(large[0], large[0, ::-1])  # as the images, so their enlargements
+    source = open_digits(keep=(0, 1), size=size)
+    assert source.image_shape == (3, size, size) and source.train[0][0].shape == (3, size, size)
+
+
 def test_digits_are_normalised():
     (train, _), _ = load_digits()
     images = np.stack([normalise(image) for image in train])
@@ -218,7 +235,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path, index, message):
         open_records(files(tmp_path))
 
 
-@pytest.mark.parametrize("label", [0.5, -1, float("nan")])
+@pytest.mark.parametrize("label", [0.5, -1, float("nan"), float("inf"), 2.0**24, 1e30])
 def test_a_label_must_be_a_whole_number(tmp_path, label):
     write_records(tmp_path, "train", [0, label])
     write_records(tmp_path, "val", [0])

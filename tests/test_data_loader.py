@@ -1,6 +1,7 @@
 """Laws of the loader: order, resuming, shards, exact counts, unreadable images."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from gluon_amp.data import (
     unreadable_in_words,
     validation_batches,
 )
-from gluon_amp.data.loader import NO_CLASS, default_workers, epoch_order, writable
+from gluon_amp.data.loader import epoch_order, writable
 from gluon_amp.data.source import Images, UnreadableImageError
+from gluon_amp.hardware import count_processors
 from tests.images import write_folders, write_records
 
 import mxnet as mx
@@ -131,9 +133,9 @@ def test_writable_memory_is_the_array():
     assert array.asnumpy().tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_workers_default_to_the_cores():
-    assert default_workers() >= 1
-    assert TrainingBatches(Numbers(1), 1)._pool._max_workers == default_workers()
+def test_workers_default_to_the_processors():
+    assert count_processors() >= 1
+    assert TrainingBatches(Numbers(1), 1)._pool._max_workers == count_processors()
 
 
 # --------------------------------------------------------------------------- shards
@@ -247,14 +249,34 @@ def test_unreadable_images_are_counted_for_each_pass_anew():
     assert batches.unreadable == []
 
 
-def test_an_unreadable_validation_image_counts_as_wrong():
-    batches = validation_batches(Numbers(5, bad=(1,)), 4)
-    assert data(batches)[0] == ([[0, 0], [0, 0], [0, 2], [0, 3]], [0, NO_CLASS, 2, 3])
-    assert batches.unreadable == ["image 1"]
-    metric = mx.metric.Accuracy()
-    for images, numbers in batches:
-        metric.update([numbers], [mx.nd.one_hot(images[:, 1], 5)])
-    assert metric.get()[1] == 4 / 5
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_validation_image_is_left_out(workers):
+    batches = validation_batches(Numbers(7, bad=(1, 4, 5, 6)), 2, workers)
+    assert data(batches) == [([[0, 0]], [0]), ([[0, 2], [0, 3]], [2, 3])]
+    assert batches.unreadable == ["image 1", "image 4", "image 5", "image 6"]
+    assert [labels.dtype for _, labels in batches] == [np.int32] * 2
+
+
+def test_where_no_validation_image_can_be_read_there_is_nothing_to_validate():
+    with pytest.raises(DataError, match="none of the 2 images can be read, for example image 0"):
+        data(validation_batches(Numbers(2, bad=(0, 1)), 4))
+    assert data(validation_batches(Numbers(1), 4, part_index=1, num_parts=2)) == []
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_fifo_is_unreadable_and_is_not_waited_for(tmp_path, part):
+    for name in ("train", "val"):
+        write_folders(tmp_path, name, ["cat"], images=2)
+    fifo = tmp_path / part / "cat" / "x.jpg"
+    os.mkfifo(fifo)
+    source = open_folders(tmp_path, look=Look(24))
+    if part == "train":  # another image takes its place
+        batches = TrainingBatches(source.train, 3)
+        assert labels(batches.epoch(0)) == [0, 0, 0]
+    else:
+        batches = validation_batches(source.val, 3)
+        assert labels(batches) == [0, 0]
+    assert batches.unreadable == [str(fifo)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -280,7 +302,7 @@ def test_a_file_that_has_gone_is_named(tmp_path):
     source = open_folders(tmp_path, look=Look(24))
     (tmp_path / "val" / "cat" / "2.png").unlink()
     batches = validation_batches(source.val, 2)
-    assert labels(batches) == [0, 0, NO_CLASS]
+    assert labels(batches) == [0, 0]
     assert batches.unreadable == [str(tmp_path / "val" / "cat" / "2.png")]
 
 
@@ -293,7 +315,7 @@ def test_a_corrupt_record_is_named(packed, tmp_path):
     (tmp_path / "val.rec").write_bytes(raw)
     paths = (tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx"))
     batches = validation_batches(open_records(RecordFiles(*paths), look=Look(24)).val, 4)
-    assert labels(batches) == [0, 1, NO_CLASS, 3]
+    assert labels(batches) == [0, 1, 3]
     assert batches.unreadable == [f"record 2 of {tmp_path}/val.rec"]
 
 

@@ -253,7 +253,11 @@ def test_folders_name_their_classes(tmp_path):
     assert open_folders(tmp_path, look=Look(24)).class_names == ("C", "a", "b")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[1, 2]", '["a", "a"]', '"abc"', "[", "\udcff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "[1, 2]", '["a", "a"]', '"abc"', "[", "\udcff", "[" * 100_000],
+    ids=str.__len__,
+)
 def test_a_bad_list_of_names_is_refused(tmp_path, text):
     (tmp_path / "classes.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=r"classes\.json is not a list of different class names"):

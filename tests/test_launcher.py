@@ -164,7 +164,7 @@ def test_bad_options_are_one_sentence(here, line, sentence):
 @pytest.mark.parametrize(
     "line, sentence",
     [
-        ("-n 0 -- true", "expected a whole number of at least 1, got '0'"),
+        ("-n 0 -- true", "expected a whole number from 1 to 4096, got '0'"),
         ("-n 1", "the following arguments are required: COMMAND"),
         ("-- true", "required: -n/--num-workers"),
         ("-n 1 --env =x -- true", "expected NAME=VALUE or NAME, got '=x'"),

@@ -529,7 +529,7 @@ def test_script(divided):
     [
         (["--quality", "101"], "--quality: expected a whole number from 1 to 100, got '101'"),
         (["--quality", "x"], "--quality: expected a whole number from 1 to 100, got 'x'"),
-        (["--resize", "-1"], "--resize: expected a whole number of at least 0, got '-1'"),
+        (["--resize", "-1"], "--resize: expected a whole number from 0 to 65500, got '-1'"),
         (
             ["--train-per-class", "3", "--train-images", "3"],
             "--train-images: not allowed with argument --train-per-class",

@@ -139,7 +139,7 @@ def test_a_table_from_nothing_and_again(script, tmp_path, capsys):
 def test_a_refused_option_ends_the_table(script, tmp_path, capsys):
     arguments = ["--seeds", "1", "--output", str(tmp_path / "t"), "--", "--epochs", "0"]
     assert script.main(arguments) == 2
-    assert "expected a whole number of at least 1" in capsys.readouterr().err
+    assert "expected a whole number from 1 to 1000000" in capsys.readouterr().err
 
 
 def test_a_killed_run_is_told(tmp_path):

@@ -174,6 +174,30 @@ def test_a_corrupt_image_is_named_and_left_out(script, tmp_path, capsys):
     assert "[Epoch 0] validated 8/8" in out
 
 
+def test_unreadable_validation_images_are_left_out_and_counted(script, tmp_path, capsys):
+    for part in ("train", "val"):
+        write_folders(tmp_path, part, ["ant", "bee", "cat"], images=4)
+    bad = sorted((tmp_path / "val" / "ant").iterdir())[:3]
+    for path in bad:
+        path.write_bytes(b"no image")
+    arguments = ["--model", "mobilenet0.25", "--input-size", "32", "--batch-size", "4",
+                 "--epochs", "1", "--warmup-epochs", "0", "--lr", "0", "--confusions", "9",
+                 "--data-dir", str(tmp_path),
+                 "--summary-json", str(tmp_path / "s.json")]  # fmt: skip
+    assert script.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"[Epoch 0] not validated: 3 unreadable images: {', '.join(map(str, bad))}" in out
+    assert "9/12 images, 3 unreadable" in out
+    summary = json.loads((tmp_path / "s.json").read_text())
+    counts = summary["validated"], summary["unreadable"], summary["val_images"]
+    assert counts == (9, 3, 12)
+    # the one readable ant and four of each other class: the share is of these nine
+    wrong = sum(confusion["count"] for confusion in summary["confusions"])
+    assert summary["top1"] == pytest.approx(100 * (9 - wrong) / 9)
+    assert {c["true"]: c["images"] for c in summary["confusions"]}.items() <= {
+        "ant": 1, "bee": 4, "cat": 4}.items()  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------- outputs
 
 
@@ -254,7 +278,7 @@ def records_with(train_labels, val_labels, break_index=False):
     ("arguments", "sentence"),
     [
         (records_with([0, 1], [0, 2]), "they must be the same classes"),
-        (records_with([0, 1, -1], [0, 1]), "expected one whole number from 0 up"),
+        (records_with([0, 1, -1], [0, 1]), "expected one whole number from 0 to 16,777,215"),
         (records_with([0, 1], [0, 1], break_index=True), "does not fit"),
         (lambda _: ["--num-classes", "11"], "--num-classes 11 was given, but digits has 10"),
         (lambda _: ["--num-training-samples", "9"], "--num-training-samples 9 was given"),

@@ -179,7 +179,10 @@ REFUSALS = {
     "batch size 0": (["--batch-size", "0"], "expected a whole number of at least 1, got '0'"),
     "unknown model": (["--model", "resnet50_v3"], "did you mean resnet50_v"),
     "a detector": (["--model", "yolo3_darknet53_voc"], "no image classifier"),
-    "a model for larger images": (["--model", "alexnet"], "alexnet cannot take images of 3×32×32"),
+    "a model for larger images": (
+        ["--model", "alexnet", "--input-size", "32"],
+        "alexnet cannot take images of 3×32×32",
+    ),
     "no folder for json": (["--summary-json", "/none/at/all.json"], "no directory /none/at"),
     "json is a folder": (lambda f: ["--summary-json", str(f)], "is a directory, expected a file"),
     "save into a file": (lambda f: ["--save-dir", __file__], "cannot be made"),

@@ -23,11 +23,11 @@ from gluon_amp.training.devices import contexts, is_emulated
 from gluon_amp.training.engine import GluonEngine
 from gluon_amp.training.loop import Loop, TrainingError
 from gluon_amp.training.meters import Mean, TopK
-from gluon_amp.training.models import MXNET_MODELS, build, full_name
+from gluon_amp.training.models import MXNET_MODELS, build, full_name, least_size
 from gluon_amp.training.objective import Objective
 from gluon_amp.training.options import UsageError
 from gluon_amp.training.recipe import REFUSED, Recipe, for_data, learning_rate, read
-from gluon_amp.training.run import record_files
+from gluon_amp.training.run import open_data, record_files
 from gluon_amp.training.schedule import Schedule
 from tests.images import write_records
 
@@ -131,6 +131,8 @@ TEXTS = {
     "loss_scale": ("128", 128.0),
     "gpus": ("0,2", (0, 2)),
     "lr_mode": ("poly", "poly"),
+    "crop_ratio": ("0.5", 0.5),
+    "momentum": ("0.5", 0.5),
     "lr_decay_epoch": ("10,20", (10, 20)),
     "optimizer": ("nag", "nag"),
 }
@@ -292,13 +294,29 @@ def test_a_data_set_fills_in_only_what_was_not_given():
         ("--dtype int8", "argument --dtype: invalid choice: 'int8'"),
         ("--batch-size 0", "expected a whole number of at least 1, got '0'"),
         ("--batch-size 2.5", "expected a whole number of at least 1, got '2.5'"),
-        ("--epochs -1", "expected a whole number of at least 1, got '-1'"),
+        ("--epochs -1", "expected a whole number from 1 to 1000000, got '-1'"),
         ("--seed -1", "expected a whole number of at least 0, got '-1'"),
         ("--lr fast", "expected a number of at least 0, got 'fast'"),
         ("--lr nan", "expected a number of at least 0, got 'nan'"),
-        ("--loss-scale 3", "expected dynamic, none or a power of two such as 1024, got '3'"),
+        (
+            "--loss-scale 3",
+            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, got '3'",
+        ),
         ("--loss-scale inf", "expected a number above 0, got 'inf'"),
-        ("--gpus 0,x", "expected whole numbers of at least 0, as in 30,60,80, got 'x'"),
+        ("--gpus 0,x", "expected the numbers of devices, as in 0,1, got '0,x'"),
+        ("--lr-steps 30,-1", "expected whole numbers of at least 0, as in 30,60,80, got '30,-1'"),
+        ("--crop-ratio 1.2", "expected a number above 0 to 1, got '1.2'"),
+        ("--crop-ratio 0", "expected a number above 0 to 1, got '0'"),
+        ("--rgb-std 58,0,57", "expected three numbers from 0.001 to 1000, as in 58,57,57, got "),
+        ("--rgb-std 58,57", "expected three numbers from 0.001 to 1000, as in 58,57,57, got "),
+        ("--rgb-mean nan,0,0", "expected three numbers, as in 123,117,104, got 'nan,0,0'"),
+        ("--momentum 1", "expected a number from 0 up to below 1, got '1'"),
+        ("--seed 2147483648", "expected a whole number from 0 to 2147483647, got '2147483648'"),
+        (f"--batch-size {'9' * 200}", f"from 1 to 2147483647, got '{'9' * 99}…'"),
+        ("--lr 1e31", "expected a number from 0 to 1e+30, got '1e31'"),
+        ("--lr 1e-40", "expected a number of at least 0, and no closer to 0 than 1e-30, got "),
+        ("--save-dir ~no_such_user/x", "'~no_such_user/x': Could not determine home directory"),
+        (f"--save-dir {'x' * 300}", ": File name too long"),
         ("--lr-mode slow", "invalid choice: 'slow'"),
         ("--model", "expected one argument"),
         ("--num-epoch 3", "unrecognized arguments: --num-epoch 3"),
@@ -606,6 +624,42 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
     images = nd.stack(*[source.val[n][0] for n in range(10)])
     answers = net(images.as_in_context(contexts_used[0])).argmax(axis=1).asnumpy()
     assert passes[0].top1 == (answers == np.arange(10)).mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("cifar_resnet8_v1", 32), ("resnet18_v2", 32), ("mobilenetv2_0.25", 32), ("vgg11_bn", 32),
+        ("alexnet", 64), ("squeezenet1.1", 224), ("densenet121", 224), ("inceptionv3", 299),
+        ("googlenet", 224), ("cifar_residualattentionnet56", 32), ("residualattentionnet56", 224),
+        ("shufflenet_v2", 32), ("hrnet_w18_small_v1_c", 32),
+    ],
+)  # fmt: skip
+def test_the_least_size_of_a_network(name, size, capsys):
+    assert least_size(name, 5) == size
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("resnet50_v1b_gn", "--model resnet50_v1b_gn cannot be built by GluonCV with MXNet 1.9.1"),
+        ("resnext101e_64x4d", "--model resnext101e_64x4d cannot be built by GluonCV with MXNet"),
+        ("nasnet_4_1056", "--model nasnet_4_1056 cannot be built by GluonCV with MXNet 1.9.1"),
+        ("resnet18_v1b_0.89", "--model resnet18_v1b_0.89 fits no size of images from 32 to 512"),
+    ],
+)
+def test_a_network_without_a_least_size_is_one_sentence(name, sentence):
+    with pytest.raises(UsageError) as caught:
+        least_size(name, 5)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_digits_are_as_large_as_the_network_needs():
+    for line, size in (("", 32), ("--model alexnet", 64), ("--model alexnet --input-size 96", 96)):
+        recipe, given = read(["--dataset", "digits", *line.split()])
+        data, _ = open_data(recipe, given)
+        assert data.image_shape == (3, size, size)
 
 
 def test_validation_must_count_every_image():

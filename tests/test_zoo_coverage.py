@@ -38,7 +38,9 @@ def test_two_networks_under_all_policies(tmp_path):
 def test_no_network_of_that_name_is_one_sentence():
     done = run("--networks", "nothing_like_it")
     assert done.returncode == 2
-    assert done.stderr == "No network matches 'nothing_like_it': --list shows them.\n"
+    assert done.stderr == (
+        "zoo_coverage.py: no network matches 'nothing_like_it': --list shows them.\n"
+    )
 
 
 def test_a_network_that_crashes_costs_one_row_of_each_policy(monkeypatch):

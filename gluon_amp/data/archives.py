@@ -1,10 +1,15 @@
 """Get the archives of data sets: download, check, extract, each so that it may be interrupted."""
 
+import bz2
 import contextlib
+import errno
 import fcntl
+import gzip
 import hashlib
+import lzma
 import os
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -32,6 +37,21 @@ RETRIES = 5  # of a request, and of a download that broke off
 CONNECTS = 2  # retries where there is no connection, as there are other mirrors
 BACKOFF = 1.0  # seconds before the second try; they double
 BUSY = (429, 500, 502, 503, 504)  # answers that may be better next time
+
+
+ZIP_START = b"PK"
+ENCRYPTED = 1  # a bit of a zip member's flags
+DECOMPRESSORS = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+LONGEST_START = max(map(len, DECOMPRESSORS))
+# what the standard library raises for bytes that are no archive
+DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    EOFError, ValueError, OverflowError, NotImplementedError,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- checking
@@ -210,7 +230,7 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
     Parameters
     ----------
     archive : Path
-        ``.zip``, ``.tar``, or a compressed tar; told apart by content.
+        ``.zip``, ``.tar``, or a tar compressed with gzip, bzip2 or xz; told apart by content.
     folder : Path
         Made, or replaced, when everything is extracted.
     inner : str, optional
@@ -219,23 +239,36 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
     Raises
     ------
     DataError
-        It is damaged or no archive, it lacks `inner`, or a name in it leads outside the folder or
-        is a link or a device.
+        It is damaged, encrypted or no archive, it lacks `inner`, or it holds a name that leads
+        outside the folder, is too long, is a link or a device, or is both a file and a folder.
+    OSError
+        The archive cannot be read, or the folder cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        try:
+    if not archive.is_file():
+        raise DataError(f"{archive} was not found, or is not a file.")
+    try:
+        with contextlib.ExitStack() as stack:
             file = stack.enter_context(open(archive, "rb"))
             into = stack.enter_context(_new_folder(folder))
             what, size = f"extracting {archive.name}", archive.stat().st_size
             watched = _Watched(file, stack.enter_context(bar(what, size, in_bytes=True)))
-            if zipfile.is_zipfile(archive):
+            if file.read(len(ZIP_START)) == ZIP_START:
                 _extract_zip(watched, into, inner, archive)
             else:
                 _extract_tar(watched, into, archive)
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{archive} is damaged or no archive ({error}): remove it and get it again."
-            ) from None
+    except DataError:
+        raise
+    except DAMAGE as error:
+        raise _damaged(archive, error) from None
+    except OSError as error:
+        if error.errno is None:  # gzip and bz2 raise it for wrong data
+            raise _damaged(archive, error) from None
+        raise
+
+
+def _damaged(archive: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{archive} is damaged or no archive ({reason}): remove it and get it again.")
 
 
 @contextlib.contextmanager
@@ -260,16 +293,38 @@ class _Watched:
         return data
 
 
+class _StrictHeader(tarfile.TarInfo):
+    """A member of which a damaged header is an error; tarfile takes it for the end."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:  # the blocks of zeros at the end
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} at byte {tar.offset}") from None
+
+
 def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
+    file.seek(0)
+    start = file.read(LONGEST_START)
+    file.seek(0)
+    # tarfile's own decompression does not compare check sums
+    opener = next((one for begins, one in DECOMPRESSORS.items() if start.startswith(begins)), None)
+    plain = opener(file) if opener else file
     # "|" reads from front to back, so that the file may itself be part of a zip archive
-    with tarfile.open(fileobj=file, mode="r|*") as tar:
+    with tarfile.open(fileobj=plain, mode="r|", tarinfo=_StrictHeader) as tar:
         for member in tar:
             if member.isdir():
-                _target(member.name, into, archive).mkdir(parents=True, exist_ok=True)
+                _make_folder(member.name, into, archive)
             elif member.isfile():
-                _write(tar.extractfile(member), _target(member.name, into, archive))
+                _write(tar.extractfile(member), member.name, into, archive)
             else:
                 raise _unsafe(archive, member.name, "is a link or a device")
+        for block in iter(lambda: tar.fileobj.read(BLOCK), b""):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("there is more after its end")
 
 
 def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Path) -> None:
@@ -277,19 +332,26 @@ def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Pat
         if inner is not None:
             if inner not in zipped.namelist():
                 raise DataError(f"{archive} does not hold {inner}: it is another archive.")
-            with zipped.open(inner) as nested:
+            with _open_member(zipped, zipped.getinfo(inner), archive) as nested:
                 _extract_tar(nested, into, archive)
             return
         for member in zipped.infolist():
             kind = member.external_attr >> 28  # the upper bits of a Unix mode: 4 a folder, 8 a file
             if kind not in (0, 4, 8):
                 raise _unsafe(archive, member.filename, "is a link or a device")
-            target = _target(member.filename, into, archive)
             if member.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
+                _make_folder(member.filename, into, archive)
             else:
-                with zipped.open(member) as source:
-                    _write(source, target)
+                with _open_member(zipped, member, archive) as source:
+                    _write(source, member.filename, into, archive)
+
+
+def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo, archive: Path) -> IO[bytes]:
+    if member.flag_bits & ENCRYPTED:
+        raise DataError(
+            f"{archive} is encrypted ({member.filename}): extract it with its password."
+        )
+    return zipped.open(member)
 
 
 def _target(name: str, into: Path, archive: Path) -> Path:
@@ -304,8 +366,32 @@ def _unsafe(archive: Path, name: str, why: str) -> DataError:
     return DataError(f"{archive} is not safe to extract: {name} {why}.")
 
 
-def _write(source: IO[bytes], target: Path) -> None:
+def _make_folder(name: str, into: Path, archive: Path) -> None:
+    with _named(name, archive):
+        _target(name, into, archive).mkdir(parents=True, exist_ok=True)
+
+
+def _write(source: IO[bytes], name: str, into: Path, archive: Path) -> None:
     # no mode, owner or time of the archive's
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "wb") as file:
+    target = _target(name, into, archive)
+    with _named(name, archive):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = open(target, "wb")  # noqa: SIM115 (what is read below may fail for other reasons)
+    with file:
         shutil.copyfileobj(source, file, BLOCK)
+
+
+@contextlib.contextmanager
+def _named(name: str, archive: Path) -> Iterator[None]:
+    """Raise `DataError` for a name that the file system refuses."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise DataError(f"{archive} holds {name} both as a file and as a folder.") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        shown = name if len(name) < 100 else f"{name[:99]}…"
+        raise DataError(
+            f"{archive} holds a name that is too long for this file system: {shown}."
+        ) from None

@@ -9,7 +9,7 @@ from typing import Any, Callable, Tuple
 
 import numpy as np
 
-from gluon_amp.data.decode import DecodeError
+from gluon_amp.data.decode import DecodeError, cv2
 from gluon_amp.data.source import DataError, Images, UnreadableImageError
 
 from mxnet.gluon.data import Dataset
@@ -99,7 +99,7 @@ class DecodedImages(Images):
         try:
             encoded, label = self._encoded.read(index)
             self._transform(encoded, generator, out)
-        except (DecodeError, OSError):
+        except (DecodeError, OSError, cv2.error, MemoryError):  # or of an absurd size
             raise UnreadableImageError(self._encoded.name(index)) from None
         if not 0 <= label < self._classes:
             raise DataError(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Collection, Sequence, Tuple
 
-from gluon_amp.data.source import DataError
+from gluon_amp.data.source import DataError, read_file
 
 CLASSES_FILE = "classes.json"
 
@@ -28,8 +28,8 @@ def read_classes(folder: Path) -> Tuple[str, ...]:
     if not path.exists():
         return ()
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError):
+        names = json.loads(read_file(path))
+    except (ValueError, OSError, RecursionError):
         names = None
     if (
         not isinstance(names, list)

@@ -6,17 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from gluon_amp.data.packing import Encoding
+from gluon_amp.data.packing import LONGEST, Encoding
 from gluon_amp.data.source import DataError
 from gluon_amp.data.splitting import Split
-from gluon_amp.training.options import Parser, natural, positive_int
-
-
-def quality(text: str) -> int:
-    """Read a whole number from 1 to 100."""
-    if not text.isdecimal() or not 1 <= int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 100, got {text!r}")
-    return int(text)
+from gluon_amp.training.options import Parser, natural, positive_int, whole
 
 
 def add_options(parser: Parser, per_class: str) -> None:
@@ -39,12 +32,12 @@ def add_options(parser: Parser, per_class: str) -> None:
         help="decides which, and the order of the training images (default: %(default)s)")
     add("--without", action="append", default=[], metavar="NAME",
         help="leave out this class, or this image as CLASS/FILE; may be repeated")
-    add("--resize", type=natural, default=256, metavar="PIXELS",
+    add("--resize", type=whole(0, LONGEST), default=256, metavar="PIXELS",
         help="shorter side of the stored images, 0 keeps the files as they are "
              "(default: %(default)s)")
-    add("--quality", type=quality, default=95, metavar="N",
+    add("--quality", type=whole(1, 100), default=95, metavar="N",
         help="of the JPEGs, 1 to 100 (default: %(default)s)")
-    add("--num-workers", "-j", type=positive_int, metavar="N",
+    add("--num-workers", "-j", type=whole(1, 1024), metavar="N",
         help="threads that pack (default: one for each core)")
     add("--overwrite", action="store_true",
         help="replace what was packed with other options")

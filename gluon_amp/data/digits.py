@@ -17,34 +17,38 @@ SIZE = 32
 CLASSES = 10
 SPLIT_SEED = 0
 SHARE = 5  # one image in five validates
-SHIFT = 2  # pixels, either way
+SHIFT = 16  # the largest shift, either way, is the size over this: 2 pixels of 32
 MEAN, STD = 0.305, 0.324  # of the training pixels, after division by 255
 
 
-def enlarge(images: np.ndarray) -> np.ndarray:
-    """Resize 8×8 grey levels 0..16 to 32×32 uint8, bilinear.
+def enlarge(images: np.ndarray, size: int = SIZE) -> np.ndarray:
+    """Resize grey levels 0..16 to uint8, bilinear.
 
-    Written out because every product is a multiple of a power of two, hence exact: the same bytes
-    come out on every machine, which a library's vectorised resize does not promise.
+    Written out with weights that are whole numbers, so that the sums are exact: the same bytes come
+    out on every machine, which a library's vectorised resize does not promise.
 
     Parameters
     ----------
     images : ndarray
         (N, 8, 8), values 0..16.
+    size : int
+        Height and width of the result.
 
     Returns
     -------
     ndarray
-        uint8, (N, 32, 32).
+        uint8, (N, size, size).
     """
-    small = images.shape[-1]
-    centre = np.clip((np.arange(SIZE) + 0.5) * small / SIZE - 0.5, 0, small - 1)
-    left = np.minimum(centre.astype(int), small - 2)
-    weights = np.zeros((SIZE, small))
-    weights[np.arange(SIZE), left] = 1 - (centre - left)
-    weights[np.arange(SIZE), left + 1] = centre - left
-    large = weights @ (images * (255 / 16)) @ weights.T
-    return np.rint(large).astype(np.uint8)
+    small, unit = images.shape[-1], 2 * size  # positions and weights are multiples of 1 / unit
+    centre = np.clip((2 * np.arange(size) + 1) * small - size, 0, (small - 1) * unit)
+    left = np.minimum(centre // unit, small - 2)
+    weights = np.zeros((size, small))
+    weights[np.arange(size), left] = (left + 1) * unit - centre
+    weights[np.arange(size), left + 1] = centre - left * unit
+    result = np.empty((len(images), size, size), np.uint8)
+    for image, out in zip(images, result):  # one by one, as all in float64 may be gigabytes
+        out[...] = np.rint(weights @ (image * 255.0) @ weights.T / (16 * unit**2))
+    return result
 
 
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
@@ -60,13 +64,20 @@ def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     return by_class[~validates], by_class[validates]
 
 
-def load_digits() -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
+def load_digits(
+    size: int = SIZE,
+) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
     """Return ``(train_images, train_labels), (val_images, val_labels)``.
+
+    Parameters
+    ----------
+    size : int
+        Height and width of the images.
 
     Returns
     -------
     images : ndarray
-        uint8, (1437, 32, 32) and (360, 32, 32), grey.
+        uint8, (1437, size, size) and (360, size, size), grey.
     labels : ndarray
         int32, 0..9.
 
@@ -83,7 +94,7 @@ def load_digits() -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.n
             "run `pip install 'gluon-amp[data]'`."
         ) from None
     digits = load()
-    images, labels = enlarge(digits.images), digits.target.astype(np.int32)
+    images, labels = enlarge(digits.images, size), digits.target.astype(np.int32)
     train, val = split(labels)
     return (images[train], labels[train]), (images[val], labels[val])
 
@@ -95,10 +106,11 @@ def normalise(image: np.ndarray) -> np.ndarray:
 
 
 def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Move a grey image by up to `SHIFT` pixels, filling with background; then normalise it."""
+    """Move a grey image by up to a sixteenth, filling with background; then normalise it."""
     height, width = image.shape
-    top, left = generator.integers(0, 2 * SHIFT + 1, size=2)
-    return normalise(np.pad(image, SHIFT)[top : top + height, left : left + width])
+    most = height // SHIFT
+    top, left = generator.integers(0, 2 * most + 1, size=2)
+    return normalise(np.pad(image, most)[top : top + height, left : left + width])
 
 
 def _dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
@@ -112,17 +124,24 @@ def _only(
     return images[kept], np.searchsorted(keep, labels[kept]).astype(np.int32)
 
 
-def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES)) -> Source:
-    """Return the digits as a `Source`; `seed` decides the random shifts, not the split.
+def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int = SIZE) -> Source:
+    """Return the digits as a `Source`.
 
-    Of some digits only, in ascending order, if `keep` names them; labels are positions in it.
+    Parameters
+    ----------
+    seed : int
+        Decides the random shifts, not the split.
+    keep : sequence of int
+        The digits to use, in ascending order; labels are positions in it.
+    size : int
+        Height and width of the images.
     """
-    train, val = (_only(keep, *part) for part in load_digits())
+    train, val = (_only(keep, *part) for part in load_digits(size))
     return Source(
         name="digits",
         train=Augmented(_dataset(*train), shift, seed),
         val=_dataset(*val).transform_first(normalise, lazy=False),
         classes=len(keep),
-        image_shape=(3, SIZE, SIZE),
+        image_shape=(3, size, size),
         class_names=tuple(map(str, keep)),
     )

@@ -7,7 +7,7 @@ from typing import List, Tuple
 from gluon_amp.data.augment import DecodedImages, EncodedImages
 from gluon_amp.data.classes import check_same_classes
 from gluon_amp.data.imagenet_transforms import GLUONCV, Look, TrainingTransform, ValidationTransform
-from gluon_amp.data.source import DataError, Source
+from gluon_amp.data.source import DataError, Source, read_file
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -45,8 +45,7 @@ class FolderImages(EncodedImages):
 
     def read(self, index: int) -> Tuple[bytes, int]:
         path, label = self._items[index]
-        with open(path, "rb") as file:
-            return file.read(), label
+        return read_file(path), label
 
     def name(self, index: int) -> str:
         return self._items[index][0]

@@ -1,14 +1,14 @@
 """Batches: in a seeded order for training, every image exactly once for validation."""
 
 import ctypes
-import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Deque, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from gluon_amp.data.source import DataError, Images, UnreadableImageError
+from gluon_amp.hardware import count_processors
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -17,12 +17,7 @@ from mxnet.ndarray import NDArray
 
 PREFETCH = 2  # batches in work besides the one that is waited for
 TASK = 8  # images that a worker takes at once
-NO_CLASS = -1  # the label of a validation image that cannot be read: every answer is wrong
-
-
-def default_workers() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0))
+NO_CLASS = -1  # stands for the label of an image that cannot be read until the image is left out
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
@@ -63,7 +58,7 @@ class _Batch(NamedTuple):
     images: np.ndarray
     labels: np.ndarray
     positions: List[int]
-    unreadable: Set[str]
+    unreadable: Dict[int, str]
     tasks: List[Future]
 
 
@@ -90,25 +85,25 @@ class _Loader:
         if not 0 <= part_index < num_parts:
             raise ValueError(f"part_index is {part_index}, expected 0 to {num_parts - 1}.")
         self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
-        workers = default_workers() if num_workers is None else num_workers
+        workers = count_processors() if num_workers is None else num_workers
         self._pool = ThreadPoolExecutor(workers, "gluon_amp_data") if workers else None
         self.batch_size = batch_size
         self._part = part_index, num_parts
-        self._unreadable: Set[str] = set()
+        self._unreadable: Dict[int, str] = {}  # by position: names need not be unique
 
     @property
     def unreadable(self) -> List[str]:
         """Names of the images of the newest pass that could not be read, sorted."""
-        return sorted(self._unreadable)
+        return sorted(self._unreadable.values())
 
     def __len__(self) -> int:
         return -(-self.images // self.batch_size)
 
-    def _write(self, position: int, out: np.ndarray, unreadable: Set[str]) -> int:
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
         raise NotImplementedError
 
     def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
-        self._unreadable = unreadable = set()
+        self._unreadable = unreadable = {}
         working: Deque[_Batch] = deque()
         try:
             for first in range(0, len(positions), self.batch_size):
@@ -123,7 +118,7 @@ class _Loader:
                 for task in batch.tasks:
                     task.cancel()
 
-    def _start(self, positions: np.ndarray, unreadable: Set[str]) -> _Batch:
+    def _start(self, positions: np.ndarray, unreadable: Dict[int, str]) -> _Batch:
         count = len(positions)
         arrays = [
             mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
@@ -211,24 +206,25 @@ class TrainingBatches(_Loader):
         positions = order[part::parts] + number * length
         return self._load(positions[start * self.batch_size :])
 
-    def _write(self, position: int, out: np.ndarray, unreadable: Set[str]) -> int:
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
         length = len(self._images)
         epoch, index = divmod(position, length)
         for further in range(length):
+            tried = (index + further) % length
             try:
-                return self._images.write(epoch * length + (index + further) % length, out)
+                return self._images.write(epoch * length + tried, out)
             except UnreadableImageError as image:
-                unreadable.add(str(image))
-        raise DataError(f"none of the {length} images can be read, for example {min(unreadable)}.")
+                unreadable[tried] = str(image)
+        raise _none_readable(length, unreadable)
 
 
 class ValidationBatches(_Loader):
     """Batches that hold every image of a dataset exactly once, in every pass; the last is smaller.
 
+    An image that cannot be read is left out, so its batch is smaller, too.
+
     `mx.io.ImageRecordIter` cannot do that: it repeats images of the first batch to fill the last
     one, skips them in the next pass, and its ``pad`` is stale (MXNet 1.9.1).
-
-    An image that cannot be read is black with the label `NO_CLASS`, so it counts as a wrong answer.
 
     Parameters
     ----------
@@ -258,15 +254,27 @@ class ValidationBatches(_Loader):
         self.images = len(self._positions)
 
     def __iter__(self) -> Iterator[List[NDArray]]:
-        return self._load(self._positions)
+        for images, labels in self._load(self._positions):
+            readable = np.flatnonzero(labels.asnumpy() != NO_CLASS)
+            if len(readable) == len(labels):
+                yield [images, labels]
+            elif len(readable):
+                yield [mx.nd.array(array.asnumpy()[readable], dtype=array.dtype)
+                       for array in (images, labels)]  # fmt: skip
+        if self.images and len(self._unreadable) == self.images:
+            raise _none_readable(self.images, self._unreadable)
 
-    def _write(self, position: int, out: np.ndarray, unreadable: Set[str]) -> int:
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
         try:
             return self._images.write(position, out)
         except UnreadableImageError as image:
-            unreadable.add(str(image))
-            out[...] = 0
+            unreadable[position] = str(image)
             return NO_CLASS
+
+
+def _none_readable(images: int, unreadable: Dict[int, str]) -> DataError:
+    example = min(unreadable.values())
+    return DataError(f"none of the {images} images can be read, for example {example}.")
 
 
 validation_batches = ValidationBatches

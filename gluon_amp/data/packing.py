@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from gluon_amp import atomic
-from gluon_amp.cpu import count_cores
 from gluon_amp.data.classes import write_classes
 from gluon_amp.data.decode import DecodeError, cv2, decode, require_opencv
 from gluon_amp.data.progress import bar
-from gluon_amp.data.source import DataError
+from gluon_amp.data.source import DataError, read_file
 from gluon_amp.data.splitting import Image
+from gluon_amp.hardware import count_processors
 
 from mxnet import recordio
 
@@ -109,7 +109,7 @@ def pack(
     options : mapping
         What decided the content, as JSON can hold it, for `packed_with`.
     workers : int, optional
-        Threads; one for each core if not given. OpenCV works outside Python's lock.
+        Threads; one for each processor if not given. OpenCV works outside Python's lock.
 
     Returns
     -------
@@ -122,7 +122,7 @@ def pack(
         A file is no whole image, or another process is packing into this folder.
     """
     require_opencv()
-    workers = workers or count_cores()
+    workers = workers or count_processors()
     try:
         with atomic.folder(out) as folder, ThreadPoolExecutor(workers) as pool:
             for name, part in parts.items():
@@ -173,9 +173,9 @@ def packed_with(
         return None
     again = "pass --overwrite to pack again"
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(read_file(path))
         before, sizes = dict(manifest["options"]), dict(manifest["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path} is damaged: {again}.") from None
     now = {**options, **asdict(encoding)}
     for name in [*now, *before]:
@@ -205,7 +205,7 @@ def _write_part(
     def encode(image: Image) -> bytes:
         path = part.folder / image.name
         try:
-            return encoding(path.read_bytes())
+            return encoding(read_file(path))
         except DecodeError as error:
             raise DataError(
                 f"{path} cannot be packed, {error}: replace it, or pass --without {image.name}."

@@ -23,6 +23,7 @@ START = struct.Struct("<II")
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 IMAGE_HEADER = struct.Struct("<IfQQ")
 RECORDS_CHECKED = 100_000
+MOST_CLASSES = 2**24  # a label is a float32, which cannot count further
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,12 @@ class RecordImages(EncodedImages):
 
     def _label(self, index: int, data: bytes) -> int:
         count, label, _, _ = IMAGE_HEADER.unpack_from(data)
-        if count or label < 0 or not label.is_integer():
+        if count or not 0 <= label < MOST_CLASSES or not label.is_integer():
             what = f"{count} labels" if count else f"the label {label:g}"
-            raise DataError(f"{self.name(index)} has {what}, expected one whole number from 0 up.")
+            raise DataError(
+                f"{self.name(index)} has {what}, expected one whole number from 0 to "
+                f"{MOST_CLASSES - 1:,}."
+            )
         return int(label)
 
 

@@ -1,6 +1,10 @@
 """What a training run needs to know of its data: two sets of images, their classes, their shape."""
 
+import errno
+import os
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Iterable, Tuple
 
 import numpy as np
@@ -90,6 +94,19 @@ class Source:
     @property
     def val_images(self) -> int:
         return len(self.val)
+
+
+def read_file(path: "os.PathLike[str]") -> bytes:
+    """Return the content of a regular file.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or it is something else, such as a FIFO, which would never end.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return Path(path).read_bytes()
 
 
 def unreadable_in_words(names: Iterable[str], shown: int = 3) -> str:

@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.data.source import DataError
+from gluon_amp.data.source import DataError, read_file
 
 from mxnet import nd
 from mxnet.ndarray import NDArray
@@ -48,7 +48,7 @@ def read_sources(folder: Path) -> Dict[str, str]:
     texts = {}
     for path in sorted(set(folder.glob("*.py")) - foreign):
         try:
-            texts[path.name] = path.read_text(encoding="utf-8")
+            texts[path.name] = read_file(path).decode("utf-8").replace("\r\n", "\n")
         except UnicodeDecodeError:
             continue
         except OSError as error:

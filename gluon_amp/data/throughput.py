@@ -8,9 +8,10 @@ from typing import Dict, Iterator, List, Optional, Sequence
 
 from gluon_amp.data import imagenet_transforms
 from gluon_amp.data.imagenet_transforms import Look
-from gluon_amp.data.loader import TrainingBatches, default_workers
+from gluon_amp.data.loader import TrainingBatches
 from gluon_amp.data.records import RecordFiles, open_records
 from gluon_amp.data.source import DataError, Source
+from gluon_amp.hardware import count_processors
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -100,7 +101,7 @@ def record_iter_threads(asked: int) -> int:
 
     Source: MXNet 1.9.1, ``src/io/iter_image_recordio_2.cc``: at most half of the cores less one.
     """
-    return min(asked, max(default_workers() // 2 - 1, 1))
+    return min(asked, max(count_processors() // 2 - 1, 1))
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def compare(
     DataError
         `open_records` does, or there are fewer images than in a batch.
     """
-    source, num_workers = open_records(files, look=Look(size)), num_workers or default_workers()
+    source, num_workers = open_records(files, look=Look(size)), num_workers or count_processors()
     if source.train_images < batch_size:
         raise DataError(
             f"{files.train} has {source.train_images} images, fewer than a batch of {batch_size}, "

@@ -8,12 +8,11 @@ import ctypes
 import platform
 import shutil
 import subprocess
-import sys
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp import cpu
+from gluon_amp import hardware
 from gluon_amp.cuda_libraries import DRIVER, installed_wheels
 from gluon_amp.lowering import bfloat16, native, native_build
 
@@ -67,7 +66,6 @@ class Machine(NamedTuple):
 
 def read_machine() -> Machine:
     """Read what this machine has; the first call may build the C++ kernels (seconds)."""
-    name, flags = read_cpu()
     compiler = native_build.compiler()
     return Machine(
         python=platform.python_version(),
@@ -77,9 +75,9 @@ def read_machine() -> Machine:
         wheels=installed_wheels(),
         cuda_build=mx.runtime.Features().is_enabled("CUDA"),
         driver=read_driver(),
-        cpu_name=name,
-        cores=cpu.count_cores(),
-        cpu_flags=flags,
+        cpu_name=hardware.cpu_name(),
+        cores=hardware.count_cores(),
+        cpu_flags=hardware.cpu_flags(),
         cpu_bfloat16=bfloat16.runs_on_cpu(),
         compiler=" ".join(compiler) if compiler else None,
         native=native.available(),
@@ -127,14 +125,3 @@ def parse_nvidia_smi(printed: str) -> List[Gpu]:
         if name and dot and major.isdigit() and minor.isdigit():
             gpus.append(Gpu(name.strip(), (int(major), int(minor))))
     return gpus
-
-
-def read_cpu() -> Tuple[str, FrozenSet[str]]:
-    """Return the CPU's name and its flags, as Linux names them; no flags on another system."""
-    name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
-        lines = cpu.CPUINFO.read_text().splitlines()
-        name = next(
-            (x.partition(":")[2].strip() for x in lines if x.startswith("model name")), name
-        )
-    return name, cpu.flags()

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from gluon_amp import cpu
+from gluon_amp.hardware import cpu_flags
 
 import mxnet as mx
 
@@ -46,7 +46,7 @@ def runs_on_cpu() -> bool:
 
     Elsewhere the answer is known, and MXNet would complain on standard error.
     """
-    has = cpu.flags()
+    has = cpu_flags()
     if (has and not has >= AVX512) or os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in LESS:
         return False
     # NDArray functions take MXNet's structured dtype; only graphs take the name 'bfloat16'

@@ -1,26 +1,21 @@
 """What the runs of a table ran on, in words."""
 
-import platform
 import re
 import subprocess
 from collections import Counter
-from pathlib import Path
 
-from gluon_amp.cpu import count_cores
+from gluon_amp.hardware import count_cores, cpu_flags, cpu_name
 
-CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
 
 
-def describe_cpu(cpuinfo: str, cores: int) -> str:
-    """Return model, cores and bfloat16 instructions, from the text of ``/proc/cpuinfo``."""
-    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    has = set(flags[1].split()) if flags else set()
-    parts = [found[1].strip() if found else platform.machine()]
+def describe_cpu() -> str:
+    """Return the CPU's model, cores and bfloat16 instructions."""
+    cores, flags = count_cores(), cpu_flags()
+    parts = [cpu_name()]
     if cores:
         parts.append(f"{cores} core{'s' if cores > 1 else ''}")
-    parts += [name for flag, name in BFLOAT16_FLAGS.items() if flag in has]
+    parts += [name for flag, name in BFLOAT16_FLAGS.items() if flag in flags]
     return ", ".join(parts)
 
 
@@ -34,8 +29,7 @@ def describe(devices: str) -> str:
     """Return the hardware behind MXNet devices such as 'cpu(0)' or 'gpu(0), gpu(1)'."""
     numbers = re.findall(r"gpu\((\d+)\)", devices)
     if not numbers:
-        text = CPUINFO.read_text() if CPUINFO.exists() else ""
-        return describe_cpu(text, count_cores())
+        return describe_cpu()
     ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={','.join(numbers)}"]
     try:
         return describe_gpus(subprocess.run(ask, capture_output=True, encoding="utf-8").stdout)

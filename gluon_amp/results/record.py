@@ -117,13 +117,13 @@ def read(folder: Path) -> Run:
     UsageError
         A file is missing or damaged, or the log does not tell of every epoch.
     """
-    about = _json(folder / RUN)
+    about = read_json(folder / RUN)
     try:
         configuration = Configuration(**about["configuration"])
         seed, hardware, failure = about["seed"], about["hardware"], about["failure"]
         if failure is not None:
             return Run(configuration, seed, hardware, failure=failure)
-        summary, text = _json(folder / SUMMARY), _text(folder / LOG)
+        summary, text = read_json(folder / SUMMARY), _text(folder / LOG)
         epochs = read_log(text)
         missing = set(range(summary["epochs"])) - epochs["error"].keys()
         if missing:
@@ -176,8 +176,19 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _json(path: Path) -> Dict:
+def read_json(path: Path) -> Dict:
+    """Return the object in a JSON file.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, or it holds something else.
+    """
+    text = _text(path)
     try:
-        return json.loads(_text(path))
-    except json.JSONDecodeError:
-        raise UsageError(f"{path} is damaged: it is not JSON.") from None
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is damaged: it is not a JSON object.")
+    return value

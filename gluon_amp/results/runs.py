@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Sequence, Set
 
 from gluon_amp import atomic
-from gluon_amp.cpu import count_cores
+from gluon_amp.hardware import count_cores
 from gluon_amp.results.hardware import describe
 from gluon_amp.results.recipes import Experiment, Options
-from gluon_amp.results.record import LOG, RUN, SUMMARY, Configuration, Run, read
+from gluon_amp.results.record import LOG, RUN, SUMMARY, Configuration, Run, read, read_json
 from gluon_amp.training.interruption import SIGNALS, RunInterruptedError
 from gluon_amp.training.options import UsageError
 
@@ -46,7 +46,7 @@ class Job:
     @property
     def finished(self) -> bool:
         path = self.folder / RUN
-        return path.exists() and json.loads(path.read_text())["failure"] is None
+        return path.exists() and read_json(path).get("failure", "") is None
 
 
 def jobs(
@@ -224,7 +224,7 @@ class Runner:
     def _write(self, job: Job, failure, peak_memory: int) -> None:
         devices = ""
         if failure is None:
-            devices = json.loads((job.folder / SUMMARY).read_text())["devices"]
+            devices = read_json(job.folder / SUMMARY)["devices"]
         about = {
             "configuration": dataclasses.asdict(job.configuration),
             "seed": job.seed,
@@ -241,7 +241,7 @@ class Runner:
 def _begun(job: Job) -> Dict:
     """Return the arguments that a run was begun with, and how many shared the machine."""
     path = job.folder / BEGUN
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _check_same(job: Job) -> None:

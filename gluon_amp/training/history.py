@@ -40,11 +40,12 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class Validation:
-    """Shares of right answers, 0 to 1, and how many images they were taken over."""
+    """Shares of right answers, 0 to 1, the images they are over, and those that were unreadable."""
 
     top1: float
     top5: float
     images: int
+    unreadable: int = 0
 
 
 @dataclass

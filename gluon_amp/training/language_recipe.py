@@ -11,6 +11,7 @@ from gluon_amp.training.options import (
     positive,
     positive_int,
     same_option,
+    whole,
 )
 from gluon_amp.training.recipe import Recipe
 
@@ -35,12 +36,12 @@ class LanguageRecipe:
         help="train on so many; a tenth as many, of other files, validate",
     )  # fmt: skip
     embedding: int = option(
-        64, "--embedding", type=positive_int, metavar="N", help="size of a character's vector"
+        64, "--embedding", type=whole(1, 65536), metavar="N", help="size of a character's vector"
     )
     hidden: int = option(
-        128, "--hidden", type=positive_int, metavar="N", help="size of an LSTM layer"
+        128, "--hidden", type=whole(1, 65536), metavar="N", help="size of an LSTM layer"
     )
-    layers: int = option(1, "--layers", type=positive_int, metavar="N", help="LSTM layers")
+    layers: int = option(1, "--layers", type=whole(1, 1024), metavar="N", help="LSTM layers")
     num_epochs: int = same_option(Recipe, "num_epochs", 4, help="passes over the text")
     lr: Optional[float] = same_option(
         Recipe, "lr", type=positive,

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from gluon_amp.cast import cast
 from gluon_amp.data.text import CLASSES, Chunks, open_text
 from gluon_amp.describe import describe
+from gluon_amp.hardware import peak_mebibytes
 from gluon_amp.loss_scale import NoLossScale
 from gluon_amp.trainer import Trainer
 from gluon_amp.training import log, report
@@ -323,7 +324,7 @@ class Run:
             skipped_steps=self.loop.skipped,
             steps=self.loop.steps,
             images_per_second=sum(result.images for result in trained) / took,
-            peak_mebibytes=report.peak_mebibytes(),
+            peak_mebibytes=peak_mebibytes(),
             train_seconds=took,
             seconds=seconds,
         )

@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Dict, Iterator, List, Optional, Sequence, Set, TextIO, Tuple
 
-from gluon_amp.training.options import Parser, UsageError, positive, positive_int
+from gluon_amp.training.options import Parser, UsageError, path, positive, whole
 
 LOCALHOST = "127.0.0.1"
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text()
@@ -107,15 +107,14 @@ def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         prog="launch.py",
         usage="launch.py -n WORKERS [-s SERVERS] [-H HOSTFILE] [options] -- COMMAND ...",
         description=DESCRIPTION,
-        allow_abbrev=False,
     )
     add = made.add_argument
     # fmt: off
-    add("-n", "--num-workers", type=positive_int, required=True, metavar="N",
+    add("-n", "--num-workers", type=whole(1, 4096), required=True, metavar="N",
         help="processes that train")
-    add("-s", "--num-servers", type=positive_int, metavar="N",
+    add("-s", "--num-servers", type=whole(1, 4096), metavar="N",
         help="processes that add up gradients (default: as many as workers)")
-    add("-H", "--hostfile", type=Path, metavar="FILE",
+    add("-H", "--hostfile", type=path, metavar="FILE",
         help="machines to use, one HOST or USER@HOST or HOST:SSHPORT on a line")
     add("--launcher", choices=("local", "ssh"),
         help="local runs all here, on 127.0.0.1 (default: ssh where there is a hostfile)")
@@ -127,7 +126,7 @@ def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         help="only for servers")
     add("--env-worker", action="append", default=[], type=_variable, metavar="NAME[=VALUE]",
         help="only for workers")
-    add("--gpus-per-worker", type=positive_int, metavar="N",
+    add("--gpus-per-worker", type=whole(1, 4096), metavar="N",
         help="give each worker N GPUs of its machine (default: each sees all)")
     add("--grace", type=positive, default=60.0, metavar="SECONDS",
         help="after Ctrl-C or SIGTERM: time to save, before all is ended (default: 60)")

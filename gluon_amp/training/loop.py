@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from gluon_amp.data import TrainingBatches
+from gluon_amp.data import TrainingBatches, unreadable_in_words
 from gluon_amp.trainer import StepReport
 from gluon_amp.training import log
 from gluon_amp.training.engine import Engine
@@ -214,12 +214,12 @@ class Loop:
         )  # fmt: skip
 
     def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
-        """Count right answers over every image exactly once, and log them.
+        """Count right answers over every readable image exactly once, and log them.
 
         Parameters
         ----------
-        batches : iterable
-            This worker's share of the images.
+        batches : ValidationBatches or Chunks
+            This worker's share of the images. Those that cannot be read are in `unreadable`.
         expected : int
             How many images there are for all workers together.
 
@@ -233,15 +233,24 @@ class Loop:
             for label, output in self.engine.predict(batch):
                 top1.update(label, output)
                 top5.update(label, output)
-        right1, right5, images = self.workers.total([top1.right, top5.right, top1.images])
-        if images != expected:
-            raise TrainingError(f"validated {images:.0f} images, but there are {expected}.")
-        found = Validation(right1 / images, right5 / images, int(images))
+        if batches.unreadable:
+            log.logger.info(
+                log.UNREADABLE, epoch, f"not validated: {unreadable_in_words(batches.unreadable)}"
+            )
+        right1, right5, images, unreadable = self.workers.total(
+            [top1.right, top5.right, top1.images, len(batches.unreadable)]
+        )
+        if images + unreadable != expected:
+            raise TrainingError(
+                f"validated {images:.0f} images, but there are {expected}, {unreadable:.0f} of "
+                "them unreadable."
+            )
+        found = Validation(right1 / images, right5 / images, int(images), int(unreadable))
         log.logger.info(log.VALIDATION, epoch, 1 - found.top1, 1 - found.top5)
         log.logger.info(log.VALIDATED, epoch, found.images, expected)
         self.records.write(
             "validation", self.steps, epoch=epoch, top1=found.top1, top5=found.top5,
-            images=found.images,
+            images=found.images, unreadable=found.unreadable,
         )  # fmt: skip
         return found
 

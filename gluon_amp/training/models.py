@@ -1,11 +1,14 @@
 """Networks by name, from MXNet's model zoo and from GluonCV's."""
 
+import contextlib
 import difflib
+import io
 import re
 from typing import Callable, Dict, Optional, Tuple
 
 from gluon_amp.training.options import UsageError
 
+import mxnet as mx
 from mxnet.gluon import HybridBlock
 from mxnet.gluon.model_zoo import vision
 
@@ -44,6 +47,10 @@ EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
     "inception-v3": ("inceptionv3", None),
 }
 
+# Pixels a side, tried in this order: that of small data sets, multiples of the 32 by which most
+# networks reduce an image, and that of Inception.
+SIZES: Tuple[int, ...] = (*range(32, 289, 32), 299, *range(320, 513, 32))
+
 GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
 
 
@@ -62,7 +69,8 @@ def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
         return {}
 
     def maker(name: str) -> Callable[..., HybridBlock]:
-        return lambda **options: model_zoo.get_model(name, **options)
+        keyword = "num_classes" if name.startswith("hrnet") else "classes"
+        return lambda classes: model_zoo.get_model(name, **{keyword: classes})
 
     names = filter(GLUONCV_CLASSIFIER.fullmatch, model_zoo.get_model_list())
     return {"cifar_resnet8_v1": _cifar_resnet8, **{name: maker(name) for name in names}}
@@ -97,16 +105,59 @@ def build(name: str, classes: int) -> HybridBlock:
     Raises
     ------
     UsageError
-        No classifier has that name; the message lists near matches.
+        No classifier has that name, and the message lists near matches; or GluonCV cannot build it.
     """
     if name in MXNET_MODELS:
         return vision.get_model(name, classes=classes)
     others = _gluoncv_models()
     if name in others:
-        return others[name](classes=classes)
+        try:
+            return others[name](classes=classes)
+        except (KeyError, TypeError, mx.MXNetError) as error:  # not made for this MXNet
+            raise _unusable(name, error) from None
     known = sorted({*MXNET_MODELS, *others})
     near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
     hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
     if not others:
         hint = f"{GLUONCV_MISSING}, or take one of MXNet's, such as {', '.join(near or known[:2])}."
     raise UsageError(f"--model {name} is no image classifier of MXNet's or GluonCV's: {hint}")
+
+
+def least_size(name: str, classes: int) -> int:
+    """Return the least of `SIZES` that a network accepts as the height and width of its images.
+
+    Raises
+    ------
+    UsageError
+        It accepts none of them, or does not have an output for each class.
+    """
+    with mx.name.NameManager():
+        net = build(name, classes)
+        try:
+            outputs = mx.sym.Group([net(mx.sym.var("data"))])
+        except (TypeError, mx.MXNetError) as error:  # several outputs, or not made for this MXNet
+            raise _unusable(name, error) from None
+    reason = ""
+    for size in SIZES:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # infer_shape prints its arguments
+                _, (shape, *_), _ = outputs.infer_shape(data=(1, 3, size, size))
+        except mx.MXNetError as error:
+            reason = str(error).strip().splitlines()[0].partition("MXNetError: ")[2]
+        else:
+            if shape == (1, classes):
+                return size
+            reason = f"it has {shape[-1]} outputs for {classes} classes"
+            break
+    raise UsageError(
+        f"--model {name} fits no size of images from {SIZES[0]} to {SIZES[-1]} ({reason[:150]}): "
+        "give --input-size, or another model."
+    )
+
+
+def _unusable(name: str, error: Exception) -> UsageError:
+    reason = str(error).strip().splitlines()[0]
+    return UsageError(
+        f"--model {name} cannot be built by GluonCV with MXNet {mx.__version__} "
+        f"({type(error).__name__}: {reason[:99]}): choose another model."
+    )

@@ -6,7 +6,9 @@ One table serves the parser, the defaults and the tests, so no alias can go miss
 import argparse
 import dataclasses
 import math
+import os
 import sys
+from pathlib import Path
 from typing import Any, Callable, Dict, NoReturn, Optional, Tuple, Type
 
 
@@ -70,8 +72,12 @@ def same_option(
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, without the usage text in front of it."""
 
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message[:1].lower()}{message[1:]}", file=sys.stderr)
+        line = " ".join(message.split())  # an argument may hold line breaks
+        print(f"{self.prog}: {line[:1].lower()}{line[1:]}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -108,7 +114,6 @@ def parser(
     made = Parser(
         description=description,
         epilog=epilog,
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     for field in dataclasses.fields(options):
@@ -136,54 +141,144 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _number(text: str, kind: Type, what: str, fits: Callable[[Any], bool]) -> Any:
+# MXNet's operators take sizes as int32 and other numbers as float32, and refuse subnormal ones.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
+
+
+def whole(low: int, high: Optional[int] = None) -> Callable[[str], int]:
+    """Return a function that reads a whole number from `low` to `high`, both included.
+
+    Without `high` there is no limit but that of MXNet, `LARGEST_INT`.
+    """
+    most = LARGEST_INT if high is None else high
+    bounds = f"a whole number from {low} to {most}"
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= most:
+            open_ended = high is None and value < low
+            expected = f"a whole number of at least {low}" if open_ended else bounds
+            raise _unexpected(expected, text)
+        return value
+
+    return read
+
+
+def real(
+    low: float, high: Optional[float] = None, above: bool = False, below: bool = False
+) -> Callable[[str], float]:
+    """Return a function that reads a number from `low` to `high`.
+
+    Parameters
+    ----------
+    low : float
+    high : float, optional
+        Without it there is no limit but that of MXNet, `LARGEST_FLOAT`.
+    above, below : bool
+        Leave out `low`, or `high`.
+    """
+    most = LARGEST_FLOAT if high is None else high
+    start = f"above {low:g}" if above else f"from {low:g}"
+    bounds = f"a number {start} {'up to below' if below else 'to'} {most:g}"
+    least = bounds if high is not None else f"a number {start if above else f'of at least {low:g}'}"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value < math.inf or (above and value == low):
+            raise _unexpected(least, text)
+        if value > most or (below and value == most):
+            raise _unexpected(bounds, text)
+        if 0 < abs(value) < SMALLEST_FLOAT:
+            raise _unexpected(f"{least}, and no closer to 0 than {SMALLEST_FLOAT:g}", text)
+        return value
+
+    return read
+
+
+def several(
+    read: Callable[[str], Any], expected: str, count: Optional[int] = None
+) -> Callable[[str], Tuple[Any, ...]]:
+    """Return a function that reads values separated by commas; the empty text has none.
+
+    Parameters
+    ----------
+    read : callable
+        Reads one value.
+    expected : str
+        What to say was expected.
+    count : int, optional
+        How many there must be.
+    """
+
+    def read_all(text: str) -> Tuple[Any, ...]:
+        try:
+            values = tuple(map(read, text.split(",") if text.strip() else ()))
+        except argparse.ArgumentTypeError:
+            raise _unexpected(expected, text) from None
+        if count not in (None, len(values)):
+            raise _unexpected(expected, text)
+        return values
+
+    return read_all
+
+
+def path(text: str) -> Path:
+    """Read the path of a file or folder, which need not exist; ``~`` is the home folder.
+
+    A path that no file can have, or that this user may not look up, is refused.
+    """
     try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not math.isfinite(value) or not fits(value):
-        raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}")
-    return value
+        found = Path(text).expanduser()
+        os.lstat(found)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what is read or written there says so, if it matters
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text[:99]!r}: {error.strerror}") from None
+    except (RuntimeError, ValueError) as error:  # no such user, a NUL
+        raise argparse.ArgumentTypeError(f"{text[:99]!r}: {error}".rstrip(".")) from None
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return found
 
 
-def positive_int(text: str) -> int:
-    """Read a whole number of at least 1."""
-    return _number(text, int, "a whole number of at least 1", lambda value: value >= 1)
+def input_file(text: str) -> Path:
+    """Read the path of a file to read; a FIFO, of which reading need not end, is refused."""
+    found = path(text)
+    if found.exists() and not found.is_file():
+        raise argparse.ArgumentTypeError(f"{found} is not a regular file")
+    return found
 
 
-def natural(text: str) -> int:
-    """Read a whole number of at least 0."""
-    return _number(text, int, "a whole number of at least 0", lambda value: value >= 0)
+def output_file(text: str) -> Path:
+    """Read the path of a file that can be written."""
+    found = path(text)
+    wrong = ""
+    if found.is_dir():
+        wrong = "is a directory, expected a file"
+    elif not found.parent.is_dir():
+        wrong = f"cannot be written: there is no directory {found.parent}"
+    elif not os.access(found if found.exists() else found.parent, os.W_OK):
+        wrong = "cannot be written: permission denied"
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{found} {wrong}")
+    return found
 
 
-def non_negative(text: str) -> float:
-    """Read a number of at least 0."""
-    return _number(text, float, "a number of at least 0", lambda value: value >= 0)
+def _unexpected(expected: str, text: str) -> argparse.ArgumentTypeError:
+    shown = text if len(text) < 100 else f"{text[:99]}…"
+    return argparse.ArgumentTypeError(f"expected {expected}, got {shown!r}")
 
 
-def positive(text: str) -> float:
-    """Read a number above 0."""
-    return _number(text, float, "a number above 0", lambda value: value > 0)
-
-
-def share(text: str) -> float:
-    """Read a number from 0 up to, but not including, 1."""
-    return _number(text, float, "a number from 0 up to below 1", lambda value: 0 <= value < 1)
-
-
-def three_numbers(text: str) -> Tuple[float, ...]:
-    """Read a number for each of red, green and blue, separated by commas."""
-    values = tuple(_number(part, float, "three numbers", lambda value: True)
-                   for part in text.split(","))  # fmt: skip
-    if len(values) != 3:
-        raise argparse.ArgumentTypeError(f"expected three numbers, as in 123,117,104, got {text!r}")
-    return values
-
-
-def int_list(text: str) -> Tuple[int, ...]:
-    """Read whole numbers separated by commas; the empty text is an empty list."""
-    return tuple(
-        _number(part, int, "whole numbers of at least 0, as in 30,60,80", lambda value: value >= 0)
-        for part in text.split(",")
-        if text.strip()
-    )
+positive_int = whole(1)
+natural = whole(0)
+threads = whole(0, 1024)
+non_negative = real(0)
+positive = real(0, above=True)
+share = real(0, 1, below=True)

@@ -13,15 +13,19 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Type, Union
 
 from gluon_amp.training.options import (
     UsageError,
-    int_list,
+    input_file,
     natural,
     non_negative,
     option,
     parser,
+    path,
     positive,
     positive_int,
+    real,
+    several,
     share,
-    three_numbers,
+    threads,
+    whole,
 )
 from gluon_amp.training.workers import KV_STORES
 
@@ -30,6 +34,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 MODES = ("hybrid", "imperative", "module")
 LR_MODES = ("step", "cosine", "poly", "linear", "constant")
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw", "lars", "lamb")
+IMAGENET_SIZE = 224
+LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
 
 
 def loss_scale(text: str) -> Union[str, float]:
@@ -37,9 +43,10 @@ def loss_scale(text: str) -> Union[str, float]:
     if text in ("dynamic", "none"):
         return text
     value = positive(text)
-    if math.frexp(value)[0] != 0.5:
+    if math.frexp(value)[0] != 0.5 or not 2.0**-24 <= value <= 2.0**24:
         raise argparse.ArgumentTypeError(
-            f"expected dynamic, none or a power of two such as 1024, got {text!r}"
+            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, "
+            f"got {text!r}"
         )
     return value
 
@@ -49,7 +56,18 @@ def image_side(text: str) -> int:
     parts = text.split(",")
     if len(parts) == 3 and parts[0] == "3" and parts[1] == parts[2]:
         text = parts[1]
-    return positive_int(text)
+    return whole(1, 8192)(text)
+
+
+def checkpoint(text: str) -> str:
+    """Read 'auto', or the path of a checkpoint."""
+    return text if text == "auto" else str(input_file(text))
+
+
+device_numbers = several(natural, "the numbers of devices, as in 0,1")
+epochs = several(natural, "whole numbers of at least 0, as in 30,60,80")
+colours = several(real(-1e3, 1e3), "three numbers, as in 123,117,104", 3)
+colour_ranges = several(real(1e-3, 1e3), "three numbers from 0.001 to 1000, as in 58,57,57", 3)
 
 
 @dataclass(frozen=True)
@@ -90,15 +108,15 @@ class Recipe:
         help="add up the gradients of N batches for each update",
     )  # fmt: skip
     num_gpus: Optional[int] = option(
-        None, "--num-gpus", type=natural, metavar="N",
+        None, "--num-gpus", type=whole(0, 1024), metavar="N",
         help="use the first N GPUs, 0 for the CPU (default: all there are)",
     )  # fmt: skip
     gpus: Optional[Tuple[int, ...]] = option(
-        None, "--gpus", type=int_list, metavar="0,1",
+        None, "--gpus", type=device_numbers, metavar="0,1",
         help="use these GPUs, by number",
     )  # fmt: skip
     cpus: Optional[int] = option(
-        None, "--cpus", type=positive_int, metavar="N",
+        None, "--cpus", type=whole(1, 1024), metavar="N",
         help="train on N CPU devices, to try out what several GPUs would do",
     )  # fmt: skip
     kv_store: str = option(
@@ -110,23 +128,23 @@ class Recipe:
         help="what to train on (default: what --data-dir or --rec-train name)",
     )  # fmt: skip
     data_dir: Path = option(
-        Path("~/.mxnet/datasets/imagenet"), "--data-dir", "--data", type=Path, metavar="DIR",
+        Path("~/.mxnet/datasets/imagenet"), "--data-dir", "--data", type=path, metavar="DIR",
         help="holds train/CLASS/*.jpg and val/CLASS/*.jpg",
     )  # fmt: skip
     rec_train: Optional[Path] = option(
-        None, "--rec-train", "--data-train", type=Path, metavar="FILE",
+        None, "--rec-train", "--data-train", type=input_file, metavar="FILE",
         help="packed training images",
     )  # fmt: skip
     rec_train_idx: Optional[Path] = option(
-        None, "--rec-train-idx", "--data-train-idx", type=Path, metavar="FILE",
+        None, "--rec-train-idx", "--data-train-idx", type=input_file, metavar="FILE",
         help="their index (default: the .idx beside the .rec)",
     )  # fmt: skip
     rec_val: Optional[Path] = option(
-        None, "--rec-val", "--data-val", type=Path, metavar="FILE",
+        None, "--rec-val", "--data-val", type=input_file, metavar="FILE",
         help="packed validation images",
     )  # fmt: skip
     rec_val_idx: Optional[Path] = option(
-        None, "--rec-val-idx", "--data-val-idx", type=Path, metavar="FILE",
+        None, "--rec-val-idx", "--data-val-idx", type=input_file, metavar="FILE",
         help="their index",
     )  # fmt: skip
     use_rec: bool = option(
@@ -141,29 +159,30 @@ class Recipe:
         None, "--num-training-samples", "--num-examples", type=positive_int, metavar="N",
         help="stop if the data has another number of training images",
     )  # fmt: skip
-    input_size: int = option(
-        224, "--input-size", "--image-shape", type=image_side, metavar="N",
-        help="height and width that the network gets",
+    input_size: Optional[int] = option(
+        None, "--input-size", "--image-shape", type=image_side, metavar="N",
+        help="height and width that the network gets (default: 224; on the digits, the least that "
+             "the network takes)",
     )  # fmt: skip
     crop_ratio: float = option(
-        0.875, "--crop-ratio", type=positive, metavar="SHARE",
+        0.875, "--crop-ratio", type=real(0, 1, above=True), metavar="SHARE",
         help="validation resizes the short side to INPUT_SIZE / SHARE before it crops",
     )  # fmt: skip
     rgb_mean: Tuple[float, ...] = option(
-        (123.68, 116.779, 103.939), "--rgb-mean", type=three_numbers, metavar="R,G,B",
+        (123.68, 116.779, 103.939), "--rgb-mean", type=colours, metavar="R,G,B",
         help="subtracted from pixels of 0 to 255",
     )  # fmt: skip
     rgb_std: Tuple[float, ...] = option(
-        (58.393, 57.12, 57.375), "--rgb-std", type=three_numbers, metavar="R,G,B",
+        (58.393, 57.12, 57.375), "--rgb-std", type=colour_ranges, metavar="R,G,B",
         help="divides them",
     )  # fmt: skip
     num_workers: Optional[int] = option(
         None, "--num-workers", "-j", "--num-data-workers", "--workers", "--num-worker",
-        "--data-nthreads", type=natural, metavar="N",
+        "--data-nthreads", type=threads, metavar="N",
         help="threads that load images, 0 for none (default: one for each core)",
     )  # fmt: skip
     num_epochs: int = option(
-        90, "--num-epochs", "--epochs", type=positive_int, metavar="N",
+        90, "--num-epochs", "--epochs", type=whole(1, 10**6), metavar="N",
         help="passes over the training images",
     )  # fmt: skip
     lr: Optional[float] = option(
@@ -176,7 +195,7 @@ class Recipe:
         help="step mode: multiply the learning rate by this",
     )  # fmt: skip
     lr_decay_epoch: Tuple[int, ...] = option(
-        (30, 60, 80), "--lr-decay-epoch", "--lr-steps", "--lr-step-epochs", type=int_list,
+        (30, 60, 80), "--lr-decay-epoch", "--lr-steps", "--lr-step-epochs", type=epochs,
         metavar="EPOCHS", help="step mode: at these epochs, counted from 0",
     )  # fmt: skip
     lr_decay_period: int = option(
@@ -193,7 +212,7 @@ class Recipe:
     )  # fmt: skip
     optimizer: str = option("sgd", "--optimizer", choices=OPTIMIZERS, help="update rule")
     momentum: float = option(
-        0.9, "--momentum", "--mom", type=non_negative, metavar="M",
+        0.9, "--momentum", "--mom", type=share, metavar="M",
         help="of sgd, nag and lars",
     )  # fmt: skip
     wd: float = option(
@@ -233,7 +252,7 @@ class Recipe:
         help="begin with the zoo's weights",
     )  # fmt: skip
     pretrained_file: Optional[Path] = option(
-        None, "--pretrained-file", "--pretrained-model", type=Path, metavar="FILE",
+        None, "--pretrained-file", "--pretrained-model", type=input_file, metavar="FILE",
         help="begin with these weights; layers of other shapes begin anew",
     )  # fmt: skip
     from_scratch: bool = option(
@@ -241,7 +260,7 @@ class Recipe:
         help="begin with random weights all the same",
     )  # fmt: skip
     root: Path = option(
-        Path("~/.mxnet/models"), "--root", type=Path, metavar="DIR",
+        Path("~/.mxnet/models"), "--root", type=path, metavar="DIR",
         help="where the zoo's weights are kept",
     )  # fmt: skip
     freeze_features: bool = option(
@@ -258,7 +277,7 @@ class Recipe:
         help="on GPUs, only algorithms that repeat bit for bit (CPUs always do)",
     )  # fmt: skip
     save_dir: Optional[Path] = option(
-        None, "--save-dir", "--model-prefix", type=Path, metavar="DIR",
+        None, "--save-dir", "--model-prefix", type=path, metavar="DIR",
         help="checkpoints and trained float32 parameters go here (default: nowhere)",
     )  # fmt: skip
     save_frequency: int = option(
@@ -274,23 +293,23 @@ class Recipe:
         help="keep the newest N checkpoints, besides the best",
     )  # fmt: skip
     resume: Optional[str] = option(
-        None, "--resume", bare="auto", metavar="auto|FILE",
+        None, "--resume", type=checkpoint, bare="auto", metavar="auto|FILE",
         help="go on from the newest checkpoint of SAVE_DIR, if there is one, or from a file",
     )  # fmt: skip
     resume_epoch: Optional[int] = option(
-        None, "--resume-epoch", "--load-epoch", "--start-epoch", type=natural, metavar="N",
+        None, "--resume-epoch", "--load-epoch", "--start-epoch", type=whole(0, 10**6), metavar="N",
         help="GluonCV's way: begin with this epoch, with ...",
     )  # fmt: skip
     resume_params: Optional[Path] = option(
-        None, "--resume-params", type=Path, metavar="FILE",
+        None, "--resume-params", type=input_file, metavar="FILE",
         help="... these parameters, and ...",
     )  # fmt: skip
     resume_states: Optional[Path] = option(
-        None, "--resume-states", type=Path, metavar="FILE",
+        None, "--resume-states", type=input_file, metavar="FILE",
         help="... these trainer states",
     )  # fmt: skip
     export: Optional[Path] = option(
-        None, "--export", type=Path, metavar="DIR",
+        None, "--export", type=path, metavar="DIR",
         help="export the trained network there, in float32 and in the policy's dtype",
     )  # fmt: skip
     confusions: int = option(
@@ -322,23 +341,23 @@ class Recipe:
         help="log every N batches, 0 for never",
     )  # fmt: skip
     logging_file: Optional[Path] = option(
-        None, "--logging-file", type=Path, metavar="FILE",
+        None, "--logging-file", type=path, metavar="FILE",
         help="append what is logged to this file too",
     )  # fmt: skip
     log_json: Optional[Path] = option(
-        None, "--log-json", type=Path, metavar="FILE",
+        None, "--log-json", type=path, metavar="FILE",
         help="append a line of JSON for every interval and epoch",
     )  # fmt: skip
     tensorboard: Optional[Path] = option(
-        None, "--tensorboard", type=Path, metavar="DIR",
+        None, "--tensorboard", type=path, metavar="DIR",
         help="write loss, top-1, learning rate, loss scale, skips and speed for TensorBoard",
     )  # fmt: skip
     plot: Optional[Path] = option(
-        None, "--plot", type=Path, metavar="FILE",
+        None, "--plot", type=path, metavar="FILE",
         help="draw the error of each epoch as a PNG",
     )  # fmt: skip
     summary_json: Optional[Path] = option(
-        None, "--summary-json", type=Path, metavar="FILE",
+        None, "--summary-json", type=path, metavar="FILE",
         help="write the results here",
     )  # fmt: skip
 
@@ -482,6 +501,8 @@ def _read(
 def check(recipe: Recipe, given: Dict[str, Any]) -> None:
     """Raise `UsageError` where two options contradict each other."""
     gpus = ",".join(map(str, recipe.gpus or ()))
+    size = recipe.input_size or IMAGENET_SIZE
+    resized = size / recipe.crop_ratio
     legacy = [name for name in ("resume_epoch", "resume_params", "resume_states") if name in given]
     conflicts = [
         (recipe.amp and "dtype" in given,
@@ -490,6 +511,9 @@ def check(recipe: Recipe, given: Dict[str, Any]) -> None:
          f"--num-gpus {recipe.num_gpus} and --gpus {gpus} disagree: give one of them."),
         (recipe.cpus and (recipe.gpus or recipe.num_gpus),
          "--cpus and GPUs were both asked for: give one of them."),
+        (resized > LARGEST_RESIZED,
+         f"--crop-ratio {recipe.crop_ratio:g} would resize images to {resized:.0f} pixels: give at "
+         f"least {size / LARGEST_RESIZED:.2g} for --input-size {size}."),
         (recipe.resume and legacy,
          f"--resume and --{legacy[0].replace('_', '-') if legacy else ''} are two ways to go on: "
          "give one of them."),

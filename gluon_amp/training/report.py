@@ -2,16 +2,15 @@
 
 import dataclasses
 import json
-import os
-import re
 import textwrap
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 from gluon_amp import atomic
 from gluon_amp.training.checkpoints import SavingError
-from gluon_amp.training.options import UsageError
+from gluon_amp.training.options import UsageError, output_file
 
 WIDTH = 80
 OBSERVED_NAMES = {
@@ -48,9 +47,9 @@ class Summary:
     Attributes
     ----------
     top1, top5 : float
-        Percent of the validation images after the last epoch.
-    validated, val_images : int
-        How many images that counts, and how many there are.
+        Percent of the validation images that can be read, after the last epoch.
+    validated, unreadable, val_images : int
+        How many images that counts, how many cannot be read, and how many there are.
     best_top1, best_epoch : float, int
         The best epoch's, counted from 0.
     top1_by_epoch : list
@@ -99,6 +98,7 @@ class Summary:
     top1_by_epoch: List[Optional[float]]
     confusions: List[Dict[str, Any]]
     validated: int
+    unreadable: int
     val_images: int
     train_images: int
     best_top1: float
@@ -125,12 +125,16 @@ class Summary:
                     f"{self.top1:.2f} %, best {self.best_top1:.2f} % (epoch {self.best_epoch})",
                 ),
                 ("top-5", f"{self.top5:.2f} %"),
-                ("validated", f"{self.validated}/{self.val_images} images"),
+                ("validated", self._validated()),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
                 ("speed", self._speed()),
                 ("time", f"{self.seconds:.1f} s, {self.epochs} epochs"),
             ]
         )
+
+    def _validated(self) -> str:
+        left_out = f", {self.unreadable} unreadable" if self.unreadable else ""
+        return f"{self.validated}/{self.val_images} images{left_out}"
 
     def _speed(self) -> str:
         if self.images_per_second is None:
@@ -160,21 +164,7 @@ def write_json(path: Path, values: Dict[str, Any]) -> None:
 
 def check_writable(path: Union[str, Path], option: str) -> None:
     """Raise `UsageError` now where a file could not be written at the end of the run."""
-    path = Path(path).expanduser()
-    folder = path.parent
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a directory, expected a file.")
-    if not folder.is_dir():
-        raise UsageError(f"{option} {path} cannot be written: there is no directory {folder}.")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"{option} {path} cannot be written: permission denied.")
-
-
-def peak_mebibytes() -> Optional[float]:
-    """Return the most memory that this process has held, in MiB; None but on Linux."""
     try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) / 1024 if found else None
+        output_file(str(path))
+    except ArgumentTypeError as error:
+        raise UsageError(f"{option} {error}.") from None

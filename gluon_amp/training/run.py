@@ -9,7 +9,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gluon_amp.data import (
     validation_batches,
 )
 from gluon_amp.describe import describe
+from gluon_amp.hardware import peak_mebibytes
 from gluon_amp.loss_scale import NoLossScale
 from gluon_amp.trainer import Trainer
 from gluon_amp.training import initial, log, outcome, report
@@ -38,13 +39,13 @@ from gluon_amp.training.history import Counts, History, Validation
 from gluon_amp.training.interruption import Interruption
 from gluon_amp.training.keeper import Keeper
 from gluon_amp.training.loop import Loop, TrainingError
-from gluon_amp.training.models import build, full_name
+from gluon_amp.training.models import build, full_name, least_size
 from gluon_amp.training.module_engine import ModuleEngine
 from gluon_amp.training.objective import Objective
 from gluon_amp.training.observe import observed_dtypes
 from gluon_amp.training.options import UsageError
 from gluon_amp.training.plot import draw_errors
-from gluon_amp.training.recipe import Recipe, for_data, learning_rate
+from gluon_amp.training.recipe import IMAGENET_SIZE, Recipe, for_data, learning_rate
 from gluon_amp.training.schedule import Schedule
 from gluon_amp.training.workers import Workers, average_statistics, connect
 
@@ -99,7 +100,7 @@ def record_files(recipe: Recipe) -> RecordFiles:
     return RecordFiles(paths["train"], train_idx.expanduser(), paths["val"], val_idx.expanduser())
 
 
-def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
+def open_data(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
     """Return the data to train on, and a sentence where it is not what the options name.
 
     Raises
@@ -107,11 +108,15 @@ def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
     UsageError, DataError
         There is none, or it is not what the options say.
     """
+    if "data_dir" in given and not recipe.data_dir.expanduser().exists():
+        raise UsageError(
+            f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
+        )
     if recipe.benchmark:
         images = recipe.batch_size * len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
-        shape = (3, recipe.input_size, recipe.input_size)
+        shape = (3, *(recipe.input_size or IMAGENET_SIZE,) * 2)
         return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed), None
-    source, instead = _open_real(recipe)
+    source, instead = _open_real(recipe, given)
     for name, expected, found in (
         ("--num-classes", recipe.num_classes, source.classes),
         ("--num-training-samples", recipe.num_training_samples, source.train_images),
@@ -121,12 +126,12 @@ def open_data(recipe: Recipe) -> Tuple[Source, Optional[str]]:
     return source, instead
 
 
-def _open_real(recipe: Recipe) -> Tuple[Source, Optional[str]]:
+def _open_real(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
-    look = Look(recipe.input_size, recipe.crop_ratio, mean, std)
+    look = Look(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
     if recipe.dataset == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
-        return open_digits(recipe.seed, digits), None
+        return _open_digits(recipe, given, digits), None
     if recipe.dataset in ("caltech101", "caltech256"):
         records = open_records(record_files(_caltech(recipe)), recipe.seed, look)
         return dataclasses.replace(records, name=recipe.dataset), None
@@ -135,9 +140,16 @@ def _open_real(recipe: Recipe) -> Tuple[Source, Optional[str]]:
     root = recipe.data_dir.expanduser()
     if root.exists() or recipe.dataset:
         return open_folders(root, recipe.seed, look), None
-    return open_digits(recipe.seed), (
+    return _open_digits(recipe, given, range(10)), (
         f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
     )
+
+
+def _open_digits(recipe: Recipe, given: Dict[str, Any], digits: Sequence[int]) -> Source:
+    """Return the digits in the size asked for, or else the least that the network accepts."""
+    recipe = for_data(recipe, given, "digits")
+    size = recipe.input_size or least_size(full_name(recipe.model, recipe.num_layers), len(digits))
+    return open_digits(recipe.seed, digits, size)
 
 
 def _caltech(recipe: Recipe) -> Recipe:
@@ -204,7 +216,7 @@ def digits_network(recipe: Recipe) -> HybridBlock:
 
     It is what fine-tuning on the others begins with where nothing can be downloaded.
     """
-    source = open_digits(recipe.seed, FEATURE_DIGITS)
+    source = open_digits(recipe.seed, FEATURE_DIGITS, recipe.input_size)
     model = full_name(recipe.model, recipe.num_layers)
     net = build(model, source.classes)
     net.initialize(mx.init.MSRAPrelu())
@@ -424,8 +436,8 @@ def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, List[str]]:
     if recipe.deterministic:
         os.environ.update(DETERMINISTIC)
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
-    data, instead = open_data(recipe)
-    recipe = for_data(recipe, given, data.name)
+    data, instead = open_data(recipe, given)
+    recipe = dataclasses.replace(for_data(recipe, given, data.name), input_size=data.image_shape[1])
     notes = [instead] if instead else []
     if recipe.warmup_epochs != int(recipe.warmup_epochs):
         notes.append(
@@ -717,6 +729,7 @@ def _summary(
         top1_by_epoch=[None if v is None else 100 * v.top1 for v in validated],
         confusions=[confusion._asdict() for confusion in confusions],
         validated=last.images,
+        unreadable=last.unreadable,
         val_images=run.data.val_images,
         train_images=run.data.train_images,
         best_top1=100 * scores[best],
@@ -727,7 +740,7 @@ def _summary(
         steps=run.loop.steps,
         images_per_second=sum(result.images for result in trained) / took if took else None,
         waited_share=sum(result.waited for result in trained) / took if took else None,
-        peak_mebibytes=report.peak_mebibytes(),
+        peak_mebibytes=peak_mebibytes(),
         train_seconds=took,
         seconds=seconds,
     )

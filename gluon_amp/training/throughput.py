@@ -4,10 +4,9 @@ import statistics
 import time
 from typing import Any, Dict
 
-from gluon_amp.data.loader import default_workers
+from gluon_amp import hardware
 from gluon_amp.data.throughput import measure_input
 from gluon_amp.loss_scale import NoLossScale
-from gluon_amp.training import report
 from gluon_amp.training.devices import contexts
 from gluon_amp.training.history import Counts
 from gluon_amp.training.recipe import Recipe, for_data
@@ -54,7 +53,7 @@ def benchmark(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
         "fastest_ms": 1e3 * min(measured),
         "slowest_ms": 1e3 * max(measured),
         "images_per_second": run.total / median,
-        "peak_mebibytes": report.peak_mebibytes(),
+        "peak_mebibytes": hardware.peak_mebibytes(),
         "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
         "skipped_steps": done.skipped_total,
     }
@@ -73,7 +72,7 @@ def test_io(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
     UsageError, DataError
         There is no such data.
     """
-    source, _ = open_data(recipe)
+    source, _ = open_data(recipe, given)
     recipe = for_data(recipe, given, source.name)
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     batch_size = recipe.batch_size * len(devices)
@@ -83,7 +82,9 @@ def test_io(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
         "image_shape": list(source.image_shape),
         "batch_size": batch_size,
         "batches": batches,
-        "num_workers": default_workers() if recipe.num_workers is None else recipe.num_workers,
+        "num_workers": hardware.count_processors()
+        if recipe.num_workers is None
+        else recipe.num_workers,
         "images_per_second": measure_input(source, batch_size, batches, recipe.num_workers),
     }
 

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from standalone import hardware
+
 from benchmarking.measure import Measured, MeasuredRatio
 from benchmarking.suites import DTYPES, Suite
 
@@ -22,18 +24,13 @@ COLOURS = dict(zip(DTYPES, ("#0072B2", "#D55E00", "#009E73")))
 
 def machine(threads: int) -> Dict[str, Any]:
     """Return what the figures depend on: processor, memory, threads, versions."""
-    model, flags = platform.processor() or platform.machine(), set()
-    memory = None
+    flags, memory = hardware.cpu_flags(), None
     if platform.system() == "Linux":
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        told = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-        told = {key.strip(): value.strip() for key, value in told.items()}
-        model, flags = told.get("model name", model), set(told.get("flags", "").split())
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return {
-        "processor": model,
+        "processor": hardware.cpu_name(),
         "instructions": [flag for flag in FLAGS if flag in flags],
-        "processors": os.cpu_count(),
+        "processors": hardware.count_processors(),
         "threads": threads,
         "memory_gib": memory,
         "system": f"{platform.system()} {platform.release()}",

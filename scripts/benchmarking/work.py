@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
+from standalone import hardware
 
 from benchmarking.suites import Case
 
@@ -36,19 +37,12 @@ def serve(case: Case, connection: Connection) -> None:
         connection.send(None)
         for number in iter(connection.recv, None):
             connection.send([_timed(run) for _ in range(number)])
-        connection.send({"mebibytes": peak_mebibytes(), "parameters": parameters(case)})
+        connection.send({"mebibytes": hardware.peak_mebibytes(), "parameters": parameters(case)})
     except (EOFError, KeyboardInterrupt):
         pass  # the parent has gone, and has told why
     except Exception as error:  # the parent has to tell the user, whatever it is
         lines = str(error).strip().splitlines() or [type(error).__name__]
         connection.send(f"{case.label}: {lines[0]}")
-
-
-def peak_mebibytes() -> float:
-    """Return the most memory that this process has held, in MiB (Linux: VmHWM)."""
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
 
 
 def parameters(case: Case) -> int:
