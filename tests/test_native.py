@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp import cpu
+from gluon_amp import hardware
 from gluon_amp.lowering import native, native_build
 from tests.test_float16_emulation import interesting_values
 
@@ -231,7 +231,9 @@ def test_the_sources_ask_no_compiler_for_what_old_ones_do_not_know():
 @pytest.mark.parametrize(
     "instruction_set, flags", [("avx2", {"avx2", "f16c"}), ("avx512", {"avx2", "f16c", "avx512f"})]
 )
-@pytest.mark.skipif(not cpu.flags(), reason="the system does not name the processor's flags")
+@pytest.mark.skipif(
+    not hardware.cpu_flags(), reason="the system does not name the processor's flags"
+)
 def test_the_instruction_sets_are_those_that_linux_names(instruction_set, flags):
-    assert native.select(instruction_set) == (cpu.flags() >= flags)
+    assert native.select(instruction_set) == (hardware.cpu_flags() >= flags)
     native.select(None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gluon_amp  # noqa: F401
-from gluon_amp.cpu import count_cores
+from gluon_amp.hardware import count_cores
 from gluon_amp.results.hardware import describe, describe_cpu, describe_gpus
 from gluon_amp.results.recipes import EXPERIMENTS
 from gluon_amp.results.record import RUN

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Iterator, List, Optional
 
-from gluon_amp import cpu
+from gluon_amp import hardware
 from gluon_amp.lowering.native_build import BuildError, mxnet_library
 
 logger = logging.getLogger("gluon_amp")
@@ -214,7 +214,7 @@ def machine() -> str:
     """Return a name for what a library may depend on beside its own bytes."""
     mxnet = os.stat(mxnet_library())
     parts = [
-        *sorted(cpu.flags()),
+        *sorted(hardware.cpu_flags()),
         platform.release(),
         *platform.libc_ver(),
         str(mxnet.st_size),

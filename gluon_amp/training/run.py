@@ -136,13 +136,21 @@ def _open_real(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Source, Optional[
         records = open_records(record_files(_caltech(recipe)), recipe.seed, look)
         return dataclasses.replace(records, name=recipe.dataset), None
     if recipe.reads_records or recipe.dataset == "rec":
-        return open_records(record_files(recipe), recipe.seed, look), None
+        files = record_files(recipe)
+        return _named(open_records(files, recipe.seed, look), recipe, files.train.parent), None
     root = recipe.data_dir.expanduser()
     if root.exists() or recipe.dataset:
-        return open_folders(root, recipe.seed, look), None
+        return _named(open_folders(root, recipe.seed, look), recipe, root), None
     return _open_digits(recipe, given, range(10)), (
         f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
     )
+
+
+def _named(source: Source, recipe: Recipe, folder: Path) -> Source:
+    """Return a source with the name of its folder, unless it is said to be ImageNet."""
+    if recipe.dataset == "imagenet" or recipe.data_dir == DEFAULT_DATA_DIR:
+        return source
+    return dataclasses.replace(source, name=f"folder-{folder.resolve().name}")
 
 
 def _open_digits(recipe: Recipe, given: Dict[str, Any], digits: Sequence[int]) -> Source:
