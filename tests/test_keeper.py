@@ -20,6 +20,7 @@ from gluon_amp.training.history import Counts
 from gluon_amp.training.interruption import Interruption, RunInterruptedError
 from gluon_amp.training.keeper import Keeper
 from gluon_amp.training.loop import DivergedError, measured
+from gluon_amp.training.models import build
 from gluon_amp.training.options import UsageError
 from gluon_amp.training.recipe import read
 from gluon_amp.training.script import run as run_script
@@ -393,3 +394,44 @@ def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
         for p, value in zip(statistics, saved_values):
             np.testing.assert_array_equal(p.data().asnumpy(), (value + rank).astype(np.float32))
     assert math.isnan(Counts().loss.value)
+
+
+# ------------------------------------------------------------------------------ forged checkpoints
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda extra: extra.pop("progress"),
+        lambda extra: extra.update(position=[1]),
+        lambda extra: extra.update(position=[1, -1]),
+        lambda extra: extra.update(position=[7, 0]),
+        lambda extra: extra.update(position="ab"),
+        lambda extra: extra["identity"].pop("seed"),
+        lambda extra: extra["identity"].update(model=[1]),
+        lambda extra: extra["progress"].update(rate="fast"),
+        lambda extra: extra["progress"].update(workers=[]),
+        lambda extra: extra["progress"]["workers"][0].pop("counts"),
+        lambda extra: extra["progress"]["workers"][0]["counts"].update(right=None),
+        lambda extra: extra["progress"]["workers"][0].update(statistics="!"),
+        lambda extra: extra["progress"]["workers"][0].update(statistics="AAAAAA=="),
+        lambda extra: extra["progress"]["history"].update(trained=3),
+        lambda extra: extra["progress"]["history"].update(steps=1.5),
+        lambda extra: extra["progress"]["history"].update(validated=[{"top1": 1}]),
+    ],
+)
+def test_a_forged_checkpoint_is_refused_in_one_sentence(forge, tmp_path, capsys):
+    saved = tmp_path / "saved"
+    assert run("--save-dir", saved, "--model", "cifar_resnet8_v1") == 0
+    (path,) = saved.glob("epoch001*.ckpt")
+    net = build("cifar_resnet8_v1", 10)
+    net.initialize()
+    net(nd.zeros((1, 3, 32, 32)))
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+    extra = amp.load_checkpoint(path, net, trainer)
+    forge(extra)
+    amp.save_checkpoint(path, net, trainer, **extra)
+    capsys.readouterr()
+    assert run("--save-dir", saved, "--resume", path, "--epochs", "2") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error

@@ -238,7 +238,8 @@ def test_a_full_disk_loses_nothing(script, tmp_path, capsys):
     again = [*options, "--resume", "auto"]
 
     def files():
-        return {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+        paths = (path for path in (tmp_path / "saved").iterdir() if path.name != ".lock")
+        return {path.name: path.read_bytes() for path in paths}
 
     assert script.main([*options, "--epochs", "1"]) == 0
     before = files()
@@ -256,7 +257,7 @@ def test_a_full_disk_loses_nothing(script, tmp_path, capsys):
     )
     assert files() == before
     assert script.main(again) == 0
-    assert "epoch002-batch00000.ckpt" in files()
+    assert "epoch002-sample00000000.ckpt" in files()
 
 
 # ------------------------------------------------------------------------------------ refusals

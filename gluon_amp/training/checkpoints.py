@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.schema import COUNT, PLAIN, TEXT, Either, check
 from gluon_amp.trainer import Trainer
+from gluon_amp.training.history import COUNTS, HISTORY, REAL
 from gluon_amp.training.options import UsageError
 
 from mxnet.gluon import Block
@@ -41,6 +43,21 @@ SAME_ORDER = {
     "total_batch": "{} samples in an update",
     "seed": "--seed {}",
     "workers": "{} workers",
+}
+
+
+# What a run writes besides its network and trainer; a language model's has two fields more.
+_PROGRESS = {
+    "rate": REAL,
+    "history": HISTORY,
+    "workers": [{"counts": COUNTS, "statistics": TEXT}],
+}
+SCHEMA = {
+    "position": (COUNT, COUNT),
+    "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
+    "progress": Either(
+        "the progress of a run", (_PROGRESS, {**_PROGRESS, "bits": REAL, "state": [[[REAL]]]})
+    ),
 }
 
 
@@ -115,9 +132,23 @@ class Saved:
             raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
         except ValueError as error:
             raise UsageError(str(error)) from None
-        if set(extra) != {"position", "identity", "progress"}:
-            raise UsageError(f"{path} is a checkpoint, but not of a run that can be resumed.")
-        return cls(path, Position(*extra["position"]), extra["identity"], extra["progress"])
+        try:
+            check(extra, SCHEMA, "extra")
+            saved = cls(path, Position(*extra["position"]), extra["identity"], extra["progress"])
+            saved._check_lengths()
+        except ValueError as error:
+            raise UsageError(
+                f"{path} is a checkpoint, but not of a run that can be resumed: {error}."
+            ) from None
+        return saved
+
+    def _check_lengths(self) -> None:
+        epochs = len(self.progress["history"]["validated"])
+        if epochs != self.position.epoch:
+            raise ValueError(f"it is of epoch {self.position.epoch} and has {epochs} validations")
+        workers = len(self.progress["workers"])
+        if workers != (self.identity["workers"] if self.position.samples else 1):
+            raise ValueError(f"it has the counts of {workers} workers")
 
     def check(self, identity: Dict[str, Any]) -> None:
         """Raise `UsageError` where this cannot be the beginning of a run."""
@@ -163,18 +194,19 @@ class Checkpoints:
         UsageError
             Another run writes to it.
         """
-        with open(self.folder / LOCK, "a+") as lock:
+        with open(self.folder / LOCK, "ab+", buffering=0) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.seek(0)
+                other = lock.read().decode().strip()
                 raise UsageError(
-                    f"another run writes to {self.folder} ({lock.read().strip()}): wait for its "
-                    "end, or give another --save-dir."
+                    f"another run writes to {self.folder} ({other}): wait for its end, or give "
+                    "another --save-dir."
                 ) from None
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            lock.flush()
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
     def save(

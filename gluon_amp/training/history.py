@@ -4,7 +4,33 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from gluon_amp.schema import COUNT, NONE, Either, Leaf
 from gluon_amp.training.meters import Mean, TopK
+
+# A mean over no images is NaN.
+REAL = Leaf("a number", lambda v: isinstance(v, (int, float)) and not isinstance(v, bool))
+
+# What `Counts.state` and `History.state` return, for `schema.check`.
+COUNTS = {
+    **dict.fromkeys(("right", "images", "loss_images", "skipped"), COUNT),
+    **dict.fromkeys(("loss", "seconds", "waited"), REAL),
+}
+HISTORY = {
+    "trained": [
+        {
+            **dict.fromkeys(("accuracy", "loss", "seconds", "waited"), REAL),
+            **dict.fromkeys(("images", "skipped"), COUNT),
+        }
+    ],
+    "validated": [
+        Either(
+            "a validation or None",
+            (NONE, {"top1": REAL, "top5": REAL, "images": COUNT, "unreadable": COUNT}),
+        )
+    ],
+    "steps": COUNT,
+    "skipped": COUNT,
+}
 
 
 @dataclass(frozen=True)

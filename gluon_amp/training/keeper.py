@@ -14,6 +14,7 @@ from gluon_amp.training.checkpoints import Checkpoints, Position, Saved
 from gluon_amp.training.history import Counts
 from gluon_amp.training.interruption import Interruption, RunInterruptedError
 from gluon_amp.training.loop import DivergedError
+from gluon_amp.training.options import UsageError
 from gluon_amp.training.workers import Workers
 
 from mxnet import gluon, nd
@@ -192,9 +193,21 @@ class Keeper:
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
-    """Write what `_text` made of the arrays of these parameters back into them."""
-    values, start = np.frombuffer(base64.b64decode(text), np.float32), 0
-    for array in arrays_of(parameters):
+    """Write what `_text` made of the arrays of these parameters back into them.
+
+    Raises
+    ------
+    UsageError
+        They are of another network.
+    """
+    arrays, start = arrays_of(parameters), 0
+    try:
+        values = np.frombuffer(base64.b64decode(text, validate=True), np.float32)
+    except ValueError:
+        values = np.empty(0)
+    if values.size != sum(array.size for array in arrays):
+        raise UsageError("the checkpoint's statistics of this worker are not those of its network.")
+    for array in arrays:
         part = values[start : start + array.size].reshape(array.shape)
         array[:] = nd.array(part, ctx=array.context, dtype=array.dtype)
         start += array.size

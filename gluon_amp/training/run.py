@@ -570,6 +570,8 @@ def _train_epochs(run: Run, interruption: Interruption) -> Tuple[History, Valida
             if recipe.mode == "module" and recipe.save_dir and (due or last) and workers.first:
                 run.engine.save(recipe.save_dir.expanduser(), recipe.model, epoch + 1)
             keeper.after_epoch(epoch, due, last, best=history.best_epoch == epoch)
+    if history.validated[-1] is None:  # a run that was over already, by fewer epochs
+        return history, loop.validate(val_batches, run.data.val_images, len(history.validated) - 1)
     return history, history.validated[-1]
 
 
