@@ -44,7 +44,7 @@ SCHEMA = {
     "version": COUNT,
     "optimizer": NAME,
     "settings": Mapping(NAME, PLAIN),
-    "progress": Mapping(NAME, NUMBER),
+    "progress": Mapping(NAME, Either("a number or None", (NUMBER, NONE))),
     "counts": Mapping(COUNT, COUNT),
     "shapes": [[COUNT]],
     "states": Mapping(COUNT, (Either("None or an array", (NONE, ARRAY)), ANYTHING)),

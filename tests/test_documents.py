@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import runpy
 import shlex
@@ -101,6 +102,7 @@ def parse(words, monkeypatch):
     if words[0] == "make":
         shown = subprocess.run(
             ["make", "-C", ROOT, "-n", "-o", "stamp", "STAMP=stamp", *words[1:]],
+            env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES")},
             capture_output=True,
             text=True,
         )

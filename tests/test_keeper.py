@@ -16,7 +16,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.training.checkpoints import Checkpoints, Position, SavingError
-from gluon_amp.training.history import Counts
+from gluon_amp.training.history import Counts, History
 from gluon_amp.training.interruption import Interruption, RunInterruptedError
 from gluon_amp.training.keeper import Keeper
 from gluon_amp.training.loop import DivergedError, measured
@@ -136,6 +136,10 @@ def test_waiting_does_not_hold_up_the_loop():
 # ------------------------------------------------------------------------------ divergence
 
 
+def progress(position):
+    return {"history": History(validated=[None] * position.epoch).state()}
+
+
 def keeper_of(tmp_path, value=1.0, interruption=None, every=None, workers=None):
     net = gluon.nn.Dense(1, in_units=1, prefix="net_")
     net.initialize(mx.init.Constant(value))
@@ -144,7 +148,7 @@ def keeper_of(tmp_path, value=1.0, interruption=None, every=None, workers=None):
                 "total_batch": 3, "seed": 0, "workers": 1}  # fmt: skip
     checkpoints = Checkpoints(tmp_path, 3)
     keeper = Keeper(
-        checkpoints, net, trainer, identity, lambda position: {}, interruption or Interruption(),
+        checkpoints, net, trainer, identity, progress, interruption or Interruption(),
         workers, every=every,
     )  # fmt: skip
     return keeper, checkpoints, net
@@ -173,13 +177,14 @@ def test_what_is_not_finite_never_replaces_a_checkpoint(tmp_path):
 
 def test_a_diverged_run_names_its_last_good_checkpoint_and_goes_on_from_it(tmp_path, capsys):
     saved = tmp_path / "saved"
-    options = ["--save-dir", saved, "--save-batches", "1", "--keep", "2", "--epochs", "2"]
-    assert run(*options, "--lr", "1e20", "--lr-mode", "constant") == 1
+    options = ["--save-dir", saved, "--epochs", "2"]
+    assert run("--save-dir", saved, "--lr", "1e-3", "--lr-mode", "constant") == 0
+    capsys.readouterr()
+    assert run(*options, "--lr", "1e20", "--lr-mode", "constant", "--resume", "auto") == 1
     error = capsys.readouterr().err
     (sentence,) = error.splitlines()
     # by the second batch, and not at the end of the epoch
-    wrong = r"the loss became (nan|inf) in epoch 0, by batch 1|is not finite any more, so nothing"
-    assert re.search(wrong, sentence)
+    assert re.search(r"the loss became (nan|inf) in epoch 1, by batch [12],", sentence)
     named = re.search(r"The last good checkpoint is (\S+): --resume auto", sentence)[1]
     kept = sorted(saved.glob("*.ckpt"))
     assert Path(named) == kept[-1]
@@ -380,7 +385,7 @@ def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
     saved_values = [p.data().asnumpy() for p in statistics]
 
     def keeper(rank):
-        return Keeper(Checkpoints(tmp_path, 3), net, trainer, identity, lambda position: {},
+        return Keeper(Checkpoints(tmp_path, 3), net, trainer, identity, progress,
                       Interruption(), Half(rank), statistics, every=1)  # fmt: skip
 
     counts = Counts()

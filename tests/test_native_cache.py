@@ -116,7 +116,7 @@ def test_any_text_for_a_manifest(stored, text):
 
 
 def test_a_library_is_tried_once_on_each_machine(stored, monkeypatch):
-    monkeypatch.setattr(native_cache.cpu, "flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(native_cache.hardware, "cpu_flags", lambda: frozenset({"avx2"}))
     assert stored.intact()
     assert not stored.worked_here()
     stored.note_that_it_works_here()

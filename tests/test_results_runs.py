@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import gluon_amp  # noqa: F401
-from gluon_amp.hardware import count_cores
+import gluon_amp
 from gluon_amp.results.hardware import describe, describe_cpu, describe_gpus
 from gluon_amp.results.recipes import EXPERIMENTS
 from gluon_amp.results.record import RUN
@@ -166,10 +165,19 @@ def test_an_empty_folder_is_refused(script, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_hardware_is_named():
-    cpuinfo = "processor : 0\nmodel name\t: AMD EPYC \nflags\t\t: fpu avx512_bf16 amx_bf16\n"
-    assert describe_cpu(cpuinfo, cores=2) == "AMD EPYC, 2 cores, AVX512_BF16, AMX"
-    assert describe_cpu("model name : Xeon\nflags : fpu\n", cores=1) == "Xeon, 1 core"
-    assert describe_cpu("", cores=0) == platform.machine()
+def test_the_hardware_is_named(tmp_path, monkeypatch):
+    cpuinfo, cores = tmp_path / "cpuinfo", []
+    monkeypatch.setattr(gluon_amp.hardware, "CPUINFO", cpuinfo)
+    monkeypatch.setattr("gluon_amp.results.hardware.count_cores", lambda: cores[-1])
+
+    def described(text, count):
+        cpuinfo.write_text(text)
+        cores.append(count)
+        return describe_cpu()
+
+    everything = "processor : 0\nmodel name\t: AMD EPYC \nflags\t\t: fpu avx512_bf16 amx_bf16\n"
+    assert described(everything, 2) == "AMD EPYC, 2 cores, AVX512_BF16, AMX"
+    assert described("model name : Xeon\nflags : fpu\n", 1) == "Xeon, 1 core"
+    assert described("", 0) == (platform.processor() or platform.machine())
     assert describe_gpus("V100\nV100\n\n") == "2 × V100"
-    assert describe("cpu(0)") == describe_cpu(Path("/proc/cpuinfo").read_text(), count_cores())
+    assert describe("cpu(0)") == describe_cpu()

@@ -142,9 +142,9 @@ def test_folders_and_records_train_by_the_same_loop(script, tmp_path, capsys):
         assert f"{images} training and {images} validation images of 3×224×224" in printed
         assert f"[Epoch 0] validated {images}/{images}" in printed
         assert (
-            "lr         0.0015625 (0.1 × 4 / 256), ×0.1 at 30, 60, 80, epochs 1, warm-up 5"
-            in printed
-        )
+            "lr         0.0015625 (0.1 × 4 / 256), ×0.1 at 30, 60, 80, epochs 1, warm-up\n"
+            "           0.0556, in proportion to the shorter run\n"
+        ) in printed
 
 
 # --------------------------------------------------------------------------- refusals

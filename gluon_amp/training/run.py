@@ -374,6 +374,7 @@ class Run:
         scale = self.engine.loss_scale
         scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
         size = "×".join(map(str, data.image_shape))
+        shorter = recipe.warmup_epochs != int(recipe.warmup_epochs)
         extras = [
             f"label smoothing {recipe.label_smoothing:g}" if recipe.label_smoothing else "",
             f"mixup {recipe.mixup:g}" if recipe.mixup else "",
@@ -389,7 +390,8 @@ class Run:
                          f"validation images of {size}"),
                 ("asked", f"{recipe.policy}, {report.EMULATED if self.emulated else 'native'}"),
                 ("observed", report.dtypes_in_words(self.seen)),
-                ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}"),
+                ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}"
+                       + (", in proportion to the shorter run" if shorter else "")),
                 ("optimizer", f"{recipe.optimizer}, {settings}, loss scale {scales}{extra}"),
                 ("seed", recipe.seed),
             ]
@@ -433,7 +435,7 @@ def check_outputs(recipe: Any) -> None:
         report.check_writable(folder / "parameters", option)
 
 
-def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, List[str]]:
+def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, Optional[str]]:
     """Make everything ready to train; also return what the user should know first.
 
     Raises
@@ -446,11 +448,6 @@ def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, List[str]]:
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     data, instead = open_data(recipe, given)
     recipe = dataclasses.replace(for_data(recipe, given, data.name), input_size=data.image_shape[1])
-    notes = [instead] if instead else []
-    if recipe.warmup_epochs != int(recipe.warmup_epochs):
-        notes.append(
-            f"Warm-up: {recipe.warmup_epochs:.3g} epochs, in proportion to the shorter run."
-        )
     workers = connect(recipe.kv_store, devices)
     set_seed(recipe.seed)
     net = build_net(recipe, data.classes, devices)
@@ -479,7 +476,7 @@ def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, List[str]]:
         recipe.max_batches,
     )  # fmt: skip
     run = Run(recipe, data, net, devices, workers, engine, batches, schedule, loop, seen)
-    return run, notes
+    return run, instead
 
 
 def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
@@ -505,7 +502,7 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
     """
     started = time.perf_counter()
     check_outputs(recipe)
-    run, notes = prepare(recipe, given)
+    run, instead = prepare(recipe, given)
     file = recipe.logging_file and recipe.logging_file.expanduser()
     with contextlib.ExitStack() as stack:
         stack.enter_context(log.to_stdout(file, quiet=not run.workers.first))
@@ -513,8 +510,8 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
         checkpoints = _checkpoints(recipe)
         if checkpoints and run.workers.first and not recipe.eval_only:
             stack.enter_context(checkpoints.locked())
-        for note in notes:
-            log.logger.info("%s\n", note)
+        if instead:
+            log.logger.info("%s\n", instead)
         log.logger.info("%s\n", run.plan())
         history, last = _train_epochs(run, interruption)
         confusions = _confusions(run)
