@@ -205,7 +205,7 @@ class Cast:
 
 
 def _new_block(make, args) -> Cast:
-    """Return what `pickle` or `copy` makes of a block of the stock class, of the cast class."""
+    """Rebuild a block as `pickle` and `copy` do, and give it the cast class."""
     block = make(*args)
     block.__class__ = cast_class(Cast, type(block))
     return block
@@ -259,8 +259,8 @@ def clear(block: Block) -> None:
 def _compose(block: HybridBlock, *args):
     """Call a bound block on symbols: its cast graph, read from them.
 
-    Where a block that is not cast traces it, the graph is what the device runs, or what the file is
-    to hold while that block is being saved.
+    A parent that is not cast gets the graph that the device runs, or, while it is being saved, the
+    graph that the file holds.
     """
     # Gluon recognizes the NumPy interface by arrays alone
     inputs, symbol = block._get_graph(*_map_arrays(args, _array_for_numpy_symbol))
@@ -296,9 +296,9 @@ def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 def _of_any_dtype(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a cast graph whose variables do not say float16, so that their readers decide.
+    """Return a cast graph whose variables have no dtype of float16, so that it is inferred.
 
-    `Symbol.save` takes the casts out, and what is left is a float32 graph.
+    `Symbol.save` removes the casts, which leaves a float32 graph.
     """
     nodes = graph.to_json(symbol)
     for node in nodes["nodes"]:

@@ -54,7 +54,7 @@ class StockParent:
 def watch_tracing_parent() -> bool:
     """Return whether a block that is not cast is tracing its cast child, and make it a StockParent.
 
-    MXNet does not say which block traces, so its frame is searched for on the stack.
+    MXNet does not say which block traces, so the stack is searched for its frame.
     """
     frame = sys._getframe()
     while frame:

@@ -1,4 +1,4 @@
-"""When a run saves, and when it leaves: the same for images and text, one worker or several."""
+"""When a run saves and when it ends: the same for images and text, one worker or several."""
 
 import base64
 import contextlib
@@ -18,7 +18,7 @@ from gluon_amp.training.workers import Workers
 
 from mxnet import gluon, nd
 
-# Several workers ask each other only now and then whether one of them got a signal.
+# Several workers exchange only after so many updates whether one of them got a signal.
 ASK_EVERY = 10
 
 
@@ -36,7 +36,7 @@ class Keeper:
     identity : dict
         See `gluon_amp.training.checkpoints.SAME`.
     progress : callable
-        Takes the position; returns what else the run wants back, as `Checkpoints.save` takes it.
+        Called with the position; returns what else the run restores, as `Checkpoints.save` expects.
     interruption : Interruption
     workers : Workers
     statistics : sequence of Parameter
@@ -71,12 +71,12 @@ class Keeper:
         self._accumulate = accumulate
 
     def begin(self, saved: Saved) -> Counts:
-        """Put network and trainer where a checkpoint has them; return the epoch's counts so far.
+        """Restore network and trainer from a checkpoint; return the epoch's counts so far.
 
         Raises
         ------
         UsageError
-            It is of another run.
+            The checkpoint is of another run.
         """
         saved.check(self._identity)
         saved.load(self._net, self._trainer)
@@ -136,7 +136,7 @@ class Keeper:
             ) from None
 
     def _asked(self, now: bool) -> int:
-        """Return the signal that any worker got, 0 being none; several ask each other if `now`."""
+        """Return the signal that any worker got, or 0; several workers exchange it if `now`."""
         own = self._interruption.number or 0
         if self._workers.count == 1:
             return own
@@ -192,7 +192,7 @@ class Keeper:
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
-    """Write what `_text` made of the arrays of these parameters back into them."""
+    """Write the text that `_text` returned for these parameters back into their arrays."""
     values, start = np.frombuffer(base64.b64decode(text), np.float32), 0
     for array in arrays_of(parameters):
         part = values[start : start + array.size].reshape(array.shape)
