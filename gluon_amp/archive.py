@@ -1,9 +1,9 @@
 """Files of numbers: a JSON header and numpy arrays, with a digest of all bytes.
 
 A file is an ordinary .npz archive, which `numpy.load` reads, with the header as its first member
-and the SHA-256 of everything before as its last 64 bytes. Nothing in it is code, and reading it
-executes nothing. The digest finds damage; it is no signature, so every part is checked as if a
-stranger had written it.
+and the SHA-256 of everything before it as its last 64 bytes. It contains no code, and reading it
+executes nothing. The digest detects damage. It is not a signature, so every part is checked as if
+an attacker had written it.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from mxnet import nd
 DIGEST_LENGTH = 64
 # A ZIP archive begins with its first member's 30 bytes of header and then its name.
 MEMBER_HEADER = 30
-# Lists, tuples and dicts in each other. Python's own limit is about 1000 calls.
+# Nested lists, tuples and dicts. Python's own limit is about 1000 calls.
 MAX_DEPTH = 64
 
 Arrays = Dict[str, np.ndarray]
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     header : str
         Name of the header in the archive; files are recognized by it.
     foreign : str
-        What to say of other files.
+        The end of the error message for other files.
     """
 
     format: str
@@ -60,9 +60,9 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
     ----------
     kind : Kind
     header : dict
-        What `json` can write.
+        Values that `json` can write.
     arrays : dict of str to numpy.ndarray
-        Numbers, truth values and strings.
+        Numbers, booleans and strings.
     """
     header = {"format": kind.format, "version": kind.version, **header}
     buffer = io.BytesIO()
@@ -80,7 +80,7 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
 def read(kind: Kind, path) -> Tuple[dict, Arrays]:
     """Return the header and the arrays of a file that `encode` made.
 
-    No more memory is taken than twice the size of the file, whatever it says of itself.
+    Uses at most twice the file's size in memory, whatever its headers claim.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
         members = _members(data)
         header = _json(members.pop(kind.header))
     except Exception as error:
-        # Of bytes like these, zipfile, struct, codecs and json raise a dozen kinds of errors.
+        # zipfile, struct, codecs and json raise a dozen kinds of errors for such bytes.
         raise malformed(source, error) from None
     version = header.pop("version", None)
     if (header.pop("format", None), version) != (kind.format, kind.version):
@@ -156,7 +156,7 @@ def _members(data: bytes) -> Dict[str, bytes]:
     contents, total = {}, 0
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():
-            # Members may overlap in a forged archive, so that many times its size would come out.
+            # In a forged archive, members may overlap and expand to many times its size.
             total += info.file_size
             stored = info.compress_type == zipfile.ZIP_STORED
             if not stored or info.file_size != info.compress_size or total > len(data):
@@ -195,7 +195,7 @@ _NPY = re.compile(
     re.DOTALL,
 )
 MAX_DIMENSIONS = 32
-# Truth values and characters do not use all the numbers that their bytes can hold.
+# Not every byte pattern is a valid boolean or character.
 LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}
 
 
@@ -229,7 +229,7 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
     value : object
         Numbers, strings, None, numpy arrays and scalars, and lists, tuples and dicts of them.
     arrays : dict
-        Gets the arrays.
+        The arrays are added to it.
     where : str
         What the value is; arrays are named after it.
 
@@ -271,12 +271,12 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
 
 
 def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
-    """Return the value that `pack` was given.
+    """Return the value that was passed to `pack`.
 
     Raises
     ------
     ValueError
-        When it was not `pack` that made it; see `malformed`.
+        `pack` did not write it; see `malformed`.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"lists or dicts are more than {MAX_DEPTH} deep in each other")

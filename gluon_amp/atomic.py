@@ -57,9 +57,9 @@ class InUseError(RuntimeError):
 def folder(path) -> Iterator[Path]:
     """Make a folder that gets its name only when all that is in it is written.
 
-    Gives an empty folder beside `path` to write to. When the block ends, its files go to the disk
-    and it replaces `path`; when the block raises, it is removed. One that a killed writer has left
-    is emptied and used again.
+    Yields an empty folder beside `path` to write to. When the block ends, its files are flushed to
+    the disk and it replaces `path`. When the block raises, the folder is removed. A folder left by
+    a writer that was killed is emptied and used again.
 
     The replacement is one system call where the file system can exchange two names (Linux's
     `renameat2` with `RENAME_EXCHANGE`). Elsewhere it is two renames: a writer that is killed
@@ -99,7 +99,7 @@ def folder(path) -> Iterator[Path]:
             raise
         _sync_folder(parent)
         if outdated is not None:
-            # Under a third name first: what is half removed must never be put back.
+            # Rename it first: a folder that is partly removed must never be put back.
             os.rename(outdated, removed)
             _remove(removed)
 
@@ -129,12 +129,12 @@ def _put_back(aside: str, path: str) -> None:
 
 # Linux's <linux/fs.h> and <fcntl.h>
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
-# What renameat2 says on a kernel, a file system or in a container that has no exchange.
+# Errors of renameat2 where the kernel, the file system or the container has no exchange.
 NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
 
 
 def _exchange(one: str, other: str) -> None:
-    """Let two names change places, in one step.
+    """Exchange two names in one system call.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def _locked_folder(path: str) -> int:
 
 
 def _lock_when_free(path: str) -> Optional[int]:
-    """Lock a folder, when the writer that has just finished it lets go of it."""
+    """Lock a folder, after the writer that has just finished it has released it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # there is none, or it is not for us to read
@@ -233,7 +233,7 @@ def _umask() -> int:
 
 
 def _sync_tree(folder: str) -> None:
-    """Bring all files and folders in a folder to the disk, and the folder itself.
+    """Flush a folder to the disk, with all files and folders in it.
 
     Linux's `syncfs` does that in one call, and reports errors since Linux 5.8. A flush of the disk
     for each of ten thousand images would take half a minute.
@@ -257,7 +257,7 @@ def _sync_tree(folder: str) -> None:
 
 
 def _syncfs(descriptor: int) -> bool:
-    """Bring a whole file system to the disk; False where the system has no such call."""
+    """Flush a whole file system to the disk; return False where there is no such call."""
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
         return False

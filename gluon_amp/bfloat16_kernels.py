@@ -1,10 +1,10 @@
 """Which operators run in bfloat16 under a bfloat16 policy, by their attributes.
 
-oneDNN has right kernels for these on a CPU, forward and backward, or they only reinterpret a shape.
-Of the others MXNet's CPU build has no bfloat16 kernel ("Unknown type enum 12", raised only when the
-result is read), or a wrong one (`transpose` writes past the end of its output), or a slow one: 12
-ns an element for `_plus_scalar` and `broadcast_add`, 16 for `clip`, where float32 takes 2 and the
-casts there and back take 1.3. No operator has a bfloat16 kernel on a GPU.
+oneDNN has correct CPU kernels for these, forward and backward, or they only reinterpret a shape.
+For the others, MXNet's CPU build has no bfloat16 kernel ("Unknown type enum 12", raised only when
+the result is read), a wrong one (`transpose` writes past the end of its output), or a slow one: 12
+ns per element for `_plus_scalar` and `broadcast_add` and 16 for `clip`, where float32 needs 2 and
+the two casts need 1.3. No operator has a bfloat16 kernel on a GPU.
 """
 
 import re
@@ -12,20 +12,20 @@ from typing import Mapping, Optional, Tuple
 
 from gluon_amp import op_table
 
-MOST_DIMENSIONS = 6  # oneDNN's casts between bfloat16 and float32 take no more
+MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
 
 TRUE = ("True", "true", "1")
 
 
 def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
-    """Return whether an operator has a bfloat16 kernel on a CPU that is right and pays.
+    """Return whether an operator has a CPU kernel for bfloat16 that is correct and fast.
 
     Parameters
     ----------
     op : str
-        Its name.
+        The operator's name.
     attrs : dict of str to str, optional
-        The node's attributes, as in a symbol's JSON. Without them: whether it has one for some.
+        The node's attributes, as in a symbol's JSON. None asks whether some attributes have one.
     """
     op = op_table.canonical(op)
     return op in KERNELS and (attrs is None or KERNELS[op](attrs))

@@ -6,7 +6,6 @@ it, by the lowered one. No MXNet class, module or other net changes, the net's s
 """
 
 import copy
-import sys
 import warnings
 
 import numpy as np
@@ -23,6 +22,7 @@ from gluon_amp.parameters import (
     unbind_parameter,
 )
 from gluon_amp.policy import Policy
+from gluon_amp.stock_parent import saved_form, watch_tracing_parent
 from gluon_amp.tracing import Block, HybridBlock, hybrid_blocks, is_tracing, traced
 
 import mxnet as mx
@@ -82,8 +82,9 @@ class Cast:
             names = {s.name for s in inputs}
             dtypes = {p.name: dtype_of(p) for p in self.collect_params().values()}
             dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
-            symbol, amp.nodes = graph.plan(symbol, amp.policy, dtypes)
-            amp.graph = inputs, symbol
+            cast, amp.nodes = graph.plan(symbol, amp.policy, dtypes)
+            amp.graph = inputs, cast
+            self._cached_graph = inputs, _plain(symbol)  # which MXNet saves
         return amp.graph
 
     def _build_cache(self, *args):
@@ -100,10 +101,12 @@ class Cast:
                 f"{name_of(self)} got {fed} data, which its operators cannot take "
                 f"({reason_of(error)}): pass float32 data, as in x.astype('float32')."
             ) from None
+        plain = self._cached_graph
         try:
             super()._build_cache(*args)
         finally:
             amp.lowered = None
+            self._cached_graph = plain  # a backend has put its partitioned graph there
 
     def _call_cached_op(self, *args):
         amp = self._amp
@@ -162,16 +165,15 @@ class Cast:
         inference = [key for key in amp.traces if key and key[0] == (False, False)]
         if inference and amp.key[0] != (False, False):
             amp.select(self, inference[-1])  # rather than the graph of a training pass
-        raw = self._cached_graph
+        if remove_amp_cast:
+            return super().export(path, epoch, True)
+        plain = self._cached_graph
         try:
-            if remove_amp_cast:
-                self._cached_graph = raw[0], _with_dtype_attrs(raw[1])
-                return super().export(path, epoch, True)
             self._cached_graph = amp.graph
             with saved_as_stored(self.collect_params().values()):
                 return super().export(path, epoch, False)
         finally:
-            self._cached_graph = raw
+            self._cached_graph = plain
 
     def summary(self, *inputs):
         plain = copy.deepcopy(self)
@@ -203,7 +205,7 @@ class Cast:
 
 
 def _new_block(make, args) -> Cast:
-    """Return what `pickle` or `copy` makes of a block of the stock class, of the cast class."""
+    """Rebuild a block as `pickle` and `copy` do, and give it the cast class."""
     block = make(*args)
     block.__class__ = cast_class(Cast, type(block))
     return block
@@ -255,36 +257,54 @@ def clear(block: Block) -> None:
 
 
 def _compose(block: HybridBlock, *args):
-    """Call a bound block on symbols: its cast graph, read from them."""
-    inputs, symbol = block._get_graph(*args)
-    if _in_stock_trace():
-        # the parent will run this on its own, so it needs what its device can run
+    """Call a bound block on symbols: its cast graph, read from them.
+
+    A parent that is not cast gets the graph that the device runs, or, while it is being saved, the
+    graph that the file holds.
+    """
+    # Gluon recognizes the NumPy interface by arrays alone
+    inputs, symbol = block._get_graph(*_map_arrays(args, _array_for_numpy_symbol))
+    form = saved_form()
+    if form == "plain":
+        symbol = block._cached_graph[1]
+    elif form is None and watch_tracing_parent():
         params = block.collect_params().values()
         dtypes = {p.name: dtype_of(p) for p in params}
         devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
         symbol = lower(symbol, {**dict.fromkeys((s.name for s in inputs), "float32"), **dtypes},
                        "gpu" if "gpu" in devices else "cpu")  # fmt: skip
+    elif form is None:
+        symbol = _of_any_dtype(symbol)
     composed = copy.copy(symbol)
     flat = [a for a in _flatten(args, "input")[0] if a is not None]
     composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
-    return _regroup(list(composed), block._out_format)
+    outputs = list(composed.as_nd_ndarray())  # NumPy's symbols are not iterable
+    if isinstance(composed, mx.symbol.numpy._Symbol):
+        outputs = [output.as_np_ndarray() for output in outputs]
+    return _regroup(outputs, block._out_format)
 
 
-def _in_stock_trace() -> bool:
-    """Return whether a HybridBlock that is not cast is tracing, further up the stack."""
-    frame = sys._getframe()
-    while frame:
-        if frame.f_code is HybridBlock._get_graph.__code__:
-            return True
-        frame = frame.f_back
-    return False
+def _array_for_numpy_symbol(argument):
+    return mx.np.zeros(()) if isinstance(argument, mx.symbol.numpy._Symbol) else argument
 
 
-def _with_dtype_attrs(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return the symbol without block labels and with float32 variables."""
+def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a traced symbol without block labels and with float32 variables."""
     attrs = symbol.attr_dict()
     float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
     return graph.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
+
+
+def _of_any_dtype(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a cast graph whose variables have no dtype of float16, so that it is inferred.
+
+    `Symbol.save` removes the casts, which leaves a float32 graph.
+    """
+    nodes = graph.to_json(symbol)
+    for node in nodes["nodes"]:
+        if node["op"] == "null" and node.get("attrs", {}).get("__dtype__") == "2":
+            del node["attrs"]["__dtype__"]
+    return graph.from_json(nodes, like=symbol)
 
 
 def name_of(block: Block) -> str:

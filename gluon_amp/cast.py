@@ -30,9 +30,9 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     again, after changing the net or to change the policy; `cast(net, 'float32')` undoes it, giving
     the parameters the float32 masters of their Trainer, bit for bit, if they have one.
 
-    Whatever saves or loads the net's parameters writes and reads float32: the masters, or the
-    float16 values in float32 without a Trainer. Copies by `copy.deepcopy` and `pickle` are cast as
-    well; they have no Trainer.
+    All ways to save the net's parameters write float32, and all ways to load them read it: the
+    masters, or the float16 values in float32 without a Trainer. Copies by `copy.deepcopy` and
+    `pickle` are cast as well; they have no Trainer.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     RuntimeError
         Autograd is recording.
 
-    Nothing is changed where an error is raised. A Trainer that was built before the cast raises a
+    Nothing is changed when an error is raised. A Trainer that was built before the cast raises a
     `RuntimeError` at its next step.
 
     Examples

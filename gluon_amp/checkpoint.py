@@ -187,7 +187,7 @@ def load_checkpoint(path, net, trainer) -> dict:
     states.check_fit(trainer, state, path, state["shapes"])
 
     _tell_differences(path, saved, own, net)
-    # This run's own are kept.
+    # This run's own files are kept.
     state = {**state, "settings": own["settings"]}
     values = saved.parameters
     with autograd.pause():
@@ -221,7 +221,7 @@ def read_extra(path) -> dict:
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds, with names in the net in the place of indices.
+    """What a checkpoint holds, with parameter names in place of indices.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ class Saved(NamedTuple):
 
 
 def _read(path: str) -> Saved:
-    """Return what is in a file, once it is certain that it is what was saved."""
+    """Return what is in a file, after a check that it is what was saved."""
     header, arrays = archive.read(FILE, path)
     try:
         check(header, SCHEMA, "the header")
@@ -514,7 +514,7 @@ def _newest(path: str) -> str:
 
 
 def _did_you_mean(name: str, known: List[str]) -> str:
-    matches = difflib.get_close_matches(name, known[:1000])  # which takes a while for each
+    matches = difflib.get_close_matches(name, known[:1000])  # each comparison is slow
     return f" (it has {' and '.join(matches)})" if matches else ""
 
 

@@ -58,7 +58,7 @@ NOT_VALUES: Dict[Tuple[str, str], str] = {
     ("_random_negative_binomial_like", "p"): "a probability",
     ("_contrib_BilinearResize2D", "scale_height"): "sets the size of the output",
     ("_contrib_BilinearResize2D", "scale_width"): "sets the size of the output",
-    # as 0 or as inf it gives the same answer for any two float16 values
+    # 0 and inf give the same result for any two float16 values
     ("_contrib_allclose", "rtol"): "a tolerance",
     ("_contrib_allclose", "atol"): "a tolerance",
 }

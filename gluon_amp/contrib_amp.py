@@ -104,7 +104,7 @@ def scale_loss(loss, trainer):
     losses = list(flatten(loss))
     for one in losses:
         check_loss_dtype(one)
-    # Nobody says when the backward pass ends, so a skip puts back all since it began.
+    # The end of the backward pass is not known, so a skip undoes everything since its start.
     scale = trainer._open_window()
     trainer._add_pass(snapshot.begin_backward(trainer._statistics), losses, ended=False)
     scaled = [one * scale for one in losses]

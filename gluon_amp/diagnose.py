@@ -260,7 +260,7 @@ def _graph_of(block) -> Optional[tuple]:
     if "_amp" in vars(block):
         return block._amp.graph
     hybridized = isinstance(block, mx.gluon.SymbolBlock) or getattr(block, "_active", False)
-    return (block._cached_graph or None) if hybridized else None
+    return (vars(block)["_cached_graph"] or None) if hybridized else None
 
 
 @contextlib.contextmanager

@@ -193,9 +193,10 @@ def _decide(policy: Policy, node: dict) -> Decision:
 def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     """Return how each operator of a graph runs.
 
-    A constant that keeps its operator in float32 keeps what only leads there in float32 too, back
-    to the last product or norm: in `log(clip(sigmoid(x), 1e-12, 1))` a sigmoid in float16 would be
-    0 long before the clip, and the slope of 1e12 would be infinite on the way back.
+    An operator that a constant keeps in float32 also keeps in float32 the operators whose results
+    only it reads, back to the last product or norm: in `log(clip(sigmoid(x), 1e-12, 1))` a sigmoid
+    in float16 would be 0 long before the clip, and the slope of 1e12 would be infinite in the
+    backward pass.
     """
     nodes = graph["nodes"]
     found = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}

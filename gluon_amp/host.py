@@ -16,7 +16,7 @@ from mxnet.base import _LIB, check_call
 
 
 def on_cpu(array) -> bool:
-    """Whether the array lies in host memory."""
+    """Return whether the array is in host memory."""
     return array.context.device_type.startswith("cpu")
 
 
@@ -37,7 +37,7 @@ def host_copy(array) -> np.ndarray:
 def host_view(array) -> np.ndarray:
     """Return a flat numpy view, no copy, of a dense NDArray in host memory, once it is unused.
 
-    Only to be read, at once, and while the NDArray is alive.
+    Read it at once, while the NDArray is alive, and do not write to it.
     """
     if array.size == 0:
         return np.empty(0, array.dtype)

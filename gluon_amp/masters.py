@@ -21,7 +21,7 @@ _MASTER_SECOND = (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS)
 
 
 def keeps_master_second(optimizer) -> bool:
-    """Whether MXNet's optimizer of this kind has a float16 weight's master second in the state."""
+    """Return whether an optimizer of MXNet's keeps the master second in its state."""
     kind = getattr(mx.optimizer, type(optimizer).__name__, type(optimizer))
     return issubclass(kind, _MASTER_SECOND)
 
@@ -130,7 +130,7 @@ def _master(updater, index, weight) -> Optional[nd.NDArray]:
 
 
 def _structure(state) -> Any:
-    """Return a state with a type in the place of each array or None."""
+    """Return a state with each array or None replaced by a type."""
     if isinstance(state, (list, tuple)):
         return tuple(_structure(item) for item in state)
     return type(state)

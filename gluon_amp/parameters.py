@@ -1,8 +1,8 @@
 """A net's parameters: their dtypes, and what a parameter of a cast net does differently.
 
 Its class is a subclass of its own class, made for it, as with blocks (`binding.py`). What it saves
-and loads is float32, however it is called: `save_parameters`, `export`, `ParameterDict.save` and
-their counterparts all go through `_reduce` and `_load_init`.
+and loads is float32, whichever function does it: `save_parameters`, `export`,
+`ParameterDict.save` and their counterparts all go through `_reduce` and `_load_init`.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class CastParameter:
             return saved.astype("float32") if dtype_of(self) == "float16" else saved
 
     def _load_init(self, data, ctx, cast_dtype=True, dtype_source="current"):
-        """Set loaded values, in whichever dtype, and the masters to the same values.
+        """Set loaded values, of any dtype, and the masters to the same values.
 
         The policy decides the dtype of a cast net's parameters, so the two options of
         `load_parameters` that would decide it do nothing.
@@ -95,7 +95,7 @@ def unbind_parameter(param: Parameter) -> None:
 
 @contextlib.contextmanager
 def saved_as_stored(params):
-    """Let parameters of a cast net be saved in their own dtypes for a while."""
+    """Save parameters of a cast net in their own dtypes within this context."""
     bound = [(param, type(param)) for param in params if isinstance(param, CastParameter)]
     try:
         for param, _ in bound:

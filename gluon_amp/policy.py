@@ -266,7 +266,7 @@ class Policy:
         return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
 
     def _float32_reason(self, op: str, attrs: Optional[Mapping[str, str]]) -> str:
-        """Return why a node of an operator of low precision is not, or '' where it is."""
+        """Return why a node of a low-precision operator runs in float32, or '' if it does not."""
         if self.compute_dtype == "bfloat16":
             if not bfloat16_kernels.has_kernel(op, attrs):
                 return "MXNet 1.9.1 has no bfloat16 kernel for it that pays"

@@ -1,4 +1,4 @@
-"""Schemas for data from files: what a value must be made of before anybody uses it.
+"""Schemas for data from files: what a value must be made of before it is used.
 
 A schema is plain data:
 
@@ -122,7 +122,7 @@ def check(value, schema, where: str) -> None:
 
 
 def allows(schema, value) -> bool:
-    """Whether a value is what a schema allows."""
+    """Return whether a schema allows a value."""
     try:
         check(value, schema, "")
     except ValueError:
@@ -131,7 +131,7 @@ def allows(schema, value) -> bool:
 
 
 def brief(value) -> str:
-    """Return a value in a few words of one line, whatever it is."""
+    """Describe any value in a few words on one line."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "a number beyond 64 bits"
     if value is None or isinstance(value, (int, float)):

@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     arrays : tuple of NDArray
     before, after : NDArray
         The values of all of them in one vector; `after` is None where the end of the pass is not
-        known, and then everything written since `before` counts as the pass's.
+        known; everything written since `before` is then attributed to the pass.
     """
 
     arrays: Tuple[NDArray, ...]
@@ -41,7 +41,7 @@ class Copy(NamedTuple):
     after: Optional[NDArray] = None
 
     def ended(self) -> "Copy":
-        """Return the copy with the values of now as those after the pass."""
+        """Return the copy with the current values as those after the pass."""
         return self._replace(after=_joined(self.arrays))
 
     def without(self, current: NDArray) -> NDArray:
@@ -67,8 +67,8 @@ Pass = Tuple[Copy, ...]
 def copies(arrays: Iterable[NDArray]) -> Pass:
     """Copy arrays as a pass begins, with one operator for each device and dtype.
 
-    A ResNet-50 has 106 statistics: as many calls from Python would take longer than all else that
-    a loss scale does.
+    A ResNet-50 has 106 statistics, and a call from Python for each would cost more time than the
+    rest of loss scaling.
     """
     groups = defaultdict(list)
     for array in arrays:
@@ -77,9 +77,9 @@ def copies(arrays: Iterable[NDArray]) -> Pass:
 
 
 def followed_by(passes: Tuple[Pass, ...], latest: Pass) -> Tuple[Pass, ...]:
-    """Return passes with one more; one over the same arrays as the last takes its place.
+    """Return passes with one more, which replaces the last one if both wrote the same arrays.
 
-    So the micro-batches of a step hold no more memory than one of them.
+    So the micro-batches of a step need no more memory than one of them.
     """
     if not latest:
         return passes
@@ -116,7 +116,7 @@ def _joined(arrays: Iterable[NDArray]) -> NDArray:
 class Statistic(gluon.Parameter):
     """A Parameter that announces each training pass which is about to use it.
 
-    Every forward pass, cast or not, hybridized or not, asks its Parameters for their `data`.
+    Every forward pass, cast or not, hybridized or not, calls `data` of its Parameters.
     """
 
     def data(self, ctx=None):
@@ -195,8 +195,8 @@ def end_step(undoes: bool) -> None:
     Parameters
     ----------
     undoes : bool
-        Whether the step's trainer undoes skipped steps. The step of another one only makes copies
-        obsolete; what was announced may belong to a loss whose backward pass is still to come.
+        Whether the step's trainer undoes skipped steps. The step of another trainer only makes
+        copies obsolete: the backward pass of what was announced may still follow.
     """
     for parameter, held in list(_announced.copies.items()):
         if undoes or held:
@@ -206,7 +206,7 @@ def end_step(undoes: bool) -> None:
 def writes_in_backward(array: NDArray) -> bool:
     """Return whether operators on the array's device write statistics in the backward pass only.
 
-    So src/operator/nn/batch_norm.cc and mkldnn_batch_norm-inl.h do on a CPU;
+    On a CPU they do (src/operator/nn/batch_norm.cc, mkldnn_batch_norm-inl.h);
     cudnnBatchNormalizationForwardTraining writes them in the forward pass.
     """
     return array.context.device_type.startswith("cpu")

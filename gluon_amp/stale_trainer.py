@@ -1,7 +1,7 @@
 """Stock trainers that were built before a cast: their steps raise instead of training float16.
 
-An `amp.Trainer` compares the dtypes by itself. A stock one would go on without loss scale and
-without masters, so `cast` gives that instance the same comparison.
+An `amp.Trainer` compares the dtypes by itself. A stock one would continue without loss scale and
+masters, so `cast` adds the same comparison to that instance.
 """
 
 from typing import Iterable, List, Tuple
@@ -17,7 +17,7 @@ def dtypes_of(params: Iterable[gluon.Parameter]) -> List[Tuple[str, str]]:
 
 
 def check(params: Iterable[gluon.Parameter], before: Iterable[tuple], computing: bool) -> None:
-    """Refuse to go on where parameters were cast since a trainer was built.
+    """Raise if parameters were cast since a trainer was built.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class _Guarded:
         return super().update(*args, **kwargs)
 
     def _check_dtypes(self):
-        # bfloat16 needs neither a loss scale nor masters, so a stock trainer is right for it
+        # bfloat16 needs neither a loss scale nor masters, so a stock trainer is correct for it
         computing = any(now == "float16" for _, now in dtypes_of(self._params))
         check(self._params, self._dtypes_before_cast, computing)
 

@@ -149,7 +149,7 @@ def read(path, trainer) -> dict:
     ----------
     path : str or os.PathLike
     trainer : Trainer
-        Gives what a stock file does not have: the loss scale, and the counters of a `Module`.
+        Source of what a stock file lacks: the loss scale, and the counters of a `Module`.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def _from_stock(path, data: bytes, trainer) -> dict:
             fields = {name: value for name, value in fields.items() if name != "lr"}
         saved["counts"] = _by_index(path, fields.get("_index_update_count"), trainer)
         saved["progress"] = {name: fields.get(name) for name in _progress(optimizer)}
-    # What multi_precision was shows in the states, and changes no result of float32 weights.
+    # The states show what multi_precision was; it changes no result of float32 weights.
     names = [name for name in saved["settings"] if name in fields and name != "multi_precision"]
     saved["settings"] = {name: fields[name] for name in names if allows(PLAIN, fields[name])}
     saved["states"] = {
@@ -215,7 +215,7 @@ def _from_stock(path, data: bytes, trainer) -> dict:
 
 
 def _by_index(path, values, trainer) -> dict:
-    """Give what stock MXNet numbered or named this trainer's numbers."""
+    """Return what stock MXNet has numbered or named, by this trainer's numbers."""
     params = trainer._params
     index = {id(param): k for k, param in enumerate(params)}
     keys = {param.name: k for k, param in enumerate(params)}
@@ -230,21 +230,21 @@ def _by_index(path, values, trainer) -> dict:
 
 
 def _same_kinds(optimizer):
-    """Names of the classes whose states an optimizer can go on from."""
+    """Return the names of the classes whose states an optimizer can continue from."""
     name = type(optimizer).__name__
     return {_class_name(optimizer), f"mxnet.optimizer.optimizer.{name}"}
 
 
 def _from_own_layout(state, fresh, trainer, index):
-    """Take a state apart that a stock Trainer has saved of an optimizer of gluon_amp."""
+    """Split a state that a stock Trainer has saved of an optimizer of gluon_amp."""
     return (state[0], tuple(state[1:])) if isinstance(state, tuple) and state else (None, state)
 
 
 def _from_stock_layout(state, fresh, trainer, index):
-    """Take a state of stock MXNet apart into (master or None, the rest).
+    """Split a state of stock MXNet into (master or None, the rest).
 
-    `fresh` is a rest of this trainer's optimizer. A file does not say which weights were float16,
-    but only their states hold a master and a rest.
+    `fresh` is the rest of a new state of this trainer's optimizer. A file does not say which
+    weights were float16, but only their states hold a master and a rest.
     """
     own = isinstance(trainer._optimizer, MasterOptimizer)
     # MXNet's SGD keeps its momentum without a tuple around it, and None where there is none.
@@ -257,7 +257,7 @@ def _from_stock_layout(state, fresh, trainer, index):
     if _layout(state, dtypes=False) == _layout(with_master, dtypes=False):
         found, state = reversed(state) if second else state
     elif _layout(state, dtypes=False) != _layout(rest, dtypes=False):
-        return None, state  # of another kind, which the check for a fit names
+        return None, state  # of another kind, which `check_fit` reports
     if bare:
         state = () if state is None else (state,)
     return _as_float32(found), _map(_as_float32, state)
@@ -270,7 +270,7 @@ def _as_float32(value):
 
 
 def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
-    """Check whether states, whoever made them, are what this trainer can go on from.
+    """Check whether this trainer can continue from states of any origin.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
     source : str
         Where they come from, for the error message.
     shapes : list of tuple of int, optional
-        Those of the trainer's parameters, where some are still unknown to it.
+        Shapes of the trainer's parameters, if some are still unknown to it.
 
     Raises
     ------
@@ -333,7 +333,7 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
 
 
 def _check_layout(trainer, saved, source, index, shape, master, rest):
-    """Refuse states of other kinds of arrays than this optimizer would make."""
+    """Refuse states with other kinds of arrays than this optimizer creates."""
     name = trainer._params[index].name
     if master is not None and _layout(master) != (shape, "float32"):
         raise ValueError(
@@ -350,7 +350,7 @@ def _check_layout(trainer, saved, source, index, shape, master, rest):
 
 
 def differences(saved: dict, own: dict) -> str:
-    """Say in words which settings differ."""
+    """Describe which settings differ."""
     names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
     return ", ".join(
         f"{name}={brief(saved.get(name))} and not {brief(own.get(name))}" for name in names

@@ -1,10 +1,10 @@
 """Optimizer states that stock MXNet has pickled, read without executing anything.
 
 `gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles, and loading a pickle
-runs whatever it asks for. Here its opcodes are walked one by one: numbers, strings and containers
-are built, NDArrays are decoded from their bytes, optimizers and learning rate schedulers become
-records of their fields. A pickle that asks for anything else is refused, and nothing that it names
-is imported or called.
+runs whatever the file asks for. Here its opcodes are interpreted one by one: numbers, strings and
+containers are built, NDArrays are decoded from their bytes, optimizers and learning rate schedulers
+become records of their fields. A pickle that asks for anything else is refused, and nothing that it
+names is imported or called.
 """
 
 import itertools
@@ -111,7 +111,7 @@ MAX_DIMENSIONS = 32
 
 
 def ndarray(data: bytes) -> np.ndarray:
-    """Decode the bytes of a dense NDArray; no memory is taken before they are known to be there.
+    """Decode the bytes of a dense NDArray; memory is allocated only once they are all present.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def ndarray(data: bytes) -> np.ndarray:
         if not (1 if magic == NDARRAY_V2 else 0) <= dimensions <= MAX_DIMENSIONS:
             raise ValueError(f"an NDArray has {dimensions} dimensions")
         shape = struct.unpack_from(f"<{dimensions}q", data, 12)
-        # Where it was, a GPU perhaps, does not matter here.
+        # The device that it was on does not matter here.
         _, _, dtype = struct.unpack_from("<iii", data, 12 + 8 * dimensions)
     except struct.error:
         raise ValueError("an NDArray is truncated") from None
@@ -151,7 +151,7 @@ NUMPY_SCALARS = {
     Global("numpy._core.multiarray", "scalar"),
 }
 FUNCTIONS = {*NDARRAYS, BYTEARRAY, NUMPY_DTYPE, *NUMPY_SCALARS}
-NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pickles spell them
+NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pickles write them
 
 
 class _Machine:
@@ -320,7 +320,7 @@ STEPS = {
 
 
 class _Array:
-    """An NDArray that the pickle has begun."""
+    """An NDArray whose state has not been read yet."""
 
     value: Optional[np.ndarray] = None
 
@@ -361,7 +361,7 @@ def _is_kind(named, base) -> bool:
 
 
 def _arrays(state, counter, most: int) -> Any:
-    """Put numpy arrays in the place of NDArrays; at most `most` values are looked at."""
+    """Replace NDArrays by numpy arrays, in at most `most` values."""
     if next(counter) > most:
         raise ValueError("it holds more than its size allows")
     if isinstance(state, _Array):

@@ -146,7 +146,7 @@ class ScaledSteps:
 
     @contextlib.contextmanager
     def _scaled_pass(self, losses=()) -> Iterator[float]:
-        """Give the window's scale to a backward pass, and note what the pass writes."""
+        """Use the window's scale for a backward pass, and record what the pass writes."""
         scale = self._open_window()
         written = snapshot.begin_backward(self._statistics)
         yield scale
@@ -227,7 +227,7 @@ class ScaledSteps:
         return window
 
     def _note(self, **changes) -> None:
-        """Note what was done to the gradients, and watch for backward passes from now on."""
+        """Record what was done to the gradients, and detect backward passes from now on."""
         fresh = dict(self._window.fresh)
         for param in self._trained():
             for array in param.list_data():
@@ -487,7 +487,7 @@ class ScaledSteps:
         return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self._params]
 
     def _check_dtypes(self):
-        if self._declared_dtypes() != self._declared:  # it can be the same in other words
+        if self._declared_dtypes() != self._declared:  # the same dtype can be written differently
             stale_trainer.check(self._params, self._dtypes, computing=self._scale_by_dtype)
 
     def _check_master_precision(self):
@@ -542,7 +542,7 @@ class ScaledSteps:
             if param._data is None:
                 continue
             data = param.list_data()[0]
-            wait_until_unused(data)  # whoever reads it next may do so from the host
+            wait_until_unused(data)  # the next reader may be the host
             if index in found:
                 values[param.name] = found[index]
             elif np.dtype(data.dtype) == np.float16:
@@ -572,9 +572,9 @@ class ScaledSteps:
     def load_states(self, fname):
         """Read a file that `save_states` wrote, loss scale and counters included.
 
-        Or one of stock MXNet's `gluon.Trainer` or `Module`, of the same optimizer and of parameters
-        of any dtype; the loss scale and the skips stay this trainer's own then. Nothing is
-        executed.
+        Files of stock MXNet's `gluon.Trainer` or `Module` are read too, of the same optimizer and
+        of parameters of any dtype; the loss scale and the skips then stay this trainer's own.
+        Nothing is executed.
 
         Raises
         ------

@@ -25,14 +25,14 @@ class Window:
         The losses of the last pass, kept only where an overflow would raise.
     fresh : dict of int to NDArray
         Weights, by their `id`, whose gradients were fresh when these were reduced, measured or
-        unscaled. Their own mark is off meanwhile, so that one which is on comes from a later
+        unscaled. Their own mark is cleared meanwhile, so a mark that is set comes from a later
         backward pass.
     reduced : bool
         The gradients are reduced over devices and workers.
     unscaled : bool
         The gradients were divided by the scale in place.
     clip_factor : float
-        What the update multiplies the gradients by.
+        The update multiplies the gradients by it.
     grad_norm : float or None
         What `clip_global_norm` measured.
     """

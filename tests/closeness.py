@@ -1,10 +1,10 @@
 """How close a cast network has to come to the float32 one: the yardstick of the numeric tests.
 
-A fixed tolerance means nothing across networks: some amplify any change of their input. So each
-network is measured on itself: how far does the float32 one move when its weights and inputs change
-by the relative error of one rounding (and so do the results of its steps, where it has the
-attribute `rounding`)? A cast network, which rounds at every operator, may differ by
-`FACTOR` times the largest of a few such moves, plus `FACTOR` roundings of the result itself.
+A fixed tolerance has no meaning across networks, since some amplify any change of their input. So
+each float32 network is its own measure: its weights and inputs are changed by the relative error of
+one rounding, and so are the results of its steps if it has the attribute `rounding`. A cast
+network, which rounds at every operator, may differ by `FACTOR` times the largest of a few such
+changes of the result, plus `FACTOR` roundings of the result itself.
 `docs/results/zoo_coverage.md` uses the same idea.
 """
 
@@ -47,7 +47,7 @@ def measure(net, inputs: List) -> Dict[str, np.ndarray]:
 
 
 def distances(got: Dict, expected: Dict) -> Dict[str, float]:
-    """Return by how much of its size each result differs; inf where it is not as finite."""
+    """Return by how much of its size each result differs; inf where only one of them is finite."""
     sizes = {name: _size(values) for name, values in expected.items()}
     largest = max(size for name, size in sizes.items() if name != "output")
     found = {}

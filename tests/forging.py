@@ -21,7 +21,7 @@ HOSTILE = (
 
 
 def signed(data: bytes) -> bytes:
-    """Bytes with a digest at their end that fits."""
+    """Bytes followed by their correct digest."""
     return data[:-64] + hashlib.sha256(data[:-64]).hexdigest().encode()
 
 

@@ -1,7 +1,7 @@
 """Random networks: any mixture of what Gluon offers, small, with odd shapes.
 
-`RandomNet(seed)` is always the same network. Each step is tried on data before it is kept, so that
-every network runs in float32, with values neither vanishing nor exploding.
+`RandomNet(seed)` is always the same network. Each step is run on data before it is added, so that
+every network runs in float32, with values that neither vanish nor explode.
 """
 
 import math
@@ -357,7 +357,7 @@ def constant(draw, x):
 
 @step()
 def two_branches(draw, x):
-    """The same tensor twice, by different ways, joined again."""
+    """The same tensor twice, through different operators, joined again."""
     left = draw.one_of(
         lambda F, h: F.Activation(h, act_type="tanh"),
         lambda F, h: F.softmax(h, axis=-1),
@@ -378,7 +378,7 @@ def two_branches(draw, x):
 
 @step(times=2)
 def broadcast(draw, x):
-    """The tensor with a smaller one of itself, of unequal shape."""
+    """The tensor and a smaller one computed from it, of another shape."""
     axis = draw.integer(1, x.ndim - 1)
     smaller = draw.one_of(
         lambda F, h: F.slice_axis(h, axis=axis, begin=0, end=1),

@@ -146,7 +146,7 @@ def test_a_parameter_without_gradient_and_one_that_adds(policy):
     assert first.name not in once
 
 
-# Functions that MXNet's operators compute from an input, and do not add its gradient
+# Functions whose operators in MXNet do not add the gradient of their input
 READERS = {
     "the input itself": lambda F, x: x,
     "softmax": lambda F, x: F.softmax(x),

@@ -149,7 +149,7 @@ def test_memory_is_not_taken_for_what_is_not_there():
 
 
 def test_overlapping_members_are_refused():
-    """One content under a thousand names, as in the better kind of ZIP bombs."""
+    """One content under a thousand names, as in some ZIP bombs."""
     (header, text), *_ = forging.members(whole()).items()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as made:
@@ -180,7 +180,7 @@ def test_random_bytes_in_a_signed_file():
             read += 1
         except ValueError as error:
             assert "\n" not in str(error)
-    assert read < 300  # times and flags of the ZIP format, which nobody looks at
+    assert read < 300  # times and flags of the ZIP format, which nothing reads
 
 
 def test_random_cuts_in_a_signed_file():

@@ -232,7 +232,7 @@ def test_every_case_runs_as_in_float32(op):
 
 @needs_bfloat16
 def test_pixels_shuffled_in_three_dimensions():
-    """Eight dimensions, which oneDNN's casts do not take: they stay float32 from the first on."""
+    """oneDNN's casts do not support eight dimensions, so these operators stay in float32."""
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Conv3D(8, 1), gluon.contrib.nn.PixelShuffle3D(2))
     net.initialize()

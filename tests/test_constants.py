@@ -1,7 +1,7 @@
 """Constants that float16 cannot hold: epsilons, bounds, mask values, paddings.
 
-A network that carries one gives what it gives in float32: the same numbers within float16's
-resolution, and NaN or inf only where float32 has them.
+A network with such a constant returns what it returns in float32: the same numbers within
+float16's resolution, and NaN or inf only where float32 has them.
 """
 
 import numpy as np
@@ -200,7 +200,7 @@ def test_attention_masks(name, value, policy):
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", ["where", "where zeros minus"])
 def test_infinite_masks_give_what_float32_gives(name, policy):
-    """That is NaN in the row where nothing counts; softmax's other rows are numbers."""
+    """Softmax is NaN in the row that is fully masked; its other rows are numbers."""
 
     def middle(F, h, mask):
         return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), float("-inf")), h)

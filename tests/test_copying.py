@@ -41,7 +41,7 @@ class PlainBlock(gluon.Block):
 
 
 class Parent(gluon.HybridBlock):
-    """Its child knows it, as some detectors' heads do."""
+    """Its child refers to it, as some detectors' heads do."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +168,7 @@ def test_a_copy_of_a_trained_net(kind, policy, copier):
     assert all(p._trainer is trainer for p in own.values() if p.grad_req != "null")
     assert_same(outputs_and_gradients(twin, data(kind)), outputs_and_gradients(net, data(kind)))
     assert str(amp.describe(twin)) == str(amp.describe(net))
-    # it trains, and the original does not notice
+    # it trains, and the original stays as it is
     before = [array.asnumpy() for array in arrays_of(net)]
     step(twin, amp.Trainer(theirs, "adam", loss_scale=64), data(kind))
     assert_same([array.asnumpy() for array in arrays_of(net)], before)
@@ -249,7 +249,7 @@ def test_under_numpy_arrays():
 
 
 def test_another_process_reads_it(tmp_path):
-    """As with `multiprocessing`'s spawn: nothing was imported there before."""
+    """The new process has imported nothing, as with `multiprocessing`'s spawn."""
     net, _ = trained("Dense")
     (tmp_path / "net").write_bytes(pickle.dumps(net))
     np.save(tmp_path / "x.npy", data().asnumpy())

@@ -1,4 +1,4 @@
-"""What a run may count on when it saves, diverges, waits, is divided otherwise or ends early."""
+"""A run that saves, diverges, waits for data, changes its batch size or ends early."""
 
 import json
 import math
@@ -56,7 +56,7 @@ class Clock:
         self.stepped = threading.Event()
 
     def batches(self, number):
-        """As a loader with one batch in work: it goes on while the last one is used."""
+        """A loader that prepares one batch while the last one is used."""
         there = 0.0
         for _ in range(number):
             there = max(there, self.now - self.load) + self.load
@@ -64,7 +64,7 @@ class Clock:
             yield self.now
 
     def dispatch(self):
-        """Begin a step, which returns at once; the device works through its steps in turn."""
+        """Start a step and return at once; the device runs its steps one after the other."""
         self.busy_until = max(self.now, self.busy_until) + self.compute
 
 
@@ -95,7 +95,7 @@ def test_the_share_of_waiting(load, compute, share, ahead):
             return ends[-1]
 
     class Settled:
-        """Lets the watching thread finish what is over by now, as real time would."""
+        """Let the watching thread finish every step that has ended by now, as in real time."""
 
         def __init__(self, batches):
             self.batches = batches

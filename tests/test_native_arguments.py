@@ -1,4 +1,4 @@
-"""Our C++ operators refuse whatever does not go together, by an MXNetError: they never crash."""
+"""The C++ operators raise an MXNetError for arguments that do not fit, and never crash."""
 
 import json
 import os

@@ -348,7 +348,7 @@ def test_a_truncated_library_is_built_anew(use):
 
 
 def make_it_crash(path):
-    """Let a library crash whoever loads it, with a manifest that goes with it."""
+    """Make a library that crashes the process that loads it, with a matching manifest."""
     content = path.read_bytes()
     content = content[:4096].ljust(len(content), b"\0")
     path.write_bytes(content)

@@ -151,7 +151,7 @@ def test_a_module_is_the_twin_of_a_gluon_network():
 
 
 class TwoEqualWorkers(KVStoreBase):
-    """What each of two workers with the same weights and the same batch sees."""
+    """A kvstore as one of two workers with the same weights and the same batch sees it."""
 
     type, rank, num_workers = "two", 0, 2
 

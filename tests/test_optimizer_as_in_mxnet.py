@@ -23,7 +23,7 @@ SHAPE = (3, 4, 5)
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """MXNet says so whenever an operator makes sparse arrays dense, thousands of times here."""
+    """MXNet warns whenever an operator makes sparse arrays dense, thousands of times here."""
     monkeypatch.setenv("MXNET_STORAGE_FALLBACK_LOG_VERBOSE", "0")
 
 
@@ -98,7 +98,7 @@ def test_the_same_names_have_a_weight_decay(name, kind):
 
 # ------------------------------------------------------------------------------ numbers
 
-# What MXNet's own tests try: momentum, clip_gradient, rescale_grad and wd, each also left out.
+# What MXNet's own tests vary: momentum, clip_gradient, rescale_grad and wd, each also left out.
 COMMON = [
     {"momentum": momentum, "clip_gradient": clip, "rescale_grad": rescale, "wd": wd}
     for momentum in (None, 0.9)

@@ -1,4 +1,4 @@
-"""Random networks under every low-precision policy: no error, and as close as `closeness` says.
+"""Random networks under every low-precision policy: no errors, and within `closeness`'s bounds.
 
 The suite runs a few of them, which are always the same; `--random-nets 300 --random-nets-seed 7`
 runs others.

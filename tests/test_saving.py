@@ -1,4 +1,4 @@
-"""What is saved of a cast net is float32, from masters, whatever a user calls; loading likewise."""
+"""All ways to save a cast net write float32 masters, and all ways to load one set them."""
 
 import pickle
 import time

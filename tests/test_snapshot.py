@@ -1,4 +1,4 @@
-"""Copies of running statistics: one operator for all, put back bit for bit, and nothing else."""
+"""Copies of running statistics: one operator for all, restored bit for bit, and nothing else."""
 
 import numpy as np
 import pytest

@@ -561,7 +561,7 @@ class Handle:
 
 
 def marked():
-    """Was something executed?"""
+    """Return whether anything was executed."""
     return marked.calls
 
 

@@ -1,4 +1,4 @@
-"""From the first backward pass of a step to its update: what counts, what is undone and held."""
+"""A step from its first backward pass to its update: what it uses, undoes and holds."""
 
 import dataclasses
 import gc

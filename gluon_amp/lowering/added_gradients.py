@@ -9,12 +9,12 @@ its gradient to the variable's gradient array (kAddTo). In MXNet 1.9.1 many oper
 - the operands of `x + y` have one gradient in common, and the second array gets a copy of what the
   first one holds after the addition;
 - `_cond` writes no gradient of what only its other branch reads, so that an array keeps that of the
-  last step, and memory that MXNet allots for a gradient keeps anything.
+  last step, and newly allocated gradient memory keeps arbitrary values.
 
 So a variable is copied before such an operator reads it, since the gradient of a copy is added
-correctly. Operators that were found to add correctly, among them all that read large weights, read
-the variable itself; casts to bfloat16 become an operator of our own that adds (`native/casts.cc`),
-where it is available. And both branches of a `_cond` read all its inputs.
+correctly. Operators that add correctly, which include all that read large weights, read the
+variable itself. Casts to bfloat16 become gluon_amp's own operator, which adds (`native/casts.cc`),
+where it is available. Both branches of a `_cond` read all its inputs.
 """
 
 import json
@@ -29,7 +29,7 @@ import mxnet as mx
 BFLOAT16 = "_gluon_amp_bfloat16"
 
 # Operators that add the gradients of all their inputs as kAddTo asks; loops and branches do where
-# their bodies do. Each is tried by the tests.
+# their bodies do. The tests run each of them.
 ADDING = frozenset(
     (
         "BatchNorm",
@@ -182,7 +182,7 @@ def _node(op: str, name: str, *inputs: list, **attrs: str) -> dict:
 def _reading(
     body: dict, places: List[int], unread: List[int], output: int, like: mx.sym.Symbol
 ) -> Tuple[dict, List[int]]:
-    """Let a branch read inputs without an effect; return it and where its variables come from.
+    """Make a branch read inputs without an effect; return it and the sources of its variables.
 
     Zeros are added to one of its outputs; the gradient of `zeros_like` is zeros.
     """

@@ -4,8 +4,8 @@ oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or 
 unless the gradient of the weight is an array of the user's. Where the weight is rounded it never
 is. MXNet's own kernels take over where the dtype is float64, with two limits:
 
-- They are wrong where both stride and dilation are above 1. A dilated kernel is a larger one with
-  zeros in between, so that is what they get.
+- They are wrong where both stride and dilation are above 1. They get a larger kernel with zeros in
+  between instead, which is the same as a dilated one.
 - They are 1-D and 2-D. A 3-D deconvolution is two 2-D ones. The first deconvolves height and width
   of every slice, once for each position of the kernel in depth. The second, over depth and all
   pixels, adds what the positions contribute to each slice: its weight is an identity matrix for
@@ -14,7 +14,7 @@ is. MXNet's own kernels take over where the dtype is float64, with two limits:
 
 from typing import Callable, Dict, List, Tuple
 
-# Attributes with a value for each dimension, and that value where they are left out
+# Attributes with a value for each dimension, and their defaults
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
 
 
@@ -126,6 +126,6 @@ def _in_two_dimensions(emit: Callable, name: str, attrs: dict, inputs: list) -> 
 def _reshaped(
     emit: Callable, name: str, entry: list, axes: tuple, like: list, axes_like: tuple
 ) -> list:
-    """Give some axes of a tensor the sizes of some axes of another."""
+    """Reshape some axes of a tensor to the sizes of some axes of another."""
     keys = ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")
     return emit("reshape_like", name, entry, like, **dict(zip(keys, map(str, axes + axes_like))))

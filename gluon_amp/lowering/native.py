@@ -8,8 +8,8 @@ BatchNorm's, may be taken in another order, since with our operators tensors sta
 layouts.)
 
 `native_build` compiles the library, `native_check` tries it in a process of its own, `native_cache`
-keeps it. Nothing is loaded but a library whose bytes have the digest that was noted when it was
-built, and that worked in a trial on this machine.
+keeps it. A library is only loaded if its bytes have the digest that was recorded when it was built,
+and if it passed a trial on this machine.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ INSTRUCTION_SETS = {"plain": 1, "avx2": 2, "avx512": 3}
 
 MXNET_VERSION = "1.9.1"
 
-# The trial gives up after this many seconds; it takes about three.
+# Seconds after which the trial fails; it needs about three.
 TRIAL_SECONDS = 300
 
 # Runs native_check with the search path of this process, but behind the standard library and
@@ -112,7 +112,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _tried_library() -> Path:
-    """Return the path of an intact library that works here, building it if need be."""
+    """Return the path of an intact library that works here, building it if necessary."""
     if sys.platform != "linux":
         raise BuildError("they are built on Linux only")
     if mx.__version__ != MXNET_VERSION:
@@ -165,7 +165,7 @@ def _tried_library() -> Path:
 def _try(path: Path) -> None:
     """Use a library in a process of its own, which may crash (see native/nnvm_binary.h)."""
     # -I: not the current directory; -S: only the standard library. What this process has found by a
-    # relative path, or by a hook of an editable install, is named by its own folder.
+    # relative path, or by a hook of an editable install, gets its own folder in the path.
     search = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
     for package in (Path(mx.__file__).parent, Path(__file__).parents[1]):
         folder = os.path.abspath(package.parent)

@@ -41,7 +41,7 @@ _ERROR = re.compile(r"\berror\b|undefined reference|\bld: (?!warning)", re.IGNOR
 
 
 class BuildError(RuntimeError):
-    """The library cannot be had here; the message says why, in one line."""
+    """The library cannot be built or loaded; the message is one line that says why."""
 
 
 def compiler() -> Optional[List[str]]:
@@ -90,7 +90,7 @@ def build(command: List[str], path: Path) -> None:
     headers += ["-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
     kernels = ["-O3", str(SOURCES / "kernels.cc")]
     units = {
-        # what takes time is in the kernels, and -O2 would take half as long again to compile
+        # the kernels need the time, and -O2 would take half as long again to compile
         "library": ["-O1", "-fopenmp", *headers, str(SOURCES / "library.cc")],
         "plain": kernels,
         "dispatch": ["-O1", str(SOURCES / "dispatch.cc")],
@@ -106,7 +106,7 @@ def build(command: List[str], path: Path) -> None:
         for flags, target in zip(units.values(), objects)
     )
     folder_of_mxnet, name_of_mxnet = os.path.split(mxnet_library())
-    # -z defs: what this MXNet does not export has to show now
+    # -z defs: symbols that this MXNet does not export are errors now
     link = ["-shared", "-fopenmp", "-Wl,-z,defs", f"-Wl,-rpath-link,{folder_of_mxnet}"]
     mxnet = [f"-L{folder_of_mxnet}", f"-l:{name_of_mxnet}"]
     run([*command, *link, "-o", str(path), *objects, *mxnet])
@@ -137,7 +137,7 @@ def run(
 
 
 def _run_all(commands: Iterable[List[str]]) -> None:
-    """Run commands side by side; none is left running when one fails."""
+    """Run commands in parallel; when one fails, the others are ended."""
     running = []
     try:
         for command in commands:

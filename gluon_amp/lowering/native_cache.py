@@ -1,9 +1,9 @@
 """Where the built C++ library is kept between processes, and why its bytes can be trusted.
 
 The folder is `$XDG_CACHE_HOME/gluon_amp` or `~/.cache/gluon_amp`. Code is loaded from it, so nobody
-but the user (or root) may be able to change what lies in it. Beside each library lies a manifest in
-JSON with the SHA-256 digest of the library's bytes, written last, so that a library that was cut
-off or damaged, or does not go with its manifest, is never loaded: that would end the process.
+but the user (or root) may be able to change what is in it. Beside each library is a manifest in
+JSON with the SHA-256 digest of the library's bytes, which is written last. A library that is
+truncated, damaged or does not match its manifest is never loaded, as it would end the process.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _REMEDY = "set XDG_CACHE_HOME to a folder of your own"
 
 
 def folder() -> Path:
-    """Return the folder for libraries, made if it is not there, and safe to load code from.
+    """Return the folder for libraries, created if necessary, and safe to load code from.
 
     Raises
     ------
     BuildError
-        If another user could change what lies in it, or it cannot be made.
+        Another user could change what is in it, or it cannot be created.
     """
     # from here on without symbolic links, which could be pointed elsewhere later
     place = Path(os.path.realpath(os.path.join(_cache_home(), "gluon_amp")))
@@ -78,18 +78,18 @@ def _cache_home() -> str:
 
 
 def _make(place: Path) -> None:
-    """Make a folder for this user alone, as the XDG specification has it, if it is not there."""
+    """Create a folder for this user alone, as in the XDG specification, if it does not exist."""
     if not place.exists():
         place.mkdir(0o700, exist_ok=True)
 
 
 def _trusted(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user, or to those who can do everything anyway."""
+    """Return whether a file belongs to this user, or to root."""
     return status.st_uid in (os.geteuid(), 0, os.stat("/").st_uid)
 
 
 def _refuse_if_others_may_rename(ancestor: Path) -> None:
-    """Refuse a folder on the way in which others could put their own in place of the next."""
+    """Refuse a parent folder in which other users could replace the next folder of the path."""
     status = ancestor.stat()
     if not _trusted(status):
         raise BuildError(f"the cache's parent folder {ancestor} belongs to another user; {_REMEDY}")
@@ -119,7 +119,7 @@ def _private_group(gid: int) -> bool:
 
 @contextlib.contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """Let one process at a time build; the others wait, and then find what it has built."""
+    """Build in one process at a time; the others wait, and then find the result."""
     import fcntl
 
     descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -136,7 +136,7 @@ def locked(place: Path) -> Iterator[None]:
             pass
         yield
     finally:
-        # by hand, for a child forked meanwhile has the descriptor, too
+        # explicitly, since a child that was forked meanwhile has the descriptor, too
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
@@ -211,7 +211,7 @@ class CachedLibrary:
 
 
 def machine() -> str:
-    """Return a name for what a library may depend on beside its own bytes."""
+    """Return a name for what a library depends on apart from its own bytes."""
     mxnet = os.stat(mxnet_library())
     parts = [
         *sorted(hardware.cpu_flags()),
@@ -224,7 +224,7 @@ def machine() -> str:
 
 
 def _read(path: Path) -> Optional[bytes]:
-    """Return the bytes of a plain file that nobody else can write; None for anything else."""
+    """Return the bytes of a plain file that nobody else can write to; None for anything else."""
     try:
         # O_NONBLOCK: a pipe would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,8 +1,8 @@
 """Optimizers with float32 masters: SGD, NAG, Adam, AdamW, LARS, LAMB.
 
 A float16 weight near 1 cannot take a step below 5e-4, and near 1e-8 Adam's epsilon is zero, so the
-update works in float32: on a master copy that the optimizer keeps, of which the weight is the
-rounding. Float32 weights are their own masters.
+update computes in float32, on a master copy that the optimizer keeps. The weight is the rounded
+master. Float32 weights are their own masters.
 
 Under a name that MXNet has, signature, defaults and formulas are MXNet's, with one exception:
 `multi_precision` is True. The classes are also registered with MXNet as ``amp_sgd``, ``amp_adam``

@@ -22,18 +22,18 @@ class Adam(MasterOptimizer):
         v = beta2 * v + (1 - beta2) * g**2
         w = w - lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
 
-    Signature, defaults and order of operations are those of `mxnet.optimizer.Adam`. The correction
-    is nearer to the exact one. The kernels have the betas in float32, and 1 - float32(0.999) is
-    0.001 * (1 - 1.3e-5), so the correction is that of float32(0.999), too, in float64. MXNet's is
-    that of 0.999, by which its first updates are 6e-6 too long. Here the first update is exact to
-    3 ulp, and on a GPU, where MXNet's multi-tensor operator takes the variance as a difference of
-    nearly equal numbers, to 6e-8 / (1 - beta2).
+    Signature, defaults and order of operations are those of `mxnet.optimizer.Adam`. The bias
+    correction is more exact. The kernels have the betas in float32, and 1 - float32(0.999) is
+    0.001 * (1 - 1.3e-5), so the correction is computed from float32(0.999), in float64. MXNet
+    computes it from 0.999, which makes its first updates 6e-6 too long. Here the first update is
+    exact to 3 ulp. On a GPU, where MXNet's multi-tensor operator computes the variance as a
+    difference of nearly equal numbers, it is exact to 6e-8 / (1 - beta2).
 
     Parameters
     ----------
     learning_rate : float or None
-        0.001 by default. As in MXNet a number replaces the base rate of an `lr_scheduler`, also the
-        default; None keeps the scheduler's.
+        0.001 by default. As in MXNet, a number replaces the base rate of an `lr_scheduler`, and so
+        does the default; None keeps the scheduler's.
     beta1, beta2, epsilon : float
     lazy_update : bool
         Update only the rows that a row_sparse gradient has, and their mean and variance.

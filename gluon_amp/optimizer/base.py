@@ -19,9 +19,9 @@ from mxnet import nd
 class ExactFloat(float):
     """A float whose text MXNet's parser reads back as the same float32.
 
-    Op attributes travel as text, and dmlc's `stof` multiplies exponents out in float32: of
-    `1/(3·2**k)` and `1/(7·2**k)` every third value arrives one unit off, and then a step with a
-    loss scale is no longer bit for bit the step without. Without an exponent the text is read
+    Operators get their attributes as text, and dmlc's `stof` computes exponents in float32: every
+    third value of `1/(3·2**k)` and `1/(7·2**k)` is wrong by one ulp, and then a step with a loss
+    scale differs from the step without. Without an exponent the text is read
     exactly, down to 1e-12.
     """
 
@@ -34,7 +34,7 @@ class ExactFloat(float):
 @functools.lru_cache(maxsize=256)
 def _text(value):
     if 1e-12 < abs(value) < 1e12:
-        # 19 digits after the point are what the parser looks at
+        # the parser reads 19 digits after the point
         return np.format_float_positional(
             np.float64(np.float32(value)), precision=19, unique=False, trim="0"
         )

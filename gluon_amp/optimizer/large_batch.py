@@ -63,7 +63,7 @@ class LARS(SGD):
         super().__init__(momentum, lazy_update, nesterov=False, **kwargs)
         self.eta, self.eps = eta, eps
         self.momentum_correction = momentum_correction
-        # The learning rates of the step before and of this one, and whom this one has updated.
+        # The learning rates of the last step and of this one, and what this one has updated.
         self.last_lr = self.cur_lr = None
         self._updated = set()
 
@@ -79,8 +79,8 @@ class LARS(SGD):
         return False
 
     def _get_lrs(self, indices):
-        # One step is several calls, for devices and dtypes: the next one begins where a parameter
-        # comes again.
+        # One step is several calls, for devices and dtypes. The next step begins when a parameter
+        # is updated again.
         counts = self._all_index_update_counts
         device = next(d for d, count in counts.items() if count is self._index_update_count)
         called = {(device, index) for index in indices}

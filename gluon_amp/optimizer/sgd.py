@@ -27,7 +27,7 @@ class SGD(MasterOptimizer):
         Update only the rows that a row_sparse gradient has, and their momentum, where the weight is
         float32 or float64. A float16 weight gets the update of all rows, as in MXNet.
     nesterov : bool
-        Needs a momentum. MXNet has it as `NAG`.
+        Requires a momentum. MXNet calls it `NAG`.
     **kwargs
         See `MasterOptimizer`; the default rate is 0.01.
 
@@ -113,7 +113,7 @@ class SGD(MasterOptimizer):
         )
 
     def _update_nesterov(self, slot):
-        # In place, MXNet's op would take the weight decay for the momentum from the new weight.
+        # In place, MXNet's op would compute the momentum's weight decay from the new weight.
         updated = nd.nag_mom_update(
             slot.target,
             slot.grad_like_target,
@@ -131,7 +131,7 @@ class SGD(MasterOptimizer):
 
 
 class NAG(SGD):
-    """SGD with Nesterov's momentum, with the name and the defaults that it has in MXNet.
+    """SGD with Nesterov's momentum, with MXNet's name and defaults.
 
         g = clip(rescale_grad * grad) + wd * w
         m = momentum * m - lr * g

@@ -68,8 +68,8 @@ class SavingError(RuntimeError):
 class Position(NamedTuple):
     """Where a run is: `samples` of `epoch` are done, by all workers together.
 
-    Samples and not batches, so that a run can go on with them divided otherwise, as 32 images at
-    once instead of 2 times 16.
+    It counts samples, not batches, so that a run can continue with another batch size, such as 32
+    images at once instead of 2 times 16.
     """
 
     epoch: int

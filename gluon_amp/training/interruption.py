@@ -33,7 +33,7 @@ class Interruption:
     Parameters
     ----------
     quiet : bool
-        Say nothing when the signal comes.
+        Print nothing when the signal comes.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Interruption:
         Parameters
         ----------
         done : str
-            Says so, in a clause.
+            What is done, as a clause.
         """
         if self.number is not None:
             raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")

@@ -1,4 +1,4 @@
-"""When a run saves, and when it leaves: the same for images and text, one worker or several."""
+"""When a run saves and when it ends: the same for images and text, one worker or several."""
 
 import base64
 import contextlib
@@ -19,7 +19,7 @@ from gluon_amp.training.workers import Workers
 
 from mxnet import gluon, nd
 
-# Several workers ask each other only now and then whether one of them got a signal.
+# Several workers exchange only after so many updates whether one of them got a signal.
 ASK_EVERY = 10
 
 
@@ -37,7 +37,7 @@ class Keeper:
     identity : dict
         See `gluon_amp.training.checkpoints.SAME`.
     progress : callable
-        Takes the position; returns what else the run wants back, as `Checkpoints.save` takes it.
+        Called with the position; returns what else the run restores, as `Checkpoints.save` expects.
     interruption : Interruption
     workers : Workers
     statistics : sequence of Parameter
@@ -72,12 +72,12 @@ class Keeper:
         self._accumulate = accumulate
 
     def begin(self, saved: Saved) -> Counts:
-        """Put network and trainer where a checkpoint has them; return the epoch's counts so far.
+        """Restore network and trainer from a checkpoint; return the epoch's counts so far.
 
         Raises
         ------
         UsageError
-            It is of another run.
+            The checkpoint is of another run.
         """
         saved.check(self._identity)
         saved.load(self._net, self._trainer)
@@ -137,7 +137,7 @@ class Keeper:
             ) from None
 
     def _asked(self, now: bool) -> int:
-        """Return the signal that any worker got, 0 being none; several ask each other if `now`."""
+        """Return the signal that any worker got, or 0; several workers exchange it if `now`."""
         own = self._interruption.number or 0
         if self._workers.count == 1:
             return own
@@ -193,7 +193,7 @@ class Keeper:
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
-    """Write what `_text` made of the arrays of these parameters back into them.
+    """Write the text that `_text` returned for these parameters back into their arrays.
 
     Raises
     ------

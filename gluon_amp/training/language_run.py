@@ -230,12 +230,12 @@ class Run:
         )  # fmt: skip
 
     def progress(self, position: Position) -> Dict[str, Any]:
-        """Return what the run wants back besides its network and trainer."""
+        """Return what the run restores besides its network and trainer."""
         self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
         return {
             "history": self.history.state(),
             "bits": self.bits,
-            "state": self.engine.state() if position.samples else [],  # an epoch begins anew
+            "state": self.engine.state() if position.samples else [],  # an epoch starts anew
         }
 
     def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:

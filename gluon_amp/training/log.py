@@ -42,7 +42,7 @@ class _AboveBar(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """Appends records to a file until that fails; then training goes on without."""
+    """Appends records to a file until that fails; then training continues without it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         logger.removeHandler(self)
@@ -146,7 +146,7 @@ class Records:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Go on without records: training is worth more."""
+        """Continue without records, which matter less than training."""
         logger.warning(
             "--log-json or --tensorboard cannot be written any more (%s): training goes on.",
             error.strerror,

@@ -273,14 +273,14 @@ def measured(
 ) -> Iterator[Batch]:
     """Yield batches; count the time in which the devices had nothing to do because one was missing.
 
-    That is from the end of the last step, or from the request for the batch if that came later, to
-    the batch's arrival. A thread of its own waits for the devices, so that this one goes on.
+    This is the time from the end of the last step, or from the request for the batch if that came
+    later, to the batch's arrival. Another thread waits for the devices, so that this one continues.
 
     Parameters
     ----------
     batches : iterable
     wait : callable
-        Returns when the devices have finished what they have been given.
+        Returns when the devices have finished all their work.
     counts : Counts
         Its `waited` grows, in seconds.
     clock : callable

@@ -23,14 +23,14 @@ TINY = 1e-30  # keeps the logarithm of a share of 0 finite
 
 
 class _ModuleBlock(Block):
-    """A Module's parameters as those of a Block, which is what a checkpoint is written of."""
+    """A Module's parameters as those of a Block, from which a checkpoint is written."""
 
     def __init__(self, module: Module):
         super().__init__()
         self._module = module
 
     def _collect_params_with_prefix(self, prefix: str = "") -> Dict[str, Parameter]:
-        # whoever asks for the parameters may write them
+        # the caller may write to the parameters
         self._module._params_dirty = True
         return {param.name: param for param in self._module._trainer._params}
 

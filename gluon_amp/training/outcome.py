@@ -61,7 +61,7 @@ def worst(matrix: np.ndarray, names: Sequence[str], number: int) -> List[Confusi
 
 @contextlib.contextmanager
 def saving(what: str) -> Iterator[None]:
-    """Raise `SavingError` where something cannot be written, whoever notices."""
+    """Turn errors of the system and of MXNet, while something is written, into a `SavingError`."""
     try:
         yield
     except (OSError, mx.MXNetError) as error:

@@ -546,7 +546,7 @@ def check(recipe: Recipe, given: Dict[str, Any]) -> None:
 
 
 def for_data(recipe: Recipe, given: Dict[str, Any], data: str) -> Recipe:
-    """Fill in what a data set needs otherwise than ImageNet, where the user has not decided.
+    """Fill in the options in which a data set differs from ImageNet, unless the user set them.
 
     A run of fewer epochs than usual warms up for the same share of them.
     """

@@ -360,7 +360,7 @@ class Run:
         return Position(epoch, min(done * batch, whole))
 
     def progress(self, history: History) -> Dict[str, Any]:
-        """Return what the run wants back besides its network and trainer."""
+        """Return what the run restores besides its network and trainer."""
         history.steps, history.skipped = self.loop.steps, self.loop.skipped
         return {"history": history.state()}
 
@@ -528,7 +528,7 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
 
 
 def _train_epochs(run: Run, interruption: Interruption) -> Tuple[History, Validation]:
-    """Return what the run came to, and the validation of the network that it ends with."""
+    """Return the run's results, and the validation of the final network."""
     recipe, loop, workers = run.recipe, run.loop, run.workers
     val_batches = validation_batches(
         run.data.val, recipe.batch_size * len(run.devices), recipe.num_workers, workers.rank,
@@ -712,7 +712,7 @@ def _summary(
     seconds: float,
 ) -> report.Summary:
     recipe, trained = run.recipe, history.trained
-    validated = history.validated or [last]  # --eval-only of a network that was not trained here
+    validated = history.validated or [last]  # --eval-only with a network that was not trained here
     scores = {e: v.top1 for e, v in enumerate(validated) if v is not None} or {0: last.top1}
     best = max(scores, key=scores.__getitem__)
     scale = run.engine.loss_scale
