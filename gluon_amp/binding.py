@@ -55,6 +55,13 @@ class _Binding:
         self.nodes = None
         self.lowered = None  # (inputs, lowered symbol), while a cached op is being built
         self.traces = {}
+        self.parameters = None
+
+    def parameters_of(self, block: HybridBlock) -> list:
+        """Return the block's parameters; to collect them takes a millisecond a call."""
+        if self.parameters is None:
+            self.parameters = list(block.collect_params().values())
+        return self.parameters
 
     def select(self, block: HybridBlock, key: tuple) -> None:
         """Let the block continue with the trace that belongs to `key`, or with none."""
@@ -94,7 +101,12 @@ class Cast:
         dtypes = {p.name: dtype_of(p) for p in self.collect_params().values()}
         dtypes.update({s.name: a.dtype for s, a in zip(inputs, flat)})
         try:
-            amp.lowered = inputs, lower(symbol, dtypes, flat[0].context.device_type)
+            amp.lowered = (
+                inputs,
+                lower(
+                    symbol, dtypes, flat[0].context.device_type, _frozen(amp.parameters_of(self))
+                ),
+            )
         except mx.base.MXNetError as error:
             fed = ", ".join(graph.dtype_name(a.dtype) for a in flat)
             raise TypeError(
@@ -122,7 +134,8 @@ class Cast:
         if amp.policy.compute_dtype == "bfloat16" and device == "gpu":
             bfloat16.check_device("gpu")
         mode = autograd.is_recording(), autograd.is_training()
-        amp.select(self, (mode, device, *(np.dtype(a.dtype).name for a in flat)))
+        frozen = _frozen(amp.parameters_of(self))
+        amp.select(self, (mode, device, *(np.dtype(a.dtype).name for a in flat), frozen))
         return super()._call_cached_op(*args)
 
     def _clear_cached_op(self):
@@ -272,7 +285,7 @@ def _compose(block: HybridBlock, *args):
         dtypes = {p.name: dtype_of(p) for p in params}
         devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
         symbol = lower(symbol, {**dict.fromkeys((s.name for s in inputs), "float32"), **dtypes},
-                       "gpu" if "gpu" in devices else "cpu")  # fmt: skip
+                       "gpu" if "gpu" in devices else "cpu", _frozen(params))  # fmt: skip
     elif form is None:
         symbol = _of_any_dtype(symbol)
     composed = copy.copy(symbol)
@@ -282,6 +295,13 @@ def _compose(block: HybridBlock, *args):
     if isinstance(composed, mx.symbol.numpy._Symbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return _regroup(outputs, block._out_format)
+
+
+def _frozen(params) -> frozenset:
+    """Return the names of the parameters that get no gradient in the pass that begins now."""
+    if not autograd.is_recording():
+        return frozenset()
+    return frozenset(p.name for p in params if p.grad_req == "null")
 
 
 def _array_for_numpy_symbol(argument):

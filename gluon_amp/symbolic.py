@@ -256,7 +256,7 @@ class Module(mx.mod.Module):
             # the executors have one argument more
             grad_req = dict(zip(self._symbol.list_arguments(), grad_req))
         plain, fresh = self._symbol, not self.params_initialized
-        self._symbol = self._executable(data_shapes, label_shapes, for_training)
+        self._symbol = self._executable(data_shapes, label_shapes, for_training, grad_req)
         try:
             super().bind(
                 data_shapes,
@@ -281,7 +281,7 @@ class Module(mx.mod.Module):
             if self._trainer is not None:
                 self._point_trainer_here()
 
-    def _executable(self, data_shapes, label_shapes, for_training):
+    def _executable(self, data_shapes, label_shapes, for_training, grad_req):
         symbol = self._scaled_symbol if self._scaling and for_training else self._cast_symbol
         descriptions = [
             shape if isinstance(shape, DataDesc) else DataDesc(*shape)
@@ -296,7 +296,10 @@ class Module(mx.mod.Module):
                 for name, dtype in zip([*arguments, *states], [*arg_types, *aux_types])
                 if dtype is not None
             }
-            return lower(symbol, known, self._context[0].device_type)
+            frozen = {*self._fixed_param_names} if for_training else set()
+            if isinstance(grad_req, dict):
+                frozen.update(name for name, one in grad_req.items() if one == "null")
+            return lower(symbol, known, self._context[0].device_type, frozenset(frozen))
         except mx.base.MXNetError as error:
             given = ", ".join(f"{name} {graph.dtype_name(dtype)}" for name, dtype in fed.items())
             raise TypeError(

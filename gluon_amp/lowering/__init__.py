@@ -5,15 +5,20 @@ emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN), and on
 gradients have to be added correctly where the user asks for it (`added_gradients`).
 """
 
-from typing import Dict
+from typing import Dict, FrozenSet
 
 from gluon_amp.graph import ACCUMULATE_ATTR
-from gluon_amp.lowering import added_gradients, float16_emulation, onednn
+from gluon_amp.lowering import added_gradients, float16_emulation, frozen_weights, onednn
 
 import mxnet as mx
 
 
-def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) -> mx.sym.Symbol:
+def lower(
+    symbol: mx.sym.Symbol,
+    dtypes: Dict[str, object],
+    device_type: str,
+    frozen: FrozenSet[str] = frozenset(),
+) -> mx.sym.Symbol:
     """Return a symbol with the same inputs and outputs that runs on a device of `device_type`.
 
     Parameters
@@ -23,6 +28,8 @@ def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) ->
     dtypes : dict of str to dtype
         Dtypes of all its variables, as they are fed.
     device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
+    frozen : frozenset of str
+        Names of the variables that get no gradient, where the graph is used for training.
 
     Raises
     ------
@@ -39,4 +46,5 @@ def lower(symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str) ->
             )
     else:
         symbol = onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)
+        symbol = frozen_weights.add_biases(symbol, dtypes, frozen)
     return added_gradients.separate(symbol, dtypes, device_type)
