@@ -24,7 +24,8 @@ class RandomNet(gluon.HybridBlock):
         draw = _Draw(seed)
         self.shape = draw.shape()
         self.names, self.steps = [], []
-        self.rounding = 0.0  # relative size of random changes to each step's result
+        # relative sizes of random changes to each step's result, and to its gradient alone
+        self.rounding = self.gradient_rounding = 0.0
         mx.random.seed(seed)
         x = nd.array(np.random.RandomState(seed).normal(size=self.shape))
         self.x = x
@@ -39,8 +40,10 @@ class RandomNet(gluon.HybridBlock):
         for step in self.steps:
             x = step(F, x)
             if self.rounding:
-                noise = F.BlockGrad(F.random.uniform_like(x, low=-1, high=1))
-                x = x * (F.sign(noise) * self.rounding + 1)
+                x = x + x * _signs(F, x) * self.rounding
+            if self.gradient_rounding:
+                change = x * _signs(F, x) * self.gradient_rounding
+                x = x + (change - F.BlockGrad(change))
         return x
 
     def _try(self, draw: "_Draw", x):
@@ -71,6 +74,10 @@ class RandomNet(gluon.HybridBlock):
         self.steps.append(step)
         self.names.append(name)
         return made
+
+
+def _signs(F, x):
+    return F.BlockGrad(F.sign(F.random.uniform_like(x, low=-1, high=1)))
 
 
 class _Draw:
@@ -360,7 +367,9 @@ def two_branches(draw, x):
     """The same tensor twice, by different ways, joined again."""
     left = draw.one_of(
         lambda F, h: F.Activation(h, act_type="tanh"),
-        lambda F, h: F.softmax(h, axis=-1),
+        # reshaped into the plain layout: of 8 or 16 channels that a convolution keeps together,
+        # stock MXNet's softmax over the last axis crashes
+        lambda F, h: F.softmax(F.reshape(h, x.shape), axis=-1),
         lambda F, h: h * 0.5 - 0.25,
         lambda F, h: F.relu(h),
     )
