@@ -80,6 +80,11 @@ def _signs(F, x):
     return F.BlockGrad(F.sign(F.random.uniform_like(x, low=-1, high=1)))
 
 
+def _largest(F, x, axis):
+    # not max, which hands its gradient in full to each of several values that rounding made equal
+    return F.topk(x, axis=axis, k=1, ret_typ="value")
+
+
 class _Draw:
     def __init__(self, seed: int) -> None:
         self.random = np.random.RandomState(seed)
@@ -392,7 +397,7 @@ def broadcast(draw, x):
     smaller = draw.one_of(
         lambda F, h: F.slice_axis(h, axis=axis, begin=0, end=1),
         lambda F, h: F.mean(h, axis=axis, keepdims=True),
-        lambda F, h: F.max(h, axis=axis, keepdims=True),
+        lambda F, h: _largest(F, h, axis),
         lambda F, h: F.sum(h, axis=axis, keepdims=True) * 0.1,
     )
     join = draw.one_of("add", "sub", "mul", "maximum", "minimum")
@@ -416,7 +421,7 @@ def sequence_mask(draw, x):
         if reduce == "softmax":
             return F.transpose(F.softmax(h, axis=0), axes=(1, 2, 0)) * x.shape[-1]
         if reduce == "max":
-            return F.max(h, axis=0)
+            return F.squeeze(_largest(F, h, 0), axis=0)
         return F.transpose(h, axes=(1, 2, 0))
 
     return masked, []
