@@ -5,6 +5,7 @@
 // last ones are empty. So these gradients are computed in float32. All else is Convolution's own work.
 #include <mxnet/c_api.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -96,12 +97,28 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext& context, const Array
   for (size_t i = 0; i < outputs.size(); ++i) round_to(wide_outputs[i], req[i], outputs[i]);
 }
 
-// Adds an operator that answers what nnvm asks as one of MXNet's own does.
-nnvm::Op* add_like(const std::string& name, const char* stock, const Compute& compute) {
+bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  return shapes_of("FInferShape")[nnvm::Op::Get("Convolution")](attrs, in, out);
+}
+
+bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, out.size() + 1, in.size());
+  mxnet::ShapeVector read(in.begin() + 1, in.end()), result{in[0]};
+  const bool known = infer_shape(attrs, read, result);
+  std::copy(read.begin(), read.end(), in.begin() + 1);
+  in[0] = result[0];
+  out = read;
+  return known;
+}
+
+// Adds an operator of bfloat16 arrays with the attributes of one of MXNet's own.
+nnvm::Op* add_like(const std::string& name, const char* stock, const Compute& compute,
+                   const InferShape& infer_shape) {
+  constexpr int kBfloat = mshadow::kBfloat16;
   const nnvm::Op* own = nnvm::Op::Get(stock);
-  nnvm::Op* op = add_op(name, compute, shapes_of("FInferShape").get(own, nullptr),
-                        types_of("FInferType").get(own, nullptr));
-  set_attr(op, "FResourceRequest", resources_of("FResourceRequest")[own], kPriority);
+  nnvm::Op* op = add_op(name, compute, infer_shape, infer_cast<kBfloat, kBfloat>);
+  const auto& resources = resources_of("FResourceRequest");
+  set_attr(op, "FResourceRequest", resources[own], kPriority);
   op->attr_parser = own->attr_parser;
   op->num_inputs = own->num_inputs;
   op->num_outputs = own->num_outputs;
@@ -114,14 +131,14 @@ nnvm::Op* add_like(const std::string& name, const char* stock, const Compute& co
 
 void register_convolutions() {
   const std::string backward = "_backward_gluon_amp_convolution";
-  nnvm::Op* op = add_like("_gluon_amp_convolution", "Convolution", convolve);
+  nnvm::Op* op = add_like("_gluon_amp_convolution", "Convolution", convolve, infer_shape);
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     Entries inputs = grads;
     for (const auto& input : inputs_of(node)) inputs.push_back(input);
     return make_grad_node(backward.c_str(), node, inputs, node->attrs.dict);
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_like(backward, "_backward_Convolution", convolve_grad);
+  nnvm::Op* grad = add_like(backward, "_backward_Convolution", convolve_grad, infer_grad_shape);
   set_attr(grad, "TIsBackward", true, kPriority);
 }
 

@@ -84,8 +84,6 @@ const nnvm::OpMap<Compute>& computes_of(const std::string& name) asm(
 const nnvm::OpMap<InferShape>& shapes_of(const std::string& name) asm(
     "_ZN4nnvm2Op7GetAttrISt8functionIFbRKNS_9NodeAttrsEPSt6vectorIN5mxnet6TShapeESaIS8_EESB_EEEERKNS"
     "_5OpMapIT_EERKSs");
-const nnvm::OpMap<InferType>& types_of(const std::string& name) asm(
-    "_ZN4nnvm2Op7GetAttrISt8functionIFbRKNS_9NodeAttrsEPSt6vectorIiSaIiEES9_EEEERKNS_5OpMapIT_EERKSs");
 const nnvm::OpMap<Resources>& resources_of(const std::string& name) asm(
     "_ZN4nnvm2Op7GetAttrISt8functionIFSt6vectorIN5mxnet15ResourceRequestESaIS5_EERKNS_9NodeAttrsEEEE"
     "ERKNS_5OpMapIT_EERKSs");
