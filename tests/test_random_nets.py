@@ -96,7 +96,7 @@ class Answers:
         """Return what was sent, or None after a crash."""
         try:
             sent = self.connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self.end()
             return None
         if isinstance(sent, AssertionError):
@@ -129,3 +129,14 @@ def test_a_random_net_gives_what_it_gives_in_float32(seed, answers):
     assert cast is not None, "the cast network crashes"
     shape, names, far = cast
     assert far == [], (shape, names)
+
+
+def test_a_crash_costs_one_answer(answers):
+    answers.ask(0)
+    answers.process.kill()
+    answers.process.join()
+    while answers.next() is not None:
+        pass  # what it had sent before
+    answers.ask(1)
+    assert answers.next() == "works in float32"
+    assert answers.next()[2] == []
