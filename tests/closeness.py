@@ -2,12 +2,18 @@
 
 A fixed tolerance has no meaning across networks, since some amplify any change of their input. So
 each float32 network is its own measure: its weights and inputs are changed by the relative error of
-one rounding, and so are the results of its steps if it has the attribute `rounding`. A cast
-network, which rounds at every operator, may differ by `FACTOR` times the largest of a few such
-changes of the result, plus `FACTOR` roundings of the result itself.
+one rounding. A cast network, which rounds at every operator, may differ by `FACTOR` times the
+largest of a few such changes of the result, plus `FACTOR` roundings of the result itself.
 `docs/results/zoo_coverage.md` uses the same idea.
+
+A network with the attributes `rounding` and `gradient_rounding` also changes inside. With the first
+the results of its steps change, too. With the second only the gradients of these results do, while
+the forward pass is that of float32. A sum of large gradients may cancel, such as that of the bias
+before a steep norm. Then their rounding is what is left of it, and changed results may not show
+that, since they can make the norm less steep.
 """
 
+import contextlib
 from typing import Dict, List
 
 import numpy as np
@@ -74,24 +80,39 @@ def bounds(net, inputs: List, expected: Dict, dtype: str) -> Dict[str, float]:
         return array(new, dtype=x.dtype)
 
     largest = dict.fromkeys(expected, 0.0)
-    _set_rounding(net, ROUNDING[dtype])
-    for _ in range(CHANGES):
-        for param, value in kept.items():
-            if param.grad_req != "null":
-                param.set_data(changed(value))
-        moved = measure(net, [changed(x) if x.dtype == np.float32 else x for x in inputs])
-        for name, distance in distances(moved, expected).items():
+
+    def move(*given):
+        for name, distance in distances(measure(net, list(given)), expected).items():
             largest[name] = max(largest[name], distance)
+
+    if hasattr(net, "gradient_rounding"):
+        with _set(net, "gradient_rounding", ROUNDING[dtype]):
+            for _ in range(CHANGES):
+                move(*inputs)
+    with _set(net, "rounding", ROUNDING[dtype]):
+        for _ in range(CHANGES):
+            for param, value in kept.items():
+                if param.grad_req != "null":
+                    param.set_data(changed(value))
+            move(*(changed(x) if x.dtype == np.float32 else x for x in inputs))
     for param, value in kept.items():
         param.set_data(value)
-    _set_rounding(net, 0.0)
-    return {name: FACTOR * (move + ROUNDING[dtype]) for name, move in largest.items()}
+    return {name: FACTOR * (distance + ROUNDING[dtype]) for name, distance in largest.items()}
 
 
-def _set_rounding(net, size: float) -> None:
-    if hasattr(net, "rounding"):
-        net.rounding = size
-        net.hybridize()  # which traces anew
+@contextlib.contextmanager
+def _set(net, attribute: str, size: float):
+    """Let a network that has the attribute trace itself with it."""
+    if not hasattr(net, attribute):
+        yield
+        return
+    setattr(net, attribute, size)
+    net.hybridize()
+    try:
+        yield
+    finally:
+        setattr(net, attribute, 0.0)
+        net.hybridize()
 
 
 def _maker(inputs: List):

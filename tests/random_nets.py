@@ -24,7 +24,8 @@ class RandomNet(gluon.HybridBlock):
         draw = _Draw(seed)
         self.shape = draw.shape()
         self.names, self.steps = [], []
-        self.rounding = 0.0  # relative size of random changes to each step's result
+        # relative sizes of random changes to each step's result, and to its gradient alone
+        self.rounding = self.gradient_rounding = 0.0
         mx.random.seed(seed)
         x = nd.array(np.random.RandomState(seed).normal(size=self.shape))
         self.x = x
@@ -39,8 +40,10 @@ class RandomNet(gluon.HybridBlock):
         for step in self.steps:
             x = step(F, x)
             if self.rounding:
-                noise = F.BlockGrad(F.random.uniform_like(x, low=-1, high=1))
-                x = x * (F.sign(noise) * self.rounding + 1)
+                x = x + x * _signs(F, x) * self.rounding
+            if self.gradient_rounding:
+                change = x * _signs(F, x) * self.gradient_rounding
+                x = x + (change - F.BlockGrad(change))
         return x
 
     def _try(self, draw: "_Draw", x):
@@ -71,6 +74,17 @@ class RandomNet(gluon.HybridBlock):
         self.steps.append(step)
         self.names.append(name)
         return made
+
+
+def _signs(F, x):
+    return F.BlockGrad(F.sign(F.random.uniform_like(x, low=-1, high=1)))
+
+
+def _largest(F, x, axis):
+    """A smooth maximum: max hands its gradient in full to all values that rounding made equal."""
+    largest = F.BlockGrad(F.max(x, axis=axis, keepdims=True))
+    powers = F.exp(F.broadcast_sub(x, largest))
+    return largest + F.log(F.sum(powers, axis=axis, keepdims=True))
 
 
 class _Draw:
@@ -360,7 +374,9 @@ def two_branches(draw, x):
     """The same tensor twice, through different operators, joined again."""
     left = draw.one_of(
         lambda F, h: F.Activation(h, act_type="tanh"),
-        lambda F, h: F.softmax(h, axis=-1),
+        # reshaped into the plain layout: of 8 or 16 channels that a convolution keeps together,
+        # stock MXNet's softmax over the last axis crashes
+        lambda F, h: F.softmax(F.reshape(h, x.shape), axis=-1),
         lambda F, h: h * 0.5 - 0.25,
         lambda F, h: F.relu(h),
     )
@@ -383,7 +399,7 @@ def broadcast(draw, x):
     smaller = draw.one_of(
         lambda F, h: F.slice_axis(h, axis=axis, begin=0, end=1),
         lambda F, h: F.mean(h, axis=axis, keepdims=True),
-        lambda F, h: F.max(h, axis=axis, keepdims=True),
+        lambda F, h: _largest(F, h, axis),
         lambda F, h: F.sum(h, axis=axis, keepdims=True) * 0.1,
     )
     join = draw.one_of("add", "sub", "mul", "maximum", "minimum")
@@ -407,7 +423,7 @@ def sequence_mask(draw, x):
         if reduce == "softmax":
             return F.transpose(F.softmax(h, axis=0), axes=(1, 2, 0)) * x.shape[-1]
         if reduce == "max":
-            return F.max(h, axis=0)
+            return F.squeeze(_largest(F, h, 0), axis=0)
         return F.transpose(h, axes=(1, 2, 0))
 
     return masked, []

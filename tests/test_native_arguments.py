@@ -36,6 +36,7 @@ FIXED = {"_gluon_amp_round": 1, "_gluon_amp_round_relu": 1, "_gluon_amp_widen": 
          "_backward_gluon_amp_round": 1, "_backward_gluon_amp_round_relu": 2,
          "_backward_gluon_amp_widen": 1, "_backward_gluon_amp_narrow": 1,
          "_backward_gluon_amp_norm_layout": 2}
+CONVOLUTIONS = {"_gluon_amp_convolution": 3, "_backward_gluon_amp_convolution": 4}
 UPDATES = {"_gluon_amp_sgd_update": (2, 3, 4), "_gluon_amp_adam_update": (4, 5)}
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", bfloat16]
 SHAPES = [(2,), (3,), (1,), (2, 3), (3, 2), (1, 1, 1, 1), (), (0,), (0, 3), (70000,), (2, 0, 2)]
@@ -77,6 +78,14 @@ def call():
         op = "_gluon_amp_all_finite"
         arrays = [array(random.choice(DTYPES[:2])) for _ in range(random.randrange(1, 4))]
         attributes = {"num_arrays": str(len(arrays))}
+    elif random.random() < 0.3:
+        op = random.choice(sorted(CONVOLUTIONS))
+        width, kernel, stride = (random.randrange(1, 4) for _ in range(3))
+        out = max((width + 2 - kernel) // stride + 1, 1)
+        shapes = [(2, 16, out), (2, 16, width), (16, 16, kernel), (16,)]
+        arrays = [array(bfloat16, shape) for shape in shapes[-CONVOLUTIONS[op]:]]
+        attributes = {"kernel": f"({kernel},)", "stride": f"({stride},)", "pad": "(1,)",
+                      "num_filter": "16"}
     else:
         op = random.choice(sorted(FIXED))
         shape, dtype = random.choice(SHAPES), random.choice(DTYPES[:2] + [bfloat16])
@@ -85,7 +94,8 @@ def call():
     for _ in range(random.choice([0, 1, 1, 1, 2])):
         mutation = random.randrange(7)
         if mutation == 0:
-            attributes[random.choice(NAMES)] = random.choice(TEXTS)
+            names = sorted(attributes) if op in CONVOLUTIONS else NAMES
+            attributes[random.choice(names)] = random.choice(TEXTS)
         elif mutation == 1 and attributes:
             del attributes[random.choice(sorted(attributes))]
         elif mutation == 2 and arrays:
@@ -153,7 +163,8 @@ for case in range(cases):
         try:
             # Not updates in graphs: MXNet looks for the inputs that they write without asking how
             # many there are, and crashes with its own updates, too.
-            (in_a_graph if op in FIXED and random.random() < 0.7 else alone)(op, arrays, attributes)
+            graphs = op in FIXED or op in CONVOLUTIONS
+            (in_a_graph if graphs and random.random() < 0.7 else alone)(op, arrays, attributes)
             counts["done"] += 1
         except (mx.base.MXNetError, ValueError) as error:
             counts["refused"] += 1

@@ -1,4 +1,4 @@
-"""lowering/onednn.py and native/layouts.cc: bfloat16 clear of two kernels of oneDNN."""
+"""lowering/onednn.py and native/layouts.cc: bfloat16 clear of three kernels of oneDNN."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 
 from gluon_amp import cpu
 from gluon_amp.graph import to_json
-from gluon_amp.lowering import bfloat16, native
-from gluon_amp.lowering.onednn import NORM_LAYOUT, settle
+from gluon_amp.lowering import bfloat16, lower, native
+from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, settle
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -230,9 +230,8 @@ def test_bfloat16_networks_keep_their_outputs():
 
 def convolution(data, kernel, **options):
     weight = mx.sym.amp_cast(mx.sym.var("w"), dtype=np.dtype([("bfloat16", np.uint16)]))
-    return mx.sym.Convolution(
-        data, weight, kernel=kernel, num_filter=8, no_bias=True, name="conv", **options
-    )
+    options = {"num_filter": 8, "no_bias": True, "name": "conv", **options}
+    return mx.sym.Convolution(data, weight, kernel=kernel, **options)
 
 
 def dilation(symbol):
@@ -301,3 +300,84 @@ def test_the_kernel_that_writes_too_far_is_not_used():
     assert "jit_1x1:avx512_core_amx_bf16" not in used
     if cpu.has_amx():
         assert any("amx" in kernel for kernel in used)
+
+
+# ------------------------------------------------------------- images narrower than the stride
+
+
+@pytest.mark.parametrize("stride", [(2,), (1, 2), (3, 3)])
+def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch):
+    data, kernel = low(mx.sym.var("data")), (3,) * len(stride)
+    symbol = convolution(data, kernel, stride=stride)
+    monkeypatch.setattr(native, "available", lambda: False)
+    cast = "amp_cast"
+    assert ops(settle(symbol, {})) == [cast, cast, cast, cast, "Convolution", cast]
+    assert settle(symbol, {}).list_arguments() == ["data", "w"]
+    for other in ((), (1,) * len(stride), (2,) * (len(stride) - 1) + (1,)):
+        unstrided = convolution(data, kernel, stride=other)
+        assert settle(unstrided, {}) is unstrided
+    monkeypatch.undo()
+    if native.available():
+        assert ops(settle(symbol, {})) == [cast, cast, CONVOLUTION]
+
+
+def pixels():
+    """A convolution of one pixel, whose kernel's middle alone meets it; inputs and weights."""
+    data = low(mx.sym.var("data"))
+    symbol = convolution(data, (3, 3), stride=(2, 2), pad=(1, 1), num_filter=16)
+    random = np.random.RandomState(7)
+    arrays = random.randint(-3, 4, (4, 16, 1, 1)), random.randint(-3, 4, (16, 16, 3, 3))
+    return symbol, dict(zip(("data", "w"), arrays))
+
+
+def expected_weight_gradient(data, heads):
+    wanted = np.zeros((16, 16, 3, 3))
+    wanted[:, :, 1, 1] = np.einsum("no,nc->oc", heads.reshape(4, 16), data[:, :, 0, 0])
+    return wanted
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("with_native", [True, False])
+def test_the_weight_gradient_of_one_pixel(with_native, monkeypatch):
+    if not with_native:
+        monkeypatch.setattr(native, "available", lambda: False)
+    symbol, arrays = pixels()
+    settled = mx.sym.amp_cast(settle(symbol, {}), dtype="float32")
+    run(settled, **{name: np.full(x.shape, np.nan) for name, x in arrays.items()})
+    _, _, found = run(settled, **arrays)
+    heads = np.arange(1, 65)  # as `run` has it
+    np.testing.assert_array_equal(found, expected_weight_gradient(arrays["data"], heads))
+
+
+@needs_native
+@needs_bfloat16
+@pytest.mark.parametrize("static", [True, False])
+def test_the_weight_gradient_of_two_readers_is_added(static):
+    symbol, arrays = pixels()
+    graph = to_json(symbol)
+    graph["nodes"].append({**graph["nodes"][-1], "name": "again"})
+    graph["heads"] = [[len(graph["nodes"]) - k, 0, 0] for k in (1, 2)]
+    both = mx.sym.load_json(json.dumps(graph))
+    one, other = (mx.sym.amp_cast(each, dtype="float32") for each in both)
+    total = lower(one + other, {"data": "float32", "w": "float32"}, "cpu")
+    assert ops(total).count(CONVOLUTION) == 2
+    op = nd.CachedOp(total, [("static_alloc", str(static)), ("static_shape", str(static))])
+    data, weight = (nd.array(arrays[name]) for name in ("data", "w"))
+    weight.attach_grad("add")
+    for _ in range(2):
+        with autograd.record():
+            out = op(data, weight)
+        out.backward()
+    wanted = expected_weight_gradient(arrays["data"], np.ones((4, 16)))
+    np.testing.assert_array_equal(weight.grad.asnumpy(), 2 * 2 * wanted)
+
+
+@needs_native
+def test_convolutions_in_loops_are_settled():
+    def body(one, states):
+        conv = convolution(low(one), (3, 3), stride=(2, 2), pad=(1, 1))
+        return mx.sym.amp_cast(conv, dtype="float32"), states
+
+    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [])
+    loop = next(node for node in to_json(settle(out, {}))["nodes"] if "subgraphs" in node)
+    assert CONVOLUTION in [node["op"] for node in loop["subgraphs"][0]["nodes"]]

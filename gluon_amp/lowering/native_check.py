@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from gluon_amp.lowering import native
+from gluon_amp.lowering import bfloat16, native
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -43,6 +43,21 @@ CAST = [
     ("_gluon_amp_bfloat16", "bfloat", [0], {}),
     ("amp_cast", "float32", [2], {"dtype": "float32"}),
     ("elemwise_mul", "product", [3, 1], {}),
+]
+
+# Calls MXNet's own convolution, and computes gradients in float32.
+CONVOLUTION = [
+    ("null", "data", [], {}),
+    ("null", "weight", [], {}),
+    ("amp_cast", "bfloat0", [0], {"dtype": "bfloat16"}),
+    ("amp_cast", "bfloat1", [1], {"dtype": "bfloat16"}),
+    (
+        "_gluon_amp_convolution",
+        "conv",
+        [2, 3],
+        {"kernel": "(3,)", "stride": "(2,)", "pad": "(1,)", "num_filter": "2", "no_bias": "True"},
+    ),
+    ("amp_cast", "float32", [4], {"dtype": "float32"}),
 ]
 
 
@@ -119,11 +134,28 @@ def check_casts() -> None:
     np.testing.assert_array_equal(other.grad.asnumpy(), 2 * data.asnumpy())
 
 
+def check_convolutions() -> None:
+    """Convolve images of one pixel, narrower than the stride: only the kernel's middle meets it."""
+    data, weight = nd.arange(4).reshape((2, 2, 1)), nd.arange(12).reshape((2, 2, 3))
+    net = mx.gluon.SymbolBlock(_graph(CONVOLUTION), [mx.sym.var("data"), mx.sym.var("weight")])
+    for array in (data, weight):
+        array.attach_grad()
+    with autograd.record():
+        out = net(data, weight)
+    out.backward()
+    np.testing.assert_array_equal(out.asnumpy(), [[[4], [10]], [[14], [44]]])
+    np.testing.assert_array_equal(data.grad.asnumpy(), [[[8], [14]], [[8], [14]]])
+    middle = [[0, 2, 0], [0, 4, 0]]
+    np.testing.assert_array_equal(weight.grad.asnumpy(), [middle, middle])
+
+
 if __name__ == "__main__":
     try:
         native.load(sys.argv[1])
         check_rounding()
         check_layouts()
         check_casts()
+        if bfloat16.runs_on_cpu():
+            check_convolutions()
     except Exception as error:
         sys.exit(f"error: {type(error).__name__}: {native.first_line(error)}")

@@ -2,21 +2,15 @@
 //
 // amp_cast leaves its gradient to oneDNN, and where it is to be added (kAddTo) forgets the addition,
 // so that a sum over several passes stays 0. All else is amp_cast's own work, bit for bit.
-#include <cstring>
 #include <string>
 
 #include "arrays.h"
+#include "bfloat16.h"
 #include "operators.h"
 #include "parallel.h"
 
 namespace gluon_amp {
 namespace {
-
-// FComputeEx<cpu> of one of MXNet's own operators
-const Compute& compute_of(const char* op) {
-  static const auto& all = computes_of("FComputeEx<cpu>");
-  return all[nnvm::Op::Get(op)];
-}
 
 void to_bfloat16(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
                  const Requests& req, const Arrays& outputs) {
@@ -33,15 +27,10 @@ void to_bfloat16_grad(const NodeAttrs& attrs, const OpContext& context, const Ar
   }
   const NDArray plain = plain_copy(inputs[0]);
   make_plain(outputs[0]);
-  const uint16_t* in = plain_data<uint16_t>(plain);
+  const bfloat_bits* in = plain_data<bfloat_bits>(plain);
   float* sum = plain_data<float>(outputs[0]);
   in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) {
-      const uint32_t bits = static_cast<uint32_t>(in[i]) << 16;
-      float value;
-      std::memcpy(&value, &bits, sizeof value);
-      sum[i] += value;
-    }
+    for (int64_t i = first; i < first + count; ++i) sum[i] += widened(in[i]);
   });
 }
 

@@ -8,27 +8,12 @@
 #include <cstring>
 
 #include "arrays.h"
+#include "bfloat16.h"
 #include "operators.h"
 #include "parallel.h"
 
 namespace gluon_amp {
 namespace {
-
-using bfloat_bits = uint16_t;
-
-float widened(bfloat_bits value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
-
-bfloat_bits rounded(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (value != value) return static_cast<bfloat_bits>((bits >> 16) | 0x40);
-  return static_cast<bfloat_bits>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 bool in_place(const NDArray& input, const NDArray& output) {
   return input.storage_handle().dptr == output.storage_handle().dptr;

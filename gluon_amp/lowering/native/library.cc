@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "casts.cc"
+#include "convolutions.cc"
 #include "layouts.cc"
 #include "rounding.cc"
 #include "updates.cc"
@@ -18,6 +19,7 @@ extern "C" {
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
     gluon_amp::register_casts();
+    gluon_amp::register_convolutions();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();

@@ -33,11 +33,12 @@ using nnvm::ObjectPtr;
 
 struct NotReadable;
 
-// FComputeEx, FInplaceOption, FMutateInputs and FGradient, as MXNet has them
+// FComputeEx, FInplaceOption, FMutateInputs, FResourceRequest and FGradient, as MXNet has them
 using Compute = std::function<void(const NodeAttrs&, const mxnet::OpContext&, const Arrays&,
                                    const Requests&, const Arrays&)>;
 using InplaceOption = std::function<std::vector<std::pair<int, int>>(const NodeAttrs&)>;
 using MutateInputs = std::function<std::vector<uint32_t>(const NodeAttrs&)>;
+using Resources = std::function<std::vector<mxnet::ResourceRequest>(const NodeAttrs&)>;
 using Gradient = std::function<Entries(const ObjectPtr&, const Entries&)>;
 // FInferShape, FInferType and FInferStorageType, with references for pointers
 using InferShape = std::function<bool(const NodeAttrs&, mxnet::ShapeVector&, mxnet::ShapeVector&)>;
@@ -58,6 +59,9 @@ GLUON_AMP_SET_ATTR(InplaceOption,
 GLUON_AMP_SET_ATTR(MutateInputs,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIjSaIjEERKNS_9NodeAttrsEEEEERS0_"
                    "RKSsRKT_i");
+GLUON_AMP_SET_ATTR(Resources,
+                   "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIN5mxnet15ResourceRequestESaIS5_EERKNS"
+                   "_9NodeAttrsEEEEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(Gradient,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorINS_9NodeEntryESaIS4_EERKSt10"
                    "shared_ptrINS_4NodeEERKS6_EEEERS0_RKSsRKT_i");
@@ -73,10 +77,16 @@ GLUON_AMP_SET_ATTR(InferStorage,
 GLUON_AMP_SET_ATTR(bool, "_ZN4nnvm2Op8set_attrIbEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(std::string, "_ZN4nnvm2Op8set_attrISsEERS0_RKSsRKT_i");
 
-// nnvm::Op::GetAttr<FComputeEx>
+// nnvm::Op::GetAttr<T>(name) for some of them
 const nnvm::OpMap<Compute>& computes_of(const std::string& name) asm(
     "_ZN4nnvm2Op7GetAttrISt8functionIFvRKNS_9NodeAttrsERKN5mxnet9OpContextERKSt6vectorINS6_7NDArray"
     "ESaISB_EERKSA_INS6_9OpReqTypeESaISG_EESF_EEEERKNS_5OpMapIT_EERKSs");
+const nnvm::OpMap<InferShape>& shapes_of(const std::string& name) asm(
+    "_ZN4nnvm2Op7GetAttrISt8functionIFbRKNS_9NodeAttrsEPSt6vectorIN5mxnet6TShapeESaIS8_EESB_EEEERKNS"
+    "_5OpMapIT_EERKSs");
+const nnvm::OpMap<Resources>& resources_of(const std::string& name) asm(
+    "_ZN4nnvm2Op7GetAttrISt8functionIFSt6vectorIN5mxnet15ResourceRequestESaIS5_EERKNS_9NodeAttrsEEEE"
+    "ERKNS_5OpMapIT_EERKSs");
 
 constexpr int kPriority = 10;  // nnvm's default
 

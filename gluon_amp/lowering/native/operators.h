@@ -48,6 +48,12 @@ inline bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mo
   return true;
 }
 
+// FComputeEx<cpu> of one of MXNet's own operators
+inline const Compute& compute_of(const char* op) {
+  static const auto& all = computes_of("FComputeEx<cpu>");
+  return all[nnvm::Op::Get(op)];
+}
+
 // An operator of dense arrays with one output.
 inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const InferShape& shapes,
                         const InferType& types) {

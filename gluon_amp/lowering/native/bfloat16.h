@@ -1,0 +1,26 @@
+// bfloat16: the upper half of a float32.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace gluon_amp {
+
+using bfloat_bits = uint16_t;
+
+inline float widened(bfloat_bits value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+// To nearest even.
+inline bfloat_bits rounded(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (value != value) return static_cast<bfloat_bits>((bits >> 16) | 0x40);
+  return static_cast<bfloat_bits>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+}  // namespace gluon_amp
