@@ -65,8 +65,13 @@ def outcome(folder):
     return digest, {name: v for name, v in summary.items() if name not in OF_THE_CLOCK}
 
 
+def pytest_generate_tests(metafunc):
+    """Kill all runs with `--kills 2` or more; test_resume.py has a single worker's."""
+    several = metafunc.config.getoption("--kills") > 1
+    metafunc.parametrize("name", RUNS if several else ["images by Module", "images, two workers"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_ends_with_the_same_bits(name, tmp_path, request):
     begun = time.perf_counter()
     finish(start(RUNS[name], tmp_path / "whole"))

@@ -78,7 +78,7 @@ class Started:
 
 
 def saved(folder, epoch):
-    return f"epoch{epoch + 1:03}-batch00000.ckpt" in text(folder)
+    return f"epoch{epoch + 1:03}-sample00000000.ckpt" in text(folder)
 
 
 def text(folder):

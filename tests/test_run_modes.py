@@ -342,15 +342,6 @@ def two_workers(tmp_path, line):
 
 
 @pytest.mark.slow
-def test_two_workers_go_on_from_the_first_ones_checkpoint(tmp_path):
-    line = f"--batch-size 64 --max-batches 3 --warmup-epochs 0 --save-dir {tmp_path}/RANK"
-    two_workers(tmp_path, f"{line} --epochs 1 --lr-mode constant")
-    assert not list((tmp_path / "1").glob("*.ckpt"))
-    told = two_workers(tmp_path, f"{line} --epochs 2 --lr-mode constant --resume auto")
-    assert told[0]["steps"] == 6
-
-
-@pytest.mark.slow
 def test_two_workers_train_the_digits_in_float16(tmp_path):
     told = two_workers(tmp_path, "--batch-size 32 --epochs 8 --lr 0.2")
     assert (told[0]["workers"], told[0]["total"]) == (2, 64)

@@ -56,7 +56,7 @@ SCHEMA = {
     "position": (COUNT, COUNT),
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
     "progress": Either(
-        "the progress of a run", (_PROGRESS, {**_PROGRESS, "bits": REAL, "state": [[[REAL]]]})
+        "the progress of a run", (_PROGRESS, {**_PROGRESS, "bits": REAL, "state": [[[[REAL]]]]})
     ),
 }
 

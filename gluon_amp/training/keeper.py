@@ -146,7 +146,9 @@ class Keeper:
     def _save(self, position: Position, counts: Counts) -> None:
         if self._checkpoints is None:
             return
-        workers = [counts] if self._workers.count == 1 else self._of_all_workers(counts)
+        # between two epochs all workers have the same statistics, and no counts
+        differ = self._workers.count > 1 and position.samples
+        workers = self._of_all_workers(counts) if differ else [counts]
         if self._workers.first:
             self._check_finite(counts)
             path = self._checkpoints.save(*self._state(position, workers))
