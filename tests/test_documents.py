@@ -102,7 +102,7 @@ def parse(words, monkeypatch):
     if words[0] == "make":
         shown = subprocess.run(
             ["make", "-C", ROOT, "-n", "-o", "stamp", "STAMP=stamp", *words[1:]],
-            env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES")},
+            env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "ARGS")},
             capture_output=True,
             text=True,
         )
