@@ -211,9 +211,11 @@ class ScaledSteps:
             or unscaled before.
         """
         window = self._window
+        if not window.fresh:
+            return window
         weights = [(p, array) for p in self._trained() for array in p.list_data()]
         written = {id(array): p.grad_req for p, array in weights if array._fresh_grad}
-        if window.fresh and written:
+        if written:
             overwritten = all(written.get(one) == "write" for one in window.fresh)
             if not overwritten and (window.unscaled or (window.reduced and self._reduces())):
                 raise RuntimeError(
