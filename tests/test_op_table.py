@@ -182,22 +182,13 @@ def call(op):
     return (PAIR, {found.count: 2}) if found.count else ([(2, 3)] * len(found.inputs), {})
 
 
-def node(op, cast=None):
-    """A symbol of one operator with inputs x0, x1, ...; floats are cast before it and back."""
+def node(op):
+    """A symbol of one operator with inputs x0, x1, ..."""
     shapes, attrs = call(op)
     nodes = [{"op": "null", "name": f"x{i}", "inputs": []} for i in range(len(shapes))]
     inputs = [[i, 0, 0] for i in range(len(shapes))]
-    if cast:
-        floats = [i for i, shape in enumerate(shapes) if not isinstance(shape, Ids)]
-        for i in floats[:1] if op == "BatchNorm" else floats:
-            cast_node = {"op": "amp_cast", "attrs": {"dtype": cast}, "inputs": [[i, 0, 0]]}
-            nodes.append({**cast_node, "name": f"cast{i}"})
-            inputs[i] = [len(nodes) - 1, 0, 0]
     attrs = {key: str(value) for key, value in attrs.items()}
     nodes.append({"op": op, "name": "node", "attrs": attrs, "inputs": inputs})
-    if cast:
-        back = {"op": "amp_cast", "name": "back", "attrs": {"dtype": "float32"}}
-        nodes.append({**back, "inputs": [[len(nodes) - 1, 0, 0]]})
     graph = {
         "nodes": nodes,
         "arg_nodes": list(range(len(shapes))),
@@ -222,9 +213,9 @@ def arrays(op, dtype="float32", low=UNIT[0], high=UNIT[1]):
     return made
 
 
-def run(op, inputs, cast=None, head=None):
+def run(op, inputs, head=None):
     """First output of an operator and, given a head gradient, those of its float inputs."""
-    symbol = node(op, cast)
+    symbol = node(op)
     bound = dict(zip((f"x{i}" for i in range(len(inputs))), inputs))
     aux = {name: bound.pop(name) for name in symbol.list_auxiliary_states()}
     floats = [
