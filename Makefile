@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
 
-.PHONY: help setup train test lint format accuracy zoo benchmark input results ablation \
+.PHONY: help setup train test lint format zoo benchmark input results ablation \
   notebooks matrix docs clean
 .DEFAULT_GOAL := help
 
@@ -39,35 +39,32 @@ format: setup ## rewrite the code in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-accuracy: setup ## train in every dtype and compare (ARGS='--seed 1')
-	$(BIN)/python scripts/accuracy.py $(ARGS)
-
 zoo: setup ## cast every network of the Model Zoo and 56 of GluonCV's (half an hour)
-	$(BIN)/python scripts/zoo_coverage.py $(ARGS)
+	$(BIN)/python -m experiments.zoo_coverage $(ARGS)
 
 benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of an hour)
 	$(BIN)/python scripts/benchmark.py --suite all --output docs/benchmarks $(ARGS)
 
 input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
-	$(BIN)/python scripts/input_benchmark.py --output docs/benchmarks/input.md $(ARGS)
+	$(BIN)/python -m experiments.input_benchmark --output docs/benchmarks/input.md $(ARGS)
 
 results: setup ## train the digits in three dtypes over seeds, into results/digits (40 minutes)
 	$(BIN)/python scripts/results_table.py $(ARGS)
 
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
-	$(BIN)/python scripts/ablation.py --output results $(ARGS)
+	$(BIN)/python -m experiments.ablation --output results $(ARGS)
 
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
-	$(BIN)/python scripts/run_notebooks.py $(ARGS)
+	$(BIN)/python -m experiments.run_notebooks $(ARGS)
 
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
-	$(PYTHON) scripts/matrix.py
+	$(PYTHON) -m experiments.matrix
 
-# gluon_amp's own names and its public modules; gluon_amp.trainer has what Trainer inherits.
+# gluon_amp's own names and its public modules; gluon_amp.trainer.trainer has what Trainer inherits.
 # pdoc stops imported libraries from asking lscpu about the CPU unless told not to.
 docs: setup ## build the API reference from the docstrings, in docs/_build
 	PDOC_ALLOW_EXEC=1 $(BIN)/python -m pdoc --docformat numpy --no-show-source --output-directory $(DOCS) \
-	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer
+	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer.trainer
 
 clean: ## remove .venv and what the tools left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis docs/_build

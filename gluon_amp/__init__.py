@@ -1,6 +1,6 @@
 """gluon_amp: mixed precision for MXNet Gluon and Module."""
 
-from gluon_amp import compat, cpu, cuda_libraries
+from gluon_amp.startup import compat, cpu, cuda_libraries
 
 cuda_libraries.preload()
 with cpu.a_thread_per_core():
@@ -8,18 +8,18 @@ with cpu.a_thread_per_core():
 cpu.prepare()
 
 from gluon_amp import optimizer, symbolic
-from gluon_amp.accumulation import accumulation_dtype
-from gluon_amp.cast import cast
-from gluon_amp.check import check
+from gluon_amp.casting.cast import cast
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
-from gluon_amp.contrib_amp import init_trainer, scale_loss, unscale
-from gluon_amp.describe import describe
-from gluon_amp.diagnose import Diagnosis, diagnose, gradient_report
-from gluon_amp.doctor import doctor
-from gluon_amp.formats import bits, float_table
-from gluon_amp.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from gluon_amp.dtypes import bits, float_table
+from gluon_amp.inspection.check import check
+from gluon_amp.inspection.describe import describe
+from gluon_amp.inspection.diagnose import Diagnosis, diagnose, gradient_report
+from gluon_amp.inspection.doctor import doctor
+from gluon_amp.inspection.sum_dtype import accumulation_dtype
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
+from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
+from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 
 __version__ = "0.1.0"
 

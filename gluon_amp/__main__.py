@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import List, Optional
 
-from gluon_amp.doctor import DEVICES, doctor
+from gluon_amp.inspection.doctor import DEVICES, doctor
 from gluon_amp.policy import PRESETS
 
 

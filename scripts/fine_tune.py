@@ -8,9 +8,9 @@ fine-tuned on 5 to 9.
 
 from typing import Optional, Sequence
 
-from gluon_amp.training import script
-from gluon_amp.training.recipe import read_fine_tuning
-from gluon_amp.training.workers import leave
+from gluon_amp.distributed.workers import leave
+from gluon_amp.recipes import script
+from gluon_amp.recipes.recipe import read_fine_tuning
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

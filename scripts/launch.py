@@ -8,8 +8,8 @@ With ``-H HOSTFILE`` it runs on those machines by ssh.
 import sys
 from typing import Optional, Sequence
 
-from gluon_amp.training.launcher import launch
-from gluon_amp.training.options import UsageError
+from gluon_amp.command_line import UsageError
+from gluon_amp.distributed.launcher import launch
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

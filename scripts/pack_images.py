@@ -8,9 +8,9 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
-from gluon_amp.data.commands import add_options, arguments, run
-from gluon_amp.data.pack_folders import pack_folders
-from gluon_amp.training.options import Parser, path
+from gluon_amp.command_line import Parser, path
+from gluon_amp.data.prepare.commands import add_options, arguments, run
+from gluon_amp.data.prepare.pack_folders import pack_folders
 
 NAME = "pack_images.py"
 

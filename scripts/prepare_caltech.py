@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from gluon_amp.data.caltech import DATASETS, PACKED, prepare
-from gluon_amp.data.commands import add_options, arguments, run
-from gluon_amp.training.options import Parser, path
+from gluon_amp.command_line import Parser, path
+from gluon_amp.data.prepare.caltech import DATASETS, PACKED, prepare
+from gluon_amp.data.prepare.commands import add_options, arguments, run
 
 NAME = "prepare_caltech.py"
 

@@ -7,9 +7,9 @@ With no ImageNet at hand it trains a small network on scikit-learn's handwritten
 
 from typing import Optional, Sequence
 
-from gluon_amp.training import script
-from gluon_amp.training.recipe import read
-from gluon_amp.training.workers import leave
+from gluon_amp.distributed.workers import leave
+from gluon_amp.recipes import script
+from gluon_amp.recipes.recipe import read
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

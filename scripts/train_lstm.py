@@ -8,9 +8,9 @@ It needs no data: the text is the sources of Python's own standard library.
 import sys
 from typing import Optional, Sequence
 
-from gluon_amp.training import script
-from gluon_amp.training.language_recipe import read
-from gluon_amp.training.language_run import train
+from gluon_amp.recipes import script
+from gluon_amp.recipes.language.recipe import read
+from gluon_amp.recipes.language.run import train
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -1,16 +1,16 @@
 """setup.py, constraints.txt, the Makefile, and what they say on a machine that does not fit."""
 
-import importlib.util
 import itertools
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from experiments import matrix
+from tests import ROOT
+
 MXNET_WHEELS = {"cpu": "mxnet", "cu112": "mxnet-cu112", "cu117": "mxnet-cu117"}
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -132,22 +132,14 @@ def test_make_train_runs_the_published_command():
     assert command in done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def matrix():
-    spec = importlib.util.spec_from_file_location("matrix", ROOT / "scripts" / "matrix.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_matrix_pins_one_numpy(matrix, tmp_path):
+def test_matrix_pins_one_numpy(tmp_path):
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     pinned = matrix.constraints(tmp_path, "1.26.4").read_text().splitlines()
     assert [line for line in pinned if line.startswith("numpy")] == ["numpy==1.26.4"]
     assert "mxnet==1.9.1" in pinned
 
 
-def test_matrix_does_not_count_a_missing_python_as_passed(matrix, monkeypatch, capsys):
+def test_matrix_does_not_count_a_missing_python_as_passed(monkeypatch, capsys):
     monkeypatch.setattr(matrix, "PAIRS", [("3.99", "1.26.4")])
     assert matrix.main([]) == 1
     assert "skipped: no python3.99 here" in capsys.readouterr().out

@@ -7,8 +7,8 @@ gradients have to be added correctly where the user asks for it (`added_gradient
 
 from typing import Dict, FrozenSet
 
-from gluon_amp.graph import ACCUMULATE_ATTR
 from gluon_amp.lowering import added_gradients, float16_emulation, frozen_weights, onednn
+from gluon_amp.policy.graph import ACCUMULATE_ATTR
 
 import mxnet as mx
 

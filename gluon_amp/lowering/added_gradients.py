@@ -20,8 +20,8 @@ where it is available. Both branches of a `_cond` read all its inputs.
 import json
 from typing import Dict, List, Tuple
 
-from gluon_amp.graph import VERSION, edge_dtypes, from_json, to_json
 from gluon_amp.lowering import float16_emulation, native
+from gluon_amp.policy.graph import VERSION, edge_dtypes, from_json, to_json
 
 import mxnet as mx
 

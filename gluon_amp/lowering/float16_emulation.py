@@ -18,10 +18,10 @@ import os
 from collections import Counter
 from typing import Dict
 
-from gluon_amp import op_table
-from gluon_amp.graph import ACCUMULATE_ATTR, MX_DTYPE_CODES, edge_dtypes, from_json, to_json
 from gluon_amp.lowering import float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
+from gluon_amp.policy import op_table
+from gluon_amp.policy.graph import ACCUMULATE_ATTR, MX_DTYPE_CODES, edge_dtypes, from_json, to_json
 
 import mxnet as mx
 

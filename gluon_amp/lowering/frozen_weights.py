@@ -8,7 +8,7 @@ is added by an operator of its own. Convolutions are not affected.
 
 from typing import Dict, FrozenSet, Optional
 
-from gluon_amp.graph import edge_dtypes, from_json, to_json
+from gluon_amp.policy.graph import edge_dtypes, from_json, to_json
 
 import mxnet as mx
 

@@ -15,10 +15,10 @@ MXNet's kernels otherwise; see `native/convolutions.cc`. Without it they all run
 
 from typing import Dict
 
-from gluon_amp import cpu
-from gluon_amp.graph import edge_dtypes, from_json, to_json
 from gluon_amp.lowering import native
 from gluon_amp.lowering.deconvolution import tuple_of
+from gluon_amp.policy.graph import edge_dtypes, from_json, to_json
+from gluon_amp.startup import cpu
 
 import mxnet as mx
 

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 
-from gluon_amp.finite import chunks
-from gluon_amp.lowering import native_updates
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, follow, interleaved
+from gluon_amp.lowering.native import updates
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, follow, interleaved
 
 from mxnet import nd
 
@@ -70,11 +69,11 @@ class Adam(MasterOptimizer):
         self.lazy_update = lazy_update
 
     def follows(self, weight) -> bool:
-        return native_updates.takes([weight])
+        return updates.takes([weight])
 
     def _update_dense(self, slots):
         if all(self.follows(slot.weight) for slot in slots):
-            native_updates.adam_update(
+            updates.adam_update(
                 interleaved(slots),
                 len(slots[0].arrays),
                 lrs=[self._corrected(slot) for slot in slots],

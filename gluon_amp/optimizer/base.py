@@ -6,7 +6,7 @@ its `_update_dense`, which gets everything one device has to update as a list of
 """
 
 import functools
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -172,7 +172,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     def follows(self, weight) -> bool:
         """Whether an update of this weight sees what somebody wrote to it since the last one.
 
-        If not, its master has to follow it before the update: see `gluon_amp.masters`.
+        If not, its master has to follow it before the update: see `gluon_amp.optimizer.masters`.
         """
         return False
 
@@ -210,3 +210,8 @@ def dense(array):
 def interleaved(slots):
     """The array inputs of a multi-tensor op: all of the first slot, all of the second, ..."""
     return [array for slot in slots for array in slot.arrays]
+
+
+def chunks(items: List, size: int):
+    """Successive slices of at most `size` items."""
+    return (items[start : start + size] for start in range(0, len(items), size))

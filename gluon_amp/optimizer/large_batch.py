@@ -1,7 +1,6 @@
 """Optimizers for large batches, with a step length of its own for each layer: LARS and LAMB."""
 
-from gluon_amp.finite import chunks, on_cpu
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, dense, interleaved
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, dense, interleaved, on_cpu
 from gluon_amp.optimizer.sgd import SGD, SGD_LIMIT
 
 from mxnet import nd

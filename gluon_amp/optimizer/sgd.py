@@ -1,8 +1,7 @@
 """Stochastic gradient descent: plain, with momentum, with Nesterov's momentum."""
 
-from gluon_amp.finite import chunks
-from gluon_amp.lowering import native_updates
-from gluon_amp.optimizer.base import MasterOptimizer, interleaved
+from gluon_amp.lowering.native import updates
+from gluon_amp.optimizer.base import MasterOptimizer, chunks, interleaved
 
 from mxnet import nd
 
@@ -59,11 +58,11 @@ class SGD(MasterOptimizer):
         return 1 if self.momentum else 0
 
     def follows(self, weight) -> bool:
-        return not self.nesterov and native_updates.takes([weight])
+        return not self.nesterov and updates.takes([weight])
 
     def _update_dense(self, slots):
         if all(self.follows(slot.weight) for slot in slots):
-            native_updates.sgd_update(
+            updates.sgd_update(
                 interleaved(slots),
                 len(slots[0].arrays),
                 lrs=[slot.lr for slot in slots],

@@ -1,0 +1,208 @@
+"""The work of each case, done in a process of its own: built once, run when it is told to.
+
+Only this module imports MXNet: the process that compares must not hold memory or threads. Only the
+cases of gluon_amp import that, which lets oneDNN use AMX.
+"""
+
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Callable, Dict, Tuple
+
+import numpy as np
+
+from experiments.benchmarks.suites import Case
+from experiments.standalone import hardware
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon.model_zoo import vision
+
+# slow enough for noise as images not to end in overflow
+SETTINGS = {
+    "sgd": {"learning_rate": 1e-6, "momentum": 0.9, "wd": 1e-4},
+    "adam": {"learning_rate": 1e-6, "wd": 1e-4},
+}
+CLASSES = 1000
+
+
+def serve(case: Case, connection: Connection) -> None:
+    """Build the work of a case, then run it as often as each message says, and send the seconds.
+
+    The first message sent is None: ready. The answer to a number n is the list of n times in
+    seconds; to None, a dict of figures of the process, after which it ends. A sentence instead of
+    an answer says why there is none.
+    """
+    try:
+        run = WORK[case.work](case)
+        connection.send(None)
+        for number in iter(connection.recv, None):
+            connection.send([_timed(run) for _ in range(number)])
+        connection.send({"mebibytes": hardware.peak_mebibytes(), "parameters": parameters(case)})
+    except (EOFError, KeyboardInterrupt):
+        pass  # the parent has gone, and has told why
+    except Exception as error:  # the parent has to tell the user, whatever it is
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        connection.send(f"{case.label}: {lines[0]}")
+
+
+def parameters(case: Case) -> int:
+    """Return how many parameters the case's network trains."""
+    return sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
+
+
+def _timed(run: Callable[[], None]) -> float:
+    nd.waitall()
+    start = time.perf_counter()
+    run()
+    nd.waitall()
+    return time.perf_counter() - start
+
+
+# --------------------------------------------------------------------------------------- networks
+
+
+def network(case: Case) -> mx.gluon.HybridBlock:
+    """Return the case's network, initialized and hybridized; not cast."""
+    mx.random.seed(0)
+    net = vision.get_model(case.network, classes=CLASSES)
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def batch_of(case: Case) -> Tuple[nd.NDArray, nd.NDArray]:
+    """Return images and labels from a seeded generator."""
+    random = np.random.RandomState(0)
+    images = random.normal(size=(case.batch, 3, case.pixels, case.pixels))
+    return nd.array(images), nd.array(random.randint(0, CLASSES, case.batch))
+
+
+def train(case: Case) -> Callable[[], None]:
+    """A training step of a case's library."""
+    return TRAIN[case.library](case)
+
+
+def _train_mxnet(case: Case) -> Callable[[], None]:
+    net = network(case)
+    net.hybridize(static_alloc=True)
+    trainer = mx.gluon.Trainer(net.collect_params(), case.optimizer, SETTINGS[case.optimizer])
+    return _step(case, net, trainer, lambda loss: loss.backward())
+
+
+def _train_gluon_amp(case: Case) -> Callable[[], None]:
+    import gluon_amp
+
+    net = gluon_amp.cast(network(case), case.dtype)
+    net.hybridize(static_alloc=True)
+    trainer = gluon_amp.Trainer(
+        net.collect_params(), case.optimizer, SETTINGS[case.optimizer], loss_scale=case.loss_scale
+    )
+    step = _step(case, net, trainer, trainer.backward)
+    # a dynamic scale comes down first, and only then the first update makes the optimizer's states
+    while not step().applied:
+        pass
+    return step
+
+
+def _train_contrib_amp(case: Case) -> Callable[[], None]:
+    # as MXNet's tutorial has it
+    from mxnet.contrib import amp
+
+    amp.init(target_dtype=case.dtype)
+    net = network(case)
+    net.hybridize(static_alloc=True)
+    trainer = mx.gluon.Trainer(net.collect_params(), case.optimizer, SETTINGS[case.optimizer])
+    amp.init_trainer(trainer)
+
+    def backward(loss: nd.NDArray) -> None:
+        with amp.scale_loss(loss, trainer) as scaled:
+            autograd.backward(scaled)
+
+    return _step(case, net, trainer, backward)
+
+
+TRAIN = {"mxnet": _train_mxnet, "gluon_amp": _train_gluon_amp, "contrib.amp": _train_contrib_amp}
+
+
+def _step(
+    case: Case, net: mx.gluon.HybridBlock, trainer: mx.gluon.Trainer, backward: Callable
+) -> Callable[[], Any]:
+    images, labels = batch_of(case)
+    loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def step() -> Any:
+        with autograd.record():
+            loss = loss_fn(net(images), labels)
+            backward(loss)
+        return trainer.step(case.batch)
+
+    return step
+
+
+def infer(case: Case) -> Callable[[], None]:
+    """A forward pass, of a graph without gradients."""
+    net = network(case)
+    if case.library == "gluon_amp":
+        import gluon_amp
+
+        net = gluon_amp.cast(net, case.dtype)
+    net.hybridize(static_alloc=True, static_shape=True)
+    images, _ = batch_of(case)
+    return lambda: net(images)
+
+
+# ------------------------------------------------------------------------------------- parameters
+
+
+def trained_parameters(case: Case) -> Dict[str, mx.gluon.Parameter]:
+    """Return the parameters that the network trains, with their shapes known, by name."""
+    net = network(case)
+    net(nd.zeros((1, 3, 224, 224)))  # settles the shapes, which images of 224 px are meant for
+    return {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
+
+
+def gradients(case: Case) -> Dict[str, nd.NDArray]:
+    """Return arrays with the shapes of the network's parameters, by name."""
+    random = np.random.RandomState(0)
+    return {
+        name: nd.array(random.normal(0, 1e-2, p.shape), dtype=case.dtype)
+        for name, p in trained_parameters(case).items()
+    }
+
+
+def check(case: Case) -> Callable[[], None]:
+    """An overflow check, its answer included."""
+    arrays = list(gradients(case).values())
+    if case.library == "gluon_amp":
+        from gluon_amp.trainer.arrays import all_finite
+
+        return lambda: all_finite(arrays)
+    # contrib.amp's LossScaler.has_overflow
+    return lambda: nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar()
+
+
+def update(case: Case) -> Callable[[], None]:
+    """An update of all parameters."""
+    grads = gradients(case)
+    weights = [grad * 3 for grad in grads.values()]
+    indices = list(range(len(weights)))
+    options = {"param_idx2name": dict(enumerate(grads)), "multi_precision": True}
+    grads = list(grads.values())
+    if case.library == "gluon_amp":
+        from gluon_amp import optimizer
+
+        rule = optimizer.create(case.optimizer, **SETTINGS[case.optimizer], **options)
+        states = [rule.create_state_multi_precision(i, w) for i, w in enumerate(weights)]
+        return lambda: rule.update_multi_precision(indices, weights, grads, states)
+
+    rule = mx.optimizer.create(case.optimizer, **SETTINGS[case.optimizer], **options)
+    rule.aggregate_num = 0  # one operator for each weight, as the Updater calls it by default
+    states = [rule.create_state_multi_precision(i, w) for i, w in enumerate(weights)]
+
+    def one_by_one() -> None:
+        for arrays in zip(indices, weights, grads, states):
+            rule.update_multi_precision(*arrays)
+
+    return one_by_one
+
+
+WORK = {"train": train, "infer": infer, "check": check, "update": update}

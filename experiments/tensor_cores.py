@@ -1,0 +1,373 @@
+"""Compare the emulation of float16 with real Tensor Cores, bit by bit.
+
+Three steps, which may run on three machines, since no GPU that is too new for MXNet can run it:
+
+  python -m experiments.tensor_cores --export DIR    needs gluon_amp: inputs and our outputs
+  python -m experiments.tensor_cores --gpu DIR       needs PyTorch and a GPU: the GPU's outputs
+  python -m experiments.tensor_cores --compare DIR   needs numpy: writes the table
+
+Only NAME.inputs.npz (28 MB) have to go to the GPU, and NAME.gpu.npy (27 MB) and gpu.json back.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+
+import numpy as np
+
+from experiments.standalone import hardware, options
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs" / "results" / "tensor_cores.md"
+GPU_FACTS, CPU_FACTS = "gpu.json", "cpu.json"
+FIRST_TENSOR_CORES = (7, 0)
+
+
+class Shape(NamedTuple):
+    """A product: shapes of data and weight; of a convolution, its stride and padding too."""
+
+    op: str
+    data: Tuple[int, ...]
+    weight: Tuple[int, ...]
+    stride: int = 1
+    pad: int = 0
+
+
+# Matrix products (rows, depth) × (columns, depth), and a ResNet's three kinds of convolution.
+SHAPES = {
+    "matmul-64": Shape("matmul", (768, 64), (768, 64)),
+    "matmul-576": Shape("matmul", (768, 576), (768, 576)),
+    "matmul-1024": Shape("matmul", (768, 1024), (768, 1024)),
+    "conv-7x7": Shape("conv2d", (8, 3, 80, 80), (64, 3, 7, 7), stride=2, pad=3),
+    "conv-3x3": Shape("conv2d", (8, 64, 28, 28), (64, 64, 3, 3), pad=1),
+    "conv-1x1": Shape("conv2d", (8, 256, 14, 14), (256, 256, 1, 1)),
+}
+
+
+def _normal(random, shape):
+    return random.normal(0, 1, shape)
+
+
+def _gradients(random, shape):
+    """So small that outputs are subnormal, and some inputs too."""
+    return random.normal(0, 2.0**-9, shape)
+
+
+def _wide(random, shape):
+    """Exponents from -12 to 3, as many of each: terms of very different size in a sum."""
+    return random.choice([-1, 1], shape) * 2.0 ** random.uniform(-12, 4, shape)
+
+
+def _large(random, shape):
+    """So large that many outputs pass 65504."""
+    return random.normal(0, 200, shape)
+
+
+DISTRIBUTIONS = {"normal": _normal, "gradients": _gradients, "wide": _wide, "large": _large}
+
+
+class Case(NamedTuple):
+    """One shape with numbers of one distribution; its name is that of its files."""
+
+    name: str
+    shape: Shape
+    data: np.ndarray
+    weight: np.ndarray
+
+
+def cases(shapes: Dict[str, Shape] = SHAPES) -> Iterable[Case]:
+    """Yield all cases, with the same numbers on every machine."""
+    for i, (name, shape) in enumerate(shapes.items()):
+        for j, (kind, draw) in enumerate(DISTRIBUTIONS.items()):
+            random = np.random.RandomState(100 * i + j)
+            # weights of a trained network are about as large as the root of the depth is small
+            depth = np.sqrt(np.prod(shape.weight[1:]))
+            data = draw(random, shape.data).astype(np.float16)
+            weight = (draw(random, shape.weight) / depth).astype(np.float16)
+            yield Case(f"{name}-{kind}", shape, data, weight)
+
+
+# -------------------------------------------------------------------------------- export
+
+
+def export(folder: Path, shapes: Dict[str, Shape] = SHAPES) -> int:
+    """Write each case's inputs, our outputs, and the exact ones; return how many outputs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = 0
+    for case in cases(shapes):
+        ours, exact = emulated(case), rounded_once(case)
+        np.savez(
+            folder / f"{case.name}.inputs.npz",
+            data=case.data,
+            weight=case.weight,
+            op=case.shape.op,
+            stride=case.shape.stride,
+            pad=case.shape.pad,
+        )
+        np.save(folder / f"{case.name}.ours.npy", ours)
+        np.save(folder / f"{case.name}.exact.npy", exact)
+        outputs += ours.size
+    (folder / CPU_FACTS).write_text(json.dumps({"cpu": hardware.cpu_name()}) + "\n")
+    return outputs
+
+
+def emulated(case: Case) -> np.ndarray:
+    """Return what a cast graph gives on this CPU, in float16."""
+    import gluon_amp as amp
+    from gluon_amp.lowering import lower
+    from gluon_amp.policy import graph
+
+    import mxnet as mx
+
+    symbol = _symbol(case)
+    dtypes = {"data": "float16", "weight": "float16"}
+    policy = amp.Policy("float16", "float16", "float16")
+    lowered = lower(graph.apply(symbol, policy, dtypes), dtypes, "cpu")
+    arrays = {"data": case.data, "weight": case.weight}
+    inputs = [mx.nd.array(arrays[name], dtype="float16") for name in lowered.list_inputs()]
+    return mx.nd.CachedOp(lowered)(*inputs).asnumpy()
+
+
+def rounded_once(case: Case) -> np.ndarray:
+    """Return the float64 result rounded to float16, which is what no float32 sum can better."""
+    import gluon_amp  # noqa: F401  (numpy's aliases, for MXNet)
+
+    import mxnet as mx
+
+    run = mx.nd.CachedOp(_symbol(case))
+    wide = run(*(mx.nd.array(x, dtype="float64") for x in (case.data, case.weight))).asnumpy()
+    with np.errstate(over="ignore"):
+        return wide.astype(np.float16)
+
+
+def _symbol(case: Case):
+    import mxnet as mx
+
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    count = case.shape.weight[0]
+    if case.shape.op == "matmul":
+        return mx.sym.FullyConnected(data, weight, num_hidden=count, no_bias=True)
+    return mx.sym.Convolution(
+        data,
+        weight,
+        num_filter=count,
+        no_bias=True,
+        kernel=case.shape.weight[2:],
+        stride=(case.shape.stride,) * 2,
+        pad=(case.shape.pad,) * 2,
+    )
+
+
+# ----------------------------------------------------------------------------------- GPU
+
+
+def run_on_gpu(folder: Path) -> int:
+    """Write what PyTorch computes on the GPU for each case; return how many there were.
+
+    Split sums are joined in float32 (`allow_fp16_reduced_precision_reduction` is off), as in the
+    kernels that MXNet calls.
+    """
+    try:
+        import torch
+    except ImportError:
+        fail("--gpu needs PyTorch: install it where the GPU is.")
+    names = _names(folder, "inputs.npz")
+    if not torch.cuda.is_available():
+        fail("--gpu needs an NVIDIA GPU, which PyTorch does not find here.")
+    if torch.cuda.get_device_capability() < FIRST_TENSOR_CORES:
+        fail(f"{torch.cuda.get_device_name()} has no Tensor Cores: use one from 7.0 on.")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    for name in names:
+        with np.load(folder / f"{name}.inputs.npz") as file:
+            data, weight = (torch.from_numpy(file[key]).cuda() for key in ("data", "weight"))
+            if str(file["op"]) == "matmul":
+                out = torch.matmul(data, weight.T)
+            else:
+                stride, pad = int(file["stride"]), int(file["pad"])
+                out = torch.nn.functional.conv2d(data, weight, stride=stride, padding=pad)
+        np.save(folder / f"{name}.gpu.npy", out.cpu().numpy())
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "capability": "{}.{}".format(*torch.cuda.get_device_capability()),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+    (folder / GPU_FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+    return len(names)
+
+
+# ------------------------------------------------------------------------------- compare
+
+
+class Comparison(NamedTuple):
+    """How two arrays of float16 differ.
+
+    Attributes
+    ----------
+    outputs, identical : int
+        How many there are, and how many have the same bits (all NaNs are taken for the same).
+    ulps : int
+        Largest difference in units in the last place; infinity is one beyond 65504.
+    one_nan : int
+        Where one is NaN and the other is not; these are not among the ulps.
+    """
+
+    outputs: int
+    identical: int
+    ulps: int
+    one_nan: int
+
+    @property
+    def share(self) -> float:
+        """Share of identical outputs."""
+        return self.identical / self.outputs
+
+
+def compare(a: np.ndarray, b: np.ndarray) -> Comparison:
+    """Compare two float16 arrays of one shape bit by bit."""
+    if a.dtype != np.float16 or b.dtype != np.float16 or a.shape != b.shape:
+        raise ValueError(
+            f"compare() got {a.dtype} {a.shape} and {b.dtype} {b.shape}, expected float16 arrays "
+            "of one shape."
+        )
+    nan_a, nan_b = np.isnan(a), np.isnan(b)
+    both = nan_a & nan_b
+    same = (a.view(np.uint16) == b.view(np.uint16)) | both
+    distance = np.abs(_ordinal(a) - _ordinal(b))[~(nan_a | nan_b)]
+    one_nan = int((nan_a ^ nan_b).sum())
+    return Comparison(a.size, int(same.sum()), int(distance.max(initial=0)), one_nan)
+
+
+def _ordinal(x: np.ndarray) -> np.ndarray:
+    """Number float16 values in their order, neighbours one apart, both zeros 0."""
+    bits = x.view(np.uint16).astype(np.int32)
+    return np.where(bits & 0x8000, -(bits & 0x7FFF), bits)
+
+
+def join(parts: List[Comparison]) -> Comparison:
+    """Return the comparison of all parts together."""
+    outputs, identical, ulps, one_nan = zip(*parts)
+    return Comparison(sum(outputs), sum(identical), max(ulps), sum(one_nan))
+
+
+def compare_folder(folder: Path) -> List[Tuple[str, Comparison, Comparison, Comparison]]:
+    """Compare each case: ours with the GPU's, ours with exact ones, the GPU's with exact ones."""
+    rows = []
+    for name in _names(folder, "ours.npy"):
+        if not (folder / f"{name}.gpu.npy").exists():
+            fail(f"{folder} has no {name}.gpu.npy: run --gpu there, and copy its files back.")
+        ours, gpu, exact = (
+            np.load(folder / f"{name}.{kind}.npy") for kind in ("ours", "gpu", "exact")
+        )
+        rows.append((name, compare(ours, gpu), compare(ours, exact), compare(gpu, exact)))
+    return rows
+
+
+def facts_of(folder: Path) -> dict:
+    """Return what the two other steps wrote about their machines."""
+    facts = {}
+    for name, step in ((CPU_FACTS, "--export"), (GPU_FACTS, "--gpu")):
+        if not (folder / name).exists():
+            fail(f"{folder} has no {name}, which {step} writes: copy it here, too.")
+        try:
+            facts.update(json.loads((folder / name).read_text()))
+        except (ValueError, TypeError, RecursionError):
+            fail(f"{folder / name} is damaged: run {step} again.")
+    return facts
+
+
+def report(rows, facts: dict) -> str:
+    """Return the result as Markdown."""
+    whole = [join([row[k] for row in rows]) for k in (1, 2, 3)]
+    width = max(len(row[0]) for row in rows)
+    titles = f"{'outputs':>9} {'identical':>10} {'ulps':>5} {'NaN':>4} {'ours':>8} {'GPU':>8}"
+    lines = [f"{'case':{width}} {titles}"]
+    for name, *found in [*rows, ("all", *whole)]:
+        ours_gpu, ours, gpu = found
+        lines.append(
+            f"{name:{width}} {ours_gpu.outputs:9d} {ours_gpu.share:10.4%} {ours_gpu.ulps:5d} "
+            f"{ours_gpu.one_nan:4d} {ours.share:8.3%} {gpu.share:8.3%}"
+        )
+    table = "\n".join(lines)
+    return f"""# The emulation against Tensor Cores
+
+The same float16 inputs through PyTorch on a GPU and through the emulation of float16 on a CPU
+(`experiments/tensor_cores.py`). Of {whole[0].outputs:,} outputs, {whole[0].share:.4%} have the same
+bits; the others are at most {whole[0].ulps} units in the last place apart.
+
+GPU: {facts["gpu"]} (capability {facts["capability"]}),
+PyTorch {facts["torch"]}, CUDA {facts["cuda"]}, cuDNN {facts["cudnn"]}. CPU: {facts["cpu"]}.
+
+- `identical`, `ulps`, `NaN`: ours against the GPU's: share of outputs with the same bits, largest
+  difference in units in the last place (infinity is one beyond 65504), and how many are NaN in one
+  of the two only. Many units are those of sums that nearly cancel, whose last place is far below
+  the terms'.
+- `ours`, `GPU`: share of outputs that are the float64 result rounded once, which is the best that
+  any order of a float32 sum can give.
+- `normal`: normal numbers; `gradients`: so small that outputs are subnormal; `wide`: exponents from
+  -12 to 3 alike; `large`: so large that many outputs pass 65504. Weights are divided by the root of
+  the depth of the sum. matmul-64 adds up 64 products; conv-3x3 has 64 channels, conv-1x1 256.
+
+```
+{table}
+```
+"""
+
+
+def _names(folder: Path, suffix: str) -> List[str]:
+    names = sorted(path.name[: -len(suffix) - 1] for path in folder.glob(f"*.{suffix}"))
+    if not names:
+        fail(f"{folder} has no *.{suffix}: run --export first, and copy its files here.")
+    return names
+
+
+# ------------------------------------------------------------------------- command line
+
+
+def fail(sentence: str) -> NoReturn:
+    """End the program with status 2."""
+    print(f"tensor_cores.py: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Run one of the three steps."""
+    parser = options.Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = parser.add_mutually_exclusive_group(required=True)
+    for flag, what in (
+        ("--export", "write inputs and our outputs"),
+        ("--gpu", "write the GPU's outputs"),
+        ("--compare", "compare them, write the table"),
+    ):
+        steps.add_argument(flag, type=options.path, metavar="DIR", help=what)
+    parser.add_argument(
+        "--output", type=options.path, default=RESULT, metavar="FILE",
+        help="where --compare writes it (default: docs/results/tensor_cores.md)",
+    )  # fmt: skip
+    try:
+        run(parser.parse_args(arguments))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}.")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the step that was asked for."""
+    if options.export:
+        print(f"{export(options.export):,} outputs written to {options.export}")
+    elif options.gpu:
+        print(f"{run_on_gpu(options.gpu)} cases computed in {options.gpu}")
+    else:
+        rows = compare_folder(options.compare)
+        text = report(rows, facts_of(options.compare))
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text)
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One Gluon net and its policy."""

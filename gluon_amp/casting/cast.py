@@ -1,0 +1,179 @@
+"""Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
+
+import contextlib
+from typing import Dict, Union
+
+from gluon_amp.casting import statistics
+from gluon_amp.casting.binding import FED_DTYPES, bind, clear, name_of, reason_of, release, unbind
+from gluon_amp.casting.parameters import (
+    bind_parameter,
+    cast_parameter,
+    contexts_of,
+    dtype_of,
+    to_plain_layout,
+)
+from gluon_amp.casting.stale_trainer import guard_trainers
+from gluon_amp.casting.tracing import Block, HybridBlock, hybrid_blocks, roots, symbol_of
+from gluon_amp.lowering import bfloat16
+from gluon_amp.policy import Policy, graph
+
+import mxnet as mx
+from mxnet import autograd
+
+
+def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
+    """Let a net compute as a policy says, in place, and return it.
+
+    Works before or after `initialize` and `hybridize`, on a `HybridBlock`, a `SymbolBlock`, or a
+    plain `Block`, whose largest `HybridBlock` parts are cast, each with outputs in the policy's
+    output dtype, so that the Block's own Python code sees one dtype. The net is hybridized. Cast
+    again, after changing the net or to change the policy; `cast(net, 'float32')` undoes it, giving
+    the parameters the float32 masters of their Trainer, bit for bit, if they have one.
+
+    All ways to save the net's parameters write float32, and all ways to load them read it: the
+    masters, or the float16 values in float32 without a Trainer. Copies by `copy.deepcopy` and
+    `pickle` are cast as well; they have no Trainer.
+
+    Parameters
+    ----------
+    net : Block
+    policy : str or Policy
+        A preset (`'float16'`, `'mixed_float16'`, `'bfloat16'`, `'float32'`), a string such as
+        `'params=float16,compute=float16'`, or a `Policy`.
+
+    Returns
+    -------
+    Block
+        `net`. Parameters that only matrix products read are in the policy's `param_dtype`, all
+        others in float32. It takes float32 and float16 data (and integers for ids), and returns
+        the policy's output dtype.
+
+    Raises
+    ------
+    TypeError
+        `net` is no Block, has no HybridBlock in it, or has float64 or trainable integer parameters.
+    ValueError
+        Unknown or contradictory policy; bfloat16 on a GPU; a forward that cannot be traced.
+    RuntimeError
+        Autograd is recording.
+
+    Nothing is changed when an error is raised. A Trainer that was built before the cast raises a
+    `RuntimeError` at its next step.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> from mxnet.gluon import nn
+    >>> net = amp.cast(nn.Dense(2, in_units=3), 'float16')
+    >>> net.weight.dtype
+    'float16'
+    """
+    policy = Policy.parse(policy)
+    if not isinstance(net, Block):
+        raise TypeError(f"cast() got a {type(net).__name__}, expected a gluon Block.")
+    if autograd.is_recording():
+        raise RuntimeError(
+            f"cast() was called inside autograd.record(), where {name_of(net)} would lose the "
+            "gradients recorded so far: call amp.cast before the record scope."
+        )
+    hybrid = list(hybrid_blocks(net))
+    if not hybrid:
+        raise TypeError(
+            f"{type(net).__name__} holds no HybridBlock, so it has no graph to cast: "
+            "write its layers as HybridBlocks."
+        )
+    if policy.compute_dtype == "float32":
+        release(net)
+        return net
+    params = list(net.collect_params().values())
+    _check_parameters(params)
+    _check_pins(policy, hybrid)
+    if policy.compute_dtype == "bfloat16":
+        _check_bfloat16(params)
+    dtypes = _parameter_dtypes(policy, hybrid)
+    changed = [p for p in params if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
+    for path, block in roots(net):
+        _try_trace(path, block)
+
+    guard_trainers(params)
+    statistics.watch(params)
+    for param in changed:
+        cast_parameter(param, dtypes[id(param)])
+    for param in params:
+        if policy.compute_dtype == "bfloat16":
+            to_plain_layout(param)
+        bind_parameter(param, policy.compute_dtype)
+    for path, block in hybrid:
+        unbind(block)
+        bind(block, path, policy)
+    for _, block in roots(net):
+        if block._active:
+            block.apply(clear)
+        else:
+            block.hybridize()
+    return net
+
+
+def _try_trace(path: str, block: HybridBlock) -> None:
+    """Refuse a forward that needs values, shapes or NumPy: it cannot become a graph."""
+    try:
+        symbol_of(path, block)
+    except (mx.base.NotImplementedForSymbol, AttributeError) as error:
+        if isinstance(error, AttributeError) and "symbol" not in str(error).lower():
+            return  # our guess of its inputs was wrong; its first call tells
+        raise ValueError(
+            f"{name_of(block)} cannot be cast, because its hybrid_forward does not trace "
+            f"({reason_of(error)}): use only operators of `F` in it, no shapes, values or NumPy."
+        ) from None
+    except Exception:
+        return  # likewise
+
+
+def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
+    """Return the dtype each parameter is to have, by its id; those that it leaves out stay."""
+    dtypes = {}
+    for path, block in hybrid:
+        own = [p for p in block._reg_params.values() if dtype_of(p) in FED_DTYPES]
+        if not own:
+            continue
+        stored = {}
+        if policy.param_dtype != "float32":
+            # where tracing fails, float32 is always right: the graph casts it
+            with contextlib.suppress(Exception):
+                symbol, inputs = symbol_of(path, block)
+                stored = graph.parameter_dtypes(symbol, policy, inputs)
+        for param in own:
+            wanted = stored.get(param.name, "float32")
+            # a parameter that two blocks share is float16 only where both read it so
+            dtypes[id(param)] = wanted if dtypes.get(id(param), wanted) == wanted else "float32"
+    return dtypes
+
+
+def _check_parameters(params) -> None:
+    for param in params:
+        dtype = dtype_of(param)
+        if dtype in FED_DTYPES or (param.grad_req == "null" and dtype != "float64"):
+            continue
+        raise TypeError(
+            f"Parameter {param.name} is {dtype}, expected float32: "
+            "cast it first, as in param.cast('float32')."
+        )
+
+
+def _check_pins(policy: Policy, hybrid: list) -> None:
+    """Refuse patterns that match no block or pin one block both ways."""
+    labels = [(path, block.prefix) for path, block in hybrid]
+    nodes = [
+        ("", node)
+        for _, block in hybrid
+        if isinstance(block, mx.gluon.SymbolBlock)
+        for node in block._cached_graph[1].get_internals().list_outputs()
+    ]
+    policy.check_blocks([*labels, *nodes])
+
+
+def _check_bfloat16(params) -> None:
+    for param in params:
+        ctxs = contexts_of(param)
+        for ctx in ctxs or [mx.current_context()]:
+            bfloat16.check_device(mx.Context(ctx).device_type)

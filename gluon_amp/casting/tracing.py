@@ -1,0 +1,135 @@
+"""Walk a net's blocks and trace them into symbols, each node labelled with its block's path."""
+
+import inspect
+import sys
+import threading
+from typing import Iterator, Optional, Tuple
+
+from gluon_amp.policy import graph
+
+import mxnet as mx
+from mxnet.gluon.block import _check_same_symbol_type, _flatten
+from mxnet.gluon.rnn.rnn_cell import RecurrentCell
+
+Block = mx.gluon.Block
+HybridBlock = mx.gluon.HybridBlock
+
+# What a block's `forward` is where calling it runs its graph
+GRAPH_FORWARDS = (HybridBlock.forward, mx.gluon.SymbolBlock.forward, RecurrentCell.forward)
+
+_state = threading.local()
+
+
+def named_blocks(net: Block, path: str = "") -> Iterator[Tuple[str, Block]]:
+    """Yield path and block of a net and of everything in it, as in `'features.0'`."""
+    yield path, net
+    for name, child in net._children.items():
+        yield from named_blocks(child, f"{path}.{name}" if path else name)
+
+
+def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
+    """Yield path and block of everything in the net that a graph can be made of."""
+    seen = set()
+    for path, block in named_blocks(net):
+        if _traceable(block) and id(block) not in seen:
+            seen.add(id(block))
+            yield path, block
+
+
+def roots(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBlock]]:
+    """Yield path and block of the largest parts that a graph can be made of."""
+    if _traceable(net):
+        yield path, net
+        return
+    for name, child in net._children.items():
+        yield from roots(child, f"{path}.{name}" if path else name)
+
+
+def _traceable(block: Block) -> bool:
+    """Return whether calling the block runs its graph: a HybridBlock without its own `forward`."""
+    bound = "_amp" in vars(block)
+    return isinstance(block, HybridBlock) and (bound or type(block).forward in GRAPH_FORWARDS)
+
+
+class _Label(mx.AttrScope):
+    """Gives new nodes an attribute, but not `Custom` ones: it would be their class's argument."""
+
+    def get(self, attr):
+        if sys._getframe(1).f_code.co_name == "Custom":
+            return attr or {}
+        return super().get(attr)
+
+
+def traced(block: HybridBlock, path: str, trace):
+    """Return what `trace` returns, each node labelled with the path of its block."""
+    scope = mx.AttrScope._current
+    outside = getattr(scope, "value", None)
+    for param in block.collect_params().values():
+        param.var()  # made outside the scope: a Parameter keeps its variable, and so its attributes
+    handles = []
+    stack = []
+
+    def enter(label):
+        stack.append(_Label(**{graph.BLOCK_ATTR: label}))
+        stack[-1].__enter__()
+
+    def leave(*_):
+        stack.pop().__exit__(None, None, None)
+
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        for label, child in named_blocks(block, path):
+            if child is not block:
+                before = child.register_forward_pre_hook(lambda *_, label=label: enter(label))
+                handles += [before, child.register_forward_hook(leave)]
+        enter(path)
+        return trace()
+    finally:
+        _state.depth -= 1
+        for handle in handles:
+            handle.detach()
+        if outside is not None:
+            scope.value = outside
+        elif hasattr(scope, "value"):
+            del scope.value
+
+
+def symbol_of(path: str, block: HybridBlock) -> Optional[Tuple[mx.sym.Symbol, set]]:
+    """Trace a block by itself; None where its inputs cannot be told from its signature."""
+    if isinstance(block, mx.gluon.SymbolBlock):
+        inputs, symbol = block._cached_graph
+        return symbol, {s.name for s in inputs}
+    args = _symbol_inputs(block)
+    out = traced(block, path, lambda: block.forward(*args))  # not its hooks, which expect arrays
+    names = {s.name for s in _flatten(args, "input")[0]}
+    out = _flatten(out, "output")[0]
+    return mx.sym.Group(out, _check_same_symbol_type(out)), names
+
+
+def _symbol_inputs(block: HybridBlock) -> list:
+    if isinstance(block, RecurrentCell):
+        states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
+        return [_variable("_data"), states]
+    if isinstance(block, mx.gluon.rnn.rnn_layer._RNNLayer):
+        states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
+        block.skip_states = False  # set by the layer's own __call__
+        return [_variable("_data"), states, *([_variable("_len")] * block._use_sequence_length)]
+    signature = inspect.signature(block.hybrid_forward).parameters.values()
+    needed = [
+        p.name
+        for p in signature
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+        and p.default is p.empty
+        and p.name not in block._reg_params
+    ]
+    return [_variable(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # less `F`
+
+
+def _variable(name: str) -> mx.sym.Symbol:
+    variable = mx.sym.var(name)
+    return variable.as_np_ndarray() if mx.util.is_np_array() else variable
+
+
+def is_tracing() -> bool:
+    """Return whether this thread is inside `traced`."""
+    return getattr(_state, "depth", 0) > 0

@@ -1,0 +1,5 @@
+"""One file with the state of a training: parameters, masters, optimizer, loss scale, counters."""
+
+from gluon_amp.checkpoint.checkpoint import load_checkpoint, read_extra, save_checkpoint
+
+__all__ = ["load_checkpoint", "read_extra", "save_checkpoint"]

@@ -1,0 +1,1 @@
+"""Data sets made ready: downloaded, extracted, split and packed in RecordIO."""

@@ -1,0 +1,397 @@
+"""Get the archives of data sets: download, check, extract, each so that it may be interrupted."""
+
+import bz2
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import lzma
+import os
+import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence
+
+from gluon_amp.data.prepare.progress import bar
+from gluon_amp.data.source import DataError
+from gluon_amp.files import atomic
+
+try:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util.retry import Retry
+except ImportError:
+    requests = None
+
+if TYPE_CHECKING:
+    import tqdm
+
+BLOCK = 1 << 20  # bytes read from disk at once
+CHUNK = 1 << 16  # bytes of a download, which are lost if it breaks off within them
+TIMEOUT = (10, 60)  # seconds to connect, and between two packets
+RETRIES = 5  # of a request, and of a download that broke off
+CONNECTS = 2  # retries where there is no connection, as there are other mirrors
+BACKOFF = 1.0  # seconds before the second try; they double
+BUSY = (429, 500, 502, 503, 504)  # answers that may be better next time
+
+
+ZIP_START = b"PK"
+ENCRYPTED = 1  # a bit of a zip member's flags
+DECOMPRESSORS = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+LONGEST_START = max(map(len, DECOMPRESSORS))
+# what the standard library raises for bytes that are no archive
+DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    EOFError, ValueError, OverflowError, NotImplementedError,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------- checking
+
+
+def md5_of(path: Path) -> str:
+    """Return the md5 of a file, as hexadecimal digits."""
+    digest = hashlib.md5()
+    size = path.stat().st_size
+    with open(path, "rb") as file, bar(f"checking {path.name}", size, in_bytes=True) as shown:
+        for block in iter(lambda: file.read(BLOCK), b""):
+            digest.update(block)
+            shown.update(len(block))
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------- downloading
+
+
+class DownloadError(DataError):
+    """No mirror could give a file."""
+
+
+class _FailedError(Exception):
+    """One mirror could not give the file; the message says why."""
+
+
+def download(
+    urls: Sequence[str],
+    path: Path,
+    md5: str,
+    retries: int = RETRIES,
+    backoff: float = BACKOFF,
+) -> None:
+    """Download a file from the first mirror that has it, going on where an earlier call stopped.
+
+    Parameters
+    ----------
+    urls : sequence of str
+        Mirrors, best first.
+    path : Path
+        Where to write it. Until it is whole and its md5 right, it is called ``path.part``.
+    md5 : str
+        What its md5 must be, as hexadecimal digits.
+    retries : int
+        How often to ask a busy or silent mirror again, and how often a download may break off.
+    backoff : float
+        Seconds to wait before the second try; they double with each.
+
+    Raises
+    ------
+    DownloadError
+        No mirror could give it, with the reason of each.
+    DataError
+        Another process is downloading it.
+    """
+    if requests is None:
+        raise DataError(
+            "downloads need requests, which is not installed: run `pip install 'gluon-amp[data]'`."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    reasons: List[str] = []
+    with _locked(part), _session(retries, backoff) as session:
+        for url in urls:
+            try:
+                _download(session, url, part, md5, retries)
+            except _FailedError as error:
+                reasons.append(f"{url}: {error}")
+            else:
+                os.replace(part, path)
+                return
+        if not part.stat().st_size:
+            part.unlink()
+    raise DownloadError(f"{path.name} could not be downloaded: {'; '.join(reasons)}.")
+
+
+@contextlib.contextmanager
+def _locked(part: Path) -> Iterator[None]:
+    """Keep other processes from writing the same file."""
+    with open(part, "ab") as file:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(f"another process is downloading {part}: wait for it.") from None
+        yield
+
+
+@contextlib.contextmanager
+def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
+    retry = Retry(
+        total=retries,
+        connect=min(retries, CONNECTS),
+        backoff_factor=backoff,
+        status_forcelist=BUSY,
+        raise_on_status=False,
+    )
+    with requests.Session() as session:
+        session.mount("http://", HTTPAdapter(max_retries=retry))
+        session.mount("https://", HTTPAdapter(max_retries=retry))
+        # A server must not compress what it sends, or a .tar.gz would arrive as a .tar.
+        session.headers["Accept-Encoding"] = "identity"
+        yield session
+
+
+def _download(session: "requests.Session", url: str, part: Path, md5: str, retries: int) -> None:
+    """Complete `part` from one mirror."""
+    resumed = part.stat().st_size > 0
+    for _ in range(1 + retries):
+        before = part.stat().st_size
+        if _fetch(session, url, part):
+            break
+        if part.stat().st_size <= before:
+            raise _FailedError("it breaks off")
+    else:
+        raise _FailedError("it breaks off again and again")
+    found = md5_of(part)
+    if found == md5:
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        return
+    os.truncate(part, 0)
+    if resumed:  # perhaps it was begun with other bytes
+        _download(session, url, part, md5, retries)
+        return
+    raise _FailedError(f"its md5 is {found}, expected {md5}")
+
+
+def _fetch(session: "requests.Session", url: str, part: Path) -> bool:
+    """Append what is missing; return whether that was all."""
+    done = part.stat().st_size
+    headers = {"Range": f"bytes={done}-"} if done else {}
+    try:
+        with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            if response.status_code == requests.codes.requested_range_not_satisfiable:
+                return True  # there is no more; the md5 will tell whether this is it
+            if response.status_code not in (requests.codes.ok, requests.codes.partial_content):
+                raise _FailedError(f"{response.status_code} {response.reason}")
+            if response.headers.get("Content-Type", "").startswith("text/html"):
+                raise _FailedError("it answers with a web page")
+            if response.status_code == requests.codes.ok:  # the server knows no ranges
+                done = 0
+            length = response.headers.get("Content-Length")
+            total = done + int(length) if length else None
+            what = f"loading {part.stem}"
+            with open(part, "r+b") as file, bar(what, total, done, in_bytes=True) as shown:
+                file.seek(done)
+                file.truncate()
+                for block in response.iter_content(CHUNK):
+                    file.write(block)
+                    shown.update(len(block))
+            return total in (None, part.stat().st_size)
+    except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError):
+        return False
+    except requests.ConnectionError as error:
+        if part.stat().st_size > done:
+            return False
+        raise _FailedError(_why(error)) from None
+    except requests.RequestException as error:
+        raise _FailedError(_why(error)) from None
+
+
+def _why(error: Exception) -> str:
+    """Put the innermost reason of a failed request into a few words."""
+    text = str(getattr(error.args[0], "reason", error) if error.args else error)
+    return text.split(": ", 1)[-1].strip("()'\"> ")
+
+
+# -------------------------------------------------------------------------------------- extracting
+
+
+def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
+    """Extract a tar or zip archive into a new folder; nothing is left of it if that fails.
+
+    Parameters
+    ----------
+    archive : Path
+        ``.zip``, ``.tar``, or a tar compressed with gzip, bzip2 or xz; told apart by content.
+    folder : Path
+        Made, or replaced, when everything is extracted.
+    inner : str, optional
+        An archive within the archive, by its name there: extract that one instead.
+
+    Raises
+    ------
+    DataError
+        It is damaged, encrypted or no archive, it lacks `inner`, or it holds a name that leads
+        outside the folder, is too long, is a link or a device, or is both a file and a folder.
+    OSError
+        The archive cannot be read, or the folder cannot be written.
+    """
+    if not archive.is_file():
+        raise DataError(f"{archive} was not found, or is not a file.")
+    try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(archive, "rb"))
+            into = stack.enter_context(_new_folder(folder))
+            what, size = f"extracting {archive.name}", archive.stat().st_size
+            watched = _Watched(file, stack.enter_context(bar(what, size, in_bytes=True)))
+            if file.read(len(ZIP_START)) == ZIP_START:
+                _extract_zip(watched, into, inner, archive)
+            else:
+                _extract_tar(watched, into, archive)
+    except DataError:
+        raise
+    except DAMAGE as error:
+        raise _damaged(archive, error) from None
+    except OSError as error:
+        if error.errno is None:  # gzip and bz2 raise it for wrong data
+            raise _damaged(archive, error) from None
+        raise
+
+
+def _damaged(archive: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{archive} is damaged or no archive ({reason}): remove it and get it again.")
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    try:
+        with atomic.folder(folder) as into:
+            yield into
+    except atomic.InUseError as error:
+        raise DataError(f"{error}: wait for it.") from None
+
+
+class _Watched:
+    """A file whose position a progress bar shows."""
+
+    def __init__(self, file: IO[bytes], shown: "tqdm.tqdm"):
+        self._file, self._shown = file, shown
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._shown.update(self._file.tell() - self._shown.n)
+        return data
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A member of which a damaged header is an error; tarfile takes it for the end."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:  # the blocks of zeros at the end
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} at byte {tar.offset}") from None
+
+
+def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
+    file.seek(0)
+    start = file.read(LONGEST_START)
+    file.seek(0)
+    # tarfile's own decompression does not compare check sums
+    opener = next((one for begins, one in DECOMPRESSORS.items() if start.startswith(begins)), None)
+    plain = opener(file) if opener else file
+    # "|" reads from front to back, so that the file may itself be part of a zip archive
+    with tarfile.open(fileobj=plain, mode="r|", tarinfo=_StrictHeader) as tar:
+        for member in tar:
+            if member.isdir():
+                _make_folder(member.name, into, archive)
+            elif member.isfile():
+                _write(tar.extractfile(member), member.name, into, archive)
+            else:
+                raise _unsafe(archive, member.name, "is a link or a device")
+        for block in iter(lambda: tar.fileobj.read(BLOCK), b""):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("there is more after its end")
+
+
+def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Path) -> None:
+    with zipfile.ZipFile(file) as zipped:
+        if inner is not None:
+            if inner not in zipped.namelist():
+                raise DataError(f"{archive} does not hold {inner}: it is another archive.")
+            with _open_member(zipped, zipped.getinfo(inner), archive) as nested:
+                _extract_tar(nested, into, archive)
+            return
+        for member in zipped.infolist():
+            kind = member.external_attr >> 28  # the upper bits of a Unix mode: 4 a folder, 8 a file
+            if kind not in (0, 4, 8):
+                raise _unsafe(archive, member.filename, "is a link or a device")
+            if member.is_dir():
+                _make_folder(member.filename, into, archive)
+            else:
+                with _open_member(zipped, member, archive) as source:
+                    _write(source, member.filename, into, archive)
+
+
+def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo, archive: Path) -> IO[bytes]:
+    if member.flag_bits & ENCRYPTED:
+        raise DataError(
+            f"{archive} is encrypted ({member.filename}): extract it with its password."
+        )
+    return zipped.open(member)
+
+
+def _target(name: str, into: Path, archive: Path) -> Path:
+    """Return where a member belongs, with only plain names on the way there."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise _unsafe(archive, name, "leads outside the folder it is extracted to")
+    return into / path
+
+
+def _unsafe(archive: Path, name: str, why: str) -> DataError:
+    return DataError(f"{archive} is not safe to extract: {name} {why}.")
+
+
+def _make_folder(name: str, into: Path, archive: Path) -> None:
+    with _named(name, archive):
+        _target(name, into, archive).mkdir(parents=True, exist_ok=True)
+
+
+def _write(source: IO[bytes], name: str, into: Path, archive: Path) -> None:
+    # no mode, owner or time of the archive's
+    target = _target(name, into, archive)
+    with _named(name, archive):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = open(target, "wb")  # noqa: SIM115 (what is read below may fail for other reasons)
+    with file:
+        shutil.copyfileobj(source, file, BLOCK)
+
+
+@contextlib.contextmanager
+def _named(name: str, archive: Path) -> Iterator[None]:
+    """Raise `DataError` for a name that the file system refuses."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise DataError(f"{archive} holds {name} both as a file and as a folder.") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        shown = name if len(name) < 100 else f"{name[:99]}…"
+        raise DataError(
+            f"{archive} holds a name that is too long for this file system: {shown}."
+        ) from None

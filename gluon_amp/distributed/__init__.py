@@ -1,0 +1,1 @@
+"""Runs of several processes: workers, their launcher and their supervisor."""

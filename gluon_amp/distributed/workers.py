@@ -1,0 +1,295 @@
+"""The workers of a run: one process, or several that train one network together.
+
+Several meet on MXNet's parameter server, as `scripts/launch.py` starts it, or through Horovod.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
+
+import numpy as np
+
+from gluon_amp.command_line import UsageError
+
+import mxnet as mx
+from mxnet import nd
+from mxnet.base import _LIB, KVStoreHandle, check_call
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+ALONE = ("device", "local", "nccl")
+PARAMETER_SERVER = ("dist_sync", "dist_device_sync")
+KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
+
+# Without all of these, MXNet waits for ever for a scheduler that is not there.
+PS_VARIABLES = (
+    "DMLC_ROLE",
+    "DMLC_PS_ROOT_URI",
+    "DMLC_PS_ROOT_PORT",
+    "DMLC_NUM_WORKER",
+    "DMLC_NUM_SERVER",
+)
+
+# MXNet waits for the other workers where a store is freed, so that is left to `leave`.
+_STORES: List[Any] = []
+
+# Trainers use the keys from 0 up.
+FIRST_KEY = 10**6
+CHUNK = 2**22  # bytes in one message
+
+HOROVOD_MISSING = (
+    "Horovod is not installed: run `HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
+    "--no-build-isolation 'horovod==0.28.1'`, with numpy below 1.24, or use --kv-store dist_sync"
+)
+
+
+class LostError(RuntimeError):
+    """The other workers cannot be reached; the message is one sentence that says how it looks."""
+
+
+class Workers:
+    """All workers of a run, as seen by one of them; here there is no other.
+
+    Attributes
+    ----------
+    rank, count : int
+        Which one this is, counted from 0, and how many there are.
+    kvstore : str or KVStoreBase
+        For the trainer.
+    """
+
+    rank, count = 0, 1
+
+    def __init__(self, kvstore: Union[str, KVStoreBase] = "device"):
+        self.kvstore = kvstore
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that logs and saves."""
+        return self.rank == 0
+
+    def total(self, values: Sequence[float]) -> np.ndarray:
+        """Return the sums over all workers, in float64; returns when all have called it."""
+        return self.every(values).sum(axis=0)
+
+    def every(self, values: Sequence[float]) -> np.ndarray:
+        """Return the values of all workers, float64, one row each; returns when all called it."""
+        return np.asarray([values], dtype=np.float64)
+
+    def from_first(self, data: bytes) -> bytes:
+        """Return what the first worker has; the others' `data` are ignored."""
+        return data
+
+
+class _Several(Workers):
+    """Workers that add up arrays by `KVStoreBase.pushpull`."""
+
+    kvstore: KVStoreBase
+
+    def __init__(self, kvstore: KVStoreBase, rank: int):
+        super().__init__(kvstore)
+        self.rank, self.count = rank, kvstore.num_workers
+        self._keys: Dict[Any, int] = {}
+
+    def every(self, values: Sequence[float]) -> np.ndarray:
+        # A parameter server adds up in float32, so all get the bytes of all, each in a row.
+        own = np.asarray(values, dtype=np.float64)
+        rows = np.zeros((self.count, own.nbytes), dtype=np.float16)
+        rows[self.rank] = np.frombuffer(own.tobytes(), dtype=np.uint8)
+        every = self._sum(rows).astype(np.uint8).tobytes()
+        return np.frombuffer(every, dtype=np.float64).reshape(self.count, -1)
+
+    def from_first(self, data: bytes) -> bytes:
+        length = int(self.total([len(data) if self.first else 0])[0])
+        # A parameter server takes only floating point numbers; float16 has all bytes' exactly.
+        numbers = np.zeros(-(-length // CHUNK) * CHUNK, dtype=np.float16)
+        if self.first:
+            numbers[:length] = np.frombuffer(data, dtype=np.uint8)
+        for start in range(0, length, CHUNK):
+            numbers[start : start + CHUNK] = self._sum(numbers[start : start + CHUNK])
+        return numbers[:length].astype(np.uint8).tobytes()
+
+    def _sum(self, values: np.ndarray) -> np.ndarray:
+        kind = (values.shape, values.dtype)
+        array = nd.array(values, dtype=values.dtype)
+        if kind not in self._keys:
+            self._keys[kind] = FIRST_KEY + len(self._keys)
+            self.kvstore.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
+        self.kvstore.pushpull(self._keys[kind], array)
+        return array.asnumpy()
+
+
+class HorovodStore(KVStoreBase):
+    """Horovod as a key-value store: gradients of one device for each process are added up."""
+
+    type = "horovod"
+
+    def __init__(self) -> None:
+        try:
+            import horovod.mxnet as horovod
+        except ImportError:
+            raise UsageError(f"--kv-store horovod: {HOROVOD_MISSING}.") from None
+        horovod.init()
+        self._horovod = horovod
+
+    @property
+    def rank(self) -> int:
+        """Which process this is, of all machines."""
+        return self._horovod.rank()
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes there are."""
+        return self._horovod.size()
+
+    def broadcast(
+        self, key: int, value: NDArray, out: Union[NDArray, List[NDArray]], priority: int = 0
+    ) -> None:
+        """Give all workers the first one's value."""
+        sent = self._horovod.broadcast(value, root_rank=0, name=str(key), priority=priority)
+        for array in out if isinstance(out, list) else [out]:
+            sent.copyto(array)
+
+    def pushpull(
+        self,
+        key: int,
+        value: Union[NDArray, List[NDArray]],
+        out: Optional[NDArray] = None,
+        priority: int = 0,
+    ) -> None:
+        """Replace a value by its sum over all workers."""
+        (array,) = value if isinstance(value, list) else [value]
+        self._horovod.allreduce_(array, average=False, name=str(key), priority=priority)
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether it can make updates: no."""
+        return False
+
+
+def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> Workers:
+    """Meet the other workers, if there are to be any.
+
+    Parameters
+    ----------
+    name : str
+        One of `KV_STORES`.
+    devices : sequence of Context
+        Those that this worker trains on.
+    seconds : float
+        How long the others may take to appear on a parameter server.
+
+    Raises
+    ------
+    UsageError
+        What was asked for is not there: a launcher, Horovod, NCCL.
+    LostError
+        Not all have appeared in time.
+    """
+    if name in ALONE:
+        _check_alone(name, devices)
+        return Workers(name)
+    if len(devices) > 1 and name == "horovod":
+        raise UsageError(
+            "--kv-store horovod trains on one device in each process: start as many processes as "
+            "there are devices."
+        )
+    if name == "horovod":
+        store = HorovodStore()
+        return _Several(store, store.rank)
+    _check_launched(name)
+    store = _create(name, seconds)
+    _STORES.append(store)
+    # As our launcher counts them, where it is that one; MXNet's own rank is by address.
+    return _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)))
+
+
+def _check_alone(name: str, devices: Sequence[mx.Context]) -> None:
+    for variable, others in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
+        count = os.environ.get(variable, "1")
+        if count != "1":
+            raise UsageError(
+                f"--kv-store {name} trains alone, but {count} workers were started: use "
+                f"--kv-store {others}."
+            )
+    if name == "nccl":
+        if not mx.runtime.Features().is_enabled("NCCL"):
+            raise UsageError(
+                "--kv-store nccl: this MXNet was built without NCCL: use --kv-store device."
+            )
+        if any(device.device_type != "gpu" for device in devices):
+            raise UsageError("--kv-store nccl needs GPUs: use --kv-store device.")
+
+
+def _check_launched(name: str) -> None:
+    if not mx.runtime.Features().is_enabled("DIST_KVSTORE"):
+        raise UsageError(f"--kv-store {name}: this MXNet was built without a parameter server.")
+    missing = [variable for variable in PS_VARIABLES if not os.environ.get(variable)]
+    if missing:
+        raise UsageError(
+            f"--kv-store {name} needs servers, and {missing[0]} is not set: start with `python "
+            f"scripts/launch.py -n WORKERS -- COMMAND`, or use --kv-store device."
+        )
+
+
+def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
+    """Create MXNet's store, which waits until scheduler, servers and workers are all there."""
+    made: List[Any] = []
+
+    def create() -> None:
+        try:
+            made.append(mx.kv.create(name))
+        except Exception as error:
+            made.append(error)
+
+    thread = threading.Thread(target=create, daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+    if not made:
+        there = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
+        raise LostError(
+            f"--kv-store {name}: not all of {os.environ['DMLC_NUM_WORKER']} workers and "
+            f"{os.environ['DMLC_NUM_SERVER']} servers have met at the scheduler {there} within "
+            f"{seconds:g} s: see whether it can be reached from here, and what they say."
+        )
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
+
+
+def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -> None:
+    """Give all workers the mean of their running statistics, so that they hold one network.
+
+    Each worker's statistics are those of the images that it saw.
+    """
+    if workers.count == 1 or not params:
+        return
+    own = [np.mean([array.asnumpy() for array in p.list_data()], axis=0) for p in params]
+    mean = workers.total(np.concatenate([value.ravel() for value in own])) / workers.count
+    for param, value in zip(params, np.split(mean, np.cumsum([v.size for v in own])[:-1])):
+        param.set_data(nd.array(value.reshape(param.shape), dtype=param.dtype))
+
+
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a script's main function and end the process with its status.
+
+    At the exit of a worker MXNet waits until all others are at theirs. One that fails does not wait
+    for them, since they would wait for it.
+    """
+    try:
+        status = main()
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    if status in (1, 2) and os.environ.get("DMLC_ROLE") == "worker":
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(status)
+    for store in _STORES:  # now, as at the end of Python it would abort the process
+        check_call(_LIB.MXKVStoreFree(store.handle))
+        store.handle = KVStoreHandle()
+    sys.exit(status)

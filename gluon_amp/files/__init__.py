@@ -1,0 +1,1 @@
+"""Files that are whole or absent, and that execute nothing when they are read."""

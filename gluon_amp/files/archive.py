@@ -1,0 +1,317 @@
+"""Files of numbers: a JSON header and numpy arrays, with a digest of all bytes.
+
+A file is an ordinary .npz archive, which `numpy.load` reads, with the header as its first member
+and the SHA-256 of everything before it as its last 64 bytes. It contains no code, and reading it
+executes nothing. The digest detects damage. It is not a signature, so every part is checked as if
+an attacker had written it.
+"""
+
+import hashlib
+import io
+import json
+import math
+import re
+import sys
+import zipfile
+from typing import Any, Dict, NamedTuple, Tuple
+
+import numpy as np
+
+from gluon_amp.files.schema import brief
+
+from mxnet import nd
+
+DIGEST_LENGTH = 64
+# A ZIP archive begins with its first member's 30 bytes of header and then its name.
+MEMBER_HEADER = 30
+# Nested lists, tuples and dicts. Python's own limit is about 1000 calls.
+MAX_DEPTH = 64
+
+Arrays = Dict[str, np.ndarray]
+
+
+class Kind(NamedTuple):
+    """A kind of file.
+
+    Attributes
+    ----------
+    format, version : str, int
+        Fields of the header.
+    header : str
+        Name of the header in the archive; files are recognized by it.
+    foreign : str
+        The end of the error message for other files.
+    """
+
+    format: str
+    version: int
+    header: str
+    foreign: str
+
+    def wrote(self, data: bytes) -> bool:
+        """Whether the first bytes of a file are those of this kind."""
+        return data[MEMBER_HEADER:].startswith(self.header.encode())
+
+
+def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
+    """Return the bytes of a file; the same content gives the same bytes.
+
+    Parameters
+    ----------
+    kind : Kind
+    header : dict
+        Values that `json` can write.
+    arrays : dict of str to numpy.ndarray
+        Numbers, booleans and strings.
+    """
+    header = {"format": kind.format, "version": kind.version, **header}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(kind.header), json.dumps(header, indent=1))
+        for key, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(key + ".npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        archive.comment = b" " * DIGEST_LENGTH  # the archive's last bytes
+    data = buffer.getbuffer()
+    data[-DIGEST_LENGTH:] = _digest(data)
+    return data
+
+
+def read(kind: Kind, path) -> Tuple[dict, Arrays]:
+    """Return the header and the arrays of a file that `encode` made.
+
+    Uses at most twice the file's size in memory, whatever its headers claim.
+
+    Parameters
+    ----------
+    kind : Kind
+    path : str or os.PathLike
+
+    Returns
+    -------
+    header : dict
+        Without `format` and `version`.
+    arrays : dict of str to numpy.ndarray
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    ValueError
+        One sentence, for a file that is foreign, truncated, damaged, or forged.
+    """
+    with open(path, "rb") as file:
+        data = file.read(MEMBER_HEADER + len(kind.header))
+        if not kind.wrote(data):
+            raise ValueError(f"{path} {kind.foreign}.")
+        try:
+            data += file.read()
+        except MemoryError:
+            raise ValueError(f"{path} is larger than the free memory: load another file.") from None
+    return decode(kind, data, path)
+
+
+def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
+    """Return the header and the arrays of a file's bytes: see `read`."""
+    if data[-DIGEST_LENGTH:] != _digest(data):
+        raise ValueError(
+            f"{source} is truncated or damaged, as its checksum does not fit: load an earlier one."
+        )
+    try:
+        members = _members(data)
+        header = _json(members.pop(kind.header))
+    except Exception as error:
+        # zipfile, struct, codecs and json raise a dozen kinds of errors for such bytes.
+        raise malformed(source, error) from None
+    version = header.pop("version", None)
+    if (header.pop("format", None), version) != (kind.format, kind.version):
+        raise ValueError(
+            f"{source} has version {brief(version)} of the format, this gluon_amp reads "
+            f"{kind.version}: load it with the gluon_amp that saved it."
+        )
+    try:
+        return header, {_key(name): _array(content) for name, content in members.items()}
+    except Exception as error:
+        raise malformed(source, error) from None
+
+
+def malformed(source, error) -> ValueError:
+    """Return the error for a file with a correct digest that gluon_amp has not written."""
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return ValueError(
+        f"{source} has a correct checksum and content that gluon_amp does not write ({reason}): "
+        "load a file from a source that you trust."
+    )
+
+
+def _digest(data) -> bytes:
+    return hashlib.sha256(memoryview(data)[:-DIGEST_LENGTH]).hexdigest().encode()
+
+
+# ------------------------------------------------------------------------------------ its members
+
+
+def _members(data: bytes) -> Dict[str, bytes]:
+    """Return names and contents of the archive, each name once and nothing compressed."""
+    contents, total = {}, 0
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for info in archive.infolist():
+            # In a forged archive, members may overlap and expand to many times its size.
+            total += info.file_size
+            stored = info.compress_type == zipfile.ZIP_STORED
+            if not stored or info.file_size != info.compress_size or total > len(data):
+                raise ValueError(f"{brief(info.filename)} is not stored as it is")
+            if info.filename in contents:
+                raise ValueError(f"{brief(info.filename)} is there twice")
+            contents[info.filename] = archive.read(info)
+    return contents
+
+
+def _json(content: bytes) -> dict:
+    header = json.loads(content.decode("ascii"), object_pairs_hook=_distinct)
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a JSON object")
+    return header
+
+
+def _distinct(pairs) -> dict:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a dict has a key twice")
+    return fields
+
+
+def _key(name: str) -> str:
+    if not name.endswith(".npy"):
+        raise ValueError(f"{brief(name)} is not an array")
+    return name[: -len(".npy")]
+
+
+# The header that `numpy.lib.format` (version 1.0) writes for arrays of numbers and strings.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00.."
+    rb"\{'descr': '([<>|=][biufcSU][1-9]\d{0,8})', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,18}(?:, \d{1,18})*)?),?\), \} *\n",
+    re.DOTALL,
+)
+MAX_DIMENSIONS = 32
+# Not every byte pattern is a valid boolean or character.
+LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}
+
+
+def _array(content: bytes) -> np.ndarray:
+    """Return a .npy file's array, which has exactly as many bytes as its header says."""
+    match = _NPY.match(content)
+    if match is None or int.from_bytes(content[8:10], "little") != match.end() - 10:
+        raise ValueError("an array has an unknown header")
+    dtype = np.dtype(match[1].decode())
+    order = "F" if match[2] == b"True" else "C"
+    shape = tuple(map(int, match[3].split(b", "))) if match[3] else ()
+    size = len(content) - match.end()
+    if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"an array of {size} bytes has the shape {brief(str(shape))}")
+    if size and dtype.kind in LARGEST:
+        unit, largest = LARGEST[dtype.kind]
+        numbers = np.frombuffer(content, dtype.str[0] + unit, offset=match.end())
+        if numbers.max() > largest:
+            raise ValueError(f"an array of {dtype} holds something else")
+    return np.ndarray(shape, dtype, content, match.end(), order=order).copy(order="K")
+
+
+# --------------------------------------------------------------------------------- values as JSON
+
+
+def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
+    """Turn a value into what JSON can hold; its numpy arrays go to `arrays`.
+
+    Parameters
+    ----------
+    value : object
+        Numbers, strings, None, numpy arrays and scalars, and lists, tuples and dicts of them.
+    arrays : dict
+        The arrays are added to it.
+    where : str
+        What the value is; arrays are named after it.
+
+    Raises
+    ------
+    TypeError
+        For any other value.
+    ValueError
+        For containers more than `MAX_DEPTH` deep, or in themselves.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(
+            f"{where.split('[')[0]} holds lists or dicts more than {MAX_DEPTH} deep in each other: "
+            "save flatter ones."
+        )
+    inner = depth + 1
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSU":
+        key = f"{where.split('[')[0]}/{len(arrays)}"
+        arrays[key] = np.asarray(value)
+        return {"array" if isinstance(value, np.ndarray) else "scalar": key}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [pack(item, arrays, f"{where}[{k}]", inner) for k, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"tuple": pack(list(value), arrays, where, depth)}
+    if isinstance(value, dict):
+        return {
+            "dict": [
+                [pack(k, arrays, where, inner), pack(v, arrays, f"{where}[{k!r}]", inner)]
+                for k, v in value.items()
+            ]
+        }
+    hint = ", call .asnumpy() on it" if isinstance(value, nd.NDArray) else ""
+    raise TypeError(
+        f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot "
+        f"hold{hint}: give numbers, strings, numpy arrays, and lists, tuples and dicts of them."
+    )
+
+
+def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
+    """Return the value that was passed to `pack`.
+
+    Raises
+    ------
+    ValueError
+        `pack` did not write it; see `malformed`.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"lists or dicts are more than {MAX_DEPTH} deep in each other")
+    inner = depth + 1
+    if isinstance(value, list):
+        return [unpack(item, arrays, inner) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise ValueError(f"an object has {len(value)} fields and not 1")
+    ((kind, content),) = value.items()
+    if kind == "tuple" and isinstance(content, list):
+        return tuple(unpack(content, arrays, depth))
+    if kind == "dict" and isinstance(content, list):
+        return _unpack_dict(content, arrays, inner)
+    if kind in ("array", "scalar") and isinstance(content, str) and content in arrays:
+        array = arrays[content]
+        if kind == "array":
+            return array
+        if array.shape == ():
+            return array[()]
+    raise ValueError(f"an object is of the unknown kind {brief(kind)} or refers to nothing")
+
+
+def _unpack_dict(pairs: list, arrays: Arrays, depth: int) -> dict:
+    found = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError("a dict has an item that is not a pair")
+        key = unpack(pair[0], arrays, depth)
+        try:
+            known = key in found
+        except TypeError:
+            raise ValueError(f"a dict has {brief(key)} as a key") from None
+        if known:
+            raise ValueError("a dict has a key twice")
+        found[key] = unpack(pair[1], arrays, depth)
+    return found

@@ -1,0 +1,1 @@
+"""Functions that look at a net, a training or a machine, and change none of them."""

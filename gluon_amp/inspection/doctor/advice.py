@@ -1,0 +1,166 @@
+"""What follows from a `Machine`: which GPU runs MXNet, which policy runs here, and how.
+
+Which machine code MXNet 1.9.1's CUDA wheels hold was read from mxnet-cu112 and mxnet-cu117 with
+`cuobjdump --list-elf` and `--list-ptx`. Machine code for X.y runs on X.z with z >= y, and on no
+other X; only PTX, of which they have none, is compiled for later ones ("Binary Compatibility" in
+NVIDIA's CUDA C++ Programming Guide). Tensor Cores came with 7.0.
+"""
+
+from typing import List, NamedTuple, Optional, Tuple
+
+from gluon_amp.inspection.doctor.detection import Gpu, Machine
+from gluon_amp.policy import PRESETS, Policy
+
+MACHINE_CODE = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+TENSOR_CORES = (7, 0)
+SUPPORTED = "5.0 to 8.9"
+
+# the first compute capability of each generation
+GENERATIONS = {
+    (5, 0): "Maxwell",
+    (6, 0): "Pascal",
+    (7, 0): "Volta",
+    (7, 5): "Turing",
+    (8, 0): "Ampere",
+    (8, 9): "Ada",
+    (9, 0): "Hopper",
+    (10, 0): "Blackwell",
+}
+
+# flags as Linux names them, and the name their makers use
+CPU_FEATURES = (
+    ({"f16c"}, "F16C"),
+    ({"avx2"}, "AVX2"),
+    ({"avx512f"}, "AVX512"),
+    ({"avx512_bf16"}, "AVX512_BF16"),
+    ({"amx_tile", "amx_bf16"}, "AMX"),
+)
+
+
+def generation(capability: Tuple[int, int]) -> str:
+    """Return the name of a GPU generation, as in 'Volta'."""
+    names = [name for first, name in GENERATIONS.items() if first <= capability]
+    return names[-1] if names else "Kepler or earlier"
+
+
+def runs_mxnet(gpu: Gpu) -> bool:
+    """Return whether MXNet's wheels hold machine code that this GPU can run."""
+    return any(gpu.capability[0] == code[0] and gpu.capability >= code for code in MACHINE_CODE)
+
+
+def has_tensor_cores(gpu: Gpu) -> bool:
+    """Return whether float16 can be faster than float32 on this GPU, and not only smaller."""
+    return gpu.capability >= TENSOR_CORES
+
+
+def about_gpu(gpu: Gpu) -> str:
+    """Say in one sentence whether MXNet runs on a GPU, and whether float16 is fast there."""
+    if not runs_mxnet(gpu):
+        if gpu.capability > MACHINE_CODE[-1]:
+            return (
+                "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's "
+                f"wheels hold machine code for {SUPPORTED} and no PTX; use a GPU up to 8.9, or "
+                "the CPU."
+            )
+        return (
+            "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold "
+            f"machine code for {SUPPORTED}; use a later GPU, or the CPU."
+        )
+    if has_tensor_cores(gpu):
+        return "runs MXNet, and float16 on Tensor Cores."
+    return (
+        "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
+        "hardly time."
+    )
+
+
+def about_no_gpu(machine: Machine) -> str:
+    """Say in one sentence why there is no GPU to use, or that MXNet does not use the one there."""
+    if machine.driver.gpus and not machine.cuda_build:
+        return (
+            "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
+            "`pip install 'gluon-amp[cu117]'`."
+        )
+    if machine.driver.gpus:
+        return ""
+    if not machine.driver.found:
+        return "no NVIDIA driver here (libcuda.so.1 is not found)."
+    return "the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and `nvidia-smi`."
+
+
+class Outcome(NamedTuple):
+    """How a policy does on a device: whether it runs, and in one sentence how or why not."""
+
+    policy: str
+    runs: bool
+    how: str
+
+
+def default_device(machine: Machine) -> str:
+    """Return 'gpu' where there is one, able or not, that this MXNet is meant to use; else 'cpu'."""
+    return "gpu" if machine.driver.gpus and machine.cuda_build else "cpu"
+
+
+def outcomes(machine: Machine, device: str, asked: Optional[str] = None) -> List[Outcome]:
+    """Return how the presets, and the policy asked for, do on `device`.
+
+    Raises
+    ------
+    ValueError
+        An unknown policy, with near matches.
+    """
+    names = [name for name in PRESETS if name != "mixed_bfloat16"]  # bfloat16 by another name
+    if asked is not None and asked not in names:
+        names.append(asked)
+    judge = _on_gpu if device == "gpu" else _on_cpu
+    return [Outcome(name, *judge(machine, Policy.parse(name).compute_dtype)) for name in names]
+
+
+def _on_gpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
+    gpus = machine.driver.gpus
+    if not machine.cuda_build or not gpus:
+        return False, f"There is no GPU to use: {about_no_gpu(machine)}"
+    able = [gpu for gpu in gpus if runs_mxnet(gpu)]
+    if not able:
+        return False, f"{gpus[0].name} {about_gpu(gpus[0])}"
+    if dtype == "bfloat16":
+        return False, (
+            "MXNet 1.9.1 has no bfloat16 kernels for GPUs: use float16 or mixed_float16, or the "
+            "CPU."
+        )
+    if dtype == "float32":
+        return True, "by cuDNN and cuBLAS."
+    fast = [gpu for gpu in able if has_tensor_cores(gpu)]
+    if len(fast) == len(able):
+        return True, "products on Tensor Cores, summed in float32; half of the memory."
+    return True, (
+        f"without Tensor Cores on {next(gpu for gpu in able if gpu not in fast).name}: about as "
+        "fast as float32, half of the memory."
+    )
+
+
+def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
+    if dtype == "float32":
+        return True, "by oneDNN, on every core."
+    if dtype == "float16":
+        if machine.native:
+            return True, "emulated, by C++ kernels: a GPU's values, slower than float32."
+        return True, (
+            "emulated by MXNet's own operators, several times slower than float32: install a C++ "
+            "compiler (`apt-get install g++`)."
+        )
+    if not machine.cpu_bfloat16:
+        return False, (
+            "this CPU has no AVX512 that oneDNN may use (see DNNL_MAX_CPU_ISA and "
+            "MXNET_MKLDNN_ENABLED): use float16, which is emulated on any CPU."
+        )
+    if "amx_bf16" in machine.cpu_flags:
+        return True, "by oneDNN, with AMX where Linux permits it (5.16 or later)."
+    if "avx512_bf16" in machine.cpu_flags:
+        return True, "by oneDNN, with two products of AVX512_BF16 for one of float32."
+    return True, "by oneDNN with AVX512, no AVX512_BF16: saves memory, not time."
+
+
+def cpu_features(machine: Machine) -> List[str]:
+    """Return the instruction sets of this CPU that matter here, by the names their makers use."""
+    return [name for flags, name in CPU_FEATURES if flags <= machine.cpu_flags]

@@ -1,0 +1,128 @@
+"""What this machine has: GPUs and their driver, CPU, compiler, and which MXNet is installed.
+
+The functions that `read_machine` calls only read; what follows from it stands in `advice`. Tests
+give a `Machine` of their own.
+"""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from typing import FrozenSet, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from gluon_amp import hardware
+from gluon_amp.lowering import bfloat16, native
+from gluon_amp.lowering.native import build
+from gluon_amp.startup.cuda_libraries import DRIVER, installed_wheels
+
+import mxnet as mx
+
+# CUdevice_attribute of cuda.h
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+_SMI_SECONDS = 30  # it takes some where the driver is not kept loaded
+
+
+class Gpu(NamedTuple):
+    """An NVIDIA GPU: its name, and its compute capability as (major, minor)."""
+
+    name: str
+    capability: Tuple[int, int]
+
+
+class Driver(NamedTuple):
+    """What the NVIDIA driver tells.
+
+    Attributes
+    ----------
+    found : bool
+        Whether the driver's library can be loaded, or `nvidia-smi` answers.
+    gpus : list of Gpu
+        In the driver's order, CUDA_VISIBLE_DEVICES applied where its library was asked.
+    """
+
+    found: bool
+    gpus: List[Gpu]
+
+
+class Machine(NamedTuple):
+    """All that the doctor looks at, environment variables aside."""
+
+    python: str
+    numpy: str
+    mxnet: str
+    system: str
+    wheels: List[str]
+    cuda_build: bool
+    driver: Driver
+    cpu_name: str
+    cores: int
+    cpu_flags: FrozenSet[str]
+    cpu_bfloat16: bool
+    compiler: Optional[str]
+    native: bool
+
+
+def read_machine() -> Machine:
+    """Read what this machine has; the first call may build the C++ kernels (seconds)."""
+    compiler = build.compiler()
+    return Machine(
+        python=platform.python_version(),
+        numpy=np.__version__,
+        mxnet=mx.__version__,
+        system=f"{platform.system()} {platform.machine()}",
+        wheels=installed_wheels(),
+        cuda_build=mx.runtime.Features().is_enabled("CUDA"),
+        driver=read_driver(),
+        cpu_name=hardware.cpu_name(),
+        cores=hardware.count_cores(),
+        cpu_flags=hardware.cpu_flags(),
+        cpu_bfloat16=bfloat16.runs_on_cpu(),
+        compiler=" ".join(compiler) if compiler else None,
+        native=native.available(),
+    )
+
+
+def read_driver() -> Driver:
+    """Ask the driver's library for the GPUs, or `nvidia-smi` where it cannot be loaded."""
+    try:
+        library = ctypes.CDLL(DRIVER)
+    except OSError:
+        return _ask_nvidia_smi()
+    count, gpus = ctypes.c_int(0), []
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return Driver(True, [])  # as CUDA says of a machine with the driver and no GPU
+    for number in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        library.cuDeviceGet(ctypes.byref(device), number)
+        library.cuDeviceGetName(name, len(name), device)
+        capability = []
+        for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+            value = ctypes.c_int()
+            library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            capability.append(value.value)
+        gpus.append(Gpu(name.value.decode(errors="replace"), tuple(capability)))
+    return Driver(True, gpus)
+
+
+def _ask_nvidia_smi() -> Driver:
+    if shutil.which(_QUERY[0]) is None:
+        return Driver(False, [])
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return Driver(False, [])
+    return Driver(done.returncode == 0, parse_nvidia_smi(done.stdout))
+
+
+def parse_nvidia_smi(printed: str) -> List[Gpu]:
+    """Read lines such as `Tesla V100-SXM2-16GB, 7.0`; others are left out."""
+    gpus = []
+    for line in printed.splitlines():
+        name, _, capability = line.rpartition(",")
+        major, dot, minor = capability.strip().partition(".")
+        if name and dot and major.isdigit() and minor.isdigit():
+            gpus.append(Gpu(name.strip(), (int(major), int(minor))))
+    return gpus

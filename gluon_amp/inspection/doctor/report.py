@@ -1,0 +1,151 @@
+"""The doctor's report: as text in 80 columns, and as data for JSON."""
+
+import json
+import textwrap
+from dataclasses import dataclass
+from typing import List, Optional
+
+from gluon_amp.inspection.doctor import advice
+from gluon_amp.inspection.doctor.detection import Machine
+from gluon_amp.inspection.doctor.environment import Setting
+
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `doctor` found.
+
+    Attributes
+    ----------
+    machine : Machine
+    device : str
+        'gpu' or 'cpu': where the outcomes hold.
+    outcomes : list of Outcome
+        For each policy, whether it runs on `device`, and how or why not.
+    settings : list of Setting
+        The environment variables that matter.
+    asked : str or None
+        The policy asked for.
+    """
+
+    machine: Machine
+    device: str
+    outcomes: List[advice.Outcome]
+    settings: List[Setting]
+    asked: Optional[str] = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the policy asked for runs; True where none was."""
+        return all(one.runs for one in self.outcomes if one.policy == self.asked)
+
+    def to_dict(self) -> dict:
+        """Return the report as dicts, lists, strings, numbers, booleans and None."""
+        machine = self.machine
+        return {
+            "ok": self.ok,
+            "asked": self.asked,
+            "device": self.device,
+            "python": machine.python,
+            "numpy": machine.numpy,
+            "mxnet": machine.mxnet,
+            "system": machine.system,
+            "wheels": machine.wheels,
+            "cuda_build": machine.cuda_build,
+            "driver": machine.driver.found,
+            "gpus": [
+                {
+                    "name": gpu.name,
+                    "capability": "{}.{}".format(*gpu.capability),
+                    "generation": advice.generation(gpu.capability),
+                    "runs": advice.runs_mxnet(gpu),
+                    "tensor_cores": advice.has_tensor_cores(gpu),
+                    "advice": advice.about_gpu(gpu),
+                }
+                for gpu in machine.driver.gpus
+            ],
+            "cpu": {
+                "name": machine.cpu_name,
+                "cores": machine.cores,
+                "features": advice.cpu_features(machine),
+                "bfloat16": machine.cpu_bfloat16,
+                "compiler": machine.compiler,
+                "native": machine.native,
+            },
+            "policies": [one._asdict() for one in self.outcomes],
+            "environment": [setting._asdict() for setting in self.settings],
+        }
+
+    def to_json(self) -> str:
+        """Return the report as a JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        lines = [*self._versions(), *self._cpu(), *self._gpus(), ""]
+        lines += [f"Policies on {'the GPU' if self.device == 'gpu' else 'the CPU'}"]
+        for one in self.outcomes:
+            verdict = "runs" if one.runs else "CANNOT RUN"
+            lines += _hanging(f"  {one.policy:<14} {verdict:<10} ", one.how)
+        return "\n".join([*lines, *self._environment(), *self._verdict()])
+
+    __repr__ = __str__  # so that a prompt or notebook shows it
+
+    def _versions(self) -> List[str]:
+        m = self.machine
+        wheel = " and ".join(m.wheels) or "built from source"
+        return [
+            *_hanging("Python  ", f"{m.python}, numpy {m.numpy}, {m.system}"),
+            *_hanging(
+                "MXNet   ",
+                f"{m.mxnet} ({wheel}), with {'CUDA' if m.cuda_build else 'no CUDA'}",
+            ),
+        ]
+
+    def _cpu(self) -> List[str]:
+        m = self.machine
+        cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
+        features = advice.cpu_features(m) or ["none of the instruction sets that matter here"]
+        native = f"C++ compiler: {m.compiler or 'none found'}; C++ kernels: " + (
+            "in use" if m.native else "not in use"
+        )
+        return [
+            *_hanging("CPU     ", f"{m.cpu_name}, {cores}"),
+            *_hanging("        ", ", ".join(features)),
+            *_hanging("        ", native),
+        ]
+
+    def _gpus(self) -> List[str]:
+        lines = []
+        for number, gpu in enumerate(self.machine.driver.gpus):
+            kind = "{} {}.{}".format(advice.generation(gpu.capability), *gpu.capability)
+            lines += _hanging(f"GPU {number:<3} ", f"{gpu.name} ({kind}): {advice.about_gpu(gpu)}")
+        why_not = advice.about_no_gpu(self.machine)
+        return [*lines, *(_hanging("GPU     ", why_not) if why_not else [])]
+
+    def _environment(self) -> List[str]:
+        lines = ["", "Environment variables (- is: not set)"]
+        for setting in self.settings:
+            value = "-" if setting.value is None else setting.value
+            lines += [f"  {setting.name}: {value}", *_hanging("      ", setting.does)]
+            if setting.warning:
+                lines += _hanging("      WARNING: ", setting.warning)
+        return lines
+
+    def _verdict(self) -> List[str]:
+        for one in self.outcomes:
+            if one.policy == self.asked:
+                can = "can" if one.runs else "cannot"
+                return ["", *_hanging("", f"Policy {one.policy} {can} run here: {one.how}")]
+        return []
+
+
+def _hanging(head: str, text: str) -> List[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

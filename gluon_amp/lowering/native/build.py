@@ -1,0 +1,201 @@
+"""Compiles the C++ part of gluon_amp (`native/*.cc`) against the MXNet that is installed."""
+
+import functools
+import hashlib
+import logging
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Dict, Iterable, List, Optional
+
+import mxnet as mx
+
+logger = logging.getLogger("gluon_amp")
+
+SOURCES = Path(__file__).with_name("src")
+
+COMPILERS = ("g++", "c++", "clang++")
+
+# No contraction to fused multiply-adds: all instruction sets, and MXNet, give the same bits.
+FLAGS = ["-std=gnu++14", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+
+# The macros with which MXNet's wheels were built, as far as its headers depend on them, and the
+# string type of their GCC.
+MXNET_MACROS = {
+    "_GLIBCXX_USE_CXX11_ABI": 0,
+    "MSHADOW_USE_CBLAS": 0,
+    "MSHADOW_USE_CUDA": 0,
+    "MSHADOW_USE_F16C": 0,
+    "MSHADOW_USE_MKL": 0,
+    "MSHADOW_USE_SSE": 0,
+    "MXNET_USE_CUDA": 0,
+}
+
+# The first line that says what is wrong; the linker's driver only adds that the linker failed.
+_ERROR = re.compile(r"\berror\b|undefined reference|\bld: (?!warning)", re.IGNORECASE)
+
+
+class BuildError(RuntimeError):
+    """The library cannot be built or loaded; the message is one line that says why."""
+
+
+def compiler() -> Optional[List[str]]:
+    """Return the command of the C++ compiler, `$CXX` before `COMPILERS`; None if there is none."""
+    named = os.environ.get("CXX", "")
+    try:
+        command = shlex.split(named)
+    except ValueError:  # a quote that is not closed
+        command = [named]
+    return command or next(([name] for name in COMPILERS if shutil.which(name)), None)
+
+
+def compiler_digest(command: List[str]) -> str:
+    """Return a name for a compiler and its version."""
+    return _short_hash(" ".join(command).encode() + run([*command, "--version"]).encode())
+
+
+@functools.lru_cache(maxsize=None)
+def source_digest() -> str:
+    """Return a name for the sources, how they are compiled, and the MXNet they are for."""
+    contents = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
+    size = os.path.getsize(mxnet_library())
+    options = [mx.__version__, platform.machine(), str(size), str(_macros()), str(FLAGS)]
+    return _short_hash(b"\0".join(contents) + "\0".join(options).encode())
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def mxnet_library() -> str:
+    """Return the path of libmxnet.so."""
+    return mx.libinfo.find_lib_path()[0]
+
+
+def _macros() -> Dict[str, int]:
+    onednn = mx.runtime.Features().is_enabled("MKLDNN")
+    return {**MXNET_MACROS, "MXNET_USE_MKLDNN": int(onednn)}
+
+
+def build(command: List[str], path: Path) -> None:
+    """Compile and link the library; the object files lie beside `path`."""
+    include = mx.libinfo.find_include_path()
+    headers = [f"-D{name}={value}" for name, value in _macros().items()]
+    # -isystem: no warnings of MXNet's headers
+    headers += ["-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
+    kernels = ["-O3", str(SOURCES / "kernels.cc")]
+    units = {
+        # the kernels need the time, and -O2 would take half as long again to compile
+        "library": ["-O1", "-fopenmp", *headers, str(SOURCES / "library.cc")],
+        "plain": kernels,
+        "dispatch": ["-O1", str(SOURCES / "dispatch.cc")],
+    }
+    if _macros()["MXNET_USE_MKLDNN"]:
+        units["onednn"] = ["-O1", *headers, str(SOURCES / "onednn.cc")]
+    if platform.machine() in ("x86_64", "AMD64"):
+        units["avx2"] = ["-DGLUON_AMP_AVX2", "-mavx2", "-mf16c", *kernels]
+        units["avx512"] = ["-DGLUON_AMP_AVX512", "-mavx512f", *kernels]
+    objects = [str(path.with_name(f"{name}.o")) for name in units]
+    _run_all(
+        [*command, *FLAGS, *flags, "-c", "-o", target]
+        for flags, target in zip(units.values(), objects)
+    )
+    folder_of_mxnet, name_of_mxnet = os.path.split(mxnet_library())
+    # -z defs: symbols that this MXNet does not export are errors now
+    link = ["-shared", "-fopenmp", "-Wl,-z,defs", f"-Wl,-rpath-link,{folder_of_mxnet}"]
+    mxnet = [f"-L{folder_of_mxnet}", f"-l:{name_of_mxnet}"]
+    run([*command, *link, "-o", str(path), *objects, *mxnet])
+
+
+# --------------------------------------------------------------------------------------- commands
+
+
+def run(
+    command: List[str],
+    env: Optional[Dict[str, str]] = None,
+    timeout: Optional[float] = None,
+    what: Optional[str] = None,
+) -> str:
+    """Run a command and return what it prints.
+
+    Raises
+    ------
+    BuildError
+        If the command cannot be run, fails, or takes longer than `timeout` seconds; the message
+        names `what` has failed (by default the command) and its first error.
+    """
+    process = _start(command, env)
+    try:
+        return _finish(command, process, timeout, what)
+    finally:
+        _end(process)
+
+
+def _run_all(commands: Iterable[List[str]]) -> None:
+    """Run commands in parallel; when one fails, the others are ended."""
+    running = []
+    try:
+        for command in commands:
+            running.append((command, _start(command)))
+        for command, process in running:
+            _finish(command, process)
+    finally:
+        for _, process in running:
+            _end(process)
+
+
+def _start(command: List[str], env: Optional[Dict[str, str]] = None) -> subprocess.Popen:
+    # in English, whatever the user's language: its errors are searched for words
+    env = {**(os.environ if env is None else env), "LC_ALL": "C"}
+    try:
+        return subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, ValueError) as error:  # ValueError: a null character in $CXX
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BuildError(f"{command[0]} cannot be run ({reason})") from None
+
+
+def _finish(
+    command: List[str],
+    process: subprocess.Popen,
+    timeout: Optional[float] = None,
+    what: Optional[str] = None,
+) -> str:
+    what = what or os.path.basename(command[0])
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{what} took more than {timeout:g} seconds") from None
+    if process.returncode == 0:
+        return output
+    logger.debug("%s\n%s", " ".join(command), output)
+    raise BuildError(f"{what} failed ({_reason(output, process.returncode)})")
+
+
+def _reason(output: str, status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    if any(line.startswith("Traceback") for line in lines):  # of Python, which ends with the error
+        errors = lines[-1:]
+    return errors[0] if errors else f"exit status {status}"
+
+
+def _end(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    process.stdout.close()

@@ -1,0 +1,25 @@
+"""Parts of error messages: near matches of a wrong name, and lists cut to a few names."""
+
+import difflib
+from itertools import islice
+from typing import Iterable, List, Sequence
+
+COMPARED = 2000  # difflib takes up to a millisecond for each comparison
+
+
+def close_matches(name: str, known: Iterable[str]) -> List[str]:
+    """Return up to three of the first 2,000 known names that resemble a name, in any case."""
+    by_lower_case = {one.lower(): one for one in islice(known, COMPARED)}
+    return [by_lower_case[m] for m in difflib.get_close_matches(name.lower(), by_lower_case)]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'float16'?)"`, or an empty string where nothing is similar."""
+    matches = close_matches(name, known)
+    return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+    """Return names as a list of at most `limit`, as in `'a, b and 7 more'`."""
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown

@@ -1,0 +1,95 @@
+"""The numeric constants that operators carry, and which of them float16 can hold.
+
+An epsilon of 1e-12 is 0 in float16 and a mask value of -1e9 is -inf, so that `log` returns -inf and
+`softmax` NaN where float32 returns numbers. An operator with such a constant runs in float32
+(`Policy.decide`). What reads its output runs in float32 too, by the rules of `op_table`, up to the
+next convolution or matrix product: a mask stays finite on its way to the softmax.
+"""
+
+import math
+from typing import Dict, Mapping, Optional, Tuple
+
+from gluon_amp.policy import op_table
+
+# A constant below the smallest normal number of float16 would lose digits: 1e-7 becomes 1.19e-7.
+# One above a quarter of float16's range would overflow as soon as a few masks are added up.
+SMALLEST = 2.0**-14
+LARGEST = 2.0**14
+
+# (attributes, operators that have them), for all operators that may compute in float16
+_GROUPS = (
+    (
+        "scalar",
+        """
+        _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
+        _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
+        _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
+        _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
+        _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
+        _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar
+        _npi_copysign_scalar _npi_rcopysign_scalar _npi_arctan2_scalar _npi_rarctan2_scalar
+        _npi_where_lscalar _npi_where_rscalar _slice_assign_scalar _contrib_gradientmultiplier
+        """,
+    ),
+    ("a_min a_max", "clip"),
+    ("value", "SequenceMask _npi_boolean_mask_assign_scalar"),
+    ("constant_value", "Pad _npi_pad"),
+    ("fill_value", "_npi_full_like"),
+    ("val", "_npi_insert_scalar _npi_insert_slice _npi_insert_tensor"),
+    ("to_begin_scalar to_end_scalar", "_npi_ediff1d"),
+    ("initial", "_np_max _np_min"),
+    ("alpha beta", "hard_sigmoid _random_gamma_like"),
+    ("slope lower_bound upper_bound", "LeakyReLU"),
+    ("lstm_state_clip_min lstm_state_clip_max", "RNN"),
+    ("lam", "_random_exponential_like _random_poisson_like"),
+    ("loc scale", "_random_normal_like"),
+    ("low high", "_random_uniform_like"),
+    ("mu alpha", "_random_generalized_negative_binomial_like"),
+)
+
+CONSTANTS: Dict[str, Tuple[str, ...]] = {
+    op: tuple(attributes.split()) for attributes, ops in _GROUPS for op in ops.split()
+}
+
+# Numbers that never meet a tensor's values in its own dtype, and why
+NOT_VALUES: Dict[Tuple[str, str], str] = {
+    ("Dropout", "p"): "a probability; the factor 1/(1-p) overflows only for p above 0.99998",
+    ("RNN", "p"): "a probability, as Dropout's",
+    ("_random_negative_binomial_like", "p"): "a probability",
+    ("_contrib_BilinearResize2D", "scale_height"): "sets the size of the output",
+    ("_contrib_BilinearResize2D", "scale_width"): "sets the size of the output",
+    # 0 and inf give the same result for any two float16 values
+    ("_contrib_allclose", "rtol"): "a tolerance",
+    ("_contrib_allclose", "atol"): "a tolerance",
+}
+
+
+def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
+    """Return the constant of a node that float16 cannot hold, or None where there is none.
+
+    Zero, infinities and NaN are the same in every dtype. The defaults of all constants fit.
+
+    Parameters
+    ----------
+    op : str
+        The operator's name.
+    attrs : dict of str to str
+        The node's attributes, as in a symbol's JSON.
+
+    Returns
+    -------
+    str or None
+        Attribute and value, as in `'a_min=1e-12'`.
+    """
+    for name in CONSTANTS.get(op_table.canonical(op), ()):
+        text = attrs.get(name, "None")
+        if text != "None" and not fits(float(text)):
+            return f"{name}={text}"
+    return None
+
+
+def fits(value: float) -> bool:
+    """Return whether float16 holds a constant, with all its digits and room to add others."""
+    if value == 0 or not math.isfinite(value):
+        return True
+    return SMALLEST <= abs(value) <= LARGEST

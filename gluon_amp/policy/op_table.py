@@ -1,0 +1,867 @@
+"""Which operators may compute in a low precision, and which may not: a table of them all.
+
+Every operator registered in MXNet 1.9.1 stands here once, under the name that a symbol's JSON shows
+(`ALIASES` gives the others), in a group with its kind and the reason for it. The graph pass reads
+the kind and inserts the casts:
+
+=========  =======================================  ================================
+kind       its float inputs are cast to             its output is in
+=========  =======================================  ================================
+`compute`  the policy's compute dtype               the policy's compute dtype
+`float32`  float32                                  float32
+`norm`     float32                                  the dtype its data input had
+`follow`   the dtype of the first of them           that dtype
+`widest`   the widest dtype among them              that dtype
+`integer`  nothing: no input is ever cast           whatever the operator says
+=========  =======================================  ================================
+
+Some inputs keep the dtype they arrive with whatever the kind (`UNCAST`): ids, indices, lengths,
+conditions. Float16 counts without gaps only to 2048, so a cast would silently corrupt them. Only
+inputs whose dtype the operator leaves free are listed; one that demands the same dtype of all its
+inputs, and gets coordinates (`_contrib_ROIAlign`) or labels (`SoftmaxOutput`), is in float32.
+
+What is said of kernels is so in MXNet's source at tag 1.9.1. Numbers in parentheses are issues of
+apache/mxnet.
+"""
+
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+
+KINDS = ("compute", "float32", "norm", "follow", "widest", "integer")
+
+
+class OpRule(NamedTuple):
+    """What the graph pass does with one operator.
+
+    Attributes
+    ----------
+    kind : str
+        One of `KINDS`.
+    reason : str
+        Why, in one line.
+    uncast : tuple of int
+        Positions in the node's inputs of those that are never cast.
+    """
+
+    kind: str
+    reason: str
+    uncast: Tuple[int, ...] = ()
+
+
+_SUM = "a sum or product over many values: it saturates, or leaves the range of float16 (15125)"
+
+# (kind, reason, names as in a symbol's JSON)
+GROUPS = (
+    # ------------------------------------------------------------ convolutions, matrix products
+    (
+        "compute",
+        "Tensor Cores multiply float16 and add up in float32",
+        "Convolution Deconvolution FullyConnected RNN",
+    ),
+    # `dot` of two vectors has no float16 kernel on a GPU ("Not implmented!", dot_engine-inl.h), but
+    # a graph's JSON has no shapes to tell that by: pin it
+    (
+        "compute",
+        "its product, cublasSgemmEx, adds up in float32, though not on Tensor Cores (17665)",
+        "dot _np_dot _npi_tensordot _npi_tensordot_int_axes",
+    ),
+    (
+        "compute",
+        "its kernel multiplies and adds up in float32 (np_einsum_op-inl.h)",
+        "_npi_einsum",
+    ),
+    (
+        "compute",
+        "its products, cublasGemmStridedBatchedEx, read float16 and add up in float32",
+        """
+        _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
+        _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
+        """,
+    ),
+    (
+        "float32",
+        "its float16 product, cublasHgemmStridedBatched, also adds up in float16 (18584)",
+        "batch_dot _npi_matmul",
+    ),
+    (
+        "float32",
+        "a pixel's position plus its offset, added in float16, is off by half a pixel past 1024",
+        "_contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution",
+    ),
+    (
+        "float32",
+        "a sum of products in the dtype of its inputs (correlation-inl.h)",
+        "Correlation",
+    ),
+    (
+        "float32",
+        "a forerunner of an operator of today, without care for float16",
+        "Convolution_v1 Pooling_v1 Crop",
+    ),
+    (
+        "float32",
+        "has no float16 kernel",
+        """
+        _linalg_gelqf _linalg_gemm _linalg_gemm2 _linalg_inverse _linalg_makediag _linalg_maketrian
+        _linalg_extractdiag _linalg_extracttrian _linalg_potrf _linalg_potri _linalg_syevd
+        _linalg_syrk _linalg_trmm _linalg_trsm _linalg_det _linalg_slogdet _linalg_sumlogdiag
+        _npi_cholesky _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_pinv
+        _npi_pinv_scalar_rcond _npi_solve _npi_svd _npi_tensorinv _npi_tensorsolve khatri_rao
+        _contrib_fft _contrib_ifft _contrib_count_sketch _npi_around
+        """,
+    ),
+    # ------------------------------------------------------------ normalisation
+    (
+        "norm",
+        "statistics are summed in float32; a normalised value fits float16",
+        """
+        BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm LayerNorm GroupNorm
+        InstanceNorm
+        """,
+    ),
+    (
+        "norm",
+        "squares are summed in float32; divided by their root, a value fits float16",
+        "L2Normalization LRN",
+    ),
+    # ------------------------------------------------------------ softmax, losses, embedding
+    (
+        "float32",
+        "exponentials are summed in the dtype of the input; dtype='float32' does not change that",
+        "softmax log_softmax softmin SoftmaxActivation",
+    ),
+    (
+        "float32",
+        "a loss: the scale multiplies it, and float16 ends at 65504",
+        """
+        SoftmaxOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
+        softmax_cross_entropy CTCLoss smooth_l1 MakeLoss make_loss IdentityAttachKLSparseReg
+        """,
+    ),
+    (
+        "float32",
+        "the gradient of a repeated row is a sum, which saturates in float16 (17703)",
+        "Embedding _contrib_SparseEmbedding",
+    ),
+    (
+        "float32",
+        "likelihoods and their logarithms leave the range of float16",
+        """
+        _contrib_hawkesll
+        _random_pdf_dirichlet _random_pdf_exponential _random_pdf_gamma
+        _random_pdf_generalized_negative_binomial _random_pdf_negative_binomial _random_pdf_normal
+        _random_pdf_poisson _random_pdf_uniform
+        """,
+    ),
+    # ------------------------------------------------------------ reductions
+    (
+        "float32",
+        _SUM,
+        """
+        sum mean prod nansum nanprod norm moments _square_sum multi_sum_sq col2im
+        _np_sum _np_prod _np_cumsum _np_trace _npi_mean _npi_average _npi_std _npi_var _npi_norm
+        _npi_bincount _histogram
+        """,
+    ),
+    (
+        "float32",
+        "an index in the dtype of the values, and float16 counts without gaps only to 2048",
+        """
+        argmax argmin argmax_channel _contrib_arange_like _ravel_multi_index _unravel_index
+        """,
+    ),
+    (
+        "float32",
+        "sorts: no float16 kernel, or indices in the dtype of the values",
+        "sort argsort topk _npi_unique _npi_percentile",
+    ),
+    ("follow", "one of the values it reads", "max min _np_max _np_min"),
+    # ------------------------------------------------------------ one input, elementwise
+    (
+        "float32",
+        "a power or an exponential: its values or its slopes leave the range of float16",
+        """
+        exp expm1 square reciprocal rsqrt rcbrt sinh cosh tan gamma gammaln degrees
+        _power_scalar _rpower_scalar _rdiv_scalar _hypot_scalar
+        _npi_exp _npi_expm1 _npi_square _npi_reciprocal _npi_sinh _npi_cosh _npi_tan _npi_degrees
+        _npi_power_scalar _npi_rpower_scalar _npi_rtrue_divide_scalar
+        _npi_ldexp_scalar _npi_rldexp_scalar _npi_polyval _contrib_quadratic
+        """,
+    ),
+    (
+        "float32",
+        "a logarithm: float16 turns a small argument into 0, and the result into -inf",
+        """
+        log log10 log2 log1p _npi_log _npi_log10 _npi_log2 _npi_log1p
+        """,
+    ),
+    (
+        "float32",
+        "turns an infinity into the largest float32 number, which float16 cannot hold",
+        "_npi_nan_to_num",
+    ),
+    (
+        "float32",
+        "infinite or very steep at the ends of its range",
+        """
+        arccos arcsin arctanh erfinv _npi_arccos _npi_arcsin _npi_arctanh
+        """,
+    ),
+    (
+        "follow",
+        "bounded, or about as large as its input; in float32 inside the kernel",
+        """
+        Activation LeakyReLU relu sigmoid tanh hard_sigmoid softsign erf
+        sin cos arctan arcsinh arccosh sqrt cbrt radians
+        _npx_relu _npx_sigmoid _npi_tanh
+        _npi_sin _npi_cos _npi_arctan _npi_arcsinh _npi_arccosh _npi_sqrt _npi_cbrt _npi_radians
+        _npi_arctan2_scalar _npi_rarctan2_scalar _contrib_div_sqrt_dim
+        """,
+    ),
+    (
+        "follow",
+        "exact in every dtype",
+        """
+        abs negative sign ceil floor rint round fix trunc logical_not
+        _npi_absolute _npi_negative _npi_sign _npi_ceil _npi_floor _npi_rint _npi_fix _npi_trunc
+        clip _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
+        """,
+    ),
+    (
+        "follow",
+        "one tensor and a constant, which takes the tensor's dtype",
+        """
+        _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
+        _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
+        _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
+        _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
+        _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
+        _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar
+        _npi_copysign_scalar _npi_rcopysign_scalar
+        """,
+    ),
+    ("follow", "drops values and scales the others by a small constant", "Dropout"),
+    # ------------------------------------------------------------ pooling, resizing
+    # but see `BY_ATTRIBUTE`
+    (
+        "follow",
+        "pools or resizes in float32 inside the kernel; an average is no larger than its values",
+        "Pooling UpSampling _contrib_AdaptiveAvgPooling2D _contrib_BilinearResize2D",
+    ),
+    # ------------------------------------------------------------ moving values
+    (
+        "follow",
+        "moves values without arithmetic",
+        """
+        _copy _np_copy _copyto _CrossDeviceCopy BlockGrad _identity_with_attr_like_rhs
+        Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
+        transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
+        slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
+        reverse _npi_flip _npi_rot90 _np_roll _shuffle
+        diag _np_diag _np_diagonal _np_diagflat _npi_tril
+        repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
+        Pad _npi_pad SequenceLast SequenceMask SequenceReverse
+        cast_storage _sparse_retain
+        """,
+    ),
+    (
+        "follow",
+        "picks values by index or condition",
+        """
+        take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
+        _npi_where_lscalar _npi_where_rscalar _npi_boolean_mask_assign_scalar _slice_assign_scalar
+        """,
+    ),
+    (
+        "follow",
+        "makes values of its own, in the dtype of its input",
+        """
+        zeros_like ones_like _npi_full_like
+        _random_exponential_like _random_gamma_like _random_generalized_negative_binomial_like
+        _random_negative_binomial_like _random_normal_like _random_poisson_like _random_uniform_like
+        """,
+    ),
+    # ------------------------------------------------------------ several inputs of equal rank
+    (
+        "widest",
+        "arithmetic of several tensors of equal rank",
+        """
+        elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _mod
+        broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
+        _npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_copysign _npi_arctan2
+        _npi_diff _npi_ediff1d _scatter_elemwise_div
+        """,
+    ),
+    (
+        "widest",
+        "one of several tensors of equal rank, or their comparison",
+        """
+        _maximum _minimum broadcast_maximum broadcast_minimum
+        _equal _not_equal _greater _greater_equal _lesser _lesser_equal
+        broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
+        broadcast_lesser broadcast_lesser_equal
+        _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
+        _logical_and _logical_or _logical_xor
+        broadcast_logical_and broadcast_logical_or broadcast_logical_xor
+        _contrib_allclose
+        """,
+    ),
+    (
+        "widest",
+        "puts several tensors of equal rank together",
+        """
+        Concat stack _rnn_param_concat
+        _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+        _np_atleast_1d _np_atleast_2d _np_atleast_3d
+        """,
+    ),
+    (
+        "widest",
+        "picks from, or writes into, tensors of equal rank",
+        """
+        where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
+        _npi_boolean_mask_assign_tensor
+        _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
+        """,
+    ),
+    (
+        "float32",
+        "a power or a product of powers: it leaves the range of float16",
+        "_power broadcast_power _hypot broadcast_hypot _npi_power _npi_hypot _npi_ldexp",
+    ),
+    # ------------------------------------------------------------ boxes, grids, regions
+    (
+        "float32",
+        "coordinates: float16 has no half pixels past 1024, and no odd ones past 2048 (16669)",
+        """
+        ROIPooling _contrib_ROIAlign _contrib_RROIAlign _contrib_PSROIPooling
+        _contrib_DeformablePSROIPooling _contrib_Proposal _contrib_MultiProposal
+        _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiBoxDetection
+        _contrib_box_iou _contrib_box_nms _contrib_box_encode _contrib_box_decode
+        _contrib_bipartite_matching _contrib_mrcnn_mask_target
+        GridGenerator BilinearSampler SpatialTransformer
+        """,
+    ),
+    # ------------------------------------------------------------ code and graphs of their own
+    (
+        "float32",
+        "runs code of its own, which may expect float32",
+        "Custom _CustomFunction _NDArray _Native",
+    ),
+    (
+        "float32",
+        "runs a graph of its own, which may expect float32",
+        "_foreach _while_loop _cond _CachedOp _CachedOpThreadSafe",
+    ),
+    (
+        "float32",
+        "made by a later pass for one device, from operators that were cast before",
+        """
+        _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
+        _TensorRT _FusedOp _FusedOpHelper _FusedOpOutHelper
+        """,
+    ),
+    # ------------------------------------------------------------ random numbers
+    (
+        "float32",
+        "parameters of a distribution",
+        """
+        _sample_exponential _sample_gamma _sample_generalized_negative_binomial _sample_multinomial
+        _sample_negative_binomial _sample_normal _sample_poisson _sample_uniform
+        _npi_bernoulli _npi_choice _npi_exponential _npi_gamma _npi_gumbel _npi_logistic
+        _npi_multinomial _npi_normal _npi_normal_n _npi_pareto _npi_powerd _npi_rayleigh
+        _npi_uniform _npi_uniform_n _npi_weibull
+        """,
+    ),
+    (
+        "integer",
+        "has no inputs",
+        """
+        _random_exponential _random_gamma _random_generalized_negative_binomial
+        _random_negative_binomial _random_normal _random_poisson _random_randint _random_uniform
+        _sample_unique_zipfian
+        _zeros _zeros_without_dtype _ones _full _eye _arange _linspace
+        _npi_zeros _npi_ones _npi_eye _npi_identity _npi_indices _npi_arange _npi_logspace
+        _npi_blackman _npi_hamming _npi_hanning
+        """,
+    ),
+    # ------------------------------------------------------------ integers, booleans, shapes
+    ("integer", "a cast already", "Cast amp_cast amp_multicast"),
+    (
+        "integer",
+        "reads ids, integers or truth values",
+        """
+        one_hot _npi_where_scalar2 _npx_constraint_check _npi_lcm _npi_lcm_scalar
+        _npi_bitwise_and _npi_bitwise_and_scalar _npi_bitwise_or _npi_bitwise_or_scalar
+        _npi_bitwise_xor _npi_bitwise_xor_scalar _npi_bitwise_not
+        """,
+    ),
+    (
+        "integer",
+        "its result, a count, index or truth value, does not depend on the dtype of its input",
+        """
+        shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
+        _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any all_finite multi_all_finite
+        _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
+        _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
+        _npi_less_scalar _npi_less_equal_scalar
+        """,
+    ),
+    (
+        "integer",
+        "a graph of int64 edges",
+        """
+        _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
+        _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph
+        _contrib_edge_id _contrib_getnnz
+        """,
+    ),
+    (
+        "integer",
+        "int8 arithmetic with float32 ranges",
+        """
+        _contrib_dequantize _contrib_requantize
+        _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
+        _contrib_quantized_conv _contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul
+        _contrib_quantized_embedding _contrib_quantized_flatten _contrib_quantized_fully_connected
+        _contrib_quantized_pooling _contrib_quantized_rnn
+        """,
+    ),
+    (
+        "float32",
+        "reads float32 or int8 only",
+        """
+        _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2 _contrib_calibrate_entropy
+        """,
+    ),
+    (
+        "integer",
+        "prepares an image before it reaches a network",
+        """
+        _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize _imdecode
+        _image_adjust_lighting _image_crop _image_flip_left_right _image_flip_top_bottom
+        _image_normalize _image_random_brightness _image_random_color_jitter _image_random_contrast
+        _image_random_flip_left_right _image_random_flip_top_bottom _image_random_hue
+        _image_random_lighting _image_random_saturation _image_resize _image_to_tensor
+        """,
+    ),
+    # ------------------------------------------------------------ not in a network's graph
+    (
+        "integer",
+        "changes its inputs in place, so a cast would leave the originals as they were",
+        """
+        _adamw_update _mp_adamw_update _multi_adamw_update _multi_mp_adamw_update
+        _contrib_group_adagrad_update _sparse_adagrad_update adam_update ftml_update ftrl_update
+        lamb_update_phase1 lamb_update_phase2 mp_lamb_update_phase1 mp_lamb_update_phase2
+        _multi_lamb_update _multi_mp_lamb_update
+        sgd_update sgd_mom_update mp_sgd_update mp_sgd_mom_update nag_mom_update mp_nag_mom_update
+        multi_sgd_update multi_sgd_mom_update multi_mp_sgd_update multi_mp_sgd_mom_update
+        preloaded_multi_sgd_update preloaded_multi_sgd_mom_update
+        preloaded_multi_mp_sgd_update preloaded_multi_mp_sgd_mom_update
+        rmsprop_update rmspropalex_update signsgd_update signum_update
+        reset_arrays _set_value _onehot_encode fill_element_0index
+        """,
+    ),
+    ("float32", "learning rates from sums of squares", "multi_lars"),
+    (
+        "integer",
+        "part of a gradient: never in a forward graph",
+        """
+        _NoGradient _grad_add _broadcast_backward _split_v2_backward _npi_hsplit_backward
+        _contrib_backward_gradientmultiplier _contrib_backward_hawkesll
+        _contrib_backward_index_copy _contrib_backward_quadratic
+        _npi_backward_ediff1d _npi_backward_nan_to_num _npi_backward_polyval
+        """,
+    ),
+)
+
+# Positions in the node's inputs, and what is there. Optional inputs keep their place, as `inputs`
+# lists no gaps: `CTCLoss` has its lengths at 2 and 3, or either of them at 2.
+UNCAST = {
+    "CTCLoss": (1, 2, 3),  # labels, lengths
+    "Embedding": (0,),  # ids
+    "RNN": (4,),  # lengths; at 3 in a GRU, which has no cell, where a cast is exact to 2048 steps
+    "SequenceLast": (1,),  # lengths
+    "SequenceMask": (1,),  # lengths
+    "SequenceReverse": (1,),  # lengths
+    "_contrib_SparseEmbedding": (0,),  # ids
+    "_contrib_boolean_mask": (1,),  # mask
+    "_contrib_hawkesll": (5,),  # marks
+    "_contrib_index_copy": (1,),  # indices
+    "_npi_bincount": (0,),  # whole numbers to count
+    "_npi_boolean_mask_assign_scalar": (1,),  # mask
+    "_npi_boolean_mask_assign_tensor": (1,),  # mask
+    "_npi_delete": (1,),  # indices
+    "_npi_insert_tensor": (2,),  # indices
+    "_npi_where": (0,),  # condition
+    "_npi_where_lscalar": (0,),  # condition
+    "_npi_where_rscalar": (0,),  # condition
+    "_scatter_set_nd": (2,),  # indices
+    "_sparse_retain": (1,),  # rows
+    "batch_take": (1,),  # indices
+    "broadcast_like": (1,),  # only its shape is read
+    "gather_nd": (1,),  # indices
+    "pick": (1,),  # indices
+    "reshape_like": (1,),  # only its shape is read
+    "scatter_nd": (1,),  # indices
+    "slice_like": (1,),  # only its shape is read
+    "softmax": (1,),  # lengths
+    "take": (1,),  # indices
+    "where": (0,),  # condition
+}
+
+# Canonical name: other names
+_ALIASES = """
+    Activation: _npx_activation
+    BatchNorm: _npx_batch_norm
+    BlockGrad: _sparse_stop_gradient stop_gradient
+    CTCLoss: _contrib_CTCLoss _contrib_ctc_loss ctc_loss
+    Cast: _npi_cast _npx_cast cast
+    Concat: _sparse_concat concat
+    Convolution: _npx_convolution
+    Custom: _npi_Custom
+    Deconvolution: _npx_deconvolution
+    Dropout: _npx_dropout
+    Embedding: _npx_embedding _sparse_Embedding
+    Flatten: _npx_batch_flatten flatten
+    FullyConnected: _npx_fully_connected _sparse_FullyConnected
+    LayerNorm: _npx_layer_norm
+    LeakyReLU: _npx_leaky_relu
+    LinearRegressionOutput: _sparse_LinearRegressionOutput
+    LogisticRegressionOutput: _sparse_LogisticRegressionOutput
+    MAERegressionOutput: _sparse_MAERegressionOutput
+    Pad: pad
+    Pooling: _npx_pooling
+    RNN: _npx_rnn
+    ROIPooling: _npx_roi_pooling
+    Reshape: reshape
+    SequenceMask: _npx_sequence_mask
+    SliceChannel: split
+    SoftmaxOutput: Softmax
+    SwapAxis: _npi_swapaxes swapaxes
+    _contrib_MultiBoxDetection: _npx_multibox_detection
+    _contrib_MultiBoxPrior: _npx_multibox_prior
+    _contrib_MultiBoxTarget: _npx_multibox_target
+    _contrib_arange_like: _npx_arange_like
+    _contrib_boolean_mask: _npi_boolean_mask
+    _contrib_box_nms: _contrib_box_non_maximum_suppression
+    _contrib_round_ste: _sparse__contrib_round_ste
+    _contrib_sign_ste: _sparse__contrib_sign_ste
+    _copy: identity
+    _copyto: _npi_copyto
+    _cvimdecode: _npi_cvimdecode
+    _cvimread: _npi_cvimread
+    _cvimresize: _npi_cvimresize
+    _div_scalar: _DivScalar
+    _equal: _Equal
+    _equal_scalar: _EqualScalar
+    _full: _npi_full
+    _greater: _Greater
+    _greater_equal: _Greater_Equal
+    _greater_equal_scalar: _GreaterEqualScalar
+    _greater_scalar: _GreaterScalar
+    _histogram: _npi_histogram
+    _hypot: _Hypot
+    _hypot_scalar: _HypotScalar _npi_hypot_scalar
+    _image_adjust_lighting: _npx__image_adjust_lighting
+    _image_crop: _npx__image_crop
+    _image_flip_left_right: _npx__image_flip_left_right
+    _image_flip_top_bottom: _npx__image_flip_top_bottom
+    _image_normalize: _npx__image_normalize
+    _image_random_brightness: _npx__image_random_brightness
+    _image_random_color_jitter: _npx__image_random_color_jitter
+    _image_random_contrast: _npx__image_random_contrast
+    _image_random_flip_left_right: _npx__image_random_flip_left_right
+    _image_random_flip_top_bottom: _npx__image_random_flip_top_bottom
+    _image_random_hue: _npx__image_random_hue
+    _image_random_lighting: _npx__image_random_lighting
+    _image_random_saturation: _npx__image_random_saturation
+    _image_resize: _npx__image_resize
+    _image_to_tensor: _npx__image_to_tensor
+    _lesser: _Lesser
+    _lesser_equal: _Lesser_Equal
+    _lesser_equal_scalar: _LesserEqualScalar
+    _lesser_scalar: _LesserScalar
+    _linalg_det: _npi_det linalg_det
+    _linalg_extractdiag: linalg_extractdiag
+    _linalg_extracttrian: linalg_extracttrian
+    _linalg_gelqf: linalg_gelqf
+    _linalg_gemm: linalg_gemm
+    _linalg_gemm2: linalg_gemm2
+    _linalg_inverse: _npi_inv linalg_inverse
+    _linalg_makediag: linalg_makediag
+    _linalg_maketrian: linalg_maketrian
+    _linalg_potrf: linalg_potrf
+    _linalg_potri: linalg_potri
+    _linalg_slogdet: _npi_slogdet linalg_slogdet
+    _linalg_sumlogdiag: linalg_sumlogdiag
+    _linalg_syrk: linalg_syrk
+    _linalg_trmm: linalg_trmm
+    _linalg_trsm: linalg_trsm
+    _linspace: _npi_linspace
+    _logical_and: _Logical_And
+    _logical_and_scalar: _LogicalAndScalar
+    _logical_or: _Logical_Or
+    _logical_or_scalar: _LogicalOrScalar
+    _logical_xor: _Logical_Xor
+    _logical_xor_scalar: _LogicalXorScalar
+    _maximum: _Maximum
+    _maximum_scalar: _MaximumScalar _npi_maximum_scalar
+    _minimum: _Minimum
+    _minimum_scalar: _MinimumScalar _npi_minimum_scalar
+    _minus_scalar: _MinusScalar
+    _mod: _Mod
+    _mod_scalar: _ModScalar
+    _mul_scalar: _MulScalar
+    _not_equal: _Not_Equal
+    _not_equal_scalar: _NotEqualScalar
+    _np_any: _np_sometrue
+    _np_cumsum: cumsum
+    _np_max: _np_amax
+    _np_min: _np_amin
+    _np_prod: _np_product
+    _npi_absolute: _npi_abs
+    _npx_nonzero: _npi_nonzero
+    _npx_reshape: _npi_reshape
+    _plus_scalar: _PlusScalar
+    _power: _Power
+    _power_scalar: _PowerScalar
+    _random_exponential: random_exponential
+    _random_gamma: random_gamma
+    _random_generalized_negative_binomial: random_generalized_negative_binomial
+    _random_negative_binomial: random_negative_binomial
+    _random_normal: normal random_normal
+    _random_pdf_dirichlet: random_pdf_dirichlet
+    _random_pdf_exponential: random_pdf_exponential
+    _random_pdf_gamma: random_pdf_gamma
+    _random_pdf_generalized_negative_binomial: random_pdf_generalized_negative_binomial
+    _random_pdf_negative_binomial: random_pdf_negative_binomial
+    _random_pdf_normal: random_pdf_normal
+    _random_pdf_poisson: random_pdf_poisson
+    _random_pdf_uniform: random_pdf_uniform
+    _random_poisson: random_poisson
+    _random_randint: _npi_random_randint random_randint
+    _random_uniform: random_uniform uniform
+    _ravel_multi_index: ravel_multi_index
+    _rdiv_scalar: _RDivScalar
+    _rminus_scalar: _RMinusScalar
+    _rmod_scalar: _RModScalar
+    _rnn_param_concat: _npi_rnn_param_concat
+    _rpower_scalar: _RPowerScalar
+    _sample_exponential: sample_exponential
+    _sample_gamma: sample_gamma
+    _sample_generalized_negative_binomial: sample_generalized_negative_binomial
+    _sample_multinomial: sample_multinomial
+    _sample_negative_binomial: sample_negative_binomial
+    _sample_normal: sample_normal
+    _sample_poisson: sample_poisson
+    _sample_uniform: sample_uniform
+    _scatter_set_nd: _npi_scatter_set_nd
+    _shuffle: _npi_shuffle shuffle
+    _slice_assign: _crop_assign _npi_slice_assign
+    _slice_assign_scalar: _crop_assign_scalar _npi_slice_assign_scalar
+    _split_v2: _npi_split
+    _unravel_index: unravel_index
+    abs: _sparse_abs
+    adam_update: _sparse_adam_update
+    add_n: ElementWiseSum _sparse_ElementWiseSum _sparse_add_n
+    arccos: _sparse_arccos
+    arccosh: _sparse_arccosh
+    arcsin: _sparse_arcsin
+    arcsinh: _sparse_arcsinh
+    arctan: _sparse_arctan
+    arctanh: _sparse_arctanh
+    argsort: _npi_argsort
+    batch_dot: _npx_batch_dot
+    broadcast_add: _sparse_broadcast_add _sparse_broadcast_plus broadcast_plus
+    broadcast_axis: broadcast_axes
+    broadcast_div: _sparse_broadcast_div
+    broadcast_maximum: _npi_maximum
+    broadcast_minimum: _npi_minimum
+    broadcast_mul: _sparse_broadcast_mul
+    broadcast_sub: _sparse_broadcast_minus _sparse_broadcast_sub broadcast_minus
+    cast_storage: _sparse_cast_storage
+    cbrt: _sparse_cbrt
+    ceil: _sparse_ceil
+    clip: _npi_clip _sparse_clip
+    cos: _sparse_cos
+    cosh: _sparse_cosh
+    degrees: _sparse_degrees
+    dot: _sparse_dot
+    elemwise_add: _Plus _add _plus _sparse_elemwise_add
+    elemwise_div: _Div _div _sparse_elemwise_div
+    elemwise_mul: _Mul _mul _sparse_elemwise_mul
+    elemwise_sub: _Minus _minus _sparse_elemwise_sub _sub
+    erf: _npx_erf
+    erfinv: _npx_erfinv
+    exp: _sparse_exp
+    expand_dims: _npi_expand_dims
+    expm1: _sparse_expm1
+    fix: _sparse_fix
+    floor: _sparse_floor
+    ftrl_update: _sparse_ftrl_update
+    gamma: _npx_gamma _sparse_gamma
+    gammaln: _npx_gammaln _sparse_gammaln
+    gather_nd: _npi_gather_nd _npx_gather_nd
+    log: _sparse_log
+    log10: _sparse_log10
+    log1p: _sparse_log1p
+    log2: _sparse_log2
+    log_softmax: _npx_log_softmax
+    make_loss: _sparse_make_loss
+    max: max_axis
+    mean: _sparse_mean
+    min: min_axis
+    negative: _sparse_negative
+    norm: _sparse_norm
+    one_hot: _npx_one_hot
+    pick: _npx_pick choose_element_0index
+    radians: _sparse_radians
+    relu: _sparse_relu
+    repeat: _np_repeat
+    reshape_like: _npx_reshape_like
+    reverse: flip
+    rint: _sparse_rint
+    round: _sparse_round
+    rsqrt: _sparse_rsqrt
+    sgd_mom_update: _sparse_sgd_mom_update
+    sgd_update: _sparse_sgd_update
+    shape_array: _npx_shape_array
+    sigmoid: _sparse_sigmoid
+    sign: _sparse_sign
+    sin: _sparse_sin
+    sinh: _sparse_sinh
+    slice: _npi_slice _npx_slice _sparse_slice crop
+    smooth_l1: _npx_smooth_l1
+    softmax: _npx_softmax
+    sort: _npi_sort
+    sqrt: _sparse_sqrt
+    square: _sparse_square
+    sum: _sparse_sum sum_axis
+    take: _npi_take
+    tan: _sparse_tan
+    tanh: _sparse_tanh
+    tile: _npi_tile
+    topk: _npx_topk
+    trunc: _sparse_trunc
+    where: _sparse_where
+    zeros_like: _sparse_zeros_like
+"""
+
+# Operators that only move values: each value of an input is at most once in the outputs, so that
+# the gradient, too, is only moved. (A repeated value's gradient is a sum.)
+_MOVES = """
+    _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
+    Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
+    _np_atleast_1d _np_atleast_2d _np_atleast_3d
+    transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
+    slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
+    reverse _npi_flip _npi_rot90 _np_roll SequenceLast SequenceReverse
+    diag _np_diag _np_diagonal _np_diagflat _npi_tril
+    Concat stack _rnn_param_concat
+    _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+"""
+
+# Operators that return float16 values for float16 values, though they compute in float32: besides
+# those that move values, those that choose among them, or return small whole numbers. Left out is
+# what depends on attributes: a constant need not be a float16 value (`clip`, `Pad`, `SequenceMask`,
+# `_maximum_scalar`), and `Pooling` and `UpSampling` are exact in some of their modes only.
+_CHOOSES = """
+    max min _np_max _np_min _maximum _minimum broadcast_maximum broadcast_minimum
+    relu _npx_relu abs _npi_absolute negative _npi_negative sign _npi_sign
+    ceil floor rint round fix trunc _npi_ceil _npi_floor _npi_rint _npi_fix _npi_trunc
+    _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
+    _npi_copysign _npi_copysign_scalar
+    repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
+    take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
+    where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
+    _npi_boolean_mask_assign_tensor _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
+    zeros_like ones_like _identity_with_attr_like_rhs _shuffle cast_storage
+    _equal _not_equal _greater _greater_equal _lesser _lesser_equal
+    broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
+    broadcast_lesser broadcast_lesser_equal
+    _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
+    _lesser_equal_scalar
+    logical_not _logical_and _logical_or _logical_xor
+    broadcast_logical_and broadcast_logical_or broadcast_logical_xor
+    _logical_and_scalar _logical_or_scalar _logical_xor_scalar
+"""
+
+# Operators whose outputs are integers or truth values, whatever they read: never cast those either,
+# as MXNet's amp_cast fails on int64 and bool on a CPU.
+_RETURNS_INTEGERS = """
+    shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
+    _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any
+    _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
+    _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
+    _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
+    _npi_less_scalar _npi_less_equal_scalar _contrib_allclose
+"""
+
+# Operator, attribute, value: the kind and reason of its nodes that have this value
+BY_ATTRIBUTE = {
+    ("Pooling", "pool_type", "sum"): OpRule("float32", _SUM),
+    ("Pooling", "pool_type", "lp"): OpRule("float32", _SUM),
+}
+
+_UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
+_BACKWARD = OpRule("integer", "part of a gradient: never in a forward graph")
+
+_RULES: Dict[str, OpRule] = {
+    name: OpRule(kind, reason, UNCAST.get(name, ()))
+    for kind, reason, names in GROUPS
+    for name in names.split()
+}
+
+ALIASES: Dict[str, str] = {
+    alias: name
+    for name, _, aliases in (line.partition(":") for line in _ALIASES.split("\n"))
+    for name, alias in ((name.strip(), alias) for alias in aliases.split())
+}
+
+
+def _with_aliases(names: str) -> FrozenSet[str]:
+    found = set(names.split())
+    return frozenset(found | {alias for alias, name in ALIASES.items() if name in found})
+
+
+MOVES = _with_aliases(_MOVES)
+EXACT = MOVES | _with_aliases(_CHOOSES)
+RETURNS_INTEGERS = _with_aliases(_RETURNS_INTEGERS)
+
+
+def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
+    """Return the rule for an operator.
+
+    Parameters
+    ----------
+    op : str
+        Its name in a symbol's JSON, or another name of it.
+    attrs : dict of str to str, optional
+        A node's attributes, which may change the rule (`BY_ATTRIBUTE`).
+
+    Returns
+    -------
+    OpRule
+        For an operator that MXNet 1.9.1 does not have, such as a library's, one that keeps it in
+        float32.
+    """
+    name = canonical(op)
+    for item in (attrs or {}).items():
+        if (name, *item) in BY_ATTRIBUTE:
+            return BY_ATTRIBUTE[(name, *item)]
+    return _BACKWARD if name.startswith("_backward_") else _RULES.get(name, _UNKNOWN)
+
+
+def canonical(op: str) -> str:
+    """Return the name that a symbol's JSON has for an operator: `'Concat'` for `'concat'`."""
+    return ALIASES.get(op, op)
+
+
+def is_known(op: str) -> bool:
+    """Return whether MXNet 1.9.1 has an operator of this name."""
+    return canonical(op) in _RULES or op.startswith("_backward_")
+
+
+def names() -> List[str]:
+    """Return the names of all operators, aliases included."""
+    return [*ALIASES, *_RULES]

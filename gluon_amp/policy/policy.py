@@ -1,0 +1,339 @@
+"""What runs in which dtype, as data: `Policy`, the presets, and the rule for every operator.
+
+A policy knows dtypes, operators and their attributes, not graphs, networks or devices. The
+operators' classes and reasons are in `op_table.py`, their constants in `constants.py`, the bfloat16
+kernels in `bfloat16_kernels.py`.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Iterable, Mapping, NamedTuple, Optional, Union
+
+from gluon_amp.messages import did_you_mean
+from gluon_amp.policy import bfloat16_kernels, constants, op_table
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+# Keras's names where it has one; `float16` is the MXNet FAQ's recipe (float16 weights, float32
+# masters in the optimizer), which Keras does not have.
+PRESETS = {
+    "float32": ("float32", "float32", "float32"),
+    "float16": ("float16", "float16", "float32"),
+    "mixed_float16": ("float32", "float16", "float32"),
+    "bfloat16": ("float32", "bfloat16", "float32"),
+    "mixed_bfloat16": ("float32", "bfloat16", "float32"),
+}
+
+# `Policy.parse` keys and the field each one sets
+STRING_KEYS = {
+    "params": "param_dtype",
+    "compute": "compute_dtype",
+    "output": "output_dtype",
+    "accumulate": "accumulate_dtype",
+}
+
+
+class Pin(NamedTuple):
+    """Operators and blocks that run in `dtype`, whatever the table says of them."""
+
+    ops: tuple
+    blocks: tuple
+    dtype: str
+
+
+class Decision(NamedTuple):
+    """How one node of a graph runs under a policy: see `Policy.decide`."""
+
+    kind: str
+    reason: str
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which dtypes a network's parameters, its matrix products and its outputs have.
+
+    Parameters
+    ----------
+    param_dtype : {'float32', 'float16'}
+        Storage of the parameters that only matrix products read (weights and biases of
+        convolutions, dense and recurrent layers). All other parameters stay float32. Float16
+        parameters need float32 masters in the optimizer (`amp.Trainer` keeps them).
+    compute_dtype : {'float32', 'float16', 'bfloat16'}
+        What convolutions and matrix products compute in, accumulating in float32.
+    output_dtype : {'float32', 'float16'}
+        What the network returns; float32 keeps the loss and the metric out of float16.
+    pins : tuple of Pin
+        Made by `pin`; empty in the presets.
+    accumulate_dtype : {'float32', 'float16'}
+        What convolutions and matrix products add up in where float16 is emulated, on a CPU:
+        'float16' shows what a kernel does that has no float32 sums (`amp.accumulation_dtype`). A
+        policy cannot choose that on a GPU.
+
+    Raises
+    ------
+    ValueError
+        An unknown dtype, or a combination that MXNet cannot run.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> policy = amp.Policy.parse('float16').pin(ops=['tanh'])
+    >>> policy.why('tanh')
+    "pinned to float32 by the policy's own pin"
+    """
+
+    param_dtype: str = "float32"
+    compute_dtype: str = "float32"
+    output_dtype: str = "float32"
+    pins: tuple = ()
+    accumulate_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "param_dtype": ("float32", "float16"),
+            "compute_dtype": DTYPES,
+            "output_dtype": ("float32", "float16"),
+            "accumulate_dtype": ("float32", "float16"),
+        }
+        for field, choices in allowed.items():
+            value = getattr(self, field)
+            if value not in choices:
+                hint = ""
+                if value == "bfloat16":
+                    hint = (
+                        " (MXNet 1.9.1 updates no bfloat16 parameters and exchanges no bfloat16"
+                        " arrays; only compute can be bfloat16)"
+                    )
+                raise ValueError(
+                    f"Policy {field} is {value!r}, expected one of {', '.join(choices)}{hint}."
+                )
+        if self.param_dtype == "float16" and self.compute_dtype != "float16":
+            raise ValueError(
+                f"Policy has float16 parameters but computes in {self.compute_dtype}: "
+                "use params=float32, or compute=float16."
+            )
+        if self.output_dtype not in ("float32", self.compute_dtype):
+            raise ValueError(
+                f"Policy output_dtype {self.output_dtype} is neither float32 nor the compute "
+                f"dtype {self.compute_dtype}: use output=float32."
+            )
+
+        if self.accumulate_dtype == "float16" and self.compute_dtype != "float16":
+            raise ValueError(
+                f"Policy accumulates in float16 but computes in {self.compute_dtype}: "
+                "use compute=float16, or accumulate=float32."
+            )
+
+    @classmethod
+    def parse(cls, policy: Union[str, "Policy"]) -> "Policy":
+        """Make a policy of a preset's name, of `'params=...,compute=...'`, or of itself.
+
+        Keys that the string leaves out default to float32, `output` too.
+
+        Raises
+        ------
+        ValueError
+            An unknown preset, key or dtype; near matches are listed.
+        TypeError
+            Neither a string nor a `Policy`.
+        """
+        if isinstance(policy, Policy):
+            return policy
+        if not isinstance(policy, str):
+            raise TypeError(
+                f"policy is a {type(policy).__name__}, expected a preset's name "
+                f"({', '.join(PRESETS)}), a string like 'params=float16,compute=float16', "
+                "or an amp.Policy."
+            )
+        if policy in PRESETS:
+            return cls(*PRESETS[policy])
+        if "=" not in policy:
+            raise ValueError(
+                f"Unknown policy {policy!r}{did_you_mean(policy, PRESETS)}: expected one of "
+                f"{', '.join(PRESETS)}, or a string like 'params=float16,compute=float16'."
+            )
+        fields = {}
+        for part in policy.split(","):
+            key, _, dtype = (text.strip() for text in part.partition("="))
+            if key not in STRING_KEYS:
+                raise ValueError(
+                    f"Unknown key {key!r} in policy {policy!r}{did_you_mean(key, STRING_KEYS)}: "
+                    f"expected {', '.join(STRING_KEYS)}."
+                )
+            if STRING_KEYS[key] in fields:
+                raise ValueError(f"Policy {policy!r} gives {key!r} twice: keep one of them.")
+            fields[STRING_KEYS[key]] = dtype
+        return cls(**fields)
+
+    def pin(
+        self, ops: Iterable[str] = (), blocks: Iterable[str] = (), dtype: str = "float32"
+    ) -> "Policy":
+        """Return a policy that also runs these operators and blocks in `dtype`.
+
+        Parameters
+        ----------
+        ops : list of str
+            Operator names as in a symbol's graph (`'softmax'`, `'dot'`, `'elemwise_add'`).
+        blocks : list of str
+            Regular expressions, searched in the block's path (`'features.0'`) and name, and in a
+            symbol in its nodes' names; all nodes inside a matching block are pinned. Where a node's
+            operator and its block are both pinned, the block wins, since it says more.
+        dtype : str
+            `'float32'` or the policy's compute dtype.
+
+        Raises
+        ------
+        ValueError
+            An unknown operator (near matches are listed), an invalid regular expression, another
+            dtype, or a pin that contradicts an earlier one.
+        """
+        for name, given in (("ops", ops), ("blocks", blocks)):
+            if isinstance(given, str):
+                raise ValueError(f"pin({name}=...) got the string {given!r}: give a list of them.")
+        pin = Pin(tuple(ops), tuple(blocks), dtype)
+        if not pin.ops and not pin.blocks:
+            raise ValueError("pin() got neither ops nor blocks: name at least one of them.")
+        if dtype not in ("float32", self.compute_dtype):
+            raise ValueError(
+                f"pin(dtype={dtype!r}): expected 'float32' or the policy's compute dtype "
+                f"{self.compute_dtype!r}."
+            )
+        for op in pin.ops:
+            if not op_table.is_known(op):
+                raise ValueError(
+                    f"pin() got the unknown operator {op!r}"
+                    f"{did_you_mean(op, op_table.names())}: "
+                    "expected a name from an MXNet graph."
+                )
+        for pattern in pin.blocks:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"pin() got the block pattern {pattern!r}, which is not a regular "
+                    f"expression: {error}."
+                ) from None
+        for earlier in self.pins:
+            twice = [*set(pin.ops).intersection(earlier.ops)]
+            twice += [*set(pin.blocks).intersection(earlier.blocks)]
+            if twice and earlier.dtype != dtype:
+                raise ValueError(
+                    f"pin() contradicts an earlier pin: {', '.join(map(repr, sorted(twice)))} "
+                    f"was pinned to {earlier.dtype}, now to {dtype}; keep one of them."
+                )
+        return replace(self, pins=(*self.pins, pin))
+
+    def decide(
+        self, op: str, block: str = "", node: str = "", attrs: Optional[Mapping[str, str]] = None
+    ) -> Decision:
+        """Return how a node of operator `op` runs.
+
+        Parameters
+        ----------
+        op : str
+            The operator's name.
+        block : str
+            Path of the block that the node belongs to, as in `'features.0'`.
+        node : str
+            The node's name.
+        attrs : dict of str to str, optional
+            The node's attributes, as in a symbol's JSON: constants that float16 cannot hold, and
+            cases without a bfloat16 kernel, run in float32. A pin overrides that.
+
+        Returns
+        -------
+        Decision
+            Its `kind` is one of `op_table.KINDS`.
+
+        Raises
+        ------
+        ValueError
+            Two block patterns that pin the same node to different dtypes.
+        """
+        rule = op_table.rule(op, attrs)
+        pinned = self._block_pin(block, node) or self._op_pin(op)
+        if self.compute_dtype == "float32":
+            return Decision("float32" if rule.kind != "integer" else "integer", "float32 policy")
+        if pinned and rule.kind != "integer":
+            kind = "float32" if pinned == "float32" else "compute"
+            if kind == "compute" and rule.kind == "norm":
+                kind = "norm"  # its parameters have no half kernels; its data is in compute already
+            return Decision(kind, f"pinned to {pinned} by the policy's own pin", True)
+        reason = ""
+        if rule.kind not in ("float32", "integer"):
+            reason = self._float32_reason(op, attrs)
+        return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
+
+    def _float32_reason(self, op: str, attrs: Optional[Mapping[str, str]]) -> str:
+        """Return why a node of a low-precision operator runs in float32, or '' if it does not."""
+        if self.compute_dtype == "bfloat16":
+            if not bfloat16_kernels.has_kernel(op, attrs):
+                return "MXNet 1.9.1 has no bfloat16 kernel for it that pays"
+            return ""
+        constant = constants.unfit(op, attrs or {})
+        return f"its constant {constant} does not fit float16" if constant else ""
+
+    def why(self, op: str) -> str:
+        """Return the one-line reason for the dtype that operator `op` runs in.
+
+        Raises
+        ------
+        ValueError
+            An unknown operator; near matches are listed.
+        """
+        if not op_table.is_known(op):
+            raise ValueError(
+                f"Unknown operator {op!r}"
+                f"{did_you_mean(op, op_table.names())}: "
+                "expected a name from an MXNet graph."
+            )
+        return self.decide(op).reason
+
+    def check_blocks(self, labels: Iterable[tuple]) -> None:
+        """Check the block patterns against a network.
+
+        Parameters
+        ----------
+        labels : iterable of (str, str)
+            Path and name of every block of the network.
+
+        Raises
+        ------
+        ValueError
+            A pattern that matches no block (near matches are listed), or two that pin one block
+            to different dtypes.
+        """
+        labels = list(labels)
+        for pin in self.pins:
+            for pattern in pin.blocks:
+                if not any(re.search(pattern, text) for label in labels for text in label):
+                    known = {text for label in labels for text in label if text}
+                    raise ValueError(
+                        f"Block pattern {pattern!r} matches no block of this net"
+                        f"{did_you_mean(pattern, known)}: expected a regular expression that "
+                        "finds a path such as 'features.0', as amp.describe(net) lists them."
+                    )
+        for block, name in labels:
+            self._block_pin(block, name)
+
+    def _op_pin(self, op: str) -> Optional[str]:
+        name = op_table.canonical(op)
+        for pin in self.pins:
+            if name in map(op_table.canonical, pin.ops):
+                return pin.dtype
+        return None
+
+    def _block_pin(self, block: str, node: str) -> Optional[str]:
+        found = {}
+        for pin in self.pins:
+            for pattern in pin.blocks:
+                if re.search(pattern, block) or re.search(pattern, node):
+                    found.setdefault(pin.dtype, pattern)
+        if len(found) > 1:
+            pairs = " and ".join(f"{pattern!r} to {dtype}" for dtype, pattern in found.items())
+            raise ValueError(
+                f"Contradictory pins: block {block or node!r} matches {pairs}; "
+                "narrow one of the two patterns."
+            )
+        return next(iter(found), None)

@@ -1,0 +1,1 @@
+"""Training runs: what the scripts share."""

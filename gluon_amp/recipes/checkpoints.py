@@ -1,0 +1,304 @@
+"""The checkpoints of a run: which to keep, and which to go on from.
+
+A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run goes
+on, ``epoch003-sample00030720.ckpt``, and it holds what a run knows beside its network and trainer:
+the results of all epochs so far, the counts of the unfinished one, and what it trains on.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.command_line import UsageError
+from gluon_amp.files.schema import COUNT, PLAIN, TEXT, Either, check
+from gluon_amp.recipes.history import COUNTS, HISTORY, REAL
+from gluon_amp.trainer import Trainer
+
+from mxnet.gluon import Block
+
+logger = logging.getLogger("gluon_amp.recipes")
+
+NAME = "epoch{:03d}-sample{:08d}.ckpt"
+PATTERN = re.compile(r"epoch(\d+)-sample(\d+)\.ckpt")
+BEST = "best.ckpt"
+LOCK = ".lock"
+
+# What makes a run the same run; everything else may change when it is resumed.
+SAME = {
+    "model": "the model {}",
+    "data": "the data set {}",
+    "classes": "{} classes",
+    "train_images": "{} training samples",
+    "dtype": "--dtype {}",
+}
+# What a position in the middle of an epoch also depends on.
+SAME_ORDER = {
+    "total_batch": "{} samples in an update",
+    "seed": "--seed {}",
+    "workers": "{} workers",
+}
+
+
+# What a run writes besides its network and trainer; a language model's has two fields more.
+_PROGRESS = {
+    "rate": REAL,
+    "history": HISTORY,
+    "workers": [{"counts": COUNTS, "statistics": TEXT}],
+}
+SCHEMA = {
+    "position": (COUNT, COUNT),
+    "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
+    "progress": Either(
+        "the progress of a run", (_PROGRESS, {**_PROGRESS, "bits": REAL, "state": [[[[REAL]]]]})
+    ),
+}
+
+
+class SavingError(RuntimeError):
+    """A checkpoint cannot be written; the message is one sentence."""
+
+
+class Position(NamedTuple):
+    """Where a run is: `samples` of `epoch` are done, by all workers together.
+
+    It counts samples, not batches, so that a run can continue with another batch size, such as 32
+    images at once instead of 2 times 16.
+    """
+
+    epoch: int
+    samples: int
+
+    def first_batch(self, batch: int, epoch: int) -> int:
+        """Return the number of the next batch.
+
+        Parameters
+        ----------
+        batch, epoch : int
+            Samples in a batch of all workers together, and in an epoch.
+
+        Raises
+        ------
+        UsageError
+            The position is inside a batch of this size.
+        """
+        if self.samples >= epoch:
+            return -(-epoch // batch)
+        if self.samples % batch:
+            raise UsageError(
+                f"the checkpoint was written after {self.samples} samples of epoch {self.epoch}, "
+                f"which is inside a batch of {batch}: go on with batches that divide it."
+            )
+        return self.samples // batch
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that has been read, but for the network and the trainer.
+
+    Attributes
+    ----------
+    path : Path
+    position : Position
+    identity : dict
+        What the run trains on, for the keys of `SAME` and `SAME_ORDER`.
+    progress : dict
+        What the run wanted back.
+    """
+
+    path: Path
+    position: Position
+    identity: Dict[str, Any]
+    progress: Dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "Saved":
+        """Read a checkpoint.
+
+        Raises
+        ------
+        UsageError
+            It is not there, not complete, or not of a run.
+        """
+        try:
+            extra = read_extra(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        try:
+            check(extra, SCHEMA, "extra")
+            saved = cls(path, Position(*extra["position"]), extra["identity"], extra["progress"])
+            saved._check_lengths()
+        except ValueError as error:
+            raise UsageError(
+                f"{path} is a checkpoint, but not of a run that can be resumed: {error}."
+            ) from None
+        return saved
+
+    def _check_lengths(self) -> None:
+        epochs = len(self.progress["history"]["validated"])
+        if epochs != self.position.epoch:
+            raise ValueError(f"it is of epoch {self.position.epoch} and has {epochs} validations")
+        workers = len(self.progress["workers"])
+        if workers != (self.identity["workers"] if self.position.samples else 1):
+            raise ValueError(f"it has the counts of {workers} workers")
+
+    def check(self, identity: Dict[str, Any]) -> None:
+        """Raise `UsageError` where this cannot be the beginning of a run."""
+        order = SAME_ORDER if self.position.samples else {}
+        for name, words in {**SAME, **order}.items():
+            saved, own = self.identity[name], identity[name]
+            if saved != own:
+                where = ", in the middle of an epoch" if name in order else ""
+                raise UsageError(
+                    f"{self.path} is of a run with {words.format(saved)}{where}, and this one has "
+                    f"{words.format(own)}: resume with the same."
+                )
+
+    def load(self, net: Block, trainer: Trainer) -> None:
+        """Put network and trainer where they were.
+
+        Raises
+        ------
+        UsageError
+            They are of another kind.
+        """
+        # The schedule sets it for every batch, so it is not worth a log line that it differs.
+        trainer.set_learning_rate(self.progress["rate"])
+        try:
+            load_checkpoint(self.path, net, trainer)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints in a folder, which exists; `keep` of them remain, besides the best."""
+
+    folder: Path
+    keep: int
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing to the folder.
+
+        Raises
+        ------
+        UsageError
+            Another run writes to it.
+        """
+        with open(self.folder / LOCK, "ab+", buffering=0) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                other = lock.read().decode().strip()
+                raise UsageError(
+                    f"another run writes to {self.folder} ({other}): wait for its end, or give "
+                    "another --save-dir."
+                ) from None
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+
+    def save(
+        self,
+        net: Block,
+        trainer: Trainer,
+        position: Position,
+        identity: Dict[str, Any],
+        progress: Dict[str, Any],
+    ) -> Path:
+        """Write a checkpoint, then remove the oldest that are too many.
+
+        Parameters
+        ----------
+        progress : dict
+            Holds the learning rate as ``rate``, and whatever else the run wants back: numbers,
+            strings, None, and lists and dicts of them.
+
+        Raises
+        ------
+        SavingError
+            There is no room on the disk, for example; all earlier checkpoints are as they were.
+        """
+        path = self.folder / NAME.format(*position)
+        self._write(path, net, trainer, position, identity, progress)
+        earlier = [old for at, old in self.found() if at < position]
+        for old in earlier[: max(0, len(earlier) + 1 - self.keep)]:
+            old.unlink()
+        return path
+
+    def save_best(self, *state: Any) -> Path:
+        """Write the best checkpoint so far, of what `save` takes, in place of the one before."""
+        path = self.folder / BEST
+        self._write(path, *state)
+        return path
+
+    @staticmethod
+    def _write(path: Path, net, trainer, position, identity, progress) -> None:
+        try:
+            save_checkpoint(
+                path, net, trainer, position=position, identity=identity, progress=progress
+            )
+        except OSError as error:
+            reason = re.search(r"\((.*)\)", error.strerror or "")  # what save_checkpoint tells of
+            raise SavingError(
+                f"{path} was not written ({reason[1] if reason else error}): earlier checkpoints "
+                "are as they were; make room and go on with --resume auto."
+            ) from None
+
+    def found(self) -> List[Tuple[Position, Path]]:
+        """Return the checkpoints in the folder, the newest last, without the best."""
+        matches = [(PATTERN.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return sorted(
+            (Position(int(match[1]), int(match[2])), path) for match, path in matches if match
+        )
+
+    def check_unused(self) -> None:
+        """Raise `UsageError` where a new run would mix its checkpoints with those of another."""
+        if self.found():
+            raise UsageError(
+                f"{self.folder} holds checkpoints of an earlier run: go on with it by --resume "
+                "auto, or give another --save-dir."
+            )
+
+    def check_last(self, saved: Saved) -> None:
+        """Raise `UsageError` where going on from a checkpoint would leave later ones beside it."""
+        if saved.path.resolve().parent != self.folder.resolve():
+            return
+        later = [path for at, path in self.found() if at > saved.position]
+        if later:
+            raise UsageError(
+                f"{self.folder} holds later checkpoints than {saved.path.name}, such as "
+                f"{later[-1].name}: move them away, or give another --save-dir."
+            )
+
+    def newest(self) -> Optional[Saved]:
+        """Return the newest checkpoint that can be read, or None where there is none at all.
+
+        Raises
+        ------
+        UsageError
+            There are some, and none can be read.
+        """
+        found = self.found()
+        for _, path in reversed(found):
+            try:
+                return Saved.read(path)
+            except UsageError as error:
+                logger.warning("Skipped: %s", error)
+        if found:
+            raise UsageError(
+                f"{self.folder} holds {len(found)} checkpoints and none can be read: give another "
+                "--save-dir."
+            )
+        return None

@@ -1,0 +1,1 @@
+"""Training runs of language models."""

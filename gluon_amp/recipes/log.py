@@ -1,0 +1,190 @@
+"""What a run says while it trains: GluonCV's lines byte for byte, and a progress bar between them.
+
+Source of the first four lines: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``.
+People and dashboards search for them, so what GluonCV does not log has lines of its own.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import Iterator, List, Optional
+
+from gluon_amp.command_line import UsageError
+
+BATCH = "Epoch[%d] Batch [%d]\tSpeed: %f samples/sec\t%s=%f\tlr=%f"
+TRAINING = "[Epoch %d] training: %s=%f"
+SPEED = "[Epoch %d] speed: %d samples/sec\ttime cost: %f"
+VALIDATION = "[Epoch %d] validation: err-top1=%f err-top5=%f"
+
+SKIPPED = "Epoch[%d] Batch [%d] skipped: loss scale %g -> %g, overflow in %s%s"
+LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
+VALIDATED = "[Epoch %d] validated %d/%d"
+WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
+INPUT_BOUND = (
+    "Loading images holds up training:\n"
+    "give --num-workers a core each, pack the images with --rec-train (see the\n"
+    "README), or resize them once to 256 pixels; --test-io measures loading."
+)
+UNREADABLE = "[Epoch %d] %s"
+
+logger = logging.getLogger("gluon_amp.recipes")
+
+
+class _AboveBar(logging.Handler):
+    """Prints each record on standard output, above a progress bar that may be there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm().write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+class _File(logging.FileHandler):
+    """Appends records to a file until that fails; then training continues without it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        logger.removeHandler(self)
+        reason = getattr(sys.exc_info()[1], "strerror", None)
+        logger.warning("--logging-file cannot be written any more (%s): training goes on.", reason)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def tqdm() -> type:
+    """Return the progress bar class.
+
+    Raises
+    ------
+    UsageError
+        tqdm is not installed.
+    """
+    try:
+        from tqdm import tqdm as bar
+    except ImportError:
+        raise UsageError("tqdm is not installed: run `pip install 'gluon-amp[data]'`.") from None
+    return bar
+
+
+@contextlib.contextmanager
+def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None]:
+    """Print what is logged on standard output, as it is, and append it to a file.
+
+    Parameters
+    ----------
+    file : Path, optional
+    quiet : bool
+        Neither print nor append anything less than a warning.
+    """
+    handlers: List[logging.Handler] = [_AboveBar()]
+    if file is not None and not quiet:
+        handlers.append(_File(file, encoding="utf-8"))
+    level, propagate = logger.level, logger.propagate
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing but warnings, and show no progress, for a while."""
+    level, logger.disabled = logger.level, True
+    try:
+        yield
+    finally:
+        logger.disabled = False
+        logger.setLevel(level)
+
+
+class Records:
+    """Where the numbers of a run go, besides its log: lines of JSON, and TensorBoard.
+
+    Parameters
+    ----------
+    file : Path, optional
+        Gets a line for each record.
+    tensorboard : Path, optional
+        A folder for TensorBoard's event files.
+
+    Raises
+    ------
+    UsageError
+        tensorboardX is not installed.
+    """
+
+    def __init__(self, file: Optional[Path] = None, tensorboard: Optional[Path] = None):
+        self._file = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115
+        self._writer = _tensorboard(tensorboard) if tensorboard else None
+
+    def write(self, kind: str, step: int, **values: float) -> None:
+        """Note numbers of a kind ('batch', 'epoch', 'validation') after so many steps.
+
+        JSON has no infinities and no NaN, so these become null.
+        """
+        plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        try:
+            if self._file:
+                self._file.write(json.dumps({"record": kind, "step": step, **plain}) + "\n")
+                self._file.flush()
+            if self._writer:
+                for name, value in values.items():
+                    if name not in ("epoch", "batch", "images"):
+                        self._writer.add_scalar(f"{kind}/{name}", value, step)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Continue without records, which matter less than training."""
+        logger.warning(
+            "--log-json or --tensorboard cannot be written any more (%s): training goes on.",
+            error.strerror,
+        )
+        files, self._file, self._writer = (self._file, self._writer), None, None
+        for one in files:
+            with contextlib.suppress(OSError):
+                if one:
+                    one.close()
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        try:
+            for one in (self._file, self._writer):
+                if one:
+                    one.close()
+        except OSError as error:
+            self._give_up(error)
+
+
+def _tensorboard(folder: Path):
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise UsageError(
+            "--tensorboard needs tensorboardX: run `pip install 'gluon-amp[tensorboard]'`."
+        ) from None
+    return SummaryWriter(str(folder))
+
+
+def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "img"):
+    """Return a progress bar for one epoch on standard error, absent where that is no terminal."""
+    return tqdm()(
+        total=total,
+        initial=done,
+        desc=f"epoch {epoch + 1}/{epochs}",
+        unit=unit,
+        leave=False,
+        disable=None,
+        dynamic_ncols=True,
+    )

@@ -1,0 +1,307 @@
+"""The training loop: the same for every data set, dtype and number of devices and workers."""
+
+import itertools
+import math
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from gluon_amp.data import TrainingBatches, unreadable_in_words
+from gluon_amp.distributed.workers import Workers
+from gluon_amp.recipes import log
+from gluon_amp.recipes.engine import Engine
+from gluon_amp.recipes.history import Counts, EpochResult, Validation
+from gluon_amp.recipes.log import Records
+from gluon_amp.recipes.meters import TopK
+from gluon_amp.recipes.schedule import Schedule
+from gluon_amp.trainer import StepReport
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+Batch = Sequence[NDArray]
+
+# Above this share of an epoch, waiting for images is worth a piece of advice.
+WAITED_MUCH = 0.2
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message is one sentence that names the cause."""
+
+
+class DivergedError(TrainingError):
+    """The loss or a parameter is not finite any more."""
+
+
+class Loop:
+    """An engine, ready to train and validate epoch by epoch.
+
+    Parameters
+    ----------
+    engine : Engine
+        Trains on a batch.
+    schedule : Schedule
+        Learning rate of every update.
+    workers : Workers
+        Those that train together; counts are taken over all of them.
+    records : Records
+        Where numbers go, besides the log.
+    accumulate : int
+        Batches for each update.
+    log_interval : int
+        Log a line after every so many batches; 0 for never.
+    max_batches : int, optional
+        Train on no more batches of an epoch than this.
+    unit : str
+        What the progress bar counts: a label is one.
+    input_bound : str
+        What to say where training waits for data much; nothing if it is empty.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        schedule: Schedule,
+        workers: Optional[Workers] = None,
+        records: Optional[Records] = None,
+        accumulate: int = 1,
+        log_interval: int = 50,
+        max_batches: Optional[int] = None,
+        unit: str = "img",
+        input_bound: str = log.INPUT_BOUND,
+    ):
+        self.engine = engine
+        self.schedule = schedule
+        self.workers = workers or Workers()
+        self.records = records or Records()
+        self.accumulate = accumulate
+        self.log_interval = log_interval
+        self.max_batches = max_batches
+        self.unit = unit
+        self.input_bound = input_bound
+        self.steps = self.skipped = 0
+
+    def train(
+        self,
+        batches: TrainingBatches,
+        epoch: int,
+        start: int = 0,
+        counts: Optional[Counts] = None,
+        after_update: Callable[[int, Counts], None] = lambda done, counts: None,
+    ) -> EpochResult:
+        """Train one epoch and log it.
+
+        Parameters
+        ----------
+        batches : TrainingBatches
+        epoch, start : int
+            Begin with batch `start` of this epoch, both counted from 0.
+        counts : Counts, optional
+            Of the batches before `start`.
+        after_update : callable
+            Takes how many batches of the epoch are done, and their counts.
+
+        Raises
+        ------
+        TrainingError
+            The loss is not a number any more.
+        """
+        counts = counts or Counts()
+        since, lap = 0, time.perf_counter()
+        rate = math.nan
+        before = counts.seconds
+        started = lap
+        accuracy = counts.accuracy
+        with log.bar(
+            self.images(batches), epoch, self.schedule.epochs, accuracy.images, self.unit
+        ) as bar:
+            taken = measured(self._batches(batches, epoch, start), self.engine.wait, counts)
+            for number, group in _groups(taken, self.accumulate, start):
+                rate = self.schedule(epoch, number)
+                self.engine.set_learning_rate(rate)
+                size = sum(batch[1].size for batch in group)
+                report = self.engine.step(group, epoch, number, counts)
+                self._count(epoch, number, report, counts)
+                done = number + len(group)
+                since += size
+                bar.update(size)
+                if self._interval_ends(number, done):
+                    share, now = accuracy.share, time.perf_counter()  # reading the share waits
+                    self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
+                    speed = since / (now - lap) * self.workers.count
+                    log.logger.info(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
+                    self._record_batch(epoch, done, speed, share, rate, report)
+                    since, lap = 0, now
+                counts.seconds = before + time.perf_counter() - started
+                after_update(done, counts)
+            mx.nd.waitall()
+        counts.seconds = before + time.perf_counter() - started
+        result = self._over_workers(counts)
+        self._log(epoch, result, rate)
+        self._check_loss(counts, f"epoch {epoch}")
+        return result
+
+    def _check_loss(self, counts: Counts, where: str) -> None:
+        """Raise `DivergedError` where the mean loss is not a number any more; waits for it."""
+        if counts.loss.images and not math.isfinite(counts.loss.sum):
+            raise DivergedError(
+                f"the loss became {counts.loss.value} in {where}, at a learning rate of up to "
+                f"{self.schedule.rate:g}: lower it with --lr, or look for bad data."
+            )
+
+    def _batches(self, batches: TrainingBatches, epoch: int, start: int) -> Iterator[Batch]:
+        # A last batch smaller than the number of devices would leave some without a gradient.
+        whole = (batch for batch in batches.epoch(epoch, start)
+                 if len(batch[0]) >= len(self.engine.devices))  # fmt: skip
+        left = None if self.max_batches is None else max(0, self.max_batches - start)
+        return itertools.islice(whole, left)
+
+    def images(self, batches: TrainingBatches) -> int:
+        """How many images an epoch trains on, in this worker."""
+        if self.max_batches is None:
+            return batches.images
+        return min(batches.images, self.max_batches * batches.batch_size)
+
+    def _count(self, epoch: int, number: int, report: StepReport, counts: Counts) -> None:
+        self.steps += 1
+        if not report.applied:
+            self.skipped += 1
+            counts.skipped += 1
+            more = len(report.overflow) - 1
+            log.logger.info(
+                log.SKIPPED, epoch, number, report.loss_scale, report.next_loss_scale,
+                report.overflow[0], f" and {more} more" if more else "",
+            )  # fmt: skip
+
+    def _interval_ends(self, number: int, done: int) -> bool:
+        every = self.log_interval
+        return bool(every) and done // every > number // every
+
+    def _record_batch(
+        self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport
+    ) -> None:
+        self.records.write(
+            "batch", self.steps, epoch=epoch, batch=done - 1, images_per_second=speed,
+            accuracy=share, lr=rate, loss_scale=report.next_loss_scale, skipped=self.skipped,
+        )  # fmt: skip
+
+    def _over_workers(self, counts: Counts) -> EpochResult:
+        own = counts.result()
+        if self.workers.count == 1:
+            return own
+        right, images, loss, loss_images, waited = self.workers.total(
+            [counts.accuracy.right, own.images, counts.loss.sum, counts.loss.images, own.waited]
+        )
+        return EpochResult(
+            right / images if images else math.nan, loss / loss_images if loss_images else math.nan,
+            int(images), own.seconds, waited / self.workers.count, own.skipped,
+        )  # fmt: skip
+
+    def _log(self, epoch: int, result: EpochResult, rate: float) -> None:
+        scale = self.engine.scale
+        log.logger.info(log.TRAINING, epoch, "accuracy", result.accuracy)
+        log.logger.info(log.SPEED, epoch, result.images_per_second, result.seconds)
+        log.logger.info(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
+        share = result.waited / result.seconds
+        log.logger.info(log.WAITED, epoch, 100 * share)
+        if share > WAITED_MUCH and self.input_bound:
+            log.logger.info(self.input_bound)
+        self.records.write(
+            "epoch", self.steps, epoch=epoch, accuracy=result.accuracy, loss=result.loss,
+            images=result.images, images_per_second=result.images_per_second,
+            seconds=result.seconds, waited_share=share, loss_scale=scale,
+            skipped=self.skipped, lr=rate,
+        )  # fmt: skip
+
+    def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
+        """Count right answers over every readable image exactly once, and log them.
+
+        Parameters
+        ----------
+        batches : ValidationBatches or Chunks
+            This worker's share of the images. Those that cannot be read are in `unreadable`.
+        expected : int
+            How many images there are for all workers together.
+
+        Raises
+        ------
+        TrainingError
+            The batches held more or fewer than `expected` images.
+        """
+        top1, top5 = TopK(1), TopK(5)
+        for batch in batches:
+            for label, output in self.engine.predict(batch):
+                top1.update(label, output)
+                top5.update(label, output)
+        if batches.unreadable:
+            log.logger.info(
+                log.UNREADABLE, epoch, f"not validated: {unreadable_in_words(batches.unreadable)}"
+            )
+        right1, right5, images, unreadable = self.workers.total(
+            [top1.right, top5.right, top1.images, len(batches.unreadable)]
+        )
+        if images + unreadable != expected:
+            raise TrainingError(
+                f"validated {images:.0f} images, but there are {expected}, {unreadable:.0f} of "
+                "them unreadable."
+            )
+        found = Validation(right1 / images, right5 / images, int(images), int(unreadable))
+        log.logger.info(log.VALIDATION, epoch, 1 - found.top1, 1 - found.top5)
+        log.logger.info(log.VALIDATED, epoch, found.images, expected)
+        self.records.write(
+            "validation", self.steps, epoch=epoch, top1=found.top1, top5=found.top5,
+            images=found.images, unreadable=found.unreadable,
+        )  # fmt: skip
+        return found
+
+
+def _groups(batches: Iterable[Batch], size: int, start: int) -> Iterator[Tuple[int, List[Batch]]]:
+    """Yield batches in groups, the last of which may be smaller, and each one's first number."""
+    batches = iter(batches)
+    for first in itertools.count(start, size):
+        group = list(itertools.islice(batches, size))
+        if not group:
+            return
+        yield first, group
+
+
+def measured(
+    batches: Iterable[Batch],
+    wait: Callable[[], None],
+    counts: Counts,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Batch]:
+    """Yield batches; count the time in which the devices had nothing to do because one was missing.
+
+    This is the time from the end of the last step, or from the request for the batch if that came
+    later, to the batch's arrival. Another thread waits for the devices, so that this one continues.
+
+    Parameters
+    ----------
+    batches : iterable
+    wait : callable
+        Returns when the devices have finished all their work.
+    counts : Counts
+        Its `waited` grows, in seconds.
+    clock : callable
+    """
+
+    def finished() -> float:
+        wait()
+        return clock()
+
+    step: Optional[Future] = None  # its result is when the devices finished the last step
+    batches = iter(batches)
+    with ThreadPoolExecutor(1, "gluon_amp_devices") as watcher:
+        while True:
+            asked = clock()
+            batch = next(batches, None)
+            arrived = clock()
+            if batch is None:
+                return
+            if step is None:
+                counts.waited += arrived - asked
+            elif step.done():
+                counts.waited += arrived - max(asked, step.result())
+            yield batch
+            step = watcher.submit(finished)

@@ -1,0 +1,176 @@
+"""The Symbol and Module API behind the training loop: the twin of MXNet's float16 FAQ."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from gluon_amp.casting.statistics import is_statistic
+from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.engine import Batch
+from gluon_amp.recipes.history import Counts
+from gluon_amp.recipes.objective import Objective
+from gluon_amp.recipes.observe import join_dtypes
+from gluon_amp.symbolic import Module
+from gluon_amp.trainer import StepReport, Trainer
+
+import mxnet as mx
+from mxnet import nd
+from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.ndarray import NDArray
+
+TINY = 1e-30  # keeps the logarithm of a share of 0 finite
+
+
+class _ModuleBlock(Block):
+    """A Module's parameters as those of a Block, from which a checkpoint is written."""
+
+    def __init__(self, module: Module):
+        super().__init__()
+        self._module = module
+
+    def _collect_params_with_prefix(self, prefix: str = "") -> Dict[str, Parameter]:
+        # the caller may write to the parameters
+        self._module._params_dirty = True
+        return {param.name: param for param in self._module._trainer._params}
+
+
+class ModuleEngine:
+    """A `gluon_amp.symbolic.Module` of a zoo's network with a SoftmaxOutput on top.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Initialized, in float32; its values are taken over.
+    objective : Objective
+        Without mixup.
+    devices : sequence of Context
+    batch_size : int
+        Images for all devices together.
+    image_shape : tuple of int
+        (channels, height, width).
+    optimizer : str
+    settings : dict
+        Of the optimizer.
+    kvstore : str or KVStore
+    workers : int
+        How many such engines train together.
+    before_step : callable
+        As in `GluonEngine`.
+    **options
+        `policy` and `loss_scale` of the module.
+    """
+
+    def __init__(
+        self,
+        net: HybridBlock,
+        objective: Objective,
+        devices: Sequence[mx.Context],
+        batch_size: int,
+        image_shape: Tuple[int, int, int],
+        optimizer: str,
+        settings: Dict[str, Any],
+        kvstore: Any = "device",
+        workers: int = 1,
+        before_step: Callable[[int, int], None] = lambda epoch, number: None,
+        **options: Any,
+    ):
+        self.devices = devices
+        self.objective = objective
+        self.workers = workers
+        self.before_step = before_step
+        logits = net(mx.sym.var("data"))
+        # smooth_alpha goes to the other classes alone, label smoothing's share to all of them
+        alpha = objective.smoothing * (1 - 1 / objective.classes)
+        symbol = mx.sym.SoftmaxOutput(logits, name="softmax", smooth_alpha=alpha)
+        self.module = Module(symbol, context=list(devices), **options)
+        self.module.bind([("data", (batch_size, *image_shape))], [("softmax_label", (batch_size,))])
+        values = {name: param.data(param.list_ctx()[0]) for name, param in
+                  net.collect_params().items()}  # fmt: skip
+        arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+        self.module.init_params(
+            arg_params={name: values[name] for name in arguments if name in values},
+            aux_params={name: values[name] for name in states},
+        )
+        self.module.init_optimizer(kvstore, optimizer, settings)
+
+    def weight_dtypes(self) -> str:
+        """Return the dtypes of the weights of products, as `observed_dtypes` writes them."""
+        arrays = self.module._exec_group.execs[0].arg_dict
+        weights = {name: array for name, array in arrays.items() if name.endswith("weight")}
+        return join_dtypes(np.dtype(array.dtype).name for array in weights.values())
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.module._trainer
+
+    @property
+    def block(self) -> Block:
+        return _ModuleBlock(self.module)
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        return [p for p in self.trainer._params if is_statistic(p)]
+
+    @property
+    def loss_scale(self) -> Any:
+        return self.module.loss_scale
+
+    @property
+    def scale(self) -> float:
+        return self.module.loss_scale.scale
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.module._optimizer.lr = rate
+
+    def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
+        """Update on a batch, or skip where gradients overflowed; count answers and losses."""
+        self.before_step(epoch, number)
+        ((images, labels),) = batches
+        self.module._optimizer.rescale_grad = 1 / (len(images) * self.workers)
+        self.module.forward(mx.io.DataBatch([images], [labels]), is_train=True)
+        self.module.backward()
+        self.module.update()
+        report = self.module.last_report
+        shares = self.module.get_outputs()[0]
+        labels = labels.as_in_context(shares.context)
+        counts.accuracy.update(labels, shares)
+        if report.applied:
+            counts.loss.update(self._losses(shares, labels))
+        return report
+
+    def _losses(self, shares: NDArray, labels: NDArray) -> NDArray:
+        """Cross entropy, of which SoftmaxOutput has the gradient but not the value."""
+        logs = nd.log(shares.astype("float32") + TINY)
+        return -(self.objective.shares(labels) * logs).sum(axis=1)
+
+    def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
+        images, labels = batch
+        self.module.forward(mx.io.DataBatch([images], [labels]), is_train=False)
+        shares = self.module.get_outputs()[0]
+        yield labels.as_in_context(shares.context), shares
+
+    def wait(self) -> None:
+        for array in self.module._exec_group.param_arrays[-1]:
+            array.wait_to_read()
+
+    def save(self, folder: Path, name: str, epoch: int) -> None:
+        """Write ``NAME-symbol.json``, ``NAME-0001.params`` and ``NAME-0001.states``."""
+        self.module.save_checkpoint(str(folder / name), epoch, save_optimizer_states=True)
+
+    def load(self, folder: Path, name: str, epoch: int) -> None:
+        """Read what `save` wrote after so many epochs.
+
+        Raises
+        ------
+        UsageError
+            It is not there, or of another network.
+        """
+        prefix = f"{folder / name}"
+        try:
+            _, arguments, states = mx.model.load_checkpoint(prefix, epoch)
+            self.module.set_params(arguments, states)
+            self.module.load_optimizer_states(f"{prefix}-{epoch:04d}.states")
+        except (mx.MXNetError, OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"{prefix}-{epoch:04d} cannot be loaded: {reason[:200]}.") from None

@@ -1,0 +1,55 @@
+"""The error of each epoch as a picture."""
+
+from pathlib import Path
+
+from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.history import History
+from gluon_amp.recipes.outcome import saving
+
+
+def draw_errors(history: History, path: Path, title: str) -> None:
+    """Draw the top-1 error of training and validation, and the top-5 error, by epoch.
+
+    Parameters
+    ----------
+    history : History
+    path : Path
+        A PNG.
+    title : str
+
+    Raises
+    ------
+    UsageError
+        matplotlib is not installed.
+    SavingError
+        There is no room on the disk, for example.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError(
+            "--plot needs matplotlib: run `pip install 'gluon-amp[results]'`."
+        ) from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    validated = {e: v for e, v in enumerate(history.validated) if v is not None}
+    first = len(history.validated) - len(history.trained)
+    epochs = range(first, first + len(history.trained))
+    figure, panel = plt.subplots(figsize=(7, 4.2))
+    panel.plot(epochs, [100 * (1 - result.accuracy) for result in history.trained],
+               color="#999999", label="training, top-1")  # fmt: skip
+    for name, colour in (("top1", "#0072B2"), ("top5", "#D55E00")):
+        errors = [100 * (1 - getattr(found, name)) for found in validated.values()]
+        label = f"validation, {name[:3]}-{name[3:]}"
+        panel.plot(list(validated), errors, color=colour, marker=".", label=label)
+    panel.set(xlabel="epoch", ylabel="error in %", title=title)
+    panel.set_ylim(bottom=0)
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False)
+    figure.tight_layout()
+    try:
+        with saving(f"--plot {path}"):
+            figure.savefig(path, dpi=120)
+    finally:
+        plt.close(figure)

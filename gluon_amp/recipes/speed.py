@@ -1,0 +1,105 @@
+"""`--benchmark` and `--test-io`: how fast a machine trains, and how fast it loads, as JSON."""
+
+import statistics
+import time
+from typing import Any, Dict
+
+from gluon_amp import hardware
+from gluon_amp.data.input_speed import measure_input
+from gluon_amp.recipes.devices import contexts
+from gluon_amp.recipes.history import Counts
+from gluon_amp.recipes.recipe import Recipe, for_data
+from gluon_amp.recipes.run import Run, open_data, prepare
+from gluon_amp.trainer.loss_scale import NoLossScale
+
+import mxnet as mx
+
+# The first steps allocate memory; on a GPU cuDNN also tries its algorithms in them.
+WARM_UP_STEPS = 3
+DEFAULT_STEPS = 20
+
+
+def benchmark(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
+    """Train on noise and time every step, each to its end.
+
+    Returns
+    -------
+    dict
+        Fit for JSON: what was asked for, the dtypes seen, times in ms, images/s by the median.
+
+    Raises
+    ------
+    UsageError
+        What was asked for cannot be done.
+    """
+    run, _ = prepare(recipe, given)
+    (batch,) = [batch for batch, _ in zip(run.batches.epoch(0), range(1))]
+    counts = Counts()
+    seconds = []
+    for number in range(WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)):
+        mx.nd.waitall()
+        start = time.perf_counter()
+        run.engine.set_learning_rate(run.schedule(0, 0))
+        done = run.engine.step([batch] * run.recipe.accumulate, 0, number, counts)
+        mx.nd.waitall()
+        seconds.append(time.perf_counter() - start)
+    measured = seconds[WARM_UP_STEPS:]
+    median = statistics.median(measured)
+    scale = run.engine.loss_scale
+    return {
+        **_told(run),
+        "steps": len(measured),
+        "median_ms": 1e3 * median,
+        "fastest_ms": 1e3 * min(measured),
+        "slowest_ms": 1e3 * max(measured),
+        "images_per_second": run.total / median,
+        "peak_mebibytes": hardware.peak_mebibytes(),
+        "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
+        "skipped_steps": done.skipped_total,
+    }
+
+
+def test_io(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
+    """Load training images, and do nothing with them.
+
+    Returns
+    -------
+    dict
+        Fit for JSON: the data, its batches, and images/s.
+
+    Raises
+    ------
+    UsageError, DataError
+        There is no such data.
+    """
+    source, _ = open_data(recipe, given)
+    recipe = for_data(recipe, given, source.name)
+    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
+    batch_size = recipe.batch_size * len(devices)
+    batches = recipe.max_batches or max(1, source.train_images // batch_size)
+    return {
+        "data": source.name,
+        "image_shape": list(source.image_shape),
+        "batch_size": batch_size,
+        "batches": batches,
+        "num_workers": hardware.count_processors()
+        if recipe.num_workers is None
+        else recipe.num_workers,
+        "images_per_second": measure_input(source, batch_size, batches, recipe.num_workers),
+    }
+
+
+def _told(run: Run) -> Dict[str, Any]:
+    recipe = run.recipe
+    return {
+        "model": recipe.model,
+        "mode": recipe.mode,
+        "dtype": recipe.policy,
+        "observed_dtypes": run.seen,
+        "emulated": run.emulated,
+        "image_shape": list(run.data.image_shape),
+        "devices": ", ".join(map(str, run.devices)),
+        "batch_size": recipe.batch_size,
+        "total_batch": run.total,
+        "optimizer": recipe.optimizer,
+    }

@@ -1,0 +1,1 @@
+"""What has to happen before and right after the import of MXNet."""

@@ -1,0 +1,157 @@
+"""The spelling of `mxnet.contrib.amp`, on any trainer: migrating is one import."""
+
+from contextlib import contextmanager
+from typing import Callable, Optional
+
+import numpy as np
+
+from gluon_amp.trainer.trainer import (
+    BY_DTYPE,
+    MAX_CONSECUTIVE_SKIPS,
+    ScaledSteps,
+    StepReport,
+    check_compression,
+    check_kvstore,
+    check_loss_dtype,
+    flatten,
+    snapshot,
+)
+
+from mxnet import gluon
+
+
+def init_trainer(
+    trainer,
+    loss_scale=BY_DTYPE,
+    max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
+    on_skip: Optional[Callable[[StepReport], None]] = None,
+):
+    """Give a trainer that exists already, stock or Horovod's, the methods of `Trainer`.
+
+    The instance gets a subclass of its own class, so that an overridden reduction stays in use,
+    and what its owner multiplied into the gradient's scale (Horovod: 1/size) stays there.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Not yet used, of a net that has been cast already.
+    loss_scale, max_consecutive_skips, on_skip
+        As in `Trainer`.
+
+    Raises
+    ------
+    TypeError
+        For something that is not a `gluon.Trainer`, such as an Optimizer.
+    ValueError
+        As `Trainer` does.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'multi_precision': True})
+    >>> amp.init_trainer(trainer)
+    >>> trainer.loss_scale.scale
+    65536.0
+    """
+    if not isinstance(trainer, gluon.Trainer):
+        raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
+    if isinstance(trainer, ScaledSteps):
+        raise ValueError("This trainer scales its steps already: call init_trainer() once.")
+    config = trainer._kvstore_params
+    updating = trainer._update_on_kvstore if trainer._kv_initialized else None
+    check_kvstore(config["kvstore"], updating or config["update_on_kvstore"])
+    stock = type(trainer)
+    trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
+    try:
+        trainer._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
+        check_compression(trainer)
+    except BaseException:
+        trainer.__class__ = stock
+        raise
+    config["update_on_kvstore"] = False
+
+
+@contextmanager
+def scale_loss(loss, trainer):
+    """contrib.amp's spelling of `Trainer.backward`: yields the loss times the scale.
+
+    Use it inside `autograd.record()` and call `autograd.backward` on what it yields.
+
+    Parameters
+    ----------
+    loss : NDArray, or list or tuple of them
+        float32 or float64.
+    trainer : Trainer, or one that went through `init_trainer`
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    >>> with mx.autograd.record():
+    ...     with amp.scale_loss(net(mx.nd.ones((1, 2))), trainer) as scaled:
+    ...         mx.autograd.backward(scaled)
+    >>> net.weight.grad().asnumpy().tolist()
+    [[128.0, 128.0]]
+    """
+    _check_scaled(trainer, "scale_loss")
+    if not trainer._scaling:
+        yield loss
+        return
+    losses = list(flatten(loss))
+    for one in losses:
+        check_loss_dtype(one)
+    # The end of the backward pass is not known, so a skip undoes everything since its start.
+    scale = trainer._open_window()
+    trainer._add_pass(snapshot.begin_backward(trainer._statistics), losses, ended=False)
+    scaled = [one * scale for one in losses]
+    yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
+
+
+def unscale(trainer):
+    """Divide the gradients by the scale in place, for code that reads or changes them itself.
+
+    Prefer `Trainer.clip_global_norm`, which needs no pass over the gradients.
+
+    Raises
+    ------
+    TypeError
+        For float16 gradients, of which small ones would become zero.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'mixed_float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    >>> with mx.autograd.record():
+    ...     loss = net(mx.nd.ones((1, 2)))
+    >>> trainer.backward(loss)
+    >>> amp.unscale(trainer)
+    >>> net.weight.grad().asnumpy().tolist()
+    [[1.0, 1.0]]
+    """
+    _check_scaled(trainer, "unscale")
+    scale, window = trainer._used_scale(), trainer._settled_window()
+    grads = [grad for param in trainer._trained() for grad in param.list_grad()]
+    if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
+        raise TypeError(
+            "unscale() would flush small float16 gradients to zero: clip with "
+            "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
+            "(policy 'mixed_float16')."
+        )
+    if trainer._scaling and not window.unscaled:
+        for grad in grads:
+            grad *= 1 / scale
+        trainer._note(unscaled=True)
+
+
+def _check_scaled(trainer, caller):
+    if not isinstance(trainer, ScaledSteps):
+        raise TypeError(
+            f"{caller}() got a {type(trainer).__name__} without a loss scale: call "
+            "amp.init_trainer(trainer) after building it."
+        )

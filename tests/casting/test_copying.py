@@ -1,0 +1,287 @@
+"""A cast net is pickled and copied like a stock one; the copy is cast and shares nothing."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.casting.parameters import dtype_of
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn, rnn
+
+POLICIES = ("float16", "mixed_float16", "bfloat16")
+
+
+class Constants(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.shift = self.params.get_constant("shift", [[1.0, 2.0, 3.0, 4.0]])
+            self.dense = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x, shift):
+        return self.dense(F.broadcast_add(x, shift))
+
+
+class PlainBlock(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.part = nn.Dense(3, in_units=4)
+
+    def forward(self, x):
+        return self.part(x) * 2
+
+
+class Parent(gluon.HybridBlock):
+    """Its child refers to it, as some detectors' heads do."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.child = nn.Dense(3, in_units=4)
+        object.__setattr__(self.child, "parent", self)
+
+    def hybrid_forward(self, F, x):
+        return self.child(x)
+
+
+class OwnState(gluon.HybridBlock):
+    """Leaves something out of its pickles and makes it anew."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=4)
+        self.log = lambda: None
+
+    def __getstate__(self):
+        return {key: value for key, value in vars(self).items() if key != "log"}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self.log = lambda: None
+
+    def hybrid_forward(self, F, x):
+        self.log()
+        return self.dense(x)
+
+
+def convolutions():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(3))
+    return net
+
+
+def shared():
+    net = nn.HybridSequential()
+    first = nn.Dense(4, in_units=4, prefix="first_")
+    net.add(first, nn.Dense(4, in_units=4, params=first.params))
+    return net
+
+
+def symbol_block():
+    out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    return gluon.SymbolBlock(out, [mx.sym.var("data")])
+
+
+NETS = {
+    "Dense": lambda: nn.Dense(3, in_units=4),
+    "convolutions": convolutions,
+    "shared": shared,
+    "SymbolBlock": symbol_block,
+    "LSTM": lambda: rnn.LSTM(3, input_size=4),
+    "Constants": Constants,
+    "PlainBlock": PlainBlock,
+    "Parent": Parent,
+    "OwnState": OwnState,
+}
+SHAPES = {"convolutions": (2, 4, 6, 6), "LSTM": (5, 2, 4)}
+
+
+def by_pickle(protocol):
+    return lambda net: pickle.loads(pickle.dumps(net, protocol))
+
+
+COPIERS = {f"pickle {k}": by_pickle(k) for k in range(pickle.HIGHEST_PROTOCOL + 1)}
+COPIERS["deepcopy"] = copy.deepcopy
+
+
+def data(kind="Dense"):
+    return nd.array(np.random.RandomState(0).normal(size=SHAPES.get(kind, (2, 4))))
+
+
+def outputs_and_gradients(net, x):
+    out = net(x).asnumpy()
+    with autograd.record():
+        loss = (net(x) ** 2 * 64).sum()
+    loss.backward()
+    params = net.collect_params().values()
+    return [out, *(p.grad().asnumpy().copy() for p in params if p.grad_req != "null")]
+
+
+def assert_same(got, expected):
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected):
+        np.testing.assert_array_equal(one, other)
+
+
+def trained(kind, policy="float16"):
+    net = NETS[kind]()
+    net.initialize(mx.init.Uniform(0.5))
+    amp.cast(net, policy)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, loss_scale=64)
+    step(net, trainer, data(kind))
+    net(data(kind))
+    return net, trainer
+
+
+def step(net, trainer, x):
+    with autograd.record():
+        loss = (net(x) ** 2).mean()
+    trainer.backward(loss)
+    assert trainer.step(1).applied
+
+
+def arrays_of(net):
+    return [array for p in net.collect_params().values() for array in p.list_data()]
+
+
+@pytest.mark.parametrize("copier", ["pickle 2", "pickle 4", "deepcopy"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", NETS)
+def test_a_copy_of_a_trained_net(kind, policy, copier):
+    net, trainer = trained(kind, policy)
+    twin = COPIERS[copier](net)
+    assert type(twin) is type(net)
+    own, theirs = net.collect_params(), twin.collect_params()
+    assert [dtype_of(p) for p in theirs.values()] == [dtype_of(p) for p in own.values()]
+    assert not {id(p) for p in own.values()} & {id(p) for p in theirs.values()}
+    assert all(p._trainer is None for p in theirs.values())
+    assert all(p._trainer is trainer for p in own.values() if p.grad_req != "null")
+    assert_same(outputs_and_gradients(twin, data(kind)), outputs_and_gradients(net, data(kind)))
+    assert str(amp.describe(twin)) == str(amp.describe(net))
+    # it trains, and the original stays as it is
+    before = [array.asnumpy() for array in arrays_of(net)]
+    step(twin, amp.Trainer(theirs, "adam", loss_scale=64), data(kind))
+    assert_same([array.asnumpy() for array in arrays_of(net)], before)
+    assert any((a.asnumpy() != b).any() for a, b in zip(arrays_of(twin), before))
+    amp.cast(twin, "float32")
+    assert {dtype_of(p) for p in theirs.values()} == {"float32"}
+    assert_same([array.asnumpy() for array in arrays_of(net)], before)
+
+
+@pytest.mark.parametrize("copier", COPIERS)
+def test_every_protocol(copier):
+    net, _ = trained("Dense")
+    twin = COPIERS[copier](net)
+    assert_same(outputs_and_gradients(twin, data()), outputs_and_gradients(net, data()))
+
+
+@pytest.mark.parametrize("copier", ["pickle 4", "deepcopy"])
+@pytest.mark.parametrize("initialize", [False, True])
+@pytest.mark.parametrize("kind", NETS)
+def test_a_copy_of_a_net_that_has_not_run(kind, initialize, copier):
+    net = amp.cast(NETS[kind](), "float16")
+    if initialize:
+        net.initialize()
+    twin = COPIERS[copier](net)
+    if not initialize:
+        twin.initialize()
+    twin(data(kind))
+    low = {dtype_of(p) for name, p in twin.collect_params().items() if name.endswith("weight")}
+    assert low == {"float16"}
+
+
+def test_shared_parameters_stay_shared_in_the_copy():
+    net, _ = trained("shared")
+    for twin in (COPIERS["pickle 4"](net), copy.deepcopy(net)):
+        assert twin[0].weight is twin[1].weight
+
+
+class AsksForTheMode(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x * 2 if autograd.is_training() else x * 3
+
+
+def test_a_shallow_copy_shares_parameters_and_no_traces():
+    net, _ = trained("convolutions")
+    assert list(copy.copy(net).collect_params().values()) == list(net.collect_params().values())
+    net, one = amp.cast(AsksForTheMode(), "float16"), nd.ones((1,))
+    assert net(one).asscalar() == 3
+    twin = copy.copy(net)
+    with autograd.record():
+        assert net(one).asscalar() == 2
+    assert twin(one).asscalar() == 3
+    assert net(one).asscalar() == 3
+
+
+def test_gradients_and_their_modes_are_copied():
+    net, _ = trained("Dense")
+    net.collect_params().setattr("grad_req", "add")
+    outputs_and_gradients(net, data())
+    for twin in (COPIERS["pickle 4"](net), copy.deepcopy(net)):
+        once = net.weight.grad().asnumpy()
+        np.testing.assert_array_equal(twin.weight.grad().asnumpy(), once)
+        outputs_and_gradients(twin, data())
+        np.testing.assert_array_equal(twin.weight.grad().asnumpy(), 2 * once)
+
+
+def test_under_numpy_arrays():
+    mx.npx.set_np()
+    try:
+        net = nn.Dense(3, in_units=4)
+        net.initialize()
+        amp.cast(net, "float16")
+        x = mx.np.ones((2, 4))
+        for twin in (COPIERS["pickle 4"](net), copy.deepcopy(net)):
+            assert_same(outputs_and_gradients(twin, x), outputs_and_gradients(net, x))
+            assert type(twin.weight.data()) is mx.np.ndarray
+    finally:
+        mx.npx.reset_np()
+
+
+def test_another_process_reads_it(tmp_path):
+    """The new process has imported nothing, as with `multiprocessing`'s spawn."""
+    net, _ = trained("Dense")
+    (tmp_path / "net").write_bytes(pickle.dumps(net))
+    np.save(tmp_path / "x.npy", data().asnumpy())
+    code = (
+        "import pickle, numpy as np\n"
+        "net = pickle.load(open('net', 'rb'))\n"
+        "import mxnet as mx\n"
+        "np.save('out.npy', net(mx.nd.array(np.load('x.npy'))).asnumpy())\n"
+        "print(net.weight.dtype)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    assert b"float16" in done.stdout
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), net(data()).asnumpy())
+
+
+def test_a_class_that_registers_its_subclasses_does_not_see_the_cast():
+    names = []
+
+    class Registered(gluon.HybridBlock):
+        def __init_subclass__(cls, **kwargs):
+            names.append(cls.__name__)
+
+        def hybrid_forward(self, F, x):
+            return x * 2
+
+    class Doubled(Registered):
+        pass
+
+    net = amp.cast(Doubled(), "float16")
+    assert net(nd.ones((1,))).asscalar() == 2
+    assert names == ["Doubled"]

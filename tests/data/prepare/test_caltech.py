@@ -1,0 +1,530 @@
+"""scripts/prepare_caltech.py on small data sets of the same make-up, junk included."""
+
+import collections
+import dataclasses
+import hashlib
+import http.server
+import io
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gluon_amp  # noqa: F401
+from gluon_amp.data.classes import read_classes
+from gluon_amp.data.prepare import caltech
+from gluon_amp.data.prepare.caltech import DATASETS, Archive, prepare
+from gluon_amp.data.prepare.packing import Encoding
+from gluon_amp.data.prepare.splitting import Image, Split, Tree
+from gluon_amp.data.source import DataError
+from tests import ROOT
+
+cv2 = pytest.importorskip("cv2")
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import prepare_caltech
+
+SMALL = Encoding(resize=16)
+DEAD = "http://127.0.0.1:9/archive"
+
+# The images of the 102 classes of Caltech-101, in the order of the folders.
+COUNTS_101 = [
+    *(467, 435, 435, 200, 798, 55, 800, 42, 42, 47, 54, 46, 33, 128, 98, 43, 85, 91, 50, 43, 123),
+    *(47, 59, 62, 107, 47, 69, 73, 70, 50, 51, 57, 67, 52, 65, 68, 75, 64, 53, 64, 85, 67, 67, 45),
+    *(34, 34, 51, 99, 100, 42, 54, 88, 80, 31, 64, 86, 114, 61, 81, 78, 41, 66, 43, 40, 87, 32),
+    *(76, 55, 35, 39, 47, 38, 45, 53, 34, 57, 82, 59, 49, 40, 63, 39, 84, 57, 35, 64, 45, 86),
+    *(59, 64, 35, 85, 49, 86, 75, 239, 37, 59, 34, 56, 39, 60),
+]
+# As many classes and images as Caltech-256 has; of the 30,607, 827 are clutter, and no class has
+# fewer than 80. How the others are spread does not matter to the sums.
+COUNTS_256 = [80] * 100 + [139] * 60 + [140] * 96 + [827]
+
+
+def jpeg(number):
+    image = np.full((24, 32, 3), number * 37 % 256, np.uint8)
+    image[:12] = 255 - image[0, 0]
+    return cv2.imencode(".jpg", image)[1].tobytes()
+
+
+def members_256():
+    """Return what a Caltech-256 of 4 classes holds: 5, 6, 7 images, and 5 of clutter."""
+    names = ("001.ak47", "056.dog", "198.spider", "257.clutter")
+    found = {
+        f"256_ObjectCategories/{name}/{name[:3]}_{number:04}.jpg": jpeg(10 * label + number)
+        for label, name in enumerate(names)
+        for number in range(1, 6 + label % 3)
+    }
+    found["256_ObjectCategories/056.dog/greg/vision309/"] = None
+    found["256_ObjectCategories/198.spider/RENAME2"] = b"mv 198_0001.jpg ..."
+    return found
+
+
+def members_101():
+    """Return what a Caltech-101 of 3 classes holds: 3, 4 and 5 images."""
+    found = {
+        f"101_ObjectCategories/{name}/image_{number:04}.jpg": jpeg(10 * label + number)
+        for label, name in enumerate(("BACKGROUND_Google", "Faces", "ant"))
+        for number in range(1, 4 + label)
+    }
+    found["101_ObjectCategories/BACKGROUND_Google/tmp"] = b""
+    return found
+
+
+def tar_of(members, mode="w"):
+    """Return the bytes of an archive, the same for the same members."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name.rstrip("/"))
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data or b""))
+    return file.getvalue()
+
+
+def zip_of(members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as zipped:
+        for name, data in members.items():
+            zipped.writestr(name, data)
+    return file.getvalue()
+
+
+def md5(data):
+    return hashlib.md5(data).hexdigest()
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    """Serves the server's files, from any byte on."""
+
+    def do_GET(self):
+        self.server.seen.append(self.path)
+        start = int((self.headers["Range"] or "bytes=0-")[6:-1])
+        data = self.server.files[self.path][start:]
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        server.files, server.seen = {}, []
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def small_256(data, *urls):
+    """Return a description of a Caltech-256 whose archive has this content."""
+    return dataclasses.replace(
+        DATASETS["caltech256"],
+        archives=(Archive("256_ObjectCategories.tar", md5(data), urls),),
+        classes=4,
+        images=23,
+        train_per_class=3,
+    )
+
+
+def small_101(inner, outer, inner_url=DEAD, outer_url=DEAD):
+    name = "caltech-101/101_ObjectCategories.tar.gz"
+    return dataclasses.replace(
+        DATASETS["caltech101"],
+        archives=(
+            Archive("caltech-101.zip", md5(outer), (outer_url,), inner=name),
+            Archive("101_ObjectCategories.tar.gz", md5(inner), (inner_url,)),
+        ),
+        classes=3,
+        images=12,
+        train_per_class=2,
+    )
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """The archive of the small Caltech-256, under another name."""
+    path = tmp_path / "my download"
+    path.write_bytes(tar_of(members_256()))
+    return path
+
+
+@pytest.fixture
+def data(archive):
+    return small_256(archive.read_bytes(), DEAD)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Dead mirrors are not asked again: `test_archives.py` tests that."""
+    download = caltech.download
+    monkeypatch.setattr(caltech, "download", lambda *given: download(*given, retries=0, backoff=0))
+
+
+def quiet(_line):
+    pass
+
+
+def content(root):
+    return {path.name: path.read_bytes() for path in (root / "rec").iterdir()}
+
+
+def listed(root, part):
+    """Return the label of each name."""
+    lines = (root / "rec" / f"{part}.lst").read_text().splitlines()
+    return {name: int(label) for _, label, name in (line.split("\t") for line in lines)}
+
+
+def counts(root, part):
+    tally = collections.Counter(listed(root, part).values())
+    return [tally[label] for label in range(max(tally) + 1)]
+
+
+# -------------------------------------------------------------------------------------- the tables
+
+
+def tree_of(sizes):
+    """Return a tree with so many images in each class."""
+    classes = [f"{label:03}" for label in range(len(sizes))]
+    images = (
+        Image(f"{classes[label]}/{number}", label)
+        for label, size in enumerate(sizes)
+        for number in range(size)
+    )
+    return Tree(Path("root"), tuple(classes), tuple(images), ())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "split", "train", "val"),
+    [
+        (COUNTS_256, Split(per_class=60), 15_420, 15_187),
+        (COUNTS_256[:-1], Split(per_class=60), 15_360, 14_420),
+        (COUNTS_101[1:], Split(per_class=30), 3_030, 5_647),
+        (COUNTS_101, Split(per_class=30), 3_060, 6_084),
+        (COUNTS_101[1:], Split(total=6_996), 6_996, 1_681),
+    ],
+    ids=["256 with clutter", "256 without", "101 without", "101 with", "101 as MXNet's mirror"],
+)
+def test_published_splits(sizes, split, train, val):
+    parts = split.divide(tree_of(sizes))
+    assert (len(parts["train"]), len(parts["val"])) == (train, val)
+    drawn = collections.Counter(image.label for image in parts["train"])
+    if split.total is None:
+        assert set(drawn.values()) == {split.per_class}
+    else:
+        share = split.total / sum(sizes)
+        assert all(abs(drawn[label] - share * size) < 1 for label, size in enumerate(sizes))
+
+
+def test_tables():
+    assert (sum(COUNTS_101), len(COUNTS_101)) == (9_144, 102)
+    assert (sum(COUNTS_256), len(COUNTS_256)) == (30_607, 257)
+    for name, sizes in (("caltech101", COUNTS_101), ("caltech256", COUNTS_256)):
+        data = DATASETS[name]
+        assert (data.images, data.classes) == (sum(sizes), len(sizes))
+        assert data.train_per_class < min(sizes)
+        for archive in data.archives:
+            assert len(bytes.fromhex(archive.md5)) == 16
+            assert all(url.startswith("https://") for url in archive.urls)
+
+
+# --------------------------------------------------------------------------------------- preparing
+
+
+def test_caltech_256(data, archive, tmp_path):
+    root, told = tmp_path / "root", []
+    manifest = prepare(data, root, encoding=SMALL, archive=archive, tell=told.append)
+    assert told == [
+        f"Extracting {archive} ...",
+        "Ignored, as these are no images: 056.dog/greg, 198.spider/RENAME2.",
+        f"Packing into {root}/rec ...",
+    ]
+    assert read_classes(root / "rec") == ("001.ak47", "056.dog", "198.spider", "257.clutter")
+    assert manifest["images"] == {"train": 12, "val": 11}
+    assert counts(root, "train") == [3, 3, 3, 3]
+    assert counts(root, "val") == [2, 3, 4, 2]
+    # the three whose `printf '0 001.ak47/001_0002.jpg' | sha256sum` are the least of their class
+    drawn = sorted(name for name, label in listed(root, "train").items() if not label)
+    assert drawn == [f"001.ak47/001_000{number}.jpg" for number in (2, 4, 5)]
+    assert not set(listed(root, "train")) & set(listed(root, "val"))
+    assert sorted(path.name for path in root.iterdir()) == ["images", "rec"]
+
+
+def test_caltech_256_without_clutter(data, archive, tmp_path):
+    prepare(data, tmp_path, clutter=False, encoding=SMALL, archive=archive, tell=quiet)
+    assert read_classes(tmp_path / "rec") == ("001.ak47", "056.dog", "198.spider")
+    assert counts(tmp_path, "train") == [3, 3, 3]
+    assert counts(tmp_path, "val") == [2, 3, 4]
+
+
+def test_two_runs_give_the_same_bytes(data, archive, tmp_path):
+    for root, workers in (("one", 1), ("two", 4)):
+        prepare(data, tmp_path / root, encoding=SMALL, archive=archive, workers=workers, tell=quiet)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_a_second_run_does_nothing(data, archive, tmp_path):
+    """Neither the archive nor the images are needed any more."""
+    root, told = tmp_path / "root", []
+    first = prepare(data, root, encoding=SMALL, archive=archive, tell=quiet)
+    archive.unlink()
+    (root / "images").rename(tmp_path / "elsewhere")
+    before = {path: path.stat().st_mtime_ns for path in (root / "rec").iterdir()}
+    assert prepare(data, root, encoding=SMALL, tell=told.append) == first
+    assert told == [f"{root}/rec is packed already, with these options."]
+    assert {path: path.stat().st_mtime_ns for path in (root / "rec").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"clutter": False}, "clutter true, not false"),
+        ({"split": Split(per_class=2)}, "per class 3, not 2"),
+        ({"split": Split(seed=1)}, "seed 0, not 1"),
+        ({"encoding": Encoding(16, 94)}, "quality 95, not 94"),
+    ],
+)
+def test_other_options_than_before(data, archive, tmp_path, changed, what):
+    options = {"encoding": SMALL, "archive": archive, "tell": quiet}
+    prepare(data, tmp_path, **options)
+    before = content(tmp_path)
+    with pytest.raises(DataError) as caught:
+        prepare(data, tmp_path, **{**options, **changed})
+    assert str(caught.value) == (
+        f"{tmp_path}/rec was packed with {what}: pass --overwrite to pack again, or choose another "
+        "folder."
+    )
+    assert content(tmp_path) == before
+    archive.unlink()  # the images are still there
+    prepare(data, tmp_path, **{**options, **changed}, overwrite=True)
+    assert content(tmp_path) != before
+
+
+def test_caltech_101_from_either_archive(tmp_path):
+    """The official zip, and the tar within it, which is also published alone."""
+    inner = tar_of(members_101(), "w:gz")
+    outer = zip_of({"caltech-101/101_ObjectCategories.tar.gz": inner, "__MACOSX/._x": b"junk"})
+    data = small_101(inner, outer)
+    for name, archive in (("zip", outer), ("tar", inner)):
+        (tmp_path / f"{name}.bin").write_bytes(archive)
+        prepare(data, tmp_path / name, encoding=SMALL, archive=tmp_path / f"{name}.bin", tell=quiet)
+        assert read_classes(tmp_path / name / "rec") == ("Faces", "ant")
+        assert counts(tmp_path / name, "train") == [2, 2]
+        assert counts(tmp_path / name, "val") == [2, 3]
+    assert content(tmp_path / "zip") == content(tmp_path / "tar")
+    prepare(
+        data, tmp_path / "zip", Split(total=6), True, encoding=SMALL, overwrite=True, tell=quiet
+    )
+    assert read_classes(tmp_path / "zip" / "rec") == ("BACKGROUND_Google", "Faces", "ant")
+    assert counts(tmp_path / "zip", "train") == [2, 2, 2]
+
+
+# ------------------------------------------------------------------------------------- downloading
+
+
+def test_download_where_the_first_mirror_is_dead(archive, server, tmp_path):
+    server.files["/a.tar"] = archive.read_bytes()
+    data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
+    prepare(data, tmp_path / "root", encoding=SMALL, tell=quiet)
+    assert counts(tmp_path / "root", "train") == [3, 3, 3, 3]
+    assert (tmp_path / "root/256_ObjectCategories.tar").read_bytes() == archive.read_bytes()
+    (tmp_path / "root" / "rec" / "manifest.json").unlink()
+    assert server.seen == ["/a.tar"]
+
+
+def test_an_interrupted_run_goes_on(archive, server, tmp_path):
+    """Each step begins where it was left, as a kill would leave it."""
+    whole = archive.read_bytes()
+    server.files["/a.tar"] = whole
+    data, root = small_256(whole, f"{server.url}/a.tar"), tmp_path / "root"
+    root.mkdir()
+    (root / "256_ObjectCategories.tar.part").write_bytes(whole[:5000])
+    (root / "images.unfinished" / "256_ObjectCategories").mkdir(parents=True)
+    (root / "images.unfinished" / "256_ObjectCategories" / "junk").touch()
+    (root / "rec.unfinished").mkdir()
+    (root / "rec.unfinished" / "train.rec").write_bytes(b"half")
+    prepare(data, root, encoding=SMALL, tell=quiet)
+    assert sorted(path.name for path in root.iterdir()) == [
+        "256_ObjectCategories.tar",
+        "images",
+        "rec",
+    ]
+    prepare(data, tmp_path / "other", encoding=SMALL, archive=archive, tell=quiet)
+    assert content(root) == content(tmp_path / "other")
+
+
+def test_the_second_archive_is_downloaded_if_the_first_cannot(server, tmp_path):
+    inner = tar_of(members_101(), "w:gz")
+    server.files["/inner"] = inner
+    data = small_101(inner, zip_of({}), inner_url=f"{server.url}/inner")
+    prepare(data, tmp_path, encoding=SMALL, tell=quiet)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "101_ObjectCategories.tar.gz",
+        "images",
+        "rec",
+    ]
+
+
+def test_no_mirror_gives_it(archive, server, tmp_path):
+    server.files["/a.tar"] = b"another file"
+    data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
+    with pytest.raises(DataError) as caught:
+        prepare(data, tmp_path / "root", tell=quiet)
+    assert str(caught.value) == (
+        "Caltech-256 could not be downloaded (256_ObjectCategories.tar could not be downloaded: "
+        f"{DEAD}: Failed to establish a new connection: [Errno 111] Connection refused; "
+        f"{server.url}/a.tar: its md5 is {md5(b'another file')}, expected "
+        f"{md5(archive.read_bytes())}.): get it by other means and pass --archive FILE."
+    )
+
+
+# ---------------------------------------------------------------------------------------- failures
+
+
+def refusal(data, root, **options):
+    with pytest.raises(DataError) as caught:
+        prepare(data, root, encoding=SMALL, tell=quiet, **options)
+    return str(caught.value)
+
+
+def test_another_archive(data, tmp_path):
+    (tmp_path / "256_ObjectCategories.tar").write_bytes(b"another file")
+    expected = (
+        f"{tmp_path}/256_ObjectCategories.tar is not Caltech-256 as published: its md5 is "
+        f"{md5(b'another file')}, expected {data.archives[0].md5} (256_ObjectCategories.tar); pack "
+        "other images with scripts/pack_images.py."
+    )
+    assert (
+        refusal(data, tmp_path / "root", archive=tmp_path / "256_ObjectCategories.tar") == expected
+    )
+    assert refusal(data, tmp_path) == expected  # one that lies where the download would be
+    assert refusal(data, tmp_path / "root", archive=tmp_path / "none") == (
+        f"{tmp_path}/none was not found."
+    )
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "why"),
+    [
+        ("../../evil.jpg", tarfile.REGTYPE, "leads outside the folder it is extracted to"),
+        ("256_ObjectCategories/link", tarfile.SYMTYPE, "is a link or a device"),
+    ],
+)
+def test_an_archive_that_is_not_safe(tmp_path, name, kind, why):
+    file = io.BytesIO(tar_of(members_256()))
+    with tarfile.open(fileobj=file, mode="a") as tar:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, "/etc"
+        tar.addfile(info)
+    root = tmp_path / "a" / "b"
+    root.mkdir(parents=True)
+    (root / "256_ObjectCategories.tar").write_bytes(file.getvalue())
+    assert refusal(small_256(file.getvalue()), root) == (
+        f"{root}/256_ObjectCategories.tar is not safe to extract: {name} {why}."
+    )
+    found = sorted(path.name for path in tmp_path.rglob("*"))
+    assert found == ["256_ObjectCategories.tar", "a", "b"]
+
+
+def test_images_are_missing(data, archive, tmp_path):
+    prepare(data, tmp_path, encoding=SMALL, archive=archive, tell=quiet)
+    images = tmp_path / "images" / "256_ObjectCategories"
+    (images / "001.ak47" / "001_0002.jpg").unlink()
+    assert refusal(data, tmp_path, overwrite=True) == (
+        f"{images} holds 22 images of 4 classes, expected 23 of 4: remove {tmp_path}/images, and "
+        "it is extracted again."
+    )
+
+
+def test_a_corrupt_image(tmp_path):
+    members = members_256()
+    members["256_ObjectCategories/056.dog/056_0003.jpg"] = jpeg(0)[:-300]
+    archive = tar_of(members)
+    (tmp_path / "256_ObjectCategories.tar").write_bytes(archive)
+    path = tmp_path / "images/256_ObjectCategories/056.dog/056_0003.jpg"
+    assert refusal(small_256(archive), tmp_path) == (
+        f"{path} cannot be packed, the JPEG ends too early: replace it, or pass "
+        "--without 056.dog/056_0003.jpg."
+    )
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("rec")]
+    prepare(
+        small_256(archive), tmp_path, encoding=SMALL, without=["056.dog/056_0003.jpg"], tell=quiet
+    )
+    assert counts(tmp_path, "val") == [2, 2, 4, 2]
+
+
+# -------------------------------------------------------------------------------------- the script
+
+
+@pytest.fixture
+def dataset(monkeypatch, data):
+    """The small Caltech-256 in place of the real one."""
+    monkeypatch.setitem(caltech.DATASETS, "caltech256", data)
+
+
+def test_script_and_training(dataset, archive, tmp_path, capsys):
+    """What it writes, train_imagenet.py reads."""
+    root = tmp_path / "root"
+    given = ["--dataset", "caltech256", "--root", str(root), "--archive", str(archive)]
+    assert prepare_caltech.main([*given, "--resize", "32", "--train-images", "15"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        f"Packing into {root}/rec ...",
+        "15 train and 8 val images of 4 classes. To train on them:",
+        f"python scripts/train_imagenet.py --data-dir {root} --use-rec",
+    ]
+    trained = subprocess.run(
+        [
+            *(sys.executable, "scripts/train_imagenet.py", "--data-dir", str(root), "--use-rec"),
+            *("--model", "mobilenet0.25", "--dtype", "float32", "--batch-size", "8"),
+            *("--num-epochs", "1", "--num-workers", "0", "--save-dir", str(tmp_path / "saved")),
+        ],
+        capture_output=True, text=True, cwd=ROOT, timeout=200,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    assert "8/8" in trained.stdout
+
+
+def test_script_refuses_in_one_sentence(dataset, tmp_path, capsys):
+    given = ["--dataset", "caltech256", "--root", str(tmp_path)]
+    assert prepare_caltech.main([*given, "--archive", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr() == ("", f"prepare_caltech.py: {tmp_path}/none was not found.\n")
+    (tmp_path / "file").touch()
+    assert prepare_caltech.main([*given[:3], str(tmp_path / "file")]) == 2
+    assert capsys.readouterr() == ("", f"prepare_caltech.py: {tmp_path}/file: File exists.\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "the following arguments are required: --dataset"),
+        (
+            ["--dataset", "caltech"],
+            "argument --dataset: invalid choice: 'caltech' (choose from 'caltech101', "
+            "'caltech256')",
+        ),
+        (
+            ["--dataset", "caltech101", "--no-clutter", "--include-clutter"],
+            "argument --include-clutter: not allowed with argument --no-clutter",
+        ),
+    ],
+)
+def test_wrong_options(capsys, given, message):
+    with pytest.raises(SystemExit) as caught:
+        prepare_caltech.main(given)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.replace("caltech101, caltech256", "'caltech101', 'caltech256'")
+    assert said == f"prepare_caltech.py: {message}\n"

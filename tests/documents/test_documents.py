@@ -1,0 +1,253 @@
+"""What README and the other documents show: links, commands and snippets of Python."""
+
+import argparse
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from tests import ROOT
+
+import mxnet as mx
+
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "notebooks/**/*.ipynb")
+    for path in ROOT.glob(pattern)
+    if "_build" not in path.parts and ".ipynb_checkpoints" not in path.parts
+)
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)|\b(?:src|href)=\"([^\"]+)\"")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def text_of(document):
+    """The Markdown of a document; of a notebook, that of its cells in words."""
+    source = (ROOT / document).read_text(encoding="utf-8")
+    if not document.endswith(".ipynb"):
+        return source
+    cells = [cell for cell in json.loads(source)["cells"] if cell["cell_type"] == "markdown"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
+def blocks(text, language):
+    """The fenced blocks of one language."""
+    return [body for name, body in FENCE.findall(text) if name == language]
+
+
+# ------------------------------------------------------------------------------------------ links
+
+
+def anchors(text):
+    """The names that GitHub gives to headings: lower case, hyphens for spaces, no punctuation."""
+    titles = HEADING.findall(FENCE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(text, folder):
+    """Relative links that lead to no file, or to a heading that the file does not have."""
+    wrong = []
+    for link in (one or other for one, other in LINK.findall(FENCE.sub("", text))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, heading = link.partition("#")
+        target = folder / path
+        exists = target.exists() and (
+            not heading or heading in anchors(target.read_text() if path else text)
+        )
+        if not exists:
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    assert broken(text_of(document), (ROOT / document).parent) == []
+
+
+def test_broken_links_are_noticed(tmp_path):
+    (tmp_path / "there.md").write_text("# A title, with `code`\n```sh\n# a comment\n```\n")
+    good = "[a](there.md) [b](there.md#a-title-with-code) [c](https://x.org/y) [d](#here)\n# Here\n"
+    bad = '[a](gone.md) [b](there.md#a-comment) <img src="gone.png"> ![c](gone.svg)'
+    assert broken(good, tmp_path) == []
+    assert broken(bad, tmp_path) == ["gone.md", "there.md#a-comment", "gone.png", "gone.svg"]
+
+
+# --------------------------------------------------------------------------------------- commands
+
+
+class ParsedError(BaseException):
+    """The command's parser took its arguments; scripts catch all that is an Exception."""
+
+
+def commands(text):
+    """The commands that are shown, in blocks and in running text, as lists of words."""
+    lines = [line for body in blocks(text, "sh") for line in body.replace("\\\n", "").splitlines()]
+    lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", FENCE.sub("", text))]
+    words = (shlex.split(line, comments=True) for line in lines if re.match(r"make |python ", line))
+    return [one for one in words if len(one) > 1]
+
+
+def parse(words, monkeypatch):
+    """Let a script's own parser, or make, read a command; nothing of it is run."""
+    if words[0] == "make":
+        shown = subprocess.run(
+            ["make", "-C", ROOT, "-n", "-o", "stamp", "STAMP=stamp", *words[1:]],
+            env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "ARGS")},
+            capture_output=True,
+            text=True,
+        )
+        assert shown.returncode == 0, shown.stderr
+        made = [line.partition("python ")[2] for line in shown.stdout.splitlines()]
+        for line in made:
+            if line.startswith(("scripts/", "-m experiments.")):
+                parse(["python", *shlex.split(line)], monkeypatch)
+        return
+    if words[1] == "-m":
+        name = words[2].replace(".", "/")
+        path = f"{name}/__main__.py" if (ROOT / name).is_dir() else f"{name}.py"
+        words = ["python", path, *words[3:]]
+    accept = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser, *args, **kwargs):
+        accept(parser, *args, **kwargs)
+        raise ParsedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        patch.setattr(sys, "argv", words[1:])
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        try:
+            runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+        except ParsedError:
+            return
+        except SystemExit as stop:
+            if "--help" in words and not stop.code:
+                return
+    pytest.fail(f"refused, or not read by its parser: {' '.join(words)}")
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{document}: {' '.join(words)}")
+    for document in DOCUMENTS
+    for words in commands(text_of(document))
+    if words[0] == "make" or words[1].startswith("scripts/") or words[1:3] == ["-m", "gluon_amp"]
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_are_understood(words, monkeypatch, capsys):
+    parse(words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make nonsense",
+        "make train ARGS='--dtype float17'",
+        "python scripts/train_imagenet.py --dtype float17",
+        "python scripts/train_imagenet.py --no-such-option",
+        "python scripts/benchmark.py --suite nonsense",
+    ],
+)
+def test_wrong_commands_are_noticed(line, monkeypatch, capsys):
+    assert commands(f"Call `{line}`.") == commands(f"```sh\n{line}  # a comment\n```\n")
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        parse(shlex.split(line), monkeypatch)
+
+
+# --------------------------------------------------------------------------------------- snippets
+
+
+@pytest.fixture
+def namespace():
+    """What the documents' snippets take for granted: a small net, a batch, a symbol, iterators."""
+    mx.random.seed(0)
+    rng = np.random.RandomState(0)
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(8, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(2))
+    net.initialize()
+    data, label = mx.nd.array(rng.randn(16, 4)), mx.nd.array(rng.randint(0, 2, 16))
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    return {
+        "amp": amp,
+        "mx": mx,
+        "autograd": mx.autograd,
+        "net": net,
+        "data": data,
+        "label": label,
+        "loss_fn": mx.gluon.loss.SoftmaxCrossEntropyLoss(),
+        "batch_size": 16,
+        "symbol": mx.sym.SoftmaxOutput(symbol, name="softmax"),
+        "train_iter": mx.io.NDArrayIter(data, label, 8),
+        "val_iter": mx.io.NDArrayIter(data, label, 8),
+    }
+
+
+SNIPPETS = [name for name in DOCUMENTS if name.endswith(".md") and blocks(text_of(name), "python")]
+
+
+@pytest.mark.parametrize("document", SNIPPETS)
+def test_snippets_run(document, namespace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, snippet in enumerate(blocks(text_of(document), "python"), 1):
+        exec(compile(snippet, f"{document}, snippet {number}", "exec"), namespace)
+
+
+def test_readme_trains_in_float16_with_gluon_and_with_module(namespace):
+    """The five lines do what is said beside them, again and again, and so does the Module."""
+    five_lines, module = blocks(text_of("README.md"), "python")[:2]
+    exec(five_lines, namespace)
+    first = namespace["loss"].mean().asscalar()
+    assert "float16" in {p.dtype for p in namespace["net"].collect_params().values()}
+    assert namespace["loss"].dtype == np.float32
+    training = five_lines[five_lines.index("with autograd") :]
+    reports = []
+    for _ in range(16):
+        exec(training, namespace)
+        reports.append(namespace["report"])
+    assert not reports[0].applied  # a new dynamic scale is too high at first
+    assert sum(report.applied for report in reports) >= 8
+    assert namespace["loss"].mean().asscalar() < 0.75 * first
+    exec(module, namespace)
+    assert namespace["module"].last_report.applied
+
+
+# ------------------------------------------------------------------- messages and the citation
+
+
+def test_messages_in_the_troubleshooting_table_are_those_of_the_source():
+    """Symptoms in quotes are looked for by those who met them; numpy's is checked on its own."""
+    table = text_of("README.md").partition("## Troubleshooting")[2].partition("\n## ")[0]
+    symptoms = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
+    quoted = {message for symptom in symptoms for message in re.findall(r'"(.+?)"', symptom)}
+    foreign = "module 'numpy' has no attribute 'bool'"
+    assert len(quoted - {foreign}) >= 4
+    source = "".join(path.read_text() for path in (ROOT / "gluon_amp").rglob("*.py"))
+    assert [message for message in quoted - {foreign} if message not in source] == []
+    with pytest.raises(AttributeError, match=foreign.replace("bool", "no_such_name")):
+        np.no_such_name  # noqa: B018
+
+
+def test_accuracies_in_the_readme_are_those_of_the_committed_tables():
+    results = text_of("README.md").partition("\n## Results\n")[2].partition("\n## ")[0]
+    figure = re.compile(r"\d+\.\d+ ± \d+\.\d+|[+-]\d+\.\d+ \([^)]+\)")
+    shown = set(figure.findall(results))
+    assert len(shown) >= 15
+    made = "".join(text_of(f"docs/results/{name}.md")
+                   for name in ("digits/results", "lstm/results", "ablation"))  # fmt: skip
+    assert shown - set(figure.findall(made)) == set()
+
+
+def test_citation_names_this_version():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [amp.__version__]
+    assert re.findall(r"^license: (.+)$", citation, re.MULTILINE) == ["Apache-2.0"]

@@ -1,0 +1,413 @@
+"""The notebooks' sources and pages, and the program that makes pages of sources."""
+
+import ast
+import base64
+import copy
+import io
+import re
+import sys
+
+import nbformat
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import run_notebooks
+from tests import ROOT
+
+SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
+names = pytest.mark.parametrize("name", [path.stem for path in SOURCES])
+
+
+@pytest.fixture(scope="module")
+def script():
+    return run_notebooks
+
+
+# ---------------------------------------------------------------- what a page has to be
+
+
+def code_cells(page):
+    return [cell for cell in page.cells if cell.cell_type == "code"]
+
+
+def outputs(page):
+    return [output for cell in code_cells(page) for output in cell.outputs]
+
+
+def texts(page):
+    """What is printed or shown as text, an output each."""
+    for output in outputs(page):
+        data = output.get("data", {})
+        yield output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
+
+
+def pictures(page):
+    """The grey levels of each picture."""
+    for output in outputs(page):
+        if "image/png" in output.get("data", {}):
+            png = base64.b64decode(output["data"]["image/png"])
+            yield np.asarray(Image.open(io.BytesIO(png)).convert("L"))
+
+
+def was_executed_from_top_to_bottom(page):
+    counts = [cell.execution_count for cell in code_cells(page)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def has_no_error_and_no_stderr(page):
+    assert [output for output in outputs(page) if output.output_type == "error"] == []
+    assert [output for output in outputs(page) if output.get("name") == "stderr"] == []
+
+
+def has_no_warning(page):
+    assert [text for text in texts(page) if "Warning" in text] == []
+
+
+def has_two_pictures_that_are_not_blank(page):
+    found = list(pictures(page))
+    assert len(found) >= 2
+    for grey in found:
+        assert (grey != grey[0, 0]).mean() > 0.01
+        assert len(np.unique(grey)) > 10
+
+
+def names_nothing_of_the_machine(page):
+    path = re.compile(rf"/(home|root|tmp)/|{re.escape(str(ROOT))}|\b0x[0-9a-f]{{8,}}")
+    assert [found.group() for text in texts(page) for found in path.finditer(text)] == []
+
+
+def fits_its_columns(page):
+    words = [cell.source for cell in page.cells if cell.cell_type == "markdown"]
+    lines = [line for text in words for line in text.splitlines() if "](" not in line]
+    assert [line for line in lines if len(line) > 78] == []
+    assert [line for text in texts(page) for line in text.splitlines() if len(line) > 80] == []
+
+
+def begins_with_words_and_parameters(page):
+    assert page.cells[0].cell_type == "markdown"
+    assert page.cells[0].source.startswith("# ")
+    first, *rest = code_cells(page)
+    assert first.metadata["tags"] == ["parameters"]
+    assert not any("parameters" in cell.metadata.get("tags", ()) for cell in rest)
+    found = [node for node in ast.walk(ast.parse(first.source)) if isinstance(node, ast.Name)]
+    assigned = {node.id for node in found if isinstance(node.ctx, ast.Store)}
+    assert "SEED" in assigned
+    assert first.metadata["short"]
+    assert set(first.metadata["short"]) <= assigned
+
+
+def ends_with_its_environment(page):
+    assert page.cells[-1].cell_type == "code"
+    last = list(texts(page))[-1]
+    assert page.cells[-1].outputs
+    assert last.splitlines()[-1].startswith("gluon_amp ")
+
+
+def is_small(page):
+    assert len(nbformat.writes(page)) < 400_000
+
+
+CHECKS = (
+    was_executed_from_top_to_bottom,
+    has_no_error_and_no_stderr,
+    has_no_warning,
+    has_two_pictures_that_are_not_blank,
+    names_nothing_of_the_machine,
+    fits_its_columns,
+    begins_with_words_and_parameters,
+    ends_with_its_environment,
+    is_small,
+)
+
+
+def test_every_source_has_its_page():
+    pages = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert {path.stem for path in SOURCES} == pages
+    assert pages
+
+
+@names
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_page(check, name):
+    check(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4))
+
+
+def differences(source, page):
+    """What differs between a source and a page, cell by cell."""
+
+    def said(notebook):
+        return [(cell.cell_type, cell.id, cell.metadata, cell.source) for cell in notebook.cells]
+
+    wrong = [(one, other) for one, other in zip(said(source), said(page)) if one != other]
+    if len(source.cells) != len(page.cells):
+        wrong.append((len(source.cells), len(page.cells)))
+    metadata = {key: page.metadata.get(key) for key in source.metadata}
+    return wrong if metadata == source.metadata else [*wrong, (source.metadata, metadata)]
+
+
+@names
+def test_a_page_is_that_of_its_source(script, name):
+    page = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    source = script.read(ROOT / "notebooks" / f"{name}.py")
+    assert differences(source, page) == []
+    assert "version" not in page.metadata["language_info"]
+
+
+@names
+@pytest.mark.slow
+def test_a_short_run(script, name, capsys):
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    before = path.read_bytes()
+    status = script.main(["--short", name])
+    assert (status, capsys.readouterr().err) == (0, "")
+    assert path.read_bytes() == before
+
+
+# -------------------------------------------------------- pages that are wrong are noticed
+
+
+def picture(grey):
+    file = io.BytesIO()
+    Image.fromarray(grey.astype(np.uint8)).save(file, "png")
+    data = {"image/png": base64.b64encode(file.getvalue()).decode(), "text/plain": "<Figure>"}
+    return nbformat.v4.new_output("display_data", data)
+
+
+def printed(text, name="stdout"):
+    return nbformat.v4.new_output("stream", name=name, text=text)
+
+
+@pytest.fixture(scope="module")
+def good():
+    """A page without fault."""
+    new, words = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+    gradient = np.arange(64 * 64).reshape(64, 64) % 256
+    metadata = {"tags": ["parameters"], "short": {"EPOCHS": 1}}
+    cells = [
+        words("# A title"),
+        new("SEED = 0\nEPOCHS = 3", metadata=metadata),
+        new("draw()", outputs=[picture(gradient), picture(gradient.T)]),
+        new("print(...)", outputs=[printed("Python 3.11\ngluon_amp 0.1.0\n")]),
+    ]
+    for number, cell in enumerate(cells[1:], 1):
+        cell.execution_count = number
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_good_page_passes(check, good):
+    check(good)
+
+
+def in_cell(number, output):
+    return lambda page: page.cells[number].outputs.insert(0, output)
+
+
+def assigns(number, **values):
+    return lambda page: page.cells[number].update(values)
+
+
+BLANK = picture(np.full((64, 64), 255))
+ERROR = nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[])
+FAULTS = [
+    (was_executed_from_top_to_bottom, assigns(2, execution_count=3)),
+    (was_executed_from_top_to_bottom, assigns(3, execution_count=None)),
+    (has_no_error_and_no_stderr, in_cell(2, ERROR)),
+    (has_no_error_and_no_stderr, in_cell(2, printed("oh\n", "stderr"))),
+    (has_no_warning, in_cell(2, printed("x.py:1: UserWarning: old\n"))),
+    (has_two_pictures_that_are_not_blank, lambda page: page.cells[2].outputs.pop()),
+    (has_two_pictures_that_are_not_blank, in_cell(2, BLANK)),
+    (names_nothing_of_the_machine, in_cell(2, printed("/home/me/x.py\n"))),
+    (names_nothing_of_the_machine, in_cell(2, printed(f"{ROOT}\n"))),
+    (names_nothing_of_the_machine, in_cell(2, printed("<Net object at 0x7f00aabbccdd>\n"))),
+    (fits_its_columns, in_cell(2, printed("x" * 81))),
+    (fits_its_columns, assigns(0, source="# " + "x" * 77)),
+    (begins_with_words_and_parameters, lambda page: page.cells.pop(0)),
+    (begins_with_words_and_parameters, assigns(0, source="A title")),
+    (begins_with_words_and_parameters, assigns(1, source="EPOCHS = 3")),
+    (begins_with_words_and_parameters, assigns(1, source="SEED = 0\nEPOCH = 3")),
+    (begins_with_words_and_parameters, lambda page: page.cells[1].metadata["short"].clear()),
+    (begins_with_words_and_parameters,
+     lambda page: page.cells[2].metadata.update(tags=["parameters"])),
+    (ends_with_its_environment, lambda page: page.cells.pop()),
+    (ends_with_its_environment, assigns(3, outputs=[printed("gluon_amp 0.1.0\nPython\n")])),
+    (is_small, in_cell(2, printed("x\n" * 200_000))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check, damage", FAULTS)
+def test_a_fault_is_noticed(check, damage, good):
+    page = copy.deepcopy(good)
+    damage(page)
+    with pytest.raises((AssertionError, KeyError)):
+        check(page)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        assigns(2, source="draw() "),
+        assigns(2, id="other"),
+        assigns(1, metadata={}),
+        lambda page: page.cells.pop(),
+        lambda page: page.metadata.update(kernelspec={"name": "other"}),
+    ],
+)
+def test_a_page_of_another_source_is_noticed(damage, good):
+    source = copy.deepcopy(good)
+    source.metadata["kernelspec"] = {"name": "python3"}
+    page = copy.deepcopy(source)
+    assert differences(source, page) == []
+    damage(page)
+    assert differences(source, page) != []
+
+
+# ----------------------------------------------------------------------------- the runner
+
+PARAMETERS = '# %% tags=["parameters"] short={"EPOCHS": 1}\nSEED, EPOCHS = 0, 3\n'
+
+
+@pytest.fixture
+def write(script, tmp_path, monkeypatch):
+    """Write a small notebook where the runner looks for them."""
+    monkeypatch.setattr(script, "FOLDER", tmp_path)
+
+    def write(name, *cells):
+        (tmp_path / f"{name}.py").write_text(PARAMETERS + "".join(f"\n# %%\n{c}\n" for c in cells))
+
+    return write
+
+
+@pytest.fixture
+def run(script, capsys):
+    """Run the script; return its status, what it said, and what it complained of."""
+
+    def run(*arguments):
+        return (script.main(list(arguments)), *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "cell, sentence",
+    [
+        ("raise ValueError('no\\nsuch thing.')", "raised ValueError: no such thing."),
+        ("assert EPOCHS == 1", "raised AssertionError.\n"),
+        ("import os\nos._exit(3)", "ended its kernel."),
+        ("import time\ntime.sleep(60)", "took more than 3 s."),
+        ("import warnings\nwarnings.warn('old')", "gave a warning: UserWarning: old."),
+        ("print('FutureWarning: later.')", "gave a warning: FutureWarning: later."),
+        ("import sys\nprint('oh', file=sys.stderr)", "wrote to stderr: oh."),
+        (
+            # the kernel reads what C writes now and then
+            "import os, time\nfor _ in range(9): os.write(2, b'of C')\ntime.sleep(1)",
+            "wrote to stderr: of C",
+        ),
+    ],
+)
+def test_a_failing_notebook_gets_one_sentence_and_no_page(write, run, tmp_path, cell, sentence):
+    write("failing", cell, "print('last')")
+    (tmp_path / "failing.ipynb").write_text("the old page")
+    status, out, err = run("--timeout", "3")
+    assert (status, out) == (1, "failing\n")
+    assert err.startswith(f"run_notebooks.py: failing, cell [2] {sentence}")
+    assert err.count("\n") == 1
+    assert (tmp_path / "failing.ipynb").read_text() == "the old page"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["failing.ipynb", "failing.py"]
+
+
+def test_the_others_are_run_after_one_that_fails(write, run, tmp_path):
+    write("a", "1 / 0")
+    write("b", "print(EPOCHS)")
+    status, out, err = run()
+    assert (status, err) == (1, "run_notebooks.py: a, cell [2] raised ZeroDivisionError: "
+                                "division by zero.\n")  # fmt: skip
+    assert re.fullmatch(r"a\nb\n  2 cells of code, \d+ s, \d kB\n", out)
+    assert not (tmp_path / "a.ipynb").exists()
+    assert (tmp_path / "b.ipynb").exists()
+
+
+def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp_path):
+    cells = "print(EPOCHS, flush=True)\nprint(SEED)", "6 * 7", "6 * 7"
+    write("good", *cells)
+    assert run("good")[0] == 0
+    page = nbformat.read(tmp_path / "good.ipynb", as_version=4)
+    assert list(texts(page)) == ["3\n0\n", "42", "42"]
+    assert [cell.execution_count for cell in page.cells] == [1, 2, 3, 4]
+    assert len({cell.id for cell in page.cells}) == 4
+    assert [set(cell.metadata) for cell in page.cells] == [{"tags", "short"}, set(), set(), set()]
+    assert differences(script.read(tmp_path / "good.py"), page) == []
+    assert "version" not in page.metadata["language_info"]
+    assert "text_representation" not in page.metadata.get("jupytext", {})
+    first = (tmp_path / "good.ipynb").read_bytes()
+    assert first.endswith(b"}\n") and not first.endswith(b"\n\n")
+    assert run("good")[0] == 0
+    assert (tmp_path / "good.ipynb").read_bytes() == first
+
+
+def test_a_figure_is_shown_once_whatever_the_backend_here(write, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    drawing = "# %matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
+    write("drawn", drawing)
+    assert run("drawn")[0] == 0
+    page = nbformat.read(tmp_path / "drawn.ipynb", as_version=4)
+    assert len(list(pictures(page))) == 1
+
+
+def test_short_values_follow_the_parameters_and_no_page_is_written(write, run, tmp_path):
+    write("good", "open('seen', 'w').write(f'{SEED} {EPOCHS}')")
+    status, out, err = run("--short", "good")
+    assert (status, err) == (0, "")
+    assert re.fullmatch(r"good\n  3 cells of code, \d+ s\n", out)
+    assert (tmp_path / "seen").read_text() == "0 1"
+    assert not (tmp_path / "good.ipynb").exists()
+
+
+def test_cells_are_counted_as_on_the_page_in_a_short_run_too(write, run):
+    write("failing", "assert EPOCHS == 3")
+    assert "failing, cell [2] raised AssertionError" in run("--short")[2]
+
+
+def test_a_notebook_without_short_values_cannot_be_run_shortly(run, write, tmp_path):
+    (tmp_path / "bare.py").write_text("# %%\nSEED = 0\n")
+    status, _, err = run("--short", "bare")
+    sentence = "run_notebooks.py: bare has no cell tagged parameters with values for short.\n"
+    assert (status, err) == (1, sentence)
+
+
+def test_an_unknown_name_is_refused_before_anything_runs(write, run):
+    write("good", "print(1)")
+    status, out, err = run("good", "bad")
+    assert (status, out) == (2, "")
+    assert err == "run_notebooks.py: there is no notebook 'bad' among good.\n"
+
+
+@pytest.mark.parametrize("given", [["--timeout", "0"], ["--quick"]])
+def test_wrong_options_are_refused_in_one_sentence(run, script, capsys, given):
+    with pytest.raises(SystemExit) as stop:
+        script.main(given)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_its_extra_it_says_what_to_install(write, run, monkeypatch):
+    write("good", "print(1)")
+    monkeypatch.setitem(sys.modules, "jupytext", None)
+    status, _, err = run("good")
+    assert status == 2
+    assert err == (
+        "run_notebooks.py: jupytext is not installed: run `pip install 'gluon-amp[notebooks]'`.\n"
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named(write, run, script, monkeypatch):
+    write("good", "print(1)")
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(script.atomic, "write", full)
+    status, _, err = run("good")
+    assert status == 2
+    assert err.endswith("good.ipynb: No space left on device.\n")

@@ -1,0 +1,151 @@
+"""results_table.py --recipe caltech101: its rows, its rates, and what it says without data."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gluon_amp  # noqa: F401
+from experiments.results import command
+from experiments.results.recipes import EXPERIMENTS
+from experiments.results.record import RUN, SUMMARY, read
+from experiments.results.runs import jobs
+from gluon_amp.data import write_classes
+from gluon_amp.recipes.models import build
+from gluon_amp.recipes.recipe import learning_rate, read_fine_tuning
+from tests.images import write_records
+
+from mxnet import nd
+
+CALTECH = EXPERIMENTS["caltech101"]
+ROWS = ["float32-32", "float16-32", "float16-64", "bfloat16-32"]
+RATES = {"float32-32": 0.01, "float16-32": 0.01, "float16-64": 0.02, "bfloat16-32": 0.01}
+TINY = ("--model", "cifar_resnet8_v1", "--input-size", "32", "--num-epochs", "1",
+        "--warmup-epochs", "0", "--num-workers", "0", "--log-interval", "1")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def script():
+    return command
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other spin
+
+
+def write_caltech(root, train=64, val=10):
+    """Write a packed Caltech-101 of two classes, as prepare_caltech.py leaves one."""
+    folder = root / "rec"
+    folder.mkdir(parents=True)
+    for part, images in (("train", train), ("val", val)):
+        write_records(folder, part, [number % 2 for number in range(images)])
+    write_classes(folder, ["ant", "bee"])
+    return root
+
+
+def write_pretrained(path):
+    """Write what a zoo has: the same network for more classes."""
+    net = build("cifar_resnet8_v1", 5)
+    net.initialize()
+    net(nd.zeros((1, 3, 32, 32)))
+    net.save_parameters(str(path))
+    return path
+
+
+# ------------------------------------------------------------------------------------- the recipe
+
+
+def test_the_rows_and_their_rates():
+    assert [made.name for made, _ in CALTECH.rows] == ROWS
+    for job in jobs(CALTECH, Path("out"), [0], devices=2):
+        recipe, _ = read_fine_tuning(list(job.arguments))
+        assert recipe.dataset == "caltech101"
+        assert recipe.batch_size * 2 == job.configuration.batch
+        # with a rate of one's own, a row's is the same however many devices share the batch
+        assert learning_rate(recipe, job.configuration.batch) == RATES[job.configuration.name]
+
+
+def test_options_after_the_recipes_win():
+    for job in jobs(
+        CALTECH, Path("out"), [0], 1, ("--model", "resnet50_v1", "--input-size", "224")
+    ):
+        recipe, _ = read_fine_tuning(list(job.arguments))
+        assert (recipe.model, recipe.input_size) == ("resnet50_v1", 224)
+
+
+def test_the_assumed_sd_is_the_binomial_one():
+    assert pytest.approx(CALTECH.sd, abs=0.01) == 100 * (0.9 * 0.1 / 5647) ** 0.5
+
+
+def test_the_help_has_every_recipes_margin(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for name, experiment in EXPERIMENTS.items():
+        assert f"{experiment.margin:g} {name}" in told
+
+
+# ----------------------------------------------------------------------------- what is missing
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--recipe caltech101", "run `python scripts/prepare_caltech.py --dataset caltech101`"),
+        ("--recipe imagenet", "holds no classes to train on"),
+    ],
+)
+def test_no_data_is_one_sentence(script, tmp_path, capsys, line, sentence):
+    arguments = [*line.split(), "--seeds", "1", "--output", str(tmp_path / "table")]
+    assert script.main(arguments) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert told.err.count("\n") == 1
+    assert told.err.endswith("; its options stand after --.\n")
+    assert not list(tmp_path.rglob(RUN))
+
+
+def test_no_pretrained_weights_is_one_sentence(script, tmp_path, capsys):
+    data = write_caltech(tmp_path / "data", train=4, val=2)
+    arguments = ["--recipe", "caltech101", "--seeds", "1", "--output", str(tmp_path / "table")]
+    assert script.main([*arguments, "--", "--data-dir", str(data)]) == 2
+    told = capsys.readouterr().err
+    assert "the weights of mobilenet0.5 cannot be downloaded" in told
+    assert told.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------- from end to end
+
+
+@pytest.mark.slow
+def test_a_table_of_fine_tuning(script, tmp_path, capsys):
+    data = write_caltech(tmp_path / "data")
+    given = ["--data-dir", str(data), "--pretrained-file", str(write_pretrained(tmp_path / "zoo"))]
+    output = tmp_path / "table"
+    arguments = ["--recipe", "caltech101", "--seeds", "2", "--parallel", "2", "--margin", "60"]
+    assert script.main([*arguments, "--output", str(output), "--", *given, *TINY]) == 0
+    assert "[8/8] bfloat16, batch 32, seed 1" in capsys.readouterr().out
+
+    table = json.loads((output / "results.json").read_text())
+    assert (table["model"], table["data"]) == ("cifar_resnet8_v1", "caltech101 (64 + 10 samples)")
+    assert [row["configuration"]["name"] for row in table["rows"]] == ROWS
+    assert [row["configuration"]["batch"] for row in table["rows"]] == [32, 32, 64, 32]
+    assert [row["seeds"] for row in table["rows"]] == [[0, 1]] * 4
+    assert [row["steps"] for row in table["rows"]] == [2, 2, 1, 2]
+    for name in ROWS:
+        for seed in (0, 1):
+            folder = output / name / f"seed-{seed}"
+            summary = json.loads((folder / SUMMARY).read_text())
+            assert (summary["lr"], summary["seed"]) == (RATES[name], seed)
+            assert summary["confusions"] == []
+            assert read(folder).data == table["data"]
+
+    # other images under the same name do not get into the same table
+    other = json.loads((output / "float16-64" / "seed-1" / SUMMARY).read_text())
+    other["train_images"] = 63
+    (output / "float16-64" / "seed-1" / SUMMARY).write_text(json.dumps(other))
+    assert script.main(["--recipe", "caltech101", "--from-logs", str(output)]) == 2
+    assert "caltech101 (63 + 10 samples) and of caltech101 (64 +" in capsys.readouterr().err

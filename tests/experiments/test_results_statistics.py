@@ -1,0 +1,187 @@
+"""Statistics over seeds, against published numbers, tables and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.results.statistics import (
+    compare,
+    compare_pairs,
+    power,
+    sd_bound,
+    seeds_needed,
+    spread,
+)
+from gluon_amp.command_line import UsageError
+
+
+def sample(mean, sd, count):
+    """Return values with exactly this mean and standard deviation."""
+    values = np.random.RandomState(count).normal(size=count)
+    values = (values - values.mean()) / values.std(ddof=1)
+    return mean + sd * values
+
+
+def nvidia(epochs):
+    """Top-1 in percent over eight seeds, float16 and float32, of NVIDIA's ResNet-50 for MXNet.
+
+    DeepLearningExamples, MxNet/Classification/RN50v1.5/README.md, "Training stability test".
+    """
+    means = {
+        50: (76.308, 0.073, 76.329, 0.094),
+        90: (77.150, 0.098, 77.313, 0.085),
+        250: (78.460, 0.078, 78.483, 0.065),
+    }
+    mixed, mixed_sd, single, single_sd = means[epochs]
+    return sample(mixed, mixed_sd, 8), sample(single, single_sd, 8)
+
+
+def test_spread_of_four_values():
+    found = spread([97.0, 98.0, 98.0, 99.0])
+    assert found.mean == 98.0
+    assert found.sd == pytest.approx(math.sqrt(2 / 3))
+    assert found.count == 4
+
+
+def test_a_single_value_has_no_deviation():
+    assert spread([97.5]).sd is None
+
+
+@pytest.mark.parametrize("epochs, t", [(50, -0.50), (90, -3.55), (250, -0.64)])
+def test_welch_of_nvidias_eight_seeds(epochs, t):
+    assert compare(*nvidia(epochs), margin=0.3).t == pytest.approx(t, abs=0.005)
+
+
+def test_nvidias_ninety_epochs_differ_and_are_yet_within_the_margin():
+    found = compare(*nvidia(90), margin=0.3)
+    assert found.difference == pytest.approx(-0.163)
+    assert found.p == pytest.approx(0.0033, abs=1e-4)
+    # by hand: se = sqrt(0.098²/8 + 0.085²/8) = 0.04586, df = 13.73, t(0.975) = 2.149
+    assert found.low == pytest.approx(-0.163 - 2.149 * 0.04586, abs=1e-4)
+    assert found.high == pytest.approx(-0.163 + 2.149 * 0.04586, abs=1e-4)
+    # by hand: (0.3 - 0.163) / 0.04586 = 2.987, one-sided with df = 13.73
+    assert found.p_tost == pytest.approx(0.0050, abs=1e-4)
+    assert str(found) == "equivalent, though different"
+
+
+def test_the_same_seeds_are_not_equivalent_within_a_tenth():
+    found = compare(*nvidia(90), margin=0.1)
+    assert found.equivalent is False
+    assert str(found) == "different"
+
+
+def test_no_difference_found_is_not_equivalence():
+    found = compare([97.0, 98.0, 99.0], [97.1, 98.1, 99.1], margin=0.5)
+    assert found.differs is False and found.equivalent is False
+    assert str(found) == "undecided"
+
+
+def test_equivalent():
+    assert str(compare(sample(98.0, 0.2, 10), sample(98.1, 0.2, 10), margin=0.5)) == "equivalent"
+
+
+def test_the_order_of_the_samples_turns_the_sign():
+    one, other = nvidia(90)
+    there, back = compare(one, other, 0.3), compare(other, one, 0.3)
+    assert (back.difference, back.t) == pytest.approx((-there.difference, -there.t))
+    assert (back.low, back.high) == pytest.approx((-there.high, -there.low))
+    assert (back.p, back.p_tost) == pytest.approx((there.p, there.p_tost))
+
+
+@pytest.mark.parametrize("values, reference", [([97.0], [97.5, 98.0]), ([97.0] * 3, [98.0] * 3)])
+def test_what_cannot_be_tested(values, reference):
+    found = compare(values, reference, 0.5)
+    assert found.difference < 0
+    assert found.t is None and found.equivalent is None and found.differs is None
+    assert str(found) == "not tested"
+
+
+def test_one_sample_may_be_constant():
+    assert compare([98.0] * 8, sample(98.0, 0.3, 8), 0.5).equivalent is True
+
+
+# Hours of sleep gained by ten patients with one drug and another; R's t.test(paired = TRUE) and
+# "Student", The Probable Error of a Mean (Biometrika, 1908) give t, p and the interval
+SLEEP = (
+    [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
+    [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4],
+)
+
+
+def test_pairs_of_students_patients():
+    found = compare_pairs(*SLEEP, margin=1.0)
+    assert found.difference == pytest.approx(-1.58)
+    assert found.t == pytest.approx(-4.0621, abs=1e-4)
+    assert found.p == pytest.approx(0.002833, abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-7)
+    assert str(found) == "different"
+    assert str(compare(*SLEEP, margin=1.0)) == "undecided"  # without the pairs
+
+
+def test_pairs_that_move_together_are_equivalent():
+    reference = [80.0, 85.0, 90.0, 95.0]
+    values = [80.1, 84.9, 90.1, 94.9]
+    assert str(compare_pairs(values, reference, margin=0.5)) == "equivalent"
+    assert str(compare(values, reference, margin=0.5)) == "undecided"
+
+
+def test_pairs_that_all_differ_by_as_much_are_not_tested():
+    found = compare_pairs([2.0, 3.0], [1.0, 2.0], margin=0.5)
+    assert (found.difference, str(found)) == (1.0, "not tested")
+
+
+def test_pairs_are_equally_many():
+    with pytest.raises(ValueError, match="3 values cannot be paired with 2"):
+        compare_pairs([1.0, 2.0, 3.0], [1.0, 2.0], margin=0.5)
+
+
+@pytest.mark.parametrize("sd, margin, seeds", [(0.3, 0.5, 7), (0.5, 0.5, 18), (0.1, 0.3, 3)])
+def test_seeds_needed(sd, margin, seeds):
+    """Near the textbook's 2 (z(0.95) + z(0.90))² (sd / margin)² + 1 = 7.2, 18.1 and 2.9."""
+    assert seeds_needed(sd, margin) == seeds
+    assert power(sd, margin, seeds) >= 0.8 > power(sd, margin, seeds - 1)
+
+
+def test_power_by_simulation():
+    generator = np.random.RandomState(0)
+    shown = [
+        compare(*generator.normal(98.0, 0.3, (2, 7)), margin=0.5).equivalent for _ in range(1000)
+    ]
+    assert power(0.3, 0.5, 7) == pytest.approx(np.mean(shown), abs=0.04)  # three standard errors
+
+
+def test_the_test_errs_in_one_case_of_twenty():
+    """Where the true difference is just the margin, equivalence must be shown in 5 % of cases."""
+    generator = np.random.RandomState(1)
+    wrong = [
+        compare(
+            generator.normal(98.5, 0.3, 10), generator.normal(98.0, 0.3, 10), margin=0.5
+        ).equivalent
+        for _ in range(1000)
+    ]
+    assert np.mean(wrong) == pytest.approx(0.05, abs=0.02)
+
+
+def test_three_seeds_are_too_few():
+    assert power(0.3, 0.5, 3) < 0.3
+
+
+def test_constant_samples_need_two_seeds():
+    assert seeds_needed(0.0, 0.5) == 2
+
+
+def test_a_hopeless_margin_is_refused():
+    with pytest.raises(UsageError, match="more than 1000 seeds .* widen --margin"):
+        seeds_needed(5.0, 0.1)
+
+
+def test_sd_bound_of_a_table():
+    """Chi-square with 7 degrees of freedom has its 20 % point at 3.822."""
+    assert sd_bound(0.3, 8) == pytest.approx(0.3 * math.sqrt(7 / 3.822), rel=1e-3)
+
+
+def test_sd_bound_holds_as_often_as_it_says():
+    generator = np.random.RandomState(2)
+    above = [sd_bound(generator.normal(size=5).std(ddof=1), 5) > 1.0 for _ in range(4000)]
+    assert np.mean(above) == pytest.approx(0.8, abs=0.02)

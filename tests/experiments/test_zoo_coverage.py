@@ -1,0 +1,68 @@
+"""The coverage script, on two small networks; all of them are `make zoo`."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import zoo_coverage
+from tests import ROOT
+
+
+def run(*args):
+    command = [sys.executable, "-m", "experiments.zoo_coverage", *args]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+
+def test_two_networks_under_all_policies(tmp_path):
+    done = run(
+        "--networks", "^mx/resnet18_v1|^cv/cifar_resnet20", "--json", str(tmp_path / "z.json")
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 of 6 casts of 2 networks are good" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    rows = json.loads((tmp_path / "z.json").read_text())
+    by_policy = {r["policy"]: r for r in rows if r["network"] == "mx/resnet18_v1"}
+    assert set(by_policy) == set(zoo_coverage.POLICIES)
+    for row in by_policy.values():
+        assert row["low"] == row["products"] == 21  # 20 convolutions and the head
+        assert row["float32_outputs"] is True
+        assert 0 < row["distance"] <= zoo_coverage.FACTOR * row["yardstick"]
+
+
+def test_no_network_of_that_name_is_one_sentence():
+    done = run("--networks", "nothing_like_it")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "zoo_coverage.py: no network matches 'nothing_like_it': --list shows them.\n"
+    )
+
+
+def test_a_network_that_crashes_costs_one_row_of_each_policy(monkeypatch):
+    args = zoo_coverage.parse_args.__globals__["argparse"].Namespace(
+        policies=["float16"], timeout=60
+    )
+    (row,) = zoo_coverage.run_in_process("mx/no_such_network", args)
+    assert row["ok"] is False and row["error"]
+    assert zoo_coverage.line(row).startswith("mx/no_such_network")
+
+
+def test_the_list_has_all_of_the_model_zoo_and_more_than_forty_of_gluoncv():
+    names = zoo_coverage.all_networks()
+    assert sum(name.startswith("mx/") for name in names) == 34
+    assert sum(name.startswith("cv/") for name in names) >= 40
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("dropped, dtype", [(13, np.float16)])
+def test_rounding_of_the_yardstick_is_that_of_the_dtype(dropped, dtype):
+    values = np.random.RandomState(0).normal(size=1000).astype("f4")
+    values = values[np.abs(values) > 2.0**-14]
+    assert np.array_equal(zoo_coverage.rounded(values, dropped), values.astype(dtype).astype("f4"))
+
+
+def test_rounding_to_bfloat16_by_literal_numbers():
+    got = zoo_coverage.rounded(np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1.013], "f4"), 16)
+    assert got.tolist() == [1.0, 1.0, 1 + 2 * 2.0**-7, 1.015625]

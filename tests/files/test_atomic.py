@@ -1,0 +1,319 @@
+"""Files and folders are the old ones or the new ones, whenever their writer is killed."""
+
+import concurrent.futures
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gluon_amp.files import atomic
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture(params=["exchange", "two renames"])
+def renaming(request, monkeypatch):
+    """Both ways to replace a folder; file systems such as NFS and FUSE have the second alone."""
+    if request.param == "two renames":
+        monkeypatch.setattr(atomic, "_exchange", no_exchange)
+        monkeypatch.setattr(atomic, "_syncfs", lambda descriptor: False)
+
+
+def no_exchange(one, other):
+    os.lstat(other)  # as the system says first
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def unchanged_folder(path):
+    """Write a folder up to the point where it fails."""
+    with pytest.raises(ZeroDivisionError), atomic.folder(path) as folder:
+        (folder / "third").touch()
+        raise ZeroDivisionError
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def test_writers_at_the_same_time_do_not_remove_each_others_files(tmp_path):
+    def write(number):
+        for turn in range(50):
+            atomic.write(tmp_path / str(number % 2), b"%d %d" % (number, turn))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert files(tmp_path) == ["0", "1"]
+    assert {(tmp_path / name).read_text().split()[1] for name in files(tmp_path)} == {"49"}
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    """As root, a rename onto /dev/null would put a file in its place, for all programs."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDWR)
+    atomic.write(pipe, b"all of it")
+    assert os.read(descriptor, 100) == b"all of it"
+    os.close(descriptor)
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+# ----------------------------------------------------------------------------------------- folders
+
+
+def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path, renaming):
+    for content in ("old", "new"):
+        with atomic.folder(tmp_path / "f") as folder:
+            (folder / content).write_text(content)
+            if content == "new":
+                assert files(tmp_path / "f") == ["old"]
+            else:
+                assert not (tmp_path / "f").exists()
+    assert files(tmp_path) == ["f", "f/new"]
+
+
+def test_a_failed_folder_leaves_the_old_one(tmp_path, renaming):
+    with atomic.folder(tmp_path / "f") as folder:
+        (folder / "old").touch()
+    with pytest.raises(KeyboardInterrupt), atomic.folder(tmp_path / "f") as folder:
+        (folder / "new").touch()
+        raise KeyboardInterrupt
+    assert files(tmp_path) == ["f", "f/old"]
+
+
+def test_what_killed_writers_left_is_cleared(tmp_path, renaming):
+    left = tmp_path / "f.unfinished"
+    (left / "deep").mkdir(parents=True)
+    (left / "deep" / "file").touch()
+    (left / "link").symlink_to(tmp_path)
+    (tmp_path / "f.replaced").mkdir()
+    with atomic.folder(tmp_path / "f") as folder:
+        assert files(folder) == []
+        (folder / "new").touch()
+    assert files(tmp_path) == ["f", "f/new"]
+
+
+def test_one_writer_of_a_folder(tmp_path, renaming):
+    with atomic.folder(tmp_path / "f") as folder:
+        (folder / "first").touch()
+        with pytest.raises(atomic.InUseError) as caught, atomic.folder(tmp_path / "f"):
+            pytest.fail("two writers")
+        assert str(caught.value) == f"another process is writing {folder}"
+    assert files(tmp_path) == ["f", "f/first"]
+
+
+def test_a_folder_replaces_a_file_or_a_link(tmp_path, renaming):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "file").touch()
+    for name in ("link", "file"):
+        with atomic.folder(tmp_path / name) as folder:
+            (folder / "new").touch()
+    assert files(tmp_path) == ["file", "file/new", "link", "link/new", "target"]
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_the_old_folder_is_put_back_where_the_second_rename_fails(tmp_path, monkeypatch):
+    with atomic.folder(tmp_path / "f") as folder:
+        (folder / "old").touch()
+    monkeypatch.setattr(atomic, "_exchange", no_exchange)
+    rename = os.rename
+
+    def fail(source, target):
+        if str(source).endswith(atomic.SUFFIX):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="Input/output"), atomic.folder(tmp_path / "f") as folder:
+        (folder / "new").touch()
+    assert files(tmp_path) == ["f", "f/old"]
+
+
+def test_the_only_whole_folder_is_put_back_before_anything_else(tmp_path, renaming):
+    # What a kill between two renames leaves.
+    (tmp_path / "f.replaced").mkdir()
+    (tmp_path / "f.replaced" / "old").touch()
+    with atomic.folder(tmp_path / "f") as folder:
+        assert files(tmp_path / "f") == ["old"]
+        (folder / "new").touch()
+    assert files(tmp_path) == ["f", "f/new"]
+
+
+def test_half_removed_folders_are_never_put_back(tmp_path, renaming):
+    (tmp_path / "f.removed").mkdir()
+    unchanged_folder(tmp_path / "f")
+    assert files(tmp_path) == []
+
+
+def test_errors_of_the_exchange_are_raised(tmp_path, monkeypatch):
+    def fail(one, other):
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "f").mkdir()
+    monkeypatch.setattr(atomic, "_exchange", fail)
+    with pytest.raises(OSError, match="Input/output error"), atomic.folder(tmp_path / "f"):
+        pass
+    assert files(tmp_path) == ["f"]
+
+
+def test_names_change_places(tmp_path):
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    with pytest.raises(FileNotFoundError):
+        atomic._exchange(one, other)
+    os.mkdir(one)
+    with pytest.raises(FileNotFoundError):
+        atomic._exchange(one, other)
+    os.mkdir(other)
+    os.mkdir(one + "/inside")
+    try:
+        atomic._exchange(one, other)
+    except OSError as error:
+        assert error.errno in atomic.NO_EXCHANGE
+        pytest.skip("no exchange of names here")
+    assert files(tmp_path) == ["one", "other", "other/inside"]
+
+
+def test_writers_at_the_same_time_lose_nothing(tmp_path, renaming):
+    def write(number):
+        done = 0
+        for turn in range(20):
+            try:
+                with atomic.folder(tmp_path / "f") as folder:
+                    assert not any(folder.iterdir())
+                    for name in "ab":
+                        (folder / name).write_text(f"{number} {turn}")
+                done += 1
+            except atomic.InUseError:
+                pass
+        return done
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(write, range(4))) > 0
+    assert files(tmp_path) == ["f", "f/a", "f/b"]
+    assert (tmp_path / "f" / "a").read_text() == (tmp_path / "f" / "b").read_text()
+
+
+# ------------------------------------------------------------------------------------------- kills
+
+KILLER = """
+import errno, fcntl, importlib.util, os, shutil, signal, sys
+source, folder, branch = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("atomic", source)
+atomic = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(atomic)
+
+if branch == "two renames":
+    def no_exchange(one, other):
+        os.lstat(other)
+        raise OSError(errno.EINVAL, "Invalid argument")
+    atomic._exchange = no_exchange
+    atomic._syncfs = lambda descriptor: False
+else:
+    atomic._sync_tree = lambda folder: atomic._syncfs(0)  # a real one for each kill takes a while
+    atomic._syncfs = lambda descriptor: True
+
+CALLS = [(os, name) for name in ("open", "close", "fsync", "rename", "unlink", "rmdir", "mkdir",
+                                 "lstat", "stat", "scandir")]
+CALLS += [(fcntl, "flock"), (atomic, "_exchange"), (atomic, "_syncfs")]
+WHOLE = {"first": b"1" * 5000, "deep/second": b"2" * 5000}
+
+def write(path, word):
+    with atomic.folder(path) as into:
+        (into / "deep").mkdir()
+        for name, data in WHOLE.items():
+            (into / name).write_bytes(word + data)
+
+def read(path):
+    # Which of the two it is, whole.
+    if not os.path.lexists(path):
+        return None
+    found = {}
+    for root, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(root, name), "rb") as file:
+                found[os.path.relpath(file.name, path)] = file.read()
+    word = found["first"][:3]
+    assert found == {name: word + data for name, data in WHOLE.items()}, found.keys()
+    return word.decode()
+
+def write_and_die(path, at):
+    # In a process of its own, killed right before a call; False once there are fewer calls.
+    child = os.fork()
+    if child == 0:
+        count = 0
+        def counted(function):
+            def call(*args, **kwargs):
+                nonlocal count
+                count += 1
+                if count == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+            return call
+        for module, name in CALLS:
+            setattr(module, name, counted(getattr(module, name)))
+        # shutil.rmtree compares these before it uses them.
+        os.supports_fd.add(os.scandir)
+        os.supports_dir_fd.update((os.open, os.stat, os.unlink, os.rmdir))
+        os.supports_follow_symlinks.add(os.stat)
+        write(path, b"new")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert status == 0
+    return False
+
+def fail(path):
+    try:
+        with atomic.folder(path):
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+
+path = os.path.join(folder, "f")
+for before in ("old", None):
+    outcomes, at = [], 0
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        if before:
+            write(path, b"old")
+        at += 1
+        killed = write_and_die(path, at)
+        outcome = read(path)
+        if outcome is None and before:
+            assert branch == "two renames", at
+            assert read(path + ".replaced") == "old"
+        fail(path)  # the next writer, which does not come to its end
+        assert os.listdir(folder) == (["f"] if read(path) else []), (at, os.listdir(folder))
+        if outcome is not None:
+            assert read(path) == outcome
+        outcomes.append(read(path))
+        if not killed:
+            break
+    assert outcomes[-1] == "new" and outcomes[0] == before, outcomes
+    assert outcomes == sorted(outcomes, key=[before, "new"].index), outcomes
+    assert outcomes.count(before) > 10 and outcomes.count("new") > 3, outcomes
+    print(at)
+"""
+
+
+@pytest.mark.parametrize("branch", ["exchange", "two renames"])
+def test_kill_9_between_any_two_system_calls_loses_no_folder(tmp_path, branch):
+    if branch == "exchange":
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        try:
+            atomic._exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+        except OSError:
+            pytest.skip("no exchange of names here")
+        for name in ("a", "b"):
+            (tmp_path / name).rmdir()
+    command = [sys.executable, "-c", KILLER, atomic.__file__, str(tmp_path), branch]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [int(line) > 20 for line in result.stdout.split()] == [True, True]

@@ -1,0 +1,315 @@
+"""check: each finding, with its place and its fix, and silence where nothing is wrong."""
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.inspection.check import Finding
+
+import mxnet as mx
+from mxnet import gluon, nd
+from mxnet.gluon import nn
+
+
+def built(*layers, policy="float16"):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    net.initialize(mx.init.Xavier())
+    return amp.cast(net, policy)
+
+
+def sizes(net, *inputs):
+    """Blocks and the numbers that were found there."""
+    found = amp.check(net, None, *inputs)
+    assert all(one.kind == "dimension" for one in found)
+    return [(one.block, one.problem.partition(", which")[0], one.fix) for one in found]
+
+
+# -------------------------------------------------------------------------------- dimensions
+
+
+def test_the_images_and_the_head_of_a_network():
+    net = built(
+        nn.Conv2D(64, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Flatten(), nn.Dense(1001)
+    )
+    found = amp.check(net, None, nd.ones((8, 3, 6, 6)))
+    assert str(found) == (
+        "0: Convolution reads 3 channels, which is no multiple of 8 for Tensor Cores: pad\n"
+        "  images and weight with zeros to 8 channels, or leave it, as a first layer is a\n"
+        "  small part of a deep net.\n"
+        "4: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor\n"
+        "  Cores: make them 1008, and let no label name the 7 others."
+    )
+    assert found[1] == Finding(
+        "dimension",
+        "4",
+        "FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor Cores",
+        "make them 1008, and let no label name the 7 others",
+    )
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_multiples_of_8_are_not_mentioned(policy):
+    net = built(nn.Conv2D(16, 3), nn.Flatten(), nn.Dense(24), nn.Dense(8), policy=policy)
+    found = amp.check(net, None, nd.ones((16, 8, 4, 4)))
+    assert found == [] and str(found) == "nothing found"
+
+
+def test_a_hidden_layer_and_its_reader():
+    net = built(nn.Dense(100), nn.Dense(16))
+    assert sizes(net, nd.ones((8, 32))) == [
+        ("0", "FullyConnected gives 100 outputs", "make them 104"),
+        (
+            "1",
+            "FullyConnected reads 100 inputs",
+            "let the layer before give 104, or pad the data with zeros",
+        ),
+    ]
+
+
+def test_the_batch_of_a_dense_layer():
+    net = built(nn.Dense(8), nn.Activation("relu"))
+    assert sizes(net, nd.ones((30, 16))) == [
+        ("0", "FullyConnected multiplies 30 rows", "use a batch of 32")
+    ]
+    # the batch is one dimension of many in a convolution
+    conv = built(nn.Conv2D(8, 3))
+    assert sizes(conv, nd.ones((30, 8, 5, 5))) == []
+
+
+def test_groups_depthwise_and_transposed_convolutions():
+    net = built(
+        nn.Conv2D(48, 3, groups=4),
+        nn.Conv2D(48, 3, groups=48),
+        nn.Conv2DTranspose(12, 3),
+        nn.Conv2DTranspose(16, 3, groups=2, in_channels=12),
+    )
+    assert sizes(net, nd.ones((8, 32, 8, 8))) == [
+        ("0", "Convolution gives 12 channels in each of 4 groups", "make them 16"),
+        ("2", "Deconvolution gives 12 channels", "make them 16"),
+        ("3", "Deconvolution reads 6 channels in each of 2 groups", "make them 8"),
+    ]
+
+
+def test_a_recurrent_layer():
+    net = built(gluon.rnn.LSTM(20, input_size=10))
+    assert sizes(net, nd.ones((5, 6, 10))) == [
+        ("0", "RNN multiplies 6 rows", "use a batch of 8"),
+        ("0", "RNN reads 10 inputs", "let the layer before give 16, or pad the data with zeros"),
+        ("0", "RNN has 20 units", "make them 24, and let no label name the 4 others"),
+    ]
+
+
+class Products(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.dot(x, x, transpose_b=True)
+
+
+def test_a_product_without_a_weight():
+    assert sizes(built(Products()), nd.ones((12, 20))) == [
+        ("0", "dot multiplies 12 rows", "pad them with zeros to 16"),
+        ("0", "dot adds up 20 products", "pad them with zeros to 24"),
+        ("0", "dot gives 12 columns", "pad them with zeros to 16"),
+    ]
+
+
+def test_what_does_not_run_in_float16_is_left_alone():
+    x = nd.ones((7, 5))
+    assert amp.check(built(nn.Dense(3), policy="float32"), None, x) == []
+    pinned = amp.Policy.parse("float16").pin(blocks=["^0"])
+    half_pinned = built(nn.Dense(3), nn.Dense(3), policy=pinned)
+    assert {one.block for one in amp.check(half_pinned, None, x)} == {"1"}
+
+
+def test_a_net_that_mxnet_cast_itself():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(10, in_units=16))
+    net.initialize()
+    net.cast("float16")
+    found = amp.check(net)  # without inputs, since MXNet's CPU kernels cannot run it
+    assert [(one.kind, one.block) for one in found] == [("dimension", "0")]
+    assert found[0].fix == "make them 16, and let no label name the 6 others"
+
+
+def test_the_parts_of_a_plain_block():
+    class Plain(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.first, self.second = nn.Dense(12), nn.Dense(10)
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    net = Plain()
+    net.initialize()
+    amp.cast(net)
+    x = nd.ones((8, 16))
+    assert [one.block for one in amp.check(net, None, x)] == ["first", "second", "second"]
+
+
+def test_a_net_from_the_model_zoo():
+    net = gluon.model_zoo.vision.mobilenet_v2_0_25(classes=10)
+    net.initialize(mx.init.Xavier())
+    amp.cast(net)
+    found = sizes(net, nd.ones((1, 3, 32, 32)))
+    assert found[0][:2] == ("features.0", "Convolution reads 3 channels")
+    assert found[-1] == (
+        "output.0",
+        "Convolution gives 10 channels",
+        "make them 16, and let no label name the 6 others",
+    )
+
+
+def test_inputs_are_needed_once():
+    net = built(nn.Dense(10))
+    with pytest.raises(ValueError) as error:
+        amp.check(net)
+    assert str(error.value) == (
+        "check() needs inputs, since HybridSequential net has never run: call "
+        "check(net, trainer, x) with x as for net(x)."
+    )
+    net(nd.ones((30, 16)))
+    # without inputs the batch is not known
+    assert [one.problem.split(",")[0] for one in amp.check(net)] == [
+        "FullyConnected gives 10 outputs"
+    ]
+
+
+# ------------------------------------------------------------------------- loss head and norms
+
+
+def test_an_output_in_float16():
+    net = built(nn.Dense(8), policy="params=float16,compute=float16,output=float16")
+    expected = [
+        Finding(
+            "loss_head",
+            "",
+            "its output is float16, in which a loss and its scale overflow past 65504",
+            "leave output=float16 out of the policy, or give the loss out.astype('float32')",
+        )
+    ]
+    assert amp.check(net, None, nd.ones((8, 8))) == expected
+    assert amp.check(net) == expected  # the policy tells, too
+    assert amp.check(built(nn.Dense(8)), None, nd.ones((8, 8))) == []
+
+
+def test_norm_layers_that_mxnet_cast_to_float16():
+    net = nn.HybridSequential()
+    net.add(nn.LayerNorm(in_channels=8), nn.BatchNorm(in_channels=8))
+    net.initialize()
+    net.cast("float16")
+    net.hybridize()
+    found = amp.check(net, None, nd.ones((8, 8), dtype="float16"))
+    assert [(one.kind, one.block) for one in found] == [("loss_head", ""), ("norm", "0")]
+    assert str(found[1]) == (
+        "0: LayerNorm has float16 parameters, whose small updates are lost: use amp.cast\n"
+        "  in place of net.cast('float16'), or block.cast('float32')."
+    )
+    net.cast("float32")
+    assert amp.check(net, None, nd.ones((8, 8))) == []
+
+
+# ------------------------------------------------------------------------------- the trainer
+
+
+def of_trainer(net, trainer):
+    return [(one.kind, one.problem, one.fix) for one in amp.check(net, trainer, nd.ones((8, 8)))]
+
+
+def test_an_epsilon_that_float16_does_not_have():
+    net = built(nn.Dense(8))
+    net(nd.ones((8, 8)))
+    assert of_trainer(net, gluon.Trainer(net.collect_params(), "adam")) == [
+        (
+            "epsilon",
+            "Adam's epsilon 1e-08 is 0 in float16, so the update divides by 0",
+            "use amp.Trainer, which updates float32 masters, or multi_precision=True",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "policy, optimizer, options",
+    [
+        ("float16", "adam", {"multi_precision": True}),
+        ("float16", "adam", {"epsilon": 1e-4}),
+        ("float16", "sgd", {}),
+        ("mixed_float16", "adam", {}),  # its parameters are float32
+    ],
+)
+def test_an_epsilon_that_is_fine(policy, optimizer, options):
+    net = built(nn.Dense(8), policy=policy)
+    net(nd.ones((8, 8)))
+    assert of_trainer(net, gluon.Trainer(net.collect_params(), optimizer, options)) == []
+
+
+def test_our_own_trainer_is_fine():
+    net = built(nn.Dense(8))
+    net(nd.ones((8, 8)))
+    assert of_trainer(net, amp.Trainer(net.collect_params(), "adam")) == []
+
+
+def test_updates_on_the_kvstore():
+    net = built(nn.Dense(8))
+    net(nd.ones((8, 8)))
+    expected = [
+        (
+            "kvstore",
+            "the trainer updates on the kvstore, before an overflow can be seen",
+            "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
+        )
+    ]
+
+    def trainer(**options):
+        return gluon.Trainer(net.collect_params(), "sgd", **options)
+
+    assert of_trainer(net, trainer(update_on_kvstore=True)) == expected
+    assert of_trainer(net, trainer(kvstore="dist_sync")) == expected
+    assert of_trainer(net, trainer(kvstore="dist_sync", update_on_kvstore=False)) == []
+    assert of_trainer(net, trainer()) == []
+
+
+def test_the_default_of_several_devices_is_the_kvstore(monkeypatch):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, in_units=8))
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    amp.cast(net)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    assert [one[0] for one in of_trainer(net, trainer)] == ["kvstore"]
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    assert of_trainer(net, trainer) == []
+
+
+def test_frozen_parameters():
+    net = built(nn.Dense(8), nn.BatchNorm(), nn.Dense(8))
+    net(nd.ones((8, 8)))
+    trainer = amp.Trainer(net.collect_params(), "sgd")
+    assert of_trainer(net, trainer) == []  # running statistics are not meant
+    for param in net[0].collect_params().values():
+        param.grad_req = "null"
+    names = f"{net[0].bias.name}, {net[0].weight.name}"
+    assert of_trainer(net, trainer) == [
+        (
+            "frozen",
+            f"the trainer holds {names} with grad_req='null', never updated",
+            "set grad_req='write' to train them, or leave them out of the trainer",
+        )
+    ]
+
+
+def test_parameters_that_the_trainer_does_not_hold():
+    net = built(nn.Dense(8), nn.Dense(8))
+    net(nd.ones((8, 8)))
+    names = list(net[0].collect_params()) + list(net[1].collect_params())
+    few = amp.Trainer(net[0].collect_params(), "sgd")
+    assert of_trainer(net, few) == [
+        (
+            "frozen",
+            f"the trainer does not hold {names[2]}, {names[3]}, so they stay as they are",
+            "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
+        )
+    ]
+    one = amp.Trainer({names[0]: net[0].weight}, "sgd")
+    assert of_trainer(net, one)[0][1] == (
+        f"the trainer does not hold {names[1]}, {names[2]} and 1 more, so they stay as they are"
+    )

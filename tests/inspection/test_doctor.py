@@ -1,0 +1,437 @@
+"""The doctor on this machine, and on machines with other GPUs, given as data."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.__main__ import main
+from gluon_amp.inspection.doctor import advice, detection, environment
+from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
+from tests import ROOT
+
+import mxnet as mx
+
+PASCAL = Gpu("Tesla P40", (6, 1))
+VOLTA = Gpu("Tesla V100-SXM2-16GB", (7, 0))
+TURING = Gpu("Tesla T4", (7, 5))
+A100 = Gpu("NVIDIA A100-SXM4-40GB", (8, 0))
+AMPERE = Gpu("NVIDIA GeForce RTX 3090", (8, 6))
+ADA = Gpu("NVIDIA L4", (8, 9))
+HOPPER = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
+
+FAST = "runs MXNet, and float16 on Tensor Cores."
+SLOW = (
+    "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
+    "hardly time."
+)
+ON_TENSOR_CORES = "products on Tensor Cores, summed in float32; half of the memory."
+TOO_NEW = (
+    "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels hold "
+    "machine code for 5.0 to 8.9 and no PTX; use a GPU up to 8.9, or the CPU."
+)
+TOO_OLD = (
+    "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold machine code "
+    "for 5.0 to 8.9; use a later GPU, or the CPU."
+)
+
+
+def machine(*gpus, driver=True, cuda=True, flags="f16c avx2 avx512f avx512_bf16", **other):
+    facts = {
+        "python": "3.11.7",
+        "numpy": "1.23.5",
+        "mxnet": "1.9.1",
+        "system": "Linux x86_64",
+        "wheels": ["mxnet-cu117"] if cuda else ["mxnet"],
+        "cuda_build": cuda,
+        "driver": Driver(driver, list(gpus)),
+        "cpu_name": "AMD EPYC 9R14",
+        "cores": 2,
+        "cpu_flags": frozenset(flags.split()),
+        "cpu_bfloat16": True,
+        "compiler": "g++",
+        "native": True,
+    }
+    return Machine(**{**facts, **other})
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Let the doctor see a machine that is not this one, without environment variables."""
+
+    def become(*gpus, **options):
+        monkeypatch.setattr(detection, "read_machine", lambda: machine(*gpus, **options))
+        for variable in environment.VARIABLES:
+            monkeypatch.delenv(variable.name, raising=False)
+
+    return become
+
+
+def run(*options, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "gluon_amp", *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+# ------------------------------------------------------------------------------ this machine
+
+
+def test_this_machine_as_text():
+    done = run("doctor", "--device", "cpu", "--policy", "float16")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == (
+        f"Python  {detection.platform.python_version()}, numpy {detection.np.__version__}, "
+        f"{detection.platform.system()} {detection.platform.machine()}"
+    )
+    assert lines[1].startswith("MXNet   1.9.1 (mxnet")
+    assert "Policies on the CPU" in lines
+    assert any(line.split()[:2] == ["float16", "runs"] for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_this_machine_as_json():
+    done = run("doctor", "--json", "--device", "cpu", MXNET_SAFE_ACCUMULATION="1")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["ok"] is True and found["asked"] is None
+    assert found["mxnet"] == mx.__version__ and found["device"] == "cpu"
+    assert found["cuda_build"] is mx.runtime.Features().is_enabled("CUDA")
+    assert [one["policy"] for one in found["policies"]] == [
+        "float32",
+        "float16",
+        "mixed_float16",
+        "bfloat16",
+    ]
+    values = {one["name"]: one["value"] for one in found["environment"]}
+    assert values["MXNET_SAFE_ACCUMULATION"] == "1" and values["MXNET_FC_TRUE_FP16"] is None
+
+
+def test_a_gpu_that_is_not_there_cannot_run_anything():
+    if detection.read_driver().gpus:
+        pytest.skip("this machine has a GPU")
+    done = run("doctor", "--policy", "float32", "--device", "gpu")
+    assert done.returncode == 1
+    assert done.stdout.endswith(
+        "Policy float32 cannot run here: There is no GPU to use: no NVIDIA driver here\n"
+        "(libcuda.so.1 is not found).\n"
+    )
+
+
+def test_bfloat16_without_avx512_is_found_by_trying():
+    done = run("doctor", "--policy", "bfloat16", "--device", "cpu", DNNL_MAX_CPU_ISA="AVX2")
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.endswith(
+        "Policy bfloat16 cannot run here: this CPU has no AVX512 that oneDNN may use (see\n"
+        "DNNL_MAX_CPU_ISA and MXNET_MKLDNN_ENABLED): use float16, which is emulated on\n"
+        "any CPU.\n"
+    )
+
+
+def test_a_misspelt_policy_is_one_sentence_and_status_2():
+    done = run("doctor", "--policy", "flot16")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == (
+        "python -m gluon_amp doctor: Unknown policy 'flot16' (did you mean 'float16' or 'bfloat16' "
+        "or 'mixed_float16'?): expected one of float32, float16, mixed_float16, bfloat16, "
+        "mixed_bfloat16, or a string like 'params=float16,compute=float16'.\n"
+    )
+
+
+def test_help_fits_a_terminal():
+    done = run("doctor", "--help", COLUMNS="80")
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 80
+    assert "exit status is 1 where the policy asked for cannot run" in done.stdout
+
+
+def test_reading_needs_no_gpu_and_no_proc():
+    assert amp.hardware.cpu_name() and isinstance(amp.hardware.cpu_flags(), frozenset)
+    assert isinstance(detection.read_driver(), Driver)
+
+
+# ------------------------------------------------------------------------- machines with GPUs
+
+
+@pytest.mark.parametrize(
+    "gpu, kind, advice_, status",
+    [
+        (PASCAL, "Pascal 6.1", SLOW, 0),
+        (VOLTA, "Volta 7.0", FAST, 0),
+        (TURING, "Turing 7.5", FAST, 0),
+        (A100, "Ampere 8.0", FAST, 0),
+        (AMPERE, "Ampere 8.6", FAST, 0),
+        (ADA, "Ada 8.9", FAST, 0),
+        (HOPPER, "Hopper 9.0", TOO_NEW, 1),
+        (Gpu("NVIDIA B200", (10, 0)), "Blackwell 10.0", TOO_NEW, 1),
+        (Gpu("NVIDIA RTX 5090", (12, 0)), "Blackwell 12.0", TOO_NEW, 1),
+        (Gpu("Tesla M40", (5, 2)), "Maxwell 5.2", SLOW, 0),
+        (Gpu("Tesla K80", (3, 7)), "Kepler or earlier 3.7", TOO_OLD, 1),
+    ],
+)
+def test_each_generation(pretend, capsys, gpu, kind, advice_, status):
+    pretend(gpu)
+    assert main(["doctor", "--policy", "float16"]) == status
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    joined = " ".join(printed.split())
+    assert f"GPU 0 {gpu.name} ({kind}): {advice_}" in joined
+    assert "Policies on the GPU" in printed
+    report = amp.doctor("float16")
+    assert report.ok is (status == 0)
+    assert report.to_dict()["gpus"] == [
+        {
+            "name": gpu.name,
+            "capability": kind.split()[-1],
+            "generation": kind.rpartition(" ")[0],
+            "runs": status == 0,
+            "tensor_cores": gpu.capability >= (7, 0),
+            "advice": advice_,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "gpu, policy, runs, how",
+    [
+        (VOLTA, "float16", True, ON_TENSOR_CORES),
+        (VOLTA, "float32", True, "by cuDNN and cuBLAS."),
+        (
+            VOLTA,
+            "bfloat16",
+            False,
+            "MXNet 1.9.1 has no bfloat16 kernels for GPUs: use float16 or mixed_float16, or the "
+            "CPU.",
+        ),
+        (
+            PASCAL,
+            "mixed_float16",
+            True,
+            "without Tensor Cores on Tesla P40: about as fast as float32, half of the memory.",
+        ),
+        (HOPPER, "float32", False, f"NVIDIA H100 80GB HBM3 {TOO_NEW}"),
+        (HOPPER, "bfloat16", False, f"NVIDIA H100 80GB HBM3 {TOO_NEW}"),
+        (ADA, "params=float16,compute=float16", True, ON_TENSOR_CORES),
+    ],
+)
+def test_how_a_policy_runs_on_a_gpu(pretend, gpu, policy, runs, how):
+    pretend(gpu)
+    report = amp.doctor(policy)
+    assert {one.policy: (one.runs, one.how) for one in report.outcomes}[policy] == (runs, how)
+    assert report.ok is runs
+
+
+def test_one_able_gpu_is_enough_and_the_slow_one_is_named(pretend):
+    pretend(HOPPER, PASCAL)
+    assert amp.doctor("float16").ok
+    pretend(VOLTA, PASCAL)
+    how = amp.doctor().outcomes[1].how
+    assert how == (
+        "without Tensor Cores on Tesla P40: about as fast as float32, half of the memory."
+    )
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"driver": False}, "no NVIDIA driver here (libcuda.so.1 is not found)."),
+        (
+            {"driver": True},
+            "the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and `nvidia-smi`.",
+        ),
+    ],
+)
+def test_a_cuda_wheel_without_a_gpu(pretend, options, sentence):
+    pretend(**options)
+    report = amp.doctor("float16")
+    assert report.device == "cpu" and report.ok  # emulated
+    assert f"GPU {sentence}" in " ".join(str(report).split())
+    on_gpu = amp.doctor("float16", device="gpu")
+    assert not on_gpu.ok and on_gpu.outcomes[1].how == f"There is no GPU to use: {sentence}"
+
+
+def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
+    pretend(VOLTA, cuda=False)
+    report = amp.doctor()
+    assert report.device == "cpu"
+    assert (
+        "GPU MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
+        "`pip install 'gluon-amp[cu117]'`."
+    ) in " ".join(str(report).split())
+
+
+# -------------------------------------------------------------------------------- CPUs
+
+
+@pytest.mark.parametrize(
+    "policy, options, runs, how",
+    [
+        ("float32", {}, True, "by oneDNN, on every core."),
+        (
+            "float16",
+            {},
+            True,
+            "emulated, by C++ kernels: a GPU's values, slower than float32.",
+        ),
+        (
+            "float16",
+            {"native": False, "compiler": None},
+            True,
+            "emulated by MXNet's own operators, several times slower than float32: install a C++ "
+            "compiler (`apt-get install g++`).",
+        ),
+        (
+            "bfloat16",
+            {"flags": "amx_tile amx_bf16 avx512_bf16"},
+            True,
+            "by oneDNN, with AMX where Linux permits it (5.16 or later).",
+        ),
+        (
+            "bfloat16",
+            {},
+            True,
+            "by oneDNN, with two products of AVX512_BF16 for one of float32.",
+        ),
+        (
+            "bfloat16",
+            {"flags": "avx2 avx512f"},
+            True,
+            "by oneDNN with AVX512, no AVX512_BF16: saves memory, not time.",
+        ),
+        (
+            "bfloat16",
+            {"flags": "avx2 f16c", "cpu_bfloat16": False},
+            False,
+            "this CPU has no AVX512 that oneDNN may use (see DNNL_MAX_CPU_ISA and "
+            "MXNET_MKLDNN_ENABLED): use float16, which is emulated on any CPU.",
+        ),
+    ],
+)
+def test_how_a_policy_runs_on_a_cpu(pretend, policy, options, runs, how):
+    pretend(driver=False, cuda=False, **options)
+    report = amp.doctor(policy)
+    assert {one.policy: (one.runs, one.how) for one in report.outcomes}[policy] == (runs, how)
+    assert report.ok is runs
+
+
+def test_cpu_features_need_all_their_flags(pretend):
+    pretend(flags="f16c amx_tile avx512f")
+    assert advice.cpu_features(detection.read_machine()) == ["F16C", "AVX512"]
+    assert amp.doctor().to_dict()["cpu"]["features"] == ["F16C", "AVX512"]
+
+
+def test_the_whole_report_of_a_machine(pretend):
+    pretend(VOLTA)
+    text = str(amp.doctor("bfloat16"))
+    head, _, rest = text.partition("\n\nEnvironment variables (- is: not set)\n")
+    assert head == (
+        "Python  3.11.7, numpy 1.23.5, Linux x86_64\n"
+        "MXNet   1.9.1 (mxnet-cu117), with CUDA\n"
+        "CPU     AMD EPYC 9R14, 2 cores\n"
+        "        F16C, AVX2, AVX512, AVX512_BF16\n"
+        "        C++ compiler: g++; C++ kernels: in use\n"
+        "GPU 0   Tesla V100-SXM2-16GB (Volta 7.0): runs MXNet, and float16 on Tensor\n"
+        "        Cores.\n"
+        "\n"
+        "Policies on the GPU\n"
+        "  float32        runs       by cuDNN and cuBLAS.\n"
+        "  float16        runs       products on Tensor Cores, summed in float32; half of\n"
+        "                            the memory.\n"
+        "  mixed_float16  runs       products on Tensor Cores, summed in float32; half of\n"
+        "                            the memory.\n"
+        "  bfloat16       CANNOT RUN MXNet 1.9.1 has no bfloat16 kernels for GPUs: use\n"
+        "                            float16 or mixed_float16, or the CPU."
+    )
+    assert rest.endswith(
+        "\n\nPolicy bfloat16 cannot run here: MXNet 1.9.1 has no bfloat16 kernels for GPUs:\n"
+        "use float16 or mixed_float16, or the CPU."
+    )
+
+
+# ------------------------------------------------------------------- environment variables
+
+
+@pytest.mark.parametrize(
+    "name, value, warning",
+    [
+        (
+            "MXNET_CUDA_ALLOW_TENSOR_CORE",
+            "0",
+            "float16 will be slow, since Tensor Cores are turned off: unset it.",
+        ),
+        (
+            "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
+            "1",
+            "float32 is not float32 any more: unset it, and ask for float16 by a policy.",
+        ),
+        ("MXNET_FC_TRUE_FP16", "1", "sums in FullyConnected overflow past 65504: unset it."),
+        (
+            "MXNET_CUDNN_AUTOTUNE_DEFAULT",
+            "0",
+            "convolutions may take a slow algorithm without Tensor Cores: unset it.",
+        ),
+        (
+            "MXNET_MKLDNN_ENABLED",
+            "0",
+            "bfloat16 cannot run on this CPU, and float32 is slow: unset it.",
+        ),
+        (
+            "GLUON_AMP_NATIVE",
+            "0",
+            "emulated float16 is several times slower without the C++ kernels: unset it.",
+        ),
+    ],
+)
+def test_values_that_hurt_are_warned_of(pretend, monkeypatch, name, value, warning):
+    pretend()
+    assert "WARNING" not in str(amp.doctor())
+    monkeypatch.setenv(name, value)
+    assert f"{name}: {value}" in str(amp.doctor())
+    assert f"WARNING: {warning}" in " ".join(str(amp.doctor()).split())
+    found = {one["name"]: one for one in amp.doctor().to_dict()["environment"]}
+    assert found[name]["value"] == value and found[name]["warning"] == warning
+
+
+def test_no_variable_is_listed_twice_and_each_has_its_sentence():
+    names = [variable.name for variable in environment.VARIABLES]
+    assert len(names) == len(set(names))
+    assert all(variable.does.endswith(".") for variable in environment.VARIABLES)
+
+
+# ----------------------------------------------------------------------------- reading
+
+
+def test_nvidia_smi_is_read_and_nonsense_is_not():
+    printed = (
+        "Tesla V100-SXM2-16GB, 7.0\n"
+        "NVIDIA GeForce GTX, odd name, 8.6\n"
+        "NVIDIA-SMI has failed\n"
+        "Tesla K80, [N/A]\n"
+    )
+    assert detection.parse_nvidia_smi(printed) == [
+        VOLTA,
+        Gpu("NVIDIA GeForce GTX, odd name", (8, 6)),
+    ]
+
+
+def test_nvidia_smi_is_asked_where_the_library_is_missing(tmp_path, monkeypatch):
+    if detection.read_driver().found:
+        pytest.skip("this machine has a driver")
+    assert detection.read_driver() == Driver(False, [])
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Tesla T4, 7.5'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert detection.read_driver() == Driver(True, [TURING])
+    program.write_text("#!/bin/sh\necho 'has failed'; exit 9\n")
+    assert detection.read_driver() == Driver(False, [])
+
+
+def test_a_wrong_device_is_one_sentence():
+    with pytest.raises(ValueError) as error:
+        amp.doctor(device="tpu")
+    assert str(error.value) == "doctor() got the device 'tpu', expected 'gpu' or 'cpu'."

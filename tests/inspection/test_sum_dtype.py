@@ -1,0 +1,261 @@
+"""Sums in float16 against sums in float32: the probe, and the emulation of both."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.inspection.sum_dtype import PROBES, sums
+from gluon_amp.lowering import float16_sums, lower
+from gluon_amp.policy import Policy, graph
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+FLOAT32_SUMS = "params=float16,compute=float16"
+FLOAT16_SUMS = "params=float16,compute=float16,accumulate=float16"
+ALL_FLOAT32 = dict.fromkeys(("Convolution", "FullyConnected", "dot", "batch_dot"), "float32")
+
+
+def half(*shape, seed=0):
+    return np.random.RandomState(seed).normal(size=shape).astype("f2").astype("f4")
+
+
+# ------------------------------------------------------------------------------- the probe
+
+
+def test_the_emulation_adds_up_in_float32_unless_asked():
+    assert amp.accumulation_dtype(mx.cpu()) == ALL_FLOAT32
+    asked = amp.accumulation_dtype(mx.cpu(), accumulate="float16")
+    assert asked == dict.fromkeys(ALL_FLOAT32, "float16")
+
+
+@pytest.mark.parametrize("op", PROBES)
+def test_what_the_probe_sees_is_zero_against_infinity(op):
+    wide = Policy.parse(FLOAT32_SUMS)
+    assert {float(x) for found in sums(op, wide, mx.cpu()) for x in found.ravel()} == {0.0}
+    found = sums(op, Policy.parse(FLOAT16_SUMS), mx.cpu())
+    # signs that change within a chunk of 16 cancel; after 16 and 32 of one sign they cannot
+    assert [set(x.ravel().tolist()) for x in found] == [{0.0}] * 4 + [{np.inf}, {np.inf}]
+
+
+def test_no_gpu_can_be_asked():
+    with pytest.raises(ValueError) as error:
+        amp.accumulation_dtype(mx.gpu(), accumulate="float16")
+    assert str(error.value) == (
+        "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel decides, as "
+        "amp.accumulation_dtype(ctx) tells: leave it out of the policy."
+    )
+
+
+@pytest.mark.skipif(mx.context.num_gpus() == 0, reason="no GPU")
+def test_a_gpu_adds_up_as_the_operator_table_says():
+    found = amp.accumulation_dtype(mx.gpu())
+    assert found == {**ALL_FLOAT32, "batch_dot": "float16"}
+
+
+# ------------------------------------------------------------------------------ the arithmetic
+
+
+def test_a_product_is_rounded_after_each_16():
+    ones = np.ones((48, 1))
+    # 2048 + 16 = 2064 is a float16; 2048 + 1, sixteen times, would stay 2048
+    row = np.r_[2048, np.zeros(15), np.ones(32)].reshape(1, 48)
+    assert float16_sums.product(row, ones) == 2080.0
+    # one more than 2064 is no float16: 2081 goes to 2080, the even neighbour
+    row[0, 47] = 2
+    assert float16_sums.product(row, ones) == 2080.0
+    row[0, 46:] = 3
+    assert float16_sums.product(row, ones) == 2084.0
+
+
+def test_a_sum_past_65504_stays_infinite_and_two_of_them_are_nan():
+    ones = np.ones((32, 1))
+    row = np.r_[np.full(16, 5000.0), np.full(16, -5000.0)].reshape(1, 32)
+    assert float16_sums.product(row, ones) == np.inf
+    assert float16_sums.product(-row, ones) == -np.inf
+    longer = np.r_[np.full(16, 5000.0), np.full(16, -np.inf)].reshape(1, 32)
+    assert np.isnan(float16_sums.product(longer, ones))
+
+
+def test_a_short_product_is_rounded_once():
+    left, right = half(3, 16), half(16, 5, seed=1)
+    expected = (left.astype("f8") @ right.astype("f8")).astype("f2")
+    assert np.array_equal(float16_sums.product(left, right), expected)
+
+
+def test_stacks_of_matrices():
+    left, right = half(2, 3, 40), half(2, 40, 4, seed=1)
+    both = float16_sums.product(left, right)
+    assert both.shape == (2, 3, 4) and both.dtype == np.float16
+    assert np.array_equal(both[1], float16_sums.product(left[1], right[1]))
+
+
+# ----------------------------------------------------------------- operators, both ways
+
+
+def gradients(op, arrays, attrs, policy):
+    """Output and gradients of an operator in the emulation; the output's gradient is random."""
+    names = [f"x{k}" for k in range(len(arrays))]
+    symbol = getattr(mx.sym, op)(*map(mx.sym.var, names), **attrs)
+    policy = Policy.parse(policy).pin(ops=[op], dtype="float16")
+    dtypes = dict.fromkeys(names, "float32")
+    lowered = lower(graph.apply(symbol, policy, dtypes), dtypes, "cpu")
+    arrays = dict(zip(names, (nd.array(x) for x in arrays)))
+    for array in arrays.values():
+        array.attach_grad()
+    with autograd.record():
+        out = mx.nd.CachedOp(lowered)(*(arrays[name] for name in lowered.list_inputs()))
+    out.backward(nd.array(half(*out.shape, seed=9)))
+    return [out.asnumpy(), *(x.grad.asnumpy() for x in arrays.values())]
+
+
+CASES = {
+    "dense": ("FullyConnected", [(4, 12), (3, 12), (3,)], {"num_hidden": 3}),
+    "no bias": ("FullyConnected", [(4, 12), (3, 12)], {"num_hidden": 3, "no_bias": True}),
+    "flattened": ("FullyConnected", [(4, 3, 4), (3, 12), (3,)], {"num_hidden": 3}),
+    "last axis": (
+        "FullyConnected",
+        [(2, 3, 12), (3, 12), (3,)],
+        {"num_hidden": 3, "flatten": False},
+    ),
+    "dot": ("dot", [(3, 12), (12, 5)], {}),
+    "dot, transposed": ("dot", [(12, 3), (5, 12)], {"transpose_a": True, "transpose_b": True}),
+    "dot of vectors": ("dot", [(12,), (12,)], {}),
+    "dot of stacks": ("dot", [(2, 3, 12), (12, 4)], {}),
+    "batch_dot": ("batch_dot", [(2, 3, 12), (2, 12, 5)], {}),
+    "batch_dot, transposed": ("batch_dot", [(2, 3, 12), (2, 5, 12)], {"transpose_b": True}),
+    "1-D": ("Convolution", [(2, 3, 9), (4, 3, 3), (4,)], {"kernel": (3,), "num_filter": 4}),
+    "2-D": (
+        "Convolution",
+        [(2, 1, 5, 6), (2, 1, 3, 3), (2,)],
+        {"kernel": (3, 3), "num_filter": 2, "pad": (1, 1)},
+    ),
+    "strides": (
+        "Convolution",
+        [(1, 1, 8, 9), (2, 1, 3, 2), (2,)],
+        {"kernel": (3, 2), "num_filter": 2, "stride": (2, 3), "pad": (1, 2), "dilate": (2, 1)},
+    ),
+    "groups": (
+        "Convolution",
+        [(2, 4, 5, 5), (6, 2, 2, 2)],
+        {"kernel": (2, 2), "num_filter": 6, "num_group": 2, "no_bias": True},
+    ),
+    "3-D": (
+        "Convolution",
+        [(1, 1, 4, 4, 4), (2, 1, 2, 2, 2), (2,)],
+        {"kernel": (2, 2, 2), "num_filter": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_operator_is_the_same_but_for_the_roundings(case):
+    """In values that float16 sums hold exactly, 16ths up to 4, both must agree to the bit."""
+    op, shapes, attrs = CASES[case]
+    random = np.random.RandomState(0)
+    arrays = [random.randint(-3, 4, shape).astype("f4") / 4 for shape in shapes]
+    narrow = gradients(op, arrays, attrs, FLOAT16_SUMS)
+    wide = gradients(op, arrays, attrs, FLOAT32_SUMS)
+    assert narrow[0].shape == wide[0].shape and np.array_equal(narrow[0], wide[0])
+    for ours, theirs in zip(narrow[1:], wide[1:]):
+        assert np.abs(theirs).max() > 0
+        np.testing.assert_allclose(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_a_long_sum_loses_what_float16_loses():
+    x, w = np.full((1, 4096), 1 / 64, "f4"), np.ones((1, 4096), "f4")
+    attrs = {"num_hidden": 1, "no_bias": True}
+    assert gradients("FullyConnected", [x, w], attrs, FLOAT32_SUMS)[0] == 64.0
+    # a quarter at a time up to 64, where quarters are float16s still
+    assert gradients("FullyConnected", [x, w], attrs, FLOAT16_SUMS)[0] == 64.0
+    # 143.9375 is a tie that goes to 144; but 1/16, which is what 16 of them add up to, is half of
+    # the distance of two float16s past 128, so that a sum in float16 never leaves 128
+    x = np.r_[128.0, np.zeros(15), np.full(4080, 1 / 256)].reshape(1, -1).astype("f4")
+    assert gradients("FullyConnected", [x, w], attrs, FLOAT32_SUMS)[0] == 144.0
+    assert gradients("FullyConnected", [x, w], attrs, FLOAT16_SUMS)[0] == 128.0
+
+
+def test_gradients_add_up_in_float16_too():
+    """The weight's gradient is a sum over the batch: here 32 times 4096 and back."""
+    x = np.r_[np.full(32, 4096.0), np.full(32, -4096.0)].reshape(64, 1).astype("f4")
+    w = np.ones((1, 1), "f4")
+    for policy, expected in ((FLOAT32_SUMS, 0.0), (FLOAT16_SUMS, np.inf)):
+        net = nn.Dense(1, in_units=1, use_bias=False)
+        net.initialize()
+        net.weight.set_data(nd.array(w))
+        amp.cast(net, policy)
+        with autograd.record():
+            loss = net(nd.array(x)).sum()
+        loss.backward()
+        assert net.weight.grad().asscalar() == expected
+
+
+# ------------------------------------------------------------------------------- in a network
+
+
+def test_a_user_sees_zero_against_infinity():
+    net = nn.Dense(1, in_units=64, use_bias=False)
+    net.initialize()
+    net.weight.set_data(nd.array(np.r_[np.ones(32), -np.ones(32)].reshape(1, 64)))
+    x = nd.full((1, 64), 65504)
+    assert amp.cast(net, FLOAT32_SUMS)(x).asscalar() == 0.0
+    assert amp.cast(net, FLOAT16_SUMS)(x).asscalar() == np.inf
+    found = amp.diagnose(net, lambda out, _: out.sum(), x, nd.zeros(1))
+    assert (found.verdict, found.op) == ("forward_overflow", "FullyConnected")
+    assert amp.cast(net, "float32")(x).asscalar() == 0.0
+
+
+def test_a_deferred_network_trains():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    amp.cast(net, FLOAT16_SUMS)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128)
+    x, label = nd.array(half(8, 2, 6, 6)), nd.array(np.arange(8) % 3)
+    losses = []
+    for _ in range(8):
+        with autograd.record():
+            loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(x), label).mean()
+        trainer.backward(loss)
+        trainer.step(1)
+        losses.append(float(loss.asscalar()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_pin_to_float32_is_left_alone():
+    policy = Policy.parse(FLOAT16_SUMS).pin(ops=["FullyConnected"])
+    symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=2, no_bias=True)
+    cast = graph.apply(symbol, policy, {"w": "float32"})
+    assert not any(graph.ACCUMULATE_ATTR in attrs for attrs in cast.attr_dict().values())
+
+
+def test_a_transpose_of_more_than_matrices_is_refused_in_one_sentence():
+    with pytest.raises(ValueError) as error:
+        float16_sums._Dot({"transpose_a": "True"}, [(4, 2, 3), (4, 5), (2, 3, 5)])
+    assert str(error.value) == (
+        "dot() of shapes (4, 2, 3) and (4, 5) with a transpose cannot accumulate in float16: "
+        "transpose matrices only, or pin dot to float32."
+    )
+
+
+@pytest.mark.parametrize(
+    "policy, sentence",
+    [
+        (
+            "compute=bfloat16,accumulate=float16",
+            "Policy accumulates in float16 but computes in bfloat16: use compute=float16, or "
+            "accumulate=float32.",
+        ),
+        (
+            "compute=float16,accumulate=bfloat16",
+            "Policy accumulate_dtype is 'bfloat16', expected one of float32, float16 (MXNet 1.9.1 "
+            "updates no bfloat16 parameters and exchanges no bfloat16 arrays; only compute can be "
+            "bfloat16).",
+        ),
+    ],
+)
+def test_a_policy_that_makes_no_sense(policy, sentence):
+    with pytest.raises(ValueError) as error:
+        Policy.parse(policy)
+    assert str(error.value) == sentence

@@ -1,0 +1,509 @@
+"""Law 9: gradients of parts add up to the gradient of the whole, whatever reads the variable."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.lowering import bfloat16, lower, native
+from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16, separate
+from gluon_amp.lowering.float16_emulation import NARROW, ROUND, ROUND_RELU, WIDEN
+from gluon_amp.policy import graph as graph_pass
+from gluon_amp.policy.graph import to_json
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn, rnn
+from mxnet.gluon.contrib.rnn.rnn_cell import dynamic_unroll
+
+POLICIES = ("float16", "mixed_float16", "bfloat16")
+# How far a gradient may be from float32's, as a share of its norm
+TOLERANCE = {"float16": 5e-3, "mixed_float16": 5e-3, "bfloat16": 8e-2}
+EXECUTORS = {
+    "dynamic": {},
+    "static_alloc": {"static_alloc": True},
+    "static_shape": {"static_alloc": True, "static_shape": True},
+}
+
+
+@pytest.fixture(params=[*POLICIES, "bfloat16 by copies"])
+def policy(request, monkeypatch):
+    name, *copies = request.param.split(" by ")
+    if name == "bfloat16" and not bfloat16.runs_on_cpu():
+        pytest.skip("no AVX512")
+    if copies:
+        monkeypatch.setattr(native, "available", lambda: False)
+    return name
+
+
+def normal(*shape, seed=0):
+    return np.random.RandomState(seed).normal(size=shape).astype("f4")
+
+
+def gradients(net, parts, grad_req, feed_req="write"):
+    """Gradients of parameters and of inputs after each of several passes, in float32."""
+    params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    for param in params:
+        param.grad_req = grad_req
+    fed = [nd.zeros(array.shape) for array in parts[0]]
+    for array in fed:
+        array.attach_grad(feed_req)
+    found = []
+    for part in parts:
+        for array, values in zip(fed, part):
+            array[:] = values
+        if grad_req == "write":  # the branch that a net without a graph does not take writes none
+            for grad in (*(p.grad() for p in params), *(array.grad for array in fed)):
+                grad[:] = 0
+        with autograd.record():
+            out = net(*fed)
+        out.backward(nd.array(normal(*out.shape, seed=9)))
+        grads = [p.grad() for p in params if p.grad_req != "null"]
+        found.append([grad.asnumpy() for grad in (*grads, *(array.grad for array in fed))])
+    return found
+
+
+def built(make, policy=None, **flags):
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = make()
+    net.initialize(mx.init.Normal(0.5))
+    if policy:
+        amp.cast(net, policy)
+    if policy or flags:
+        net.hybridize(**flags)
+    return net
+
+
+def added(passes):
+    """Sums in the arrays' own dtype, in the order of the passes, as kAddTo makes them."""
+    totals = passes[0]
+    for grads in passes[1:]:
+        totals = [total + grad for total, grad in zip(totals, grads)]
+    return totals
+
+
+def check_sums(make, policy, parts, executor="dynamic"):
+    """Compare gradients that MXNet adds with those of single passes, and with float32's."""
+    flags = EXECUTORS[executor]
+    sums = added(gradients(built(make, policy, **flags), parts, "write"))
+    found = gradients(built(make, policy, **flags), parts, "add", "add")[-1]
+    expected = added(gradients(built(make), parts, "write"))
+    for ours, total, wanted in zip(found, sums, expected):
+        assert ours.dtype == total.dtype
+        # a kernel may add each product to the sum rather than the sum of all products
+        np.testing.assert_allclose(ours, total, rtol=2e-3, atol=1e-3 * np.abs(total).max())
+        assert np.linalg.norm(ours - wanted) <= TOLERANCE[policy] * np.linalg.norm(wanted)
+
+
+# ------------------------------------------------------------------------------------- networks
+
+
+class Layers(nn.HybridSequential):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.add(nn.Conv2D(8, 3, in_channels=3), nn.LayerNorm(axis=1, in_channels=8))
+            self.add(nn.Activation("relu"), nn.Conv2D(4, 1, in_channels=8, use_bias=False))
+            self.add(nn.GlobalAvgPool2D(), nn.Dense(5, in_units=4))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_micro_batches_add_up_to_the_whole(policy, executor):
+    whole = normal(6, 3, 6, 6)
+    parts = [[whole[:2]], [whole[2:4]], [whole[4:]]]
+    check_sums(Layers, policy, parts, executor)
+    net = built(Layers, policy, **EXECUTORS[executor])
+    heads = np.concatenate([normal(2, 5, seed=9)] * 3)
+    x = nd.array(whole)
+    with autograd.record():
+        out = net(x)
+    out.backward(nd.array(heads))
+    found = gradients(built(Layers, policy, **EXECUTORS[executor]), parts, "add")[-1]
+    for param, ours in zip(net.collect_params().values(), found):
+        wanted = param.grad().asnumpy().astype("f4")
+        assert np.linalg.norm(ours - wanted) <= TOLERANCE[policy] * np.linalg.norm(wanted)
+
+
+def test_a_parameter_without_gradient_and_one_that_adds(policy):
+    net = built(Layers, policy)
+    first, last = net[0].weight, net[-1].weight
+    first.grad_req, last.grad_req = "null", "add"
+    x = nd.array(normal(2, 3, 6, 6))
+    for count in (1, 2, 3):
+        with autograd.record():
+            out = net(x)
+        out.backward()
+        if count == 1:
+            once = {p.name: p.grad().asnumpy() for p in net.collect_params().values()
+                    if p.grad_req != "null"}  # fmt: skip
+        for param in net.collect_params().values():
+            if param.grad_req != "null":
+                times = count if param is last else 1
+                np.testing.assert_allclose(
+                    param.grad().asnumpy(), times * once[param.name], rtol=2e-3
+                )
+    assert first.name not in once
+
+
+# Functions whose operators in MXNet do not add the gradient of their input
+READERS = {
+    "the input itself": lambda F, x: x,
+    "softmax": lambda F, x: F.softmax(x),
+    "clip": lambda F, x: F.clip(x, -0.5, 0.5),
+    "mean": lambda F, x: F.mean(x, axis=1),
+    "reverse": lambda F, x: F.reverse(x, axis=1),
+    "split_v2": lambda F, x: F.split_v2(x, 2, axis=1)[0],
+    "a sum of two inputs": lambda F, x, y: x + y,
+    "a sum of three": lambda F, x, y: F.add_n(x, y, x),
+    "a cast of the user's": lambda F, x: F.amp_cast(x, dtype="float32"),
+    "a cast and another": lambda F, x: F.amp_cast(x, dtype="float32") + F.relu(x),
+    "ten readers": lambda F, x: F.add_n(F.softmax(x), *(F.sin(x * k) for k in range(9))),
+    "matrix product": lambda F, x, y: F.dot(x, F.clip(y, -1, 1), transpose_b=True),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_gradients_of_inputs(policy, reader):
+    count = READERS[reader].__code__.co_argcount - 1
+    parts = [[normal(3, 4, seed=10 * k + j) for j in range(count)] for k in range(3)]
+    check_sums(lambda: nn.HybridLambda(READERS[reader]), policy, parts)
+
+
+def test_a_part_of_a_block_that_is_not_cast():
+    """The part's lowered graph is composed into the graph of its parent."""
+    part = nn.Dense(4, in_units=4)
+    part.initialize(mx.init.Normal(0.5))
+    amp.cast(part, "bfloat16" if bfloat16.runs_on_cpu() else "float16")
+    whole = nn.HybridSequential()
+    whole.add(part, nn.Dense(2, in_units=4))
+    whole[1].initialize()
+    whole.hybridize()
+    whole.collect_params().setattr("grad_req", "add")
+    x = nd.array(normal(3, 4))
+    found = []
+    for _ in range(2):
+        with autograd.record():
+            out = whole(x)
+        out.backward()
+        found.append([p.grad().asnumpy() for p in whole.collect_params().values()])
+    for once, twice in zip(*found):
+        assert np.abs(once).max() > 0
+        np.testing.assert_allclose(twice, 2 * once, rtol=1e-3)
+
+
+# -------------------------------------------------------------------------- loops and branches
+
+
+class Cells(nn.HybridBlock):
+    """Two dense layers and a clipped scale in a loop or branch, which `run` writes."""
+
+    def __init__(self, run):
+        super().__init__()
+        self._run = run
+        with self.name_scope():
+            self.a = nn.Dense(4, in_units=4, flatten=False)
+            self.b = nn.Dense(4, in_units=4, flatten=False)
+            self.scale = self.params.get("scale", shape=(3, 4), init=mx.init.Constant(0.5))
+
+    def hybrid_forward(self, F, x, h, scale):
+        return self._run(self, F, x, h, scale)
+
+
+def foreach(cells, F, x, h, scale):
+    def step(data, states):
+        out = F.tanh(cells.a(data + states[0])) * F.clip(scale, 0, 1)
+        return cells.b(out), [out]
+
+    outs, states = F.contrib.foreach(step, x, [h])
+    return F.broadcast_add(outs, states[0].expand_dims(0))
+
+
+def while_loop(cells, F, x, h, scale):
+    first = F.squeeze(F.slice_axis(x, axis=0, begin=0, end=1), axis=0)
+
+    def step(i, state):
+        out = F.tanh(cells.a(state + first)) + scale
+        return cells.b(out), [i + 1, out]
+
+    outs, (_, state) = F.contrib.while_loop(
+        lambda i, _: i < 3, step, [F.zeros((1,)), h], max_iterations=3
+    )
+    return F.broadcast_add(outs, state.expand_dims(0))
+
+
+def cond(cells, F, x, h, scale):
+    return F.contrib.cond(
+        F.sum(h) < 0,
+        lambda: cells.a(F.broadcast_add(x, h.expand_dims(0))),
+        lambda: cells.b(F.broadcast_mul(x, scale.expand_dims(0))),
+    )
+
+
+@pytest.mark.parametrize("run", [foreach, while_loop, cond])
+@pytest.mark.parametrize("executor", ["dynamic", "static_shape"])
+def test_loops_and_branches(policy, run, executor):
+    # sum(h) is negative in the second part, so that each branch is taken
+    parts = [[normal(5, 3, 4, seed=k), sign * np.abs(normal(3, 4, seed=k))]
+             for k, sign in enumerate((1, -1, 1))]  # fmt: skip
+    check_sums(lambda: Cells(run), policy, parts, executor)
+
+
+def test_the_branch_that_is_not_taken_has_a_zero_gradient(policy):
+    net = built(lambda: Cells(cond), policy)
+    x = nd.array(normal(5, 3, 4))
+    for value, taken, other in ((1, "b", "a"), (-1, "a", "b"), (-1, "a", "b"), (1, "b", "a")):
+        with autograd.record():
+            out = net(x, nd.full((3, 4), value))
+        out.backward()
+        assert np.abs(getattr(net, taken).weight.grad().asnumpy()).max() > 0
+        assert np.abs(getattr(net, other).weight.grad().asnumpy()).max() == 0
+
+
+class Unrolled(nn.HybridBlock):
+    def __init__(self, unroll):
+        super().__init__()
+        self._unroll = unroll
+        with self.name_scope():
+            self.cell = rnn.LSTMCell(4, input_size=4)
+
+    def hybrid_forward(self, F, x, h):
+        return self._unroll(self.cell, x, [h, F.tanh(h)])[0]
+
+
+@pytest.mark.parametrize("executor", ["dynamic", "static_alloc"])
+@pytest.mark.parametrize(
+    "unroll",
+    [
+        lambda cell, x, states: cell.unroll(12, x, states, layout="TNC", merge_outputs=True),
+        lambda cell, x, states: dynamic_unroll(cell, x, states, layout="TNC"),
+    ],
+    ids=["unroll", "dynamic_unroll"],
+)
+def test_cells(policy, unroll, executor):
+    parts = [[normal(12, 3, 4, seed=k), normal(3, 4, seed=k + 10)] for k in range(2)]
+    check_sums(lambda: Unrolled(unroll), policy, parts, executor)
+
+
+# --------------------------------------------------------------------------------------- Module
+
+
+def test_a_module_adds(policy):
+    data = mx.sym.var("data")
+    hidden = mx.sym.FullyConnected(mx.sym.clip(data, -1, 1), num_hidden=4, name="fc1")
+    out = mx.sym.FullyConnected(mx.sym.relu(hidden), num_hidden=3, name="fc2")
+    module = amp.symbolic.Module(mx.sym.SoftmaxOutput(out, name="softmax"), policy=policy)
+    module.bind(
+        [("data", (6, 4))], [("softmax_label", (6,))], inputs_need_grad=True, grad_req="add"
+    )
+    module.init_params(mx.init.Normal(0.5))
+    batch = mx.io.DataBatch([nd.array(normal(6, 4))], [nd.array([0, 1, 2, 0, 1, 2])])
+    found = []
+    for _ in range(3):
+        module.forward(batch, is_train=True)
+        module.backward()
+        grads = dict(module._exec_group.execs[0].grad_dict)
+        found.append({k: g.asnumpy() for k, g in grads.items() if g is not None and k != "label"})
+    for name in ("data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
+        once = found[0][name]
+        assert np.abs(once).max() > 0
+        np.testing.assert_allclose(found[2][name], 3 * once, rtol=3e-3, atol=1e-6)
+
+
+# --------------------------------------------------------------------- what adds, and what does not
+
+
+def operator(op, inputs, **attrs):
+    nodes = [{"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)]
+    attrs = {key: str(value) for key, value in attrs.items()}
+    heads = [[k, 0, 0] for k in range(inputs)]
+    nodes.append({"op": op, "name": "node", "attrs": attrs, "inputs": heads})
+    graph = {"nodes": nodes, "arg_nodes": list(range(inputs)), "heads": [[inputs, 0, 0]]}
+    return mx.sym.load_json(json.dumps({**graph, "attrs": {"mxnet_version": ["int", 10901]}}))
+
+
+CASES = [
+    ("BatchNorm", [(3, 4, 5, 5), (4,), (4,), (4,), (4,)], {"fix_gamma": False}),
+    ("BatchNorm", [(3, 16, 5, 5), (16,), (16,), (16,), (16,)], {"fix_gamma": True}),
+    ("BatchNorm", [(3, 4), (4,), (4,), (4,), (4,)], {"fix_gamma": False, "axis": 1}),
+    ("BatchNorm", [(3, 5, 4), (4,), (4,), (4,), (4,)], {"fix_gamma": False, "axis": 2}),
+    ("BatchNorm", [(3, 4, 5, 5), (4,), (4,), (4,), (4,)], {"use_global_stats": True}),
+    ("Cast", [(3, 4)], {"dtype": "float32"}),
+    ("Cast", [(3, 4)], {"dtype": "float16"}),
+    ("Cast", [(3, 4)], {"dtype": "float64"}),
+    ("Convolution", [(2, 3, 6, 6), (4, 3, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4}),
+    ("Convolution", [(2, 16, 6, 6), (16, 16, 1, 1), (16,)], {"kernel": (1, 1), "num_filter": 16}),
+    (
+        "Convolution",
+        [(2, 16, 6, 6), (32, 4, 3, 3)],
+        {"kernel": (3, 3), "num_filter": 32, "num_group": 4, "no_bias": True, "stride": (2, 2)},
+    ),
+    ("Convolution", [(2, 3, 6), (4, 3, 3), (4,)], {"kernel": (3,), "num_filter": 4}),
+    (
+        "Convolution",
+        [(2, 3, 6, 5, 5), (4, 3, 3, 3, 3), (4,)],
+        {"kernel": (3, 3, 3), "num_filter": 4, "pad": (1, 1, 1)},
+    ),
+    ("Deconvolution", [(2, 3, 6, 6), (3, 4, 3, 3)], {"kernel": (3, 3), "num_filter": 4}),
+    (
+        "Deconvolution",
+        [(2, 4, 6, 6), (4, 2, 3, 3), (4,)],
+        {"kernel": (3, 3), "num_filter": 4, "num_group": 2, "stride": (2, 2), "no_bias": False},
+    ),
+    ("Deconvolution", [(2, 3, 6), (3, 4, 3)], {"kernel": (3,), "num_filter": 4}),
+    ("Deconvolution", [(2, 3, 4, 4, 4), (3, 4, 2, 2, 2)], {"kernel": (2, 2, 2), "num_filter": 4}),
+    ("FullyConnected", [(3, 4), (5, 4), (5,)], {"num_hidden": 5}),
+    ("FullyConnected", [(3, 2, 4), (5, 4)], {"num_hidden": 5, "no_bias": True, "flatten": False}),
+    ("FullyConnected", [(3, 2, 4), (5, 8), (5,)], {"num_hidden": 5}),
+    ("GroupNorm", [(3, 4, 5), (2,), (2,)], {"num_groups": 2}),
+    ("InstanceNorm", [(3, 4, 5), (4,), (4,)], {}),
+    ("LayerNorm", [(3, 4), (4,), (4,)], {}),
+    ("LayerNorm", [(3, 4, 5), (4,), (4,)], {"axis": 1}),
+    ("LeakyReLU", [(3, 4, 5), (4,)], {"act_type": "prelu"}),
+    ("LeakyReLU", [(3, 4, 5), (1,)], {"act_type": "prelu"}),
+    *(("LeakyReLU", [(3, 4)], {"act_type": act}) for act in ("leaky", "elu", "selu", "gelu")),
+    *(
+        ("RNN", [(5, 3, 4), (size,), (1, 3, 6), *extra], {"mode": mode, "state_size": 6,
+                                                          "num_layers": 1})
+        for mode, size, extra in (
+            ("lstm", 4 * 6 * 12, [(1, 3, 6)]), ("gru", 3 * 6 * 12, []), ("rnn_tanh", 6 * 12, []),
+        )
+    ),
+    ("_copy", [(3, 4)], {}),
+    ("batch_dot", [(2, 3, 4), (2, 4, 5)], {}),
+    ("batch_dot", [(2, 4, 3), (2, 5, 4)], {"transpose_a": True, "transpose_b": True}),
+    ("dot", [(3, 4), (4, 5)], {}),
+    ("dot", [(4, 3), (5, 4)], {"transpose_a": True, "transpose_b": True}),
+    ("dot", [(2, 3, 4), (4, 5)], {}),
+    ("dot", [(4,), (4,)], {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "op, shapes, attrs", CASES, ids=[f"{k}-{c[0]}" for k, c in enumerate(CASES)]
+)
+def test_operators_that_add(op, shapes, attrs):
+    symbol = operator(op, len(shapes), **attrs)
+    names = symbol.list_inputs()
+    states = symbol.list_auxiliary_states()
+    arrays = {f"x{k}": nd.array(normal(*shape, seed=k)) for k, shape in enumerate(shapes)}
+    found = {}
+    for grad_req in ("write", "add"):
+        for name in names:
+            if name not in states:
+                arrays[name].attach_grad(grad_req)
+        run = nd.CachedOp(symbol)
+        for _ in range(3):
+            with autograd.record():
+                out = run(*(arrays[name] for name in names))
+            out.backward(nd.array(normal(*out.shape, seed=9), dtype=out.dtype))
+        found[grad_req] = [arrays[n].grad.asnumpy() for n in names if n not in states]
+    for once, three in zip(found["write"], found["add"]):
+        np.testing.assert_allclose(three, 3 * once, rtol=1e-4, atol=1e-5)
+
+
+def test_each_operator_that_adds_is_tried():
+    # test_native.py tries those that round; Embedding's ids have no gradient
+    tried = {op for op, *_ in CASES} | {"_cond", "_foreach", "_while_loop"}
+    assert ADDING - tried == {BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
+
+
+@pytest.mark.skipif(
+    not (native.available() and bfloat16.runs_on_cpu()), reason="no C++ compiler or no AVX512"
+)
+@pytest.mark.parametrize("size", [1, 7, 4097, 100003])
+def test_our_cast_is_amp_casts_and_adds(size):
+    values = normal(size) * np.float32(10) ** np.random.RandomState(1).randint(-30, 30, size)
+    values[0] = np.inf
+    found = {}
+    for op, attrs in ((BFLOAT16, {}), ("amp_cast", {"dtype": "bfloat16"})):
+        cast = operator(op, 1, **attrs)
+        run = nd.CachedOp(mx.sym.amp_cast(cast, dtype="float32"))
+        x = nd.array(values)
+        heads = [nd.array(normal(size, seed=k)) for k in (1, 2, 3)]
+        found[op] = []
+        for grad_req in ("write", "add"):
+            x.attach_grad(grad_req)
+            for head in heads:
+                with autograd.record():
+                    out = run(x)
+                out.backward(head)
+                found[op].append(x.grad.asnumpy())
+        found[op].insert(0, out.asnumpy())
+    ours, theirs = found[BFLOAT16], found["amp_cast"]
+    for mine, wanted in zip(ours[:4], theirs[:4]):
+        np.testing.assert_array_equal(mine, wanted)
+    for total, wanted in zip(ours[4:], added_up(theirs[1:4])):
+        np.testing.assert_array_equal(total, wanted)
+
+
+def added_up(arrays):
+    total = np.zeros_like(arrays[0])
+    for array in arrays:
+        total = total + array
+        yield total
+
+
+@pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+def test_no_weight_is_copied_in_bfloat16():
+    x, w = mx.sym.var("x"), mx.sym.var("w")
+    dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
+    cast = graph_pass.apply(dense, amp.Policy.parse("bfloat16"), {"w": "float32"})
+    assert ops(lower(cast, {"x": "float32", "w": "float32"}, "cpu")) == [
+        BFLOAT16, BFLOAT16, "FullyConnected", "amp_cast",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_embeddings_add_and_stay_sparse(policy, sparse):
+    net = built(lambda: nn.Embedding(7, 4, sparse_grad=sparse), policy)
+    ids = nd.array([1, 3, 3])
+    net.weight.grad_req = "write" if sparse else "add"  # MXNet adds no sparse gradients
+    for _ in range(2):
+        with autograd.record():
+            out = net(ids)
+        out.backward()
+    assert net.weight.grad().stype == ("row_sparse" if sparse else "default")
+    times = 1 if sparse else 2
+    wanted = times * np.array([0, 1, 0, 2, 0, 0, 0])
+    np.testing.assert_array_equal(net.weight.grad().asnumpy(), np.repeat(wanted, 4).reshape(7, 4))
+
+
+def ops(symbol):
+    return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
+
+
+def test_a_variable_that_is_read_by_what_adds_is_not_copied():
+    x, w = mx.sym.var("x"), mx.sym.var("w")
+    dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
+    assert separate(dense, {}, "cpu") is dense
+    assert ops(separate(mx.sym.clip(dense, 0, 1), {}, "cpu")) == ["FullyConnected", "clip"]
+    twice = separate(mx.sym.clip(x, 0, 1) + x, {}, "cpu")
+    assert ops(twice) == ["_copy", "clip", "elemwise_add"]
+    assert twice.list_arguments() == ["x"]
+
+
+def test_no_weight_is_copied_where_float16_is_emulated():
+    x, w = mx.sym.var("x"), mx.sym.var("w")
+    dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
+    for policy in ("float16", "mixed_float16"):
+        dtypes = {"x": "float32", "w": amp.Policy.parse(policy).param_dtype}
+        cast = graph_pass.apply(dense, amp.Policy.parse(policy), {"w": dtypes["w"]})
+        assert "_copy" not in ops(lower(cast, dtypes, "cpu"))
+
+
+def test_integers_are_not_copied():
+    ids = mx.sym.var("ids", dtype="int64")
+    picked = mx.sym.take(mx.sym.var("table"), ids)
+    found = to_json(separate(picked, {"ids": "int64", "table": "float32"}, "cpu"))
+    assert [n["name"] for n in found["nodes"] if n["op"] == "_copy"] == ["table_copy"]
+
+
+def test_a_gpus_cast_adds():
+    symbol = mx.sym.amp_cast(mx.sym.var("x"), dtype="float16")
+    assert separate(symbol, {"x": "float32"}, "gpu") is symbol
+    same = mx.sym.amp_cast(mx.sym.var("x"), dtype="float32")
+    assert separate(same, {"x": "float32"}, "gpu") is same
+    assert ops(separate(same, {"x": "float32"}, "cpu")) == ["_copy"]
+    assert separate(same, {"x": "float32"}, "cpu").list_outputs() == same.list_outputs()

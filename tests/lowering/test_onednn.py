@@ -1,0 +1,383 @@
+"""lowering/onednn.py and native/layouts.cc: bfloat16 clear of three kernels of oneDNN."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gluon_amp.lowering import bfloat16, lower, native
+from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, settle
+from gluon_amp.policy.graph import to_json
+from gluon_amp.startup import cpu
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+needs_native = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+
+
+def has_bfloat16() -> bool:
+    try:
+        bfloat16.check_device("cpu")
+    except ValueError:
+        return False
+    return True
+
+
+needs_bfloat16 = pytest.mark.skipif(not has_bfloat16(), reason="no AVX512")
+
+
+def norm_of(data, name="norm"):
+    return mx.sym.BatchNorm(data, name=name, fix_gamma=False)
+
+
+def low(data):
+    # functions take MXNet's structured dtype; only graphs take the name
+    return mx.sym.amp_cast(data, dtype=np.dtype([("bfloat16", np.uint16)]))
+
+
+def ops(symbol):
+    return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
+
+
+# ------------------------------------------------------------------------------------- the rewrite
+
+
+def test_symbols_without_a_bfloat16_batchnorm_stay_themselves():
+    data = mx.sym.var("data")
+    for symbol in (mx.sym.relu(low(data)), norm_of(data), norm_of(mx.sym.relu(data))):
+        assert settle(symbol, {}) is symbol
+
+
+@needs_native
+def test_the_operator_stands_behind_each_bfloat16_batchnorm():
+    first = norm_of(low(mx.sym.var("data")), "first")
+    second = norm_of(mx.sym.Activation(first, act_type="relu"), "second")
+    settled = settle(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
+    assert ops(settled) == [
+        "amp_cast", "BatchNorm", NORM_LAYOUT, "Activation", "BatchNorm", NORM_LAYOUT, "amp_cast",
+        "BatchNorm",
+    ]  # fmt: skip
+    assert settled.list_outputs() == ["third_output"]
+    arguments = ["data", "first_gamma", "first_beta", "second_gamma", "second_beta"]
+    assert settled.list_arguments() == [*arguments, "third_gamma", "third_beta"]
+
+
+@needs_native
+def test_all_readers_and_outputs_get_the_settled_tensor():
+    norm = norm_of(low(mx.sym.var("data")))
+    both = mx.sym.Group([mx.sym.Activation(norm, act_type="relu") + norm, norm])
+    nodes = to_json(settle(both, {}))
+    found = [node["op"] for node in nodes["nodes"]]
+    readers = [
+        node for node in nodes["nodes"] if [found.index("BatchNorm"), 0, 0] in node["inputs"]
+    ]
+    assert [node["op"] for node in readers] == [NORM_LAYOUT]
+    assert nodes["heads"][1][:2] == [found.index(NORM_LAYOUT), 0]
+
+
+@needs_native
+def test_other_outputs_of_a_batchnorm_are_left_alone():
+    norm = mx.sym.BatchNorm(low(mx.sym.var("data")), name="norm", output_mean_var=True)
+    settled = settle(norm, {})
+    assert len(settled.list_outputs()) == 3
+    assert ops(settled).count(NORM_LAYOUT) == 1
+
+
+# ---------------------------------------------------------------------------------- the gradients
+
+
+def run(symbol, **arrays):
+    """Outputs and gradients in float32 of a symbol, whose inputs these are."""
+    inputs = {name: nd.array(values) for name, values in arrays.items()}
+    block = mx.gluon.SymbolBlock(symbol, [mx.sym.var(name) for name in inputs])
+    block.collect_params().initialize()
+    block.hybridize(static_alloc=True)
+    for array in inputs.values():
+        array.attach_grad()
+    with autograd.record():
+        out = block(*inputs.values())
+    out.backward(nd.arange(1, 1 + out.size).reshape(out.shape))
+    return out.asnumpy(), *(array.grad.asnumpy() for array in inputs.values())
+
+
+def passed_on(data, other):
+    """The operator alone between casts; integers up to 256 are bfloat16."""
+    graph = to_json(mx.sym.Group([low(data), low(other)]))
+    nodes = graph["nodes"]
+    heads = [[*entry[:2], 0] for entry in graph["heads"]]
+    nodes.append({"op": NORM_LAYOUT, "name": "passed", "attrs": {}, "inputs": heads})
+    graph["heads"] = [[len(nodes) - 1, 0, 0]]
+    return mx.sym.load_json(json.dumps(graph))
+
+
+@needs_native
+def test_values_and_gradients_pass_as_they_are():
+    symbol = passed_on(mx.sym.var("data"), mx.sym.var("other"))
+    values = [[-3.0, 0.5, np.inf], [2.0, -np.inf, 256.0]]
+    out, grad, other = run(mx.sym.amp_cast(symbol, dtype="float32"), data=values, other=values)
+    np.testing.assert_array_equal(out, values)
+    np.testing.assert_array_equal(grad, [[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(other, np.zeros((2, 3)))
+
+
+@needs_native
+def test_gradients_of_two_readers_are_added():
+    data, other = mx.sym.var("data"), mx.sym.var("other")
+    symbol = passed_on(data, other)
+    twice = mx.sym.amp_cast(mx.sym.elemwise_add(symbol, symbol), dtype="float32")
+    out, grad, _ = run(twice + data, data=[[1.0, 2.0]], other=[[0.0, 0.0]])
+    np.testing.assert_array_equal(out, [[3, 6]])
+    np.testing.assert_array_equal(grad, [[3, 6]])
+
+
+@needs_native
+def test_shapes_and_dtypes_that_cannot_be():
+    symbol = passed_on(mx.sym.var("data"), mx.sym.var("other"))
+    with pytest.raises(mx.base.MXNetError, match="shapes differ"):
+        symbol.infer_shape(data=(2, 3), other=(3, 2))
+    assert symbol.infer_shape(data=(2, 3))[0] == [(2, 3), (2, 3)]
+    graph = to_json(symbol)
+    graph["nodes"] = [n for n in graph["nodes"] if n["op"] != "amp_cast"]
+    graph["nodes"][-1]["inputs"] = [[0, 0, 0], [1, 0, 0]]
+    graph.update(arg_nodes=[0, 1], heads=[[2, 0, 0]])
+    graph.pop("node_row_ptr", None)
+    with pytest.raises(mx.base.MXNetError, match="dtype 0, not 12"):
+        mx.sym.load_json(json.dumps(graph)).infer_type(data="float32", other="float32")
+
+
+DEPTHWISE = """
+import hashlib, sys
+import numpy as np
+import gluon_amp
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+mx.random.seed(0)
+net = nn.HybridSequential()
+for channels, groups, size in ((32, 1, 3), (32, 32, 3), (64, 1, 1), (64, 64, 3), (32, 1, 1)):
+    net.add(nn.Conv2D(channels, size, padding=size // 2, groups=groups, use_bias=False))
+    net.add(nn.BatchNorm(), nn.Activation("relu"))
+net.add(nn.GlobalAvgPool2D())
+net.initialize(mx.init.Xavier())
+net = gluon_amp.cast(net, "bfloat16")
+net.hybridize(static_alloc=True)
+data = nd.array(np.random.RandomState(0).normal(size=(4, 16, 20, 20)))
+for _ in range(2):
+    with autograd.record():
+        loss = (net(data) ** 2).sum()
+    loss.backward()
+grads = [p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+np.savez(sys.argv[1], loss=loss.asnumpy(), **{str(i): grad for i, grad in enumerate(grads)})
+"""
+
+
+def train_depthwise(path, **environment):
+    """Output of a program that trains a small MobileNet and saves its gradients."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEPTHWISE, str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, np.load(str(path))
+
+
+@needs_native
+@needs_bfloat16
+def test_depthwise_networks_meet_no_reference_kernel(tmp_path):
+    shown, with_ours = train_depthwise(tmp_path / "ours.npz", DNNL_VERBOSE="1")
+    norms = [line for line in shown.splitlines() if ",batch_normalization," in line]
+    assert len(norms) >= 2 * 2 * 5  # steps, directions, layers
+    assert not [line for line in norms if "ref:any" in line]
+
+    shown, without = train_depthwise(
+        tmp_path / "without.npz", DNNL_VERBOSE="1", GLUON_AMP_NATIVE="0"
+    )
+    if cpu.has_amx():  # the trouble is there: the test can fail
+        assert [line for line in shown.splitlines() if "bnorm_ref:any" in line]
+    np.testing.assert_array_equal(with_ours["loss"], without["loss"])
+    # the kernels sum a batch in another order, and each gradient is rounded to 8 bits
+    ours, wanted = (
+        np.concatenate([found[name].ravel() for name in with_ours.files])
+        for found in (with_ours, without)
+    )
+    assert np.linalg.norm(ours - wanted) <= 0.03 * np.linalg.norm(wanted)
+
+
+@needs_bfloat16
+def test_bfloat16_networks_keep_their_outputs():
+    import gluon_amp
+
+    mx.random.seed(1)
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.initialize(mx.init.Xavier())
+    data = nd.array(np.random.RandomState(1).normal(size=(2, 3, 8, 8)))
+    wanted = net(data).asnumpy()
+    cast = gluon_amp.cast(net, "bfloat16")
+    cast.hybridize()
+    np.testing.assert_allclose(cast(data).asnumpy(), wanted, rtol=0.02, atol=0.02)
+
+
+# ------------------------------------------------------------------------------- 1×1 convolutions
+
+
+def convolution(data, kernel, **options):
+    weight = mx.sym.amp_cast(mx.sym.var("w"), dtype=np.dtype([("bfloat16", np.uint16)]))
+    options = {"num_filter": 8, "no_bias": True, "name": "conv", **options}
+    return mx.sym.Convolution(data, weight, kernel=kernel, **options)
+
+
+def dilation(symbol):
+    nodes = to_json(symbol)["nodes"]
+    return next(node["attrs"].get("dilate") for node in nodes if node["op"] == "Convolution")
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_pointwise_convolutions_are_dilated_where_there_is_amx(amx, monkeypatch):
+    monkeypatch.setattr(cpu, "has_amx", lambda: amx)
+    data = mx.sym.var("data")
+    for kernel, twos in (((1, 1), "(2, 2)"), ((1,), "(2,)"), ((1, 1, 1), "(2, 2, 2)")):
+        low_one = convolution(low(data), kernel)
+        assert dilation(settle(low_one, {})) == (twos if amx else None)
+    for other in (convolution(low(data), (3, 3)), convolution(low(data), (1, 3))):
+        assert settle(other, {}) is other
+
+
+def test_float32_convolutions_stay_themselves():
+    symbol = mx.sym.Convolution(mx.sym.var("data"), kernel=(1, 1), num_filter=8)
+    assert settle(symbol, {}) is symbol
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("positions", [27, 33, 36, 39, 42, 45, 48, 49])
+def test_three_tiles_of_positions(positions):
+    """Sizes at which oneDNN's own kernel writes past its result; values as numpy computes them."""
+    import gluon_amp
+
+    random = np.random.RandomState(positions)
+    data = random.randint(-4, 5, size=(2, 64, 1, positions))
+    weight = random.randint(-4, 5, size=(128, 64, 1, 1))
+    net = nn.Conv2D(128, 1, use_bias=False, in_channels=64)
+    net.initialize()
+    net.weight.set_data(nd.array(weight))
+    gluon_amp.cast(net, "bfloat16")
+    net.hybridize()
+    wanted = np.einsum("ncij,oc->noij", data, weight[:, :, 0, 0])
+    found = net(nd.array(data)).asnumpy()
+    # sums of integers are exact in float32, and rounded once to 8 bits
+    np.testing.assert_allclose(found, wanted, rtol=2.0**-8)
+
+
+POINTWISE = """
+import mxnet as mx
+import gluon_amp
+net = mx.gluon.nn.Conv2D(32, 1, in_channels=32)
+net.initialize()
+net = gluon_amp.cast(net, "bfloat16")
+net.hybridize()
+net(mx.nd.ones((1, 32, 6, 6))).wait_to_read()
+"""
+
+
+@needs_bfloat16
+def test_the_kernel_that_writes_too_far_is_not_used():
+    done = subprocess.run(
+        [sys.executable, "-c", POINTWISE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+             "DNNL_VERBOSE": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    used = [line.split(",")[4] for line in done.stdout.splitlines() if ",convolution," in line]
+    assert used
+    assert "jit_1x1:avx512_core_amx_bf16" not in used
+    if cpu.has_amx():
+        assert any("amx" in kernel for kernel in used)
+
+
+# ------------------------------------------------------------- images narrower than the stride
+
+
+@pytest.mark.parametrize("stride", [(2,), (1, 2), (3, 3)])
+def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch):
+    data, kernel = low(mx.sym.var("data")), (3,) * len(stride)
+    symbol = convolution(data, kernel, stride=stride)
+    monkeypatch.setattr(native, "available", lambda: False)
+    cast = "amp_cast"
+    assert ops(settle(symbol, {})) == [cast, cast, cast, cast, "Convolution", cast]
+    assert settle(symbol, {}).list_arguments() == ["data", "w"]
+    for other in ((), (1,) * len(stride), (2,) * (len(stride) - 1) + (1,)):
+        unstrided = convolution(data, kernel, stride=other)
+        assert settle(unstrided, {}) is unstrided
+    monkeypatch.undo()
+    if native.available():
+        assert ops(settle(symbol, {})) == [cast, cast, CONVOLUTION]
+
+
+def pixels():
+    """A convolution of one pixel, whose kernel's middle alone meets it; inputs and weights."""
+    data = low(mx.sym.var("data"))
+    symbol = convolution(data, (3, 3), stride=(2, 2), pad=(1, 1), num_filter=16)
+    random = np.random.RandomState(7)
+    arrays = random.randint(-3, 4, (4, 16, 1, 1)), random.randint(-3, 4, (16, 16, 3, 3))
+    return symbol, dict(zip(("data", "w"), arrays))
+
+
+def expected_weight_gradient(data, heads):
+    wanted = np.zeros((16, 16, 3, 3))
+    wanted[:, :, 1, 1] = np.einsum("no,nc->oc", heads.reshape(4, 16), data[:, :, 0, 0])
+    return wanted
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("with_native", [True, False])
+def test_the_weight_gradient_of_one_pixel(with_native, monkeypatch):
+    if not with_native:
+        monkeypatch.setattr(native, "available", lambda: False)
+    symbol, arrays = pixels()
+    settled = mx.sym.amp_cast(settle(symbol, {}), dtype="float32")
+    run(settled, **{name: np.full(x.shape, np.nan) for name, x in arrays.items()})
+    _, _, found = run(settled, **arrays)
+    heads = np.arange(1, 65)  # as `run` has it
+    np.testing.assert_array_equal(found, expected_weight_gradient(arrays["data"], heads))
+
+
+@needs_native
+@needs_bfloat16
+@pytest.mark.parametrize("static", [True, False])
+def test_the_weight_gradient_of_two_readers_is_added(static):
+    symbol, arrays = pixels()
+    graph = to_json(symbol)
+    graph["nodes"].append({**graph["nodes"][-1], "name": "again"})
+    graph["heads"] = [[len(graph["nodes"]) - k, 0, 0] for k in (1, 2)]
+    both = mx.sym.load_json(json.dumps(graph))
+    one, other = (mx.sym.amp_cast(each, dtype="float32") for each in both)
+    total = lower(one + other, {"data": "float32", "w": "float32"}, "cpu")
+    assert ops(total).count(CONVOLUTION) == 2
+    op = nd.CachedOp(total, [("static_alloc", str(static)), ("static_shape", str(static))])
+    data, weight = (nd.array(arrays[name]) for name in ("data", "w"))
+    weight.attach_grad("add")
+    for _ in range(2):
+        with autograd.record():
+            out = op(data, weight)
+        out.backward()
+    wanted = expected_weight_gradient(arrays["data"], np.ones((4, 16)))
+    np.testing.assert_array_equal(weight.grad.asnumpy(), 2 * 2 * wanted)
+
+
+@needs_native
+def test_convolutions_in_loops_are_settled():
+    def body(one, states):
+        conv = convolution(low(one), (3, 3), stride=(2, 2), pad=(1, 1))
+        return mx.sym.amp_cast(conv, dtype="float32"), states
+
+    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [])
+    loop = next(node for node in to_json(settle(out, {}))["nodes"] if "subgraphs" in node)
+    assert CONVOLUTION in [node["op"] for node in loop["subgraphs"][0]["nodes"]]

@@ -1,0 +1,342 @@
+"""Constants that float16 cannot hold: epsilons, bounds, mask values, paddings.
+
+A network with such a constant returns what it returns in float32: the same numbers within
+float16's resolution, and NaN or inf only where float32 has them.
+"""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.lowering import bfloat16
+from gluon_amp.policy import Policy, constants, graph, op_table
+from tests import closeness
+from tests.mxnet_operators import registered
+
+import mxnet as mx
+from mxnet import gluon, nd
+
+FLOAT16 = Policy.parse("float16")
+LOW = ["float16", "mixed_float16", "bfloat16"]
+
+# ------------------------------------------------------------------------------------ the table
+
+
+def numbers_of(kinds):
+    """Return {(operator, attribute): type} of the real-valued attributes of all operators."""
+    return {
+        (op.canonical, name): kind
+        for op in registered().values()
+        if op_table.rule(op.canonical).kind in kinds
+        for name, kind in op.arguments
+        if not kind.startswith("{") and ("float" in kind or "double" in kind)
+    }
+
+
+def test_every_number_of_an_operator_that_may_compute_in_float16_is_classified():
+    # norms (kind 'norm') apply their epsilons in float32
+    found = numbers_of(("compute", "follow", "widest"))
+    listed = {(op, name) for op, names in constants.CONSTANTS.items() for name in names}
+    assert set(found) == listed | set(constants.NOT_VALUES)
+    assert listed.isdisjoint(constants.NOT_VALUES)
+
+
+def test_the_defaults_of_all_constants_fit():
+    found = numbers_of(("compute", "follow", "widest"))
+    for op, names in constants.CONSTANTS.items():
+        for name in names:
+            default = found[op, name].partition("default=")[2] or "None"
+            assert default == "None" or constants.fits(float(default)), (op, name)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, 1e-4, -6.2e-5, 2.0**-14, 255, -1e4, 2.0**14])
+def test_constants_that_fit(value):
+    assert constants.fits(value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_the_same_in_every_dtype_fits(value):
+    assert constants.fits(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1e-12, -1e-38, 1e-8),  # 0
+        *(1e-7, 1e-5, 6e-5),  # subnormal: 1e-7 is 1.19e-7
+        *(65520, 7e4, -1e9, -1e18, 3.4e38),  # inf
+        *(-65504, 4e4, 2e4),  # inf when added to itself, twice or four times
+    ],
+)
+def test_constants_that_do_not_fit(value):
+    assert not constants.fits(value)
+
+
+def test_the_reason_names_the_constant():
+    decision = FLOAT16.decide("clip", attrs={"a_min": "1e-12", "a_max": "1"})
+    assert decision == ("float32", "its constant a_min=1e-12 does not fit float16", False)
+    assert FLOAT16.decide("clip", attrs={"a_min": "0", "a_max": "6"}).kind == "follow"
+    assert FLOAT16.decide("_npi_clip", attrs={"a_min": "0", "a_max": "1e9"}).kind == "float32"
+    assert FLOAT16.decide("LeakyReLU", attrs={"lower_bound": "None"}).kind == "follow"
+
+
+def test_a_pin_overrides_the_constant():
+    pinned = FLOAT16.pin(ops=["clip"], dtype="float16")
+    assert pinned.decide("clip", attrs={"a_min": "-1e9", "a_max": "1"}).kind == "compute"
+
+
+# ------------------------------------------------------------------------- small networks of them
+
+
+class Net(gluon.HybridBlock):
+    """Two dense layers with `middle(F, x)` or `middle(F, x, mask)` between them."""
+
+    def __init__(self, middle, units=8):
+        super().__init__()
+        self.middle = middle
+        with self.name_scope():
+            self.first = gluon.nn.Dense(units, flatten=False)
+            self.last = gluon.nn.Dense(3, flatten=False)
+
+    def hybrid_forward(self, F, x, *mask):
+        return self.last(self.middle(F, self.first(x), *mask))
+
+
+# (batch, length, features); 1 where a position counts, the last row has none
+X = np.random.RandomState(0).uniform(-1, 1, (3, 8, 5)).astype("float32")
+MASK = np.array(
+    [[1, 1, 1, 0, 0, 0, 0, 0], [1] * 8, [0] * 8],
+    "float32",
+)
+LENGTHS = np.array([3, 8, 1], "float32")
+
+
+def assert_as_float32(middle, policy, mask=MASK, numpy_arrays=False):
+    if policy == "bfloat16" and not bfloat16.runs_on_cpu():
+        pytest.skip("no bfloat16 on this CPU")
+    array = mx.np.array if numpy_arrays else nd.array
+    mx.random.seed(1)
+    net = Net(middle)
+    net.initialize(mx.init.Uniform(0.5))
+    inputs = [array(X)] if mask is None else [array(X), array(mask)]
+    net.hybridize()
+    expected = closeness.measure(net, inputs)
+    allowed = closeness.bounds(net, inputs, expected, Policy.parse(policy).compute_dtype)
+    amp.cast(net, policy)
+    found = closeness.distances(closeness.measure(net, inputs), expected)
+    assert {name: d for name, d in found.items() if d > allowed[name]} == {}
+
+
+def scores(F, h):
+    """Attention scores: (batch, length, length)."""
+    return F.batch_dot(h, h, transpose_b=True)
+
+
+def attend(F, masked, h):
+    return F.batch_dot(F.softmax(masked, axis=-1), h)
+
+
+def rows(F, mask):
+    """The mask in the shape of the scores."""
+    return F.broadcast_like(F.expand_dims(mask, axis=1), F.batch_dot(
+        F.expand_dims(mask, axis=2), F.expand_dims(mask, axis=1)))  # fmt: skip
+
+
+def per_feature(F, h, mask):
+    return F.broadcast_like(F.expand_dims(mask, axis=2), h)
+
+
+EPSILONS = {
+    "log of clip": lambda F, h: F.log(F.clip(F.sigmoid(h * 60), 1e-12, 1)),
+    "log of maximum": lambda F, h: F.log(F.maximum(F.relu(h), 1e-9)),
+    "log of sum": lambda F, h: F.log(F.relu(h) + 1e-7),
+    "1/clip": lambda F, h: F.log(1 / F.clip(F.relu(h), 1e-9, 1e9)),
+    "ratio": lambda F, h: F.log1p(F.relu(h) / (F.relu(-h) + 1e-5)),
+    "clip with the bounds of float32": lambda F, h: F.clip(h, -3.4e38, 3.4e38),
+    "scaled down and up": lambda F, h: F.reshape(h * 1e-8, (0, 0, -1)) * 1e8,
+    "scaled up and down": lambda F, h: F.transpose(h * 1e6, axes=(0, 1, 2)) / 1e6,
+    "larger than a bound": lambda F, h: F.where(h * 1e4 * 1e4 > 1e5, h, F.zeros_like(h)),
+    "hard sigmoid": lambda F, h: F.hard_sigmoid(h, alpha=1e5, beta=0.5),
+    "leaky": lambda F, h: F.LeakyReLU(h, act_type="leaky", slope=1e-6) * 1e3,
+    "padded, then summed": lambda F, h: F.sum(
+        F.Pad(F.expand_dims(h, 1), mode="constant", pad_width=(0,) * 6 + (0, 4),
+              constant_value=1e5), axis=1) * 1e-5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", EPSILONS)
+def test_epsilons_and_bounds(name, policy):
+    assert_as_float32(EPSILONS[name], policy, mask=None)
+
+
+# Ways to mask softmax's input: (F, scores, mask of their shape, mask value)
+MASKS = {
+    "where": lambda F, s, m, c: F.where(m, s, F.ones_like(s) * c),
+    "where zeros minus": lambda F, s, m, c: F.where(m, s, F.zeros_like(s) + c),
+    "where of low": lambda F, s, m, c: F.where(m, s, F.ones_like(s * 0.5) * c),
+    "broadcast_add": lambda F, s, m, c: F.broadcast_add(s, (1 - m) * c),
+    "add": lambda F, s, m, c: s + (1 - m) * c,
+    "add twice": lambda F, s, m, c: s + (1 - m) * c + (1 - m) * c,
+    "comparison": lambda F, s, m, c: s + (F.sigmoid(m) < 0.6) * c,
+    "minus": lambda F, s, m, c: s * m - (1 - m) * -c,
+    "maximum": lambda F, s, m, c: F.broadcast_minimum(s, (m * 2 - 1) * -c),
+    "fed": lambda F, s, m, c: s + F.broadcast_mul(1 - m, F.full((1, 1, 1), c)),
+}
+VALUES = [-1e9, -1e18, -65504.0, -1e4]
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_masks(name, value, policy):
+    def middle(F, h, mask):
+        return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), value), h)
+
+    assert_as_float32(middle, policy)
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", ["where", "where zeros minus"])
+def test_infinite_masks_give_what_float32_gives(name, policy):
+    """Softmax is NaN in the row that is fully masked; its other rows are numbers."""
+
+    def middle(F, h, mask):
+        return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), float("-inf")), h)
+
+    assert_as_float32(middle, policy)
+    assert_as_float32(middle, policy, mask=np.where(MASK.any(1, keepdims=True), MASK, 1))
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("value", [*VALUES, float("-inf")])
+def test_masks_behind_other_operators(value, policy):
+    """The masked scores go through a scale, a reshape and a dropout before the softmax."""
+
+    def middle(F, h, mask):
+        masked = F.where(per_feature(F, h, mask), h, F.ones_like(h) * value)
+        moved = F.reshape(F.transpose(masked, axes=(0, 2, 1)), (0, 0, 2, -1))
+        moved = F.Dropout(F.concat(moved, moved * 0.5, dim=0), p=0.0)
+        return F.expand_dims(F.mean(F.softmax(moved, axis=-1), axis=(1, 2)), 1)
+
+    mask = np.where(MASK.any(1, keepdims=True), MASK, 1)
+    assert_as_float32(middle, policy, mask=mask)
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("value", [*VALUES, float("-inf")])
+def test_sequence_mask_and_pad(value, policy):
+    def sequence(F, h, mask):
+        lengths = F.BlockGrad(F.sum(mask, axis=1))  # MXNet leaves their gradient unwritten
+        masked = F.SequenceMask(h, lengths, use_sequence_length=True, axis=1, value=value)
+        return F.softmax(masked, axis=1)
+
+    def pad(F, h):
+        wide = F.Pad(F.expand_dims(h, axis=1), mode="constant", constant_value=value,
+                     pad_width=(0, 0, 0, 0, 1, 1, 2, 2))  # fmt: skip
+        return F.squeeze(F.softmax(wide, axis=3), axis=1)
+
+    assert_as_float32(sequence, policy)
+    assert_as_float32(pad, policy, mask=None)
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("value", [-1e9, -1e18])
+def test_a_mask_that_is_fed_as_data(value, policy):
+    def added(F, h, mask):
+        return attend(F, F.broadcast_add(scores(F, h), F.expand_dims(mask, 1)), h)
+
+    def chosen(F, h, mask):
+        return F.softmax(F.broadcast_minimum(h, F.expand_dims(mask, 2)), axis=1)
+
+    mask = (1 - MASK) * value
+    assert_as_float32(added, policy, mask=mask)
+    assert_as_float32(chosen, policy, mask=mask)
+    assert_as_float32(added, "float16", mask=np.where(MASK, 0, -np.inf).astype("f4"))
+
+
+NUMPY = {
+    "log of clip": lambda np, npx, h: np.log(np.clip(npx.sigmoid(h * 60), 1e-12, 1)),
+    "maximum": lambda np, npx, h: np.log(np.maximum(npx.relu(h), 1e-9)),
+    "pad": lambda np, npx, h: npx.softmax(
+        np.pad(h, ((0, 0), (0, 0), (1, 1)), constant_values=-1e9), axis=2
+    ),
+    "scaled": lambda np, npx, h: np.true_divide(h * 1e-9, 1e-9),
+    "nan_to_num": lambda np, npx, h: np.minimum(
+        np.nan_to_num(h / np.zeros_like(h), posinf=1e9, neginf=-1e9) * 1e-9, 1
+    ),
+}
+NUMPY_MASKS = {
+    "where": lambda np, npx, h, m: np.where(m > 0, h, -1e9),
+    "where, on the left": lambda np, npx, h, m: np.where(m < 1, -1e18, h),
+    "full_like": lambda np, npx, h, m: np.where(m > 0, h, np.full_like(h, -1e9)),
+    "add": lambda np, npx, h, m: h + (1 - m) * -1e9 + (1 - m) * -1e18,
+    "sequence_mask": lambda np, npx, h, m: npx.sequence_mask(
+        h,
+        (m[:, :, 0] > 0).astype("float32").sum(axis=1),
+        use_sequence_length=True,
+        axis=1,
+        value=-1e18,
+    ),
+}
+
+
+@pytest.fixture
+def numpy_arrays():
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", NUMPY)
+def test_under_the_numpy_interface(name, policy, numpy_arrays):
+    def middle(F, h):
+        return NUMPY[name](F.np, F.npx, h)
+
+    assert_as_float32(middle, policy, mask=None, numpy_arrays=True)
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", NUMPY_MASKS)
+def test_masks_under_the_numpy_interface(name, policy, numpy_arrays):
+    def middle(F, h, mask):
+        mask = F.np.broadcast_to(F.np.expand_dims(mask, -1), (3, 8, 8))
+        return F.npx.softmax(NUMPY_MASKS[name](F.np, F.npx, h, mask), axis=1)
+
+    assert_as_float32(middle, policy, numpy_arrays=True)
+
+
+# ------------------------------------------------------------------------ and not more than these
+
+
+def test_ordinary_constants_drag_nothing_into_float32():
+    x = mx.sym.var("x")
+    h = mx.sym.Convolution(x, kernel=(1, 1), num_filter=4, name="c")
+    for k, node in enumerate(
+        [
+            mx.sym.clip(h, 0, 6),  # ReLU6
+            h * mx.sym.clip(h + 3, 0, 6) / 6,  # hard swish
+            mx.sym.clip(h, float("-inf"), float("inf")),
+            mx.sym.LeakyReLU(h, slope=0.1),
+            (h * 255 - 127.5) * 0.01,
+            mx.sym.Pad(h, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1)),
+        ]
+    ):
+        _, nodes = graph.plan(mx.sym.relu(node), FLOAT16, {})
+        assert {n.dtype for n in nodes} == {"float16"}, k
+
+
+def test_float32_ends_at_the_next_product():
+    h = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, name="a")
+    out = mx.sym.FullyConnected(mx.sym.relu(h + 1e-12), num_hidden=4, name="b")
+    _, nodes = graph.plan(mx.sym.tanh(out), FLOAT16, {})
+    assert [n.dtype for n in nodes] == ["float16", "float32", "float32", "float16", "float16"]
+
+
+def test_sums_over_windows_run_in_float32():
+    h = mx.sym.Convolution(mx.sym.var("x"), kernel=(1, 1), num_filter=4)
+    for kind, dtype in (("sum", "float32"), ("lp", "float32"), ("avg", "float16")):
+        pooled = mx.sym.Pooling(h, kernel=(2, 2), pool_type=kind, p_value=2)
+        _, nodes = graph.plan(pooled, FLOAT16, {})
+        assert nodes[-1].dtype == dtype

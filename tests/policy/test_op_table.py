@@ -1,0 +1,549 @@
+"""The operator table against MXNet itself: what is registered, what runs, what is exact."""
+
+import ctypes
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gluon_amp.policy import op_table
+from tests.mxnet_operators import registered
+
+import mxnet as mx
+from mxnet.base import _LIB, SymbolHandle, c_str_array, check_call
+
+# Registered only where MXNet is built with oneDNN, CUDA, NVRTC or TensorRT
+ONLY_IN_SOME_BUILDS = """
+    _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
+    _FusedOp _FusedOpHelper _FusedOpOutHelper _TensorRT _contrib_mrcnn_mask_target
+""".split()
+
+
+class Ids(tuple):
+    """The shape of an input that holds indices, lengths or conditions."""
+
+
+def ids(*shape):
+    return Ids(shape)
+
+
+IMAGE = (2, 4, 4, 4)
+PAIR = [(2, 3), (2, 3)]
+# Ranges of values: operators of one input are defined in the first, but one only above 1
+UNIT = (0.25, 0.75)
+ARCCOSH = (1.25, 1.75)
+
+# Operator: shapes of its inputs, attributes. Others get as many (2, 3) inputs as they have.
+CALLS = {
+    # products
+    "Convolution": ([IMAGE, (3, 4, 2, 2), (3,)], {"kernel": (2, 2), "num_filter": 3}),
+    "FullyConnected": ([(2, 3), (4, 3), (4,)], {"num_hidden": 4}),
+    "RNN": (
+        [(2, 3, 4), (220,), (1, 3, 5), (1, 3, 5), ids(3)],
+        {"mode": "lstm", "state_size": 5, "num_layers": 1, "use_sequence_length": True},
+    ),
+    # norms
+    "BatchNorm": ([IMAGE, (4,), (4,), (4,), (4,)], {"fix_gamma": False}),
+    "BatchNorm_v1": ([IMAGE, (4,), (4,), (4,), (4,)], {}),
+    "_contrib_SyncBatchNorm": ([IMAGE, (4,), (4,), (4,), (4,)], {"key": "k"}),
+    "LayerNorm": ([(2, 3), (3,), (3,)], {}),
+    "GroupNorm": ([IMAGE, (2,), (2,)], {"num_groups": 2}),
+    "InstanceNorm": ([IMAGE, (4,), (4,)], {}),
+    "LRN": ([IMAGE], {"nsize": 3}),
+    # float32
+    "softmax": ([(2, 3), ids(2)], {"use_length": True}),
+    "CTCLoss": (
+        [(5, 2, 4), ids(2, 3), ids(2), ids(2)],
+        {"use_data_lengths": True, "use_label_lengths": True},
+    ),
+    "Embedding": ([ids(2), (4, 3)], {"input_dim": 4, "output_dim": 3}),
+    "_contrib_SparseEmbedding": ([ids(2), (4, 3)], {"input_dim": 4, "output_dim": 3}),
+    "_contrib_hawkesll": (
+        [(2, 3), (3,), (3,), (2, 3), (2, 4), ids(2, 4), (2,), (2,)],
+        {},
+    ),
+    "_npi_bincount": ([ids(4), (4,)], {"has_weights": True}),
+    # one input
+    "Activation": ([(2, 3)], {"act_type": "softrelu"}),
+    "LeakyReLU": ([(2, 3), (3,)], {"act_type": "prelu"}),
+    "clip": ([(2, 3)], {"a_min": 0.0, "a_max": 0.5}),
+    "Pooling": ([IMAGE], {"kernel": (2, 2), "pool_type": "avg"}),
+    "UpSampling": (
+        [IMAGE, IMAGE],
+        {"scale": 2, "sample_type": "nearest", "num_args": 2},
+    ),
+    "_contrib_AdaptiveAvgPooling2D": ([IMAGE], {"output_size": 2}),
+    "_contrib_BilinearResize2D": ([IMAGE, (2, 4, 7, 7)], {"mode": "like"}),
+    # moving values
+    "Reshape": ([(2, 3)], {"shape": (3, 2)}),
+    "_np_reshape": ([(2, 3)], {"newshape": (3, 2)}),
+    "_npx_reshape": ([(2, 3)], {"newshape": (3, 2)}),
+    "reshape_like": ([(2, 3), (3, 2)], {}),
+    "expand_dims": ([(2, 3)], {"axis": 1}),
+    "squeeze": ([(2, 1, 3)], {}),
+    "_np_squeeze": ([(2, 1, 3)], {}),
+    "SwapAxis": ([(2, 3)], {"dim1": 0, "dim2": 1}),
+    "_np_moveaxis": ([(2, 3)], {"source": (0,), "destination": (1,)}),
+    "depth_to_space": ([IMAGE], {"block_size": 2}),
+    "space_to_depth": ([IMAGE], {"block_size": 2}),
+    "slice": ([(2, 3)], {"begin": (0, 1), "end": (2, 3)}),
+    "slice_axis": ([(2, 3)], {"axis": 1, "begin": 0, "end": 2}),
+    "slice_like": ([(2, 3), (1, 2)], {}),
+    "SliceChannel": ([(2, 4)], {"num_outputs": 2}),
+    "_split_v2": ([(2, 4)], {"indices": (0, 2), "axis": 1}),
+    "_npi_hsplit": ([(2, 4)], {"indices": (0, 2), "axis": 1}),
+    "_npi_dsplit": ([(2, 2, 4)], {"indices": (0, 2), "axis": 2}),
+    "reverse": ([(2, 3)], {"axis": (1,)}),
+    "_npi_flip": ([(2, 3)], {"axis": (1,)}),
+    "_npi_rot90": ([(2, 3)], {"k": 1, "axes": (0, 1)}),
+    "_np_roll": ([(2, 3)], {"shift": (1,)}),
+    "_np_max": ([(2, 3)], {"axis": (1,)}),
+    "_np_min": ([(2, 3)], {"axis": (1,)}),
+    "repeat": ([(2, 3)], {"repeats": 2}),
+    "tile": ([(2, 3)], {"reps": (2, 1)}),
+    "broadcast_to": ([(1, 3)], {"shape": (2, 3)}),
+    "_npi_broadcast_to": ([(1, 3)], {"shape": (2, 3)}),
+    "broadcast_axis": ([(1, 3)], {"axis": 0, "size": 2}),
+    "broadcast_like": ([(1, 3), (2, 3)], {}),
+    "im2col": ([IMAGE], {"kernel": (2, 2)}),
+    "Pad": ([IMAGE], {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 1, 1, 1)}),
+    "_npi_pad": ([(2, 3)], {"mode": "constant", "pad_width": ((1, 1), (1, 1))}),
+    "SequenceLast": ([(2, 3, 4), ids(3)], {"use_sequence_length": True}),
+    "SequenceMask": ([(2, 3, 4), ids(3)], {"use_sequence_length": True}),
+    "SequenceReverse": ([(2, 3, 4), ids(3)], {"use_sequence_length": True}),
+    "cast_storage": ([(2, 3)], {"stype": "default"}),
+    # picking values
+    "take": ([(4, 3), ids(2)], {}),
+    "batch_take": ([(4, 3), ids(4)], {}),
+    "pick": ([(4, 3), ids(4)], {}),
+    "gather_nd": ([(4, 3), ids(2, 1)], {}),
+    "scatter_nd": ([(1,), ids(2, 1)], {"shape": (4, 3)}),
+    "_contrib_boolean_mask": ([(4, 3), ids(4)], {}),
+    "_npi_delete": ([(4, 3), ids(1)], {"axis": 0}),
+    "_npi_where_lscalar": ([ids(2, 3), (2, 3)], {"scalar": 1.0}),
+    "_npi_where_rscalar": ([ids(2, 3), (2, 3)], {"scalar": 1.0}),
+    "_npi_boolean_mask_assign_scalar": ([(2, 3), ids(2, 3)], {"value": 1.0}),
+    "_slice_assign_scalar": ([(2, 3)], {"begin": (0, 0), "end": (1, 1), "scalar": 1.0}),
+    "_npi_insert_scalar": ([(4, 3), (1, 3)], {"int_ind": 1, "axis": 0}),
+    "_npi_insert_slice": ([(4, 3), (1, 3)], {"start": 0, "stop": 1, "step": 1, "axis": 0}),
+    "_npi_insert_tensor": ([(4, 3), (1, 3), ids(1)], {"axis": 0}),
+    "_npi_full_like": ([(2, 3)], {"fill_value": 1.5}),
+    # several equal inputs
+    "_rnn_param_concat": ([(3,), (3,)], {"num_args": 2, "dim": 0}),
+    "_npi_ediff1d": (
+        [(4,), (2,), (1,)],
+        {"to_begin_arr_given": True, "to_end_arr_given": True},
+    ),
+    "where": ([ids(2, 3), *PAIR], {}),
+    "_npi_where": ([ids(2, 3), *PAIR], {}),
+    "_slice_assign": ([(2, 3), (1, 1)], {"begin": (0, 0), "end": (1, 1)}),
+    "_scatter_set_nd": ([(4, 3), (1,), ids(2, 1)], {"shape": (4, 3)}),
+    "_contrib_index_copy": ([(4, 3), ids(1), (1, 3)], {}),
+    "_npi_boolean_mask_assign_tensor": ([(2, 3), ids(2, 3), (1,)], {}),
+    "_sparse_retain": ([(4, 3), ids(2)], {}),
+}
+
+# Not run: one needs a second device, one a sparse array, and the others write into an array given
+NOT_RUN = {
+    "_CrossDeviceCopy",
+    "_sparse_retain",
+    "_copyto",
+    "_scatter_set_nd",
+    "_npi_boolean_mask_assign_scalar",
+    "_npi_boolean_mask_assign_tensor",
+}
+# MXNet 1.9.1 registers a gradient for these that does not fit them, in any dtype
+NO_GRADIENT = {"_npi_copysign_scalar", "_npi_rcopysign_scalar"}
+
+# MXNet 1.9.1 wants these to be whole numbers of a certain dtype
+ID_DTYPES = {
+    "batch_take": "int32",
+    "_npi_insert_tensor": "int64",
+    "_npi_bincount": "int32",
+    "_contrib_hawkesll": "int32",
+}
+
+
+REGISTERED = registered()
+CANONICAL = sorted({operator.canonical for operator in REGISTERED.values()})
+NETWORK = [name for name in CANONICAL if not name.startswith("_backward_")]
+RANDOM = {"Dropout", "_shuffle", *(name for name in NETWORK if name.startswith("_random_"))}
+
+
+def of_kind(*kinds):
+    return [op for op in NETWORK if op_table.rule(op).kind in kinds and op not in NOT_RUN]
+
+
+def call(op):
+    if op in CALLS:
+        return CALLS[op]
+    found = REGISTERED[op]
+    return (PAIR, {found.count: 2}) if found.count else ([(2, 3)] * len(found.inputs), {})
+
+
+def node(op):
+    """A symbol of one operator with inputs x0, x1, ..."""
+    shapes, attrs = call(op)
+    nodes = [{"op": "null", "name": f"x{i}", "inputs": []} for i in range(len(shapes))]
+    inputs = [[i, 0, 0] for i in range(len(shapes))]
+    attrs = {key: str(value) for key, value in attrs.items()}
+    nodes.append({"op": op, "name": "node", "attrs": attrs, "inputs": inputs})
+    graph = {
+        "nodes": nodes,
+        "arg_nodes": list(range(len(shapes))),
+        "heads": [[len(nodes) - 1, 0, 0]],
+        "attrs": {"mxnet_version": ["int", 10901]},
+    }
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def arrays(op, dtype="float32", low=UNIT[0], high=UNIT[1]):
+    """Inputs whose values are float16 values, whatever `dtype` they are carried in."""
+    random = np.random.RandomState(7)
+    made = []
+    for shape in call(op)[0]:
+        if isinstance(shape, Ids):
+            # 0 or 1; as the length of a sequence, 1 or 2
+            values = random.randint(0, 2, shape) + op.startswith("Sequence")
+            made.append(mx.nd.array(values, dtype=ID_DTYPES.get(op, "int32")))
+        else:
+            values = random.uniform(low, high, shape).astype("float16")
+            made.append(mx.nd.array(values, dtype=dtype))
+    return made
+
+
+def run(op, inputs, head=None):
+    """First output of an operator and, given a head gradient, those of its float inputs."""
+    symbol = node(op)
+    bound = dict(zip((f"x{i}" for i in range(len(inputs))), inputs))
+    aux = {name: bound.pop(name) for name in symbol.list_auxiliary_states()}
+    floats = [
+        f"x{i}"
+        for i, shape in enumerate(call(op)[0])
+        if f"x{i}" in bound and not isinstance(shape, Ids)
+    ]
+    grads = {name: mx.nd.zeros_like(bound[name]) for name in floats} if head else {}
+    reqs = {name: "write" if name in grads else "null" for name in bound}
+    with mx.util.np_shape(op.startswith("_np")):
+        executor = symbol.bind(mx.cpu(), bound, args_grad=grads, aux_states=aux, grad_req=reqs)
+        out = executor.forward(is_train=bool(head))[0]
+    if head:
+        executor.backward([head(out)])
+    return out, [grads[name] for name in floats if head]
+
+
+def gradient_of(op):
+    """`head_gradient`, or None where the operator has no gradient."""
+    if op in op_table.RETURNS_INTEGERS | NO_GRADIENT:
+        return None
+    try:
+        run(op, arrays(op), head=head_gradient)
+    except mx.MXNetError as error:
+        if "non-differentiable" in str(error):
+            return None
+        raise
+    return head_gradient
+
+
+def head_gradient(out):
+    values = np.random.RandomState(8).uniform(0.5, 1.0, out.shape).astype("float16")
+    return mx.nd.array(values, dtype=out.dtype)
+
+
+def is_float16(values):
+    return np.array_equal(values, values.astype("float16").astype(values.dtype))
+
+
+# ------------------------------------------------------------------------------------ the table
+
+
+def test_every_registered_operator_is_classified():
+    assert [name for name in REGISTERED if not op_table.is_known(name)] == []
+
+
+def test_every_classified_operator_is_registered():
+    classified = {name for _, _, names in op_table.GROUPS for name in names.split()}
+    classified |= set(op_table.ALIASES)
+    assert classified - set(REGISTERED) - set(ONLY_IN_SOME_BUILDS) == set()
+
+
+def test_each_operator_is_classified_once_and_by_its_canonical_name():
+    classified = [name for _, _, names in op_table.GROUPS for name in names.split()]
+    assert [name for name, n in Counter(classified).items() if n > 1] == []
+    assert set(classified) - set(ONLY_IN_SOME_BUILDS) <= set(CANONICAL)
+
+
+def test_aliases_resolve_to_the_same_operator():
+    for name, found in REGISTERED.items():
+        assert op_table.canonical(name) == found.canonical
+        assert REGISTERED[found.canonical].handle.value == found.handle.value
+        assert op_table.rule(name) == op_table.rule(found.canonical)
+
+
+def test_kinds_are_known_and_reasons_are_one_line():
+    for kind, reason, _ in op_table.GROUPS:
+        assert kind in op_table.KINDS
+        assert 0 < len(reason) <= 100
+        assert "\n" not in reason
+
+
+def test_sets_name_known_operators():
+    sets = (op_table.EXACT, op_table.MOVES, op_table.RETURNS_INTEGERS)
+    for names in (*sets, op_table.UNCAST):
+        assert [name for name in names if not op_table.is_known(name)] == []
+
+
+@pytest.mark.parametrize(
+    "op, kind",
+    [
+        ("Convolution", "compute"),
+        ("FullyConnected", "compute"),
+        ("RNN", "compute"),
+        ("dot", "compute"),
+        ("_contrib_interleaved_matmul_selfatt_qk", "compute"),
+        ("batch_dot", "float32"),  # float16 sums on a GPU, issue 18584
+        ("Embedding", "float32"),  # a float16 gradient saturates, issue 17703
+        ("softmax", "float32"),
+        ("SoftmaxOutput", "float32"),
+        ("mean", "float32"),
+        ("exp", "float32"),
+        ("argmax", "float32"),  # float16 cannot count past 2048
+        ("_contrib_ROIAlign", "float32"),
+        ("Custom", "float32"),
+        ("_foreach", "float32"),
+        ("BatchNorm", "norm"),
+        ("LayerNorm", "norm"),
+        ("relu", "follow"),
+        ("LeakyReLU", "follow"),
+        ("Pooling", "follow"),
+        ("Dropout", "follow"),
+        ("take", "follow"),
+        ("elemwise_add", "widest"),
+        ("Concat", "widest"),
+        ("where", "widest"),
+        ("Cast", "integer"),
+        ("amp_cast", "integer"),
+        ("one_hot", "integer"),
+        ("shape_array", "integer"),
+        ("sgd_update", "integer"),
+        ("_backward_Convolution", "integer"),
+    ],
+)
+def test_kind(op, kind):
+    assert op_table.rule(op).kind == kind
+
+
+def test_rule_of_an_alias_is_that_of_the_operator():
+    assert op_table.rule("concat") == op_table.rule("Concat")
+    assert op_table.rule("_Plus") == op_table.rule("elemwise_add")
+    assert op_table.rule("_sparse_Embedding").uncast == (0,)
+
+
+def test_an_unknown_operator_stays_in_float32():
+    rule = op_table.rule("my_gemm")
+    assert rule == ("float32", "not one of MXNet 1.9.1's operators: kept in float32", ())
+    assert not op_table.is_known("my_gemm")
+
+
+def test_close_matches():
+    assert op_table.close_matches("convolutions")[0] == "Convolution"
+    assert op_table.close_matches("layernorm")[0] == "LayerNorm"
+    assert op_table.close_matches("batchdot")[0] == "batch_dot"
+    assert op_table.close_matches("xyzzy") == []
+
+
+# ------------------------------------------------------------------------------ running float16
+
+
+@pytest.mark.parametrize("op", of_kind("follow", "widest"))
+def test_runs_in_float16(op):
+    head = gradient_of(op)
+    low, high = ARCCOSH if "arccosh" in op else UNIT
+    out, grads = run(op, arrays(op, "float16", low, high), head=head)
+    assert out.dtype == np.float16 or op in op_table.RETURNS_INTEGERS
+    assert all(grad.dtype == np.float16 for grad in grads)
+    assert_same(op, (out, grads), run(op, arrays(op, "float32", low, high), head=head), 2.0**-9)
+
+
+def assert_same(op, low, high, tolerance):
+    for a, b in zip([low[0], *low[1]], [high[0], *high[1]]):
+        a, b = a.asnumpy(), b.asnumpy()
+        if op in RANDOM:
+            assert np.isfinite(a).all()
+        else:
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+ONE_INPUT = [
+    *(
+        (op, {})
+        for op in """
+        relu sigmoid tanh softsign erf sin cos arctan arcsinh arccosh sqrt cbrt radians hard_sigmoid
+        abs negative sign ceil floor rint round fix trunc
+        """.split()
+    ),
+    *(("Activation", {"act_type": act}) for act in ("sigmoid", "tanh", "softrelu", "softsign")),
+    *(("LeakyReLU", {"act_type": act}) for act in ("leaky", "elu", "selu", "gelu")),
+]
+
+
+@pytest.mark.parametrize("op, attrs", ONE_INPUT)
+def test_every_normal_float16_value_gives_what_float32_gives(op, attrs):
+    """So `Activation` and `LeakyReLU` need no float32 for their exponentials (contrib.amp does)."""
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every) & (abs(every) >= 2.0**-14)].reshape(1, -1)
+    found = []
+    for dtype in ("float16", "float32"):
+        x = mx.nd.array(every, dtype=dtype)
+        x.attach_grad()
+        with mx.autograd.record():
+            y = getattr(mx.nd, op)(x, **attrs)
+        y.backward()
+        found.append((y.asnumpy(), x.grad.asnumpy()))
+    for low, high in zip(*found):
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(low, high.astype("float16"), rtol=2.0**-8, atol=2.0**-9)
+
+
+@pytest.mark.parametrize("op", ["InstanceNorm", "LRN", "_contrib_SyncBatchNorm", "sort", "argsort"])
+def test_operators_without_float16_do_not_run_in_it(op):
+    with pytest.raises(mx.MXNetError):
+        run(op, arrays(op, "float16"))[0].asnumpy()
+
+
+def test_batch_norm_takes_float16_data_with_float32_parameters():
+    x, *params = arrays("BatchNorm")
+    out, _ = run("BatchNorm", [x.astype("float16"), *params])
+    assert out.dtype == np.float16
+
+
+def test_results_that_are_integers():
+    for op in op_table.RETURNS_INTEGERS - set(op_table.ALIASES):
+        symbol = node(op)
+        given = dict.fromkeys(symbol.list_arguments(), "float16")
+        _, (dtype, *_), _ = symbol.infer_type(**given)
+        assert np.dtype(dtype).kind in "iub", op
+        assert op_table.rule(op).kind in ("integer", "widest"), op
+
+
+# ----------------------------------------------------------------------------- uncast positions
+
+UNCAST_NAMES = {
+    "CTCLoss": ["label", "data_lengths", "label_lengths"],
+    "Embedding": ["data"],
+    "RNN": ["sequence_length"],
+    "SequenceLast": ["sequence_length"],
+    "SequenceMask": ["sequence_length"],
+    "SequenceReverse": ["sequence_length"],
+    "_contrib_BilinearResize2D": ["like"],
+    "_contrib_SparseEmbedding": ["data"],
+    "_contrib_boolean_mask": ["index"],
+    "_contrib_hawkesll": ["marks"],
+    "_contrib_index_copy": ["index_vector"],
+    "_npi_bincount": ["data"],
+    "_npi_boolean_mask_assign_scalar": ["mask"],
+    "_npi_boolean_mask_assign_tensor": ["mask"],
+    "_npi_delete": ["obj"],
+    "_npi_insert_tensor": ["obj"],
+    "_npi_where": ["condition"],
+    "_npi_where_lscalar": ["condition"],
+    "_npi_where_rscalar": ["condition"],
+    "_scatter_set_nd": ["indices"],
+    "_sparse_retain": ["indices"],
+    "batch_take": ["indices"],
+    "broadcast_like": ["rhs"],
+    "gather_nd": ["indices"],
+    "pick": ["index"],
+    "reshape_like": ["rhs"],
+    "scatter_nd": ["indices"],
+    "slice_like": ["shape_like"],
+    "softmax": ["length"],
+    "take": ["indices"],
+    "where": ["condition"],
+}
+
+
+def input_names(op, attrs):
+    """Names that MXNet itself gives an operator's inputs, in the order of the node's `inputs`."""
+    keys = c_str_array(list(attrs))
+    values = c_str_array([str(value) for value in attrs.values()])
+    handle = SymbolHandle()
+    check_call(
+        _LIB.MXSymbolCreateAtomicSymbol(
+            REGISTERED[op].handle, len(attrs), keys, values, ctypes.byref(handle)
+        )
+    )
+    symbol = mx.sym.Symbol(handle)
+    symbol._compose(name="n")
+    graph = json.loads(symbol.tojson())
+    (made,) = (made for made in graph["nodes"] if made["op"] != "null")
+    return [graph["nodes"][i]["name"][2:] for i, *_ in made["inputs"]]
+
+
+@pytest.mark.parametrize("op", sorted(op_table.UNCAST))
+def test_uncast_positions(op):
+    names = input_names(op, call(op)[1])
+    assert [names[i] for i in op_table.rule(op).uncast] == UNCAST_NAMES[op]
+
+
+@pytest.mark.parametrize("op", sorted(op_table.UNCAST))
+def test_uncast_inputs_may_have_a_dtype_of_their_own(op):
+    symbol, uncast = node(op), op_table.rule(op).uncast
+    other = "float32" if op == "_contrib_hawkesll" else "float16"
+    names = [f"x{i}" for i in range(len(call(op)[0]))]
+    own = ID_DTYPES.get(op, "float32")
+    given = {name: own if i in uncast else other for i, name in enumerate(names)}
+    _, (dtype, *_), _ = symbol.infer_type(**given)
+    assert dtype == np.dtype(other)
+
+
+def test_optional_inputs_leave_no_gap():
+    assert input_names("CTCLoss", {"use_label_lengths": True}) == ["data", "label", "label_lengths"]
+    lstm = ["data", "parameters", "state", "state_cell"]
+    size = {"state_size": 5, "num_layers": 1}
+    assert input_names("RNN", {"mode": "lstm", **size}) == lstm
+    gru = {"mode": "gru", "use_sequence_length": True, **size}
+    assert input_names("RNN", gru) == [*lstm[:3], "sequence_length"]
+
+
+# --------------------------------------------------------------------------- exact, and moving
+
+
+def exact_ops():
+    return [op for op in NETWORK if op in op_table.EXACT and op not in NOT_RUN]
+
+
+@pytest.mark.parametrize("op", exact_ops())
+def test_exact_operators_return_float16_values(op):
+    for low, high in ((-2.0, 2.0), (-6e4, 6e4), (-6e-5, 6e-5)):
+        out, _ = run(op, arrays(op, "float32", low, high))
+        assert out.dtype == np.float32
+        assert is_float16(out.asnumpy())
+
+
+def test_random_arithmetic_is_not_exact():
+    for op in ("elemwise_add", "elemwise_mul", "sigmoid", "mean"):
+        assert op not in op_table.EXACT
+        assert not is_float16(run(op, arrays(op))[0].asnumpy())
+
+
+def test_moves_are_exact():
+    assert op_table.MOVES < op_table.EXACT
+    assert {op_table.rule(op).kind for op in op_table.EXACT} == {"follow", "widest"}
+
+
+@pytest.mark.parametrize("op", [op for op in exact_ops() if op in op_table.MOVES])
+def test_moves_take_each_value_at_most_once_and_so_do_their_gradients(op):
+    out, grads = run(op, arrays(op), head=head_gradient)
+    inputs = [x for x, shape in zip(arrays(op), call(op)[0]) if not isinstance(shape, Ids)]
+    given, taken = values(inputs), values([out])
+    assert taken - given == Counter()
+    assert values(grads) - values([head_gradient(out)]) == Counter()
+
+
+def values(tensors):
+    """The values other than 0, and how often each occurs."""
+    counted = Counter(np.concatenate([tensor.asnumpy().ravel() for tensor in tensors]).tolist())
+    del counted[0.0]
+    return counted

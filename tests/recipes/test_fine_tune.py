@@ -1,0 +1,301 @@
+"""scripts/fine_tune.py and what it stands on: heads, exports, confusions."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.data import open_digits, write_classes
+from gluon_amp.recipes import run
+from gluon_amp.recipes.heads import freeze_features, head_of
+from gluon_amp.recipes.models import MXNET_MODELS, build
+from gluon_amp.recipes.outcome import export, worst
+from gluon_amp.recipes.recipe import FINE_TUNING, FineTuning, Recipe, read_fine_tuning
+from tests import ROOT
+from tests.images import write_records
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon.model_zoo import vision
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("fine_tune", ROOT / "scripts" / "fine_tune.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def one_source(monkeypatch, trained):
+    """Train the network that knows the digits 0 to 4 once for this file, not once for each test."""
+    train = run.digits_network
+
+    def remembered(recipe):
+        key = (recipe.model, recipe.num_layers, recipe.seed)
+        if key not in trained:
+            trained[key] = train(recipe)
+        return trained[key]
+
+    monkeypatch.setattr(run, "digits_network", remembered)
+
+
+def tune(script, tmp_path, *arguments):
+    path = tmp_path / "summary.json"
+    options = [*map(str, arguments), "--log-interval", "0", "--summary-json", str(path)]
+    assert script.main(options) == 0
+    return json.loads(path.read_text())
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+def test_fine_tuning_has_the_same_options_with_other_defaults():
+    recipe, given = read_fine_tuning([])
+    assert given == {}
+    for name, value in FINE_TUNING.items():
+        assert getattr(recipe, name) == value != getattr(Recipe(), name)
+    assert isinstance(recipe, Recipe)
+    assert isinstance(recipe, FineTuning)
+
+
+def test_the_faqs_command_is_understood():
+    line = "--model resnet50_v1 --dataset caltech101 --gpus 0 --num-worker 30 --dtype float16"
+    recipe, _ = read_fine_tuning(line.split())
+    assert (recipe.model, recipe.dataset, recipe.num_workers) == ("resnet50_v1", "caltech101", 30)
+
+
+# ------------------------------------------------------------------------------- the default data
+
+
+def test_half_of_the_digits():
+    source = open_digits(keep=range(5, 10))
+    assert (source.train_images, source.val_images, source.classes) == (717, 179, 5)
+    assert source.class_names == ("5", "6", "7", "8", "9")
+    assert {int(source.val[n][1]) for n in range(179)} == set(range(5))
+
+
+@pytest.mark.slow
+def test_the_default_learns_in_every_dtype(script, tmp_path, capsys):
+    found = {dtype: tune(script, tmp_path, "--dtype", dtype) for dtype in ("float32", "float16")}
+    assert {summary["steps"] for summary in found.values()} == {8 * 45}
+    assert min(summary["top1"] for summary in found.values()) > 95
+    assert abs(found["float16"]["top1"] - found["float32"]["top1"]) <= 1.0
+
+
+def test_features_are_taken_over_and_the_head_is_new(monkeypatch):
+    """Both networks have five classes, so the shapes of the head's parameters tell nothing."""
+    source = build("cifar_resnet8_v1", 5)
+    source.initialize(mx.init.Xavier())
+    source(nd.zeros((1, 3, 32, 32)))
+    monkeypatch.setattr(run, "digits_network", lambda recipe: source)
+    values = source._collect_params_with_prefix()
+
+    def taken_over(*arguments):
+        recipe, _ = read_fine_tuning(["--model", "cifar_resnet8_v1", *arguments])
+        net = run.build_net(recipe, 5, [mx.cpu()])
+        net(nd.zeros((1, 3, 32, 32)))
+        params = net._collect_params_with_prefix()
+        weights = [name for name in params if name.endswith("weight")]
+        return {
+            name: np.array_equal(params[name].data().asnumpy(), values[name].data().asnumpy())
+            for name in weights
+        }
+
+    found = taken_over()
+    assert found.pop("output.weight") is False
+    assert all(found.values()) and len(found) > 5
+    assert not any(taken_over("--from-scratch").values())
+
+
+@pytest.mark.slow
+def test_everything_that_is_written(script, tmp_path, capsys):
+    summary = tune(
+        script, tmp_path, "--dtype", "float16", "--epochs", "2", "--export", tmp_path / "out",
+        "--save-dir", tmp_path / "saved", "--confusions", "3",
+    )  # fmt: skip
+    assert "Confused: " in capsys.readouterr().out
+    assert len(summary["confusions"]) == 3
+    counts = [confusion["count"] for confusion in summary["confusions"]]
+    assert counts == sorted(counts, reverse=True)
+
+    images = nd.array(np.random.RandomState(0).normal(size=(3, 3, 32, 32)))
+    saved = build("cifar_resnet8_v1", 5)
+    saved.load_parameters(str(tmp_path / "saved" / "digits-cifar_resnet8_v1-1.params"))
+    prefix = tmp_path / "out" / "cifar_resnet8_v1-float32"
+    stock = gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data"], f"{prefix}-0000.params")
+    # the exported values are the masters, bit for bit
+    values = {p.name.split("_", 1)[1]: p.data().asnumpy() for p in stock.collect_params().values()}
+    for param in saved.collect_params().values():
+        name = param.name.split("_", 1)[1]
+        assert values[name].dtype == np.float32
+        assert values[name].tobytes() == param.data().asnumpy().tobytes()
+    np.testing.assert_allclose(
+        stock(images).asnumpy(), saved(images).asnumpy(), rtol=1e-5, atol=1e-5
+    )
+
+    prefix = tmp_path / "out" / "cifar_resnet8_v1-float16"
+    graph = mx.sym.load(f"{prefix}-symbol.json")
+    types, _, _ = graph.infer_type(data="float32", **{graph.list_arguments()[1]: "float16"})
+    assert (
+        np.float16 in types
+    )  # stock MXNet accepts the file's dtypes, and cannot compute them here
+    half = mx.nd.load(str(tmp_path / "out" / "cifar_resnet8_v1-float16-0000.params"))
+    assert {array.dtype for name, array in half.items() if name.endswith("weight")} == {np.float16}
+    assert {array.dtype for name, array in half.items() if name.endswith("gamma")} == {np.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [["--freeze-features", "--dtype", "float16"], ["--mode", "module", "--dtype", "float16"],
+     ["--amp"]],
+)  # fmt: skip
+def test_other_ways(script, tmp_path, capsys, arguments):
+    summary = tune(script, tmp_path, "--epochs", "2", *arguments)
+    assert summary["validated"] == 179
+    assert summary["top1"] > 60  # of five classes; 70 and 78 were seen
+
+
+def test_packed_data_with_names(script, tmp_path, capsys):
+    folder = tmp_path / "caltech101" / "rec"
+    folder.mkdir(parents=True)
+    for part in ("train", "val"):
+        write_records(folder, part, [0, 1, 0, 1])
+    write_classes(folder, ["ant", "bee"])
+    arguments = ["--dataset", "caltech101", "--data-dir", folder.parent, "--model",
+                 "mobilenet0.25", "--from-scratch", "--input-size", "32", "--epochs", "1",
+                 "--warmup-epochs", "0", "--batch-size", "2", "--lr", "0"]  # fmt: skip
+    summary = tune(script, tmp_path, *arguments)
+    assert summary["validated"] == 4
+    for confusion in summary["confusions"]:
+        assert {confusion["true"], confusion["taken_for"]} == {"ant", "bee"}
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--dataset caltech256", "run `python scripts/prepare_caltech.py --dataset caltech256`"),
+        ("--dataset folder", "holds no classes to train on"),
+        ("--from-scratch --freeze-features", "--freeze-features keeps features"),
+        ("--from-scratch --pretrained-file a", "two ways to begin"),
+        ("--pretrained-file none.params", "none.params cannot be read as parameters"),
+        ("--num-classes 6", "--num-classes 6 was given, but digits has 5"),
+        ("--mode module --export out", "--mode module has no --export"),
+    ],
+)
+def test_bad_input_is_one_sentence(script, tmp_path, capsys, line, sentence, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert script.main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------- every zoo network
+
+
+def small_images(name):
+    return 224 if name.startswith(("dense", "squ")) else 64  # their last pooling takes it all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in MXNET_MODELS if n in (
+    "alexnet", "densenet121", "mobilenet0.25", "mobilenetv2_0.25", "resnet18_v1", "resnet18_v2",
+    "squeezenet1.1", "vgg11_bn")])  # fmt: skip
+def test_a_float16_step_of_the_head_of_each_family(name):
+    take_a_step(name)
+
+
+def learn_statistics(net, images):
+    """Let BatchNorm know these images, as it does in a pretrained network."""
+    norms = []
+    net.apply(lambda block: norms.append(block) if isinstance(block, gluon.nn.BatchNorm) else None)
+    for norm in norms:
+        norm._kwargs["momentum"] = 0.0
+    with autograd.record():
+        loss = net(images).sum()
+    loss.backward()
+
+
+def take_a_step(name):
+    """One float16 step with frozen features: the head moves, and nothing else, masters included."""
+    mx.random.seed(0)
+    net = build(name, 7)
+    net.initialize(mx.init.Xavier())
+    size = small_images(name)
+    learn_statistics(net, nd.random.normal(shape=(2, 3, size, size)))
+    head = head_of(net, build(name, 8))
+    freeze_features(net, head)
+    amp.cast(net, "float16")
+    images, labels = nd.random.normal(shape=(2, 3, size, size)), nd.array([1, 6])
+    with autograd.train_mode():
+        assert net(images).shape == (2, 7)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
+
+    def values():
+        own = {n: p.data() for n, p in net.collect_params().items()}
+        held = {f"master of {n}": m for n, m in trainer.master_params().items()}
+        return {n: array.asnumpy().tobytes() for n, array in {**own, **held}.items()}
+
+    before = values()
+    with autograd.record():
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
+    trainer.backward(loss)
+    assert trainer.step(2).applied
+    after = values()
+    moved = {n for n in before if before[n] != after[n]}
+    kept = {param.name for param in head}
+    assert moved <= kept | {f"master of {n}" for n in kept}
+    assert any(n.endswith("weight") for n in moved)
+
+
+# ------------------------------------------------------------------------------------- the rest
+
+
+def test_worst_confusions_of_a_literal_matrix():
+    matrix = np.array([[5, 2, 0], [0, 9, 1], [3, 0, 0]])
+    found = worst(matrix, ["a", "b", "c"], 2)
+    assert [str(confusion) for confusion in found] == [
+        "3 of 3 images of c taken for a", "2 of 7 images of a taken for b",
+    ]  # fmt: skip
+    assert worst(np.eye(3, dtype=int), (), 5) == []
+    assert str(worst(matrix, (), 1)[0]) == "3 of 3 images of class 2 taken for class 0"
+
+
+def test_an_export_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    net = build("mobilenet0.25", 3)
+    net.initialize()
+    net(nd.zeros((1, 3, 32, 32)))
+    with pytest.raises(amp.recipes.checkpoints.SavingError, match="--export .* cannot be written"):
+        export(net, "float32", tmp_path / "file", "net", (3, 32, 32))
+
+
+def test_the_faqs_gluon_snippet_runs():
+    """Pretrained, cast, features transplanted, cast, summary with float16 data; MXNet's FAQ."""
+    pretrained_net = vision.get_model(name="resnet18_v2", classes=10)
+    pretrained_net.initialize()
+    pretrained_net(nd.zeros((1, 3, 32, 32)))
+    amp.cast(pretrained_net, "float16")
+    net = vision.get_model(name="resnet18_v2", classes=7)
+    net.initialize()
+    net.features = pretrained_net.features
+    amp.cast(net, "float16")
+    data = nd.zeros((1, 3, 32, 32), dtype="float16")
+    net.summary(data)
+    assert net(data).shape == (1, 7)

@@ -1,0 +1,358 @@
+"""Loss scales: exact traces, bounds, hysteresis, states, misuse."""
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gluon_amp.trainer.loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    NoLossScale,
+    StaticLossScale,
+    resolve,
+)
+
+law = settings(deadline=None, derandomize=True, max_examples=60)
+outcomes = st.lists(st.booleans(), max_size=80)
+
+
+def used_scales(scale, finites):
+    """The scale used at each step, when the steps come out like this."""
+    used = []
+    for finite in finites:
+        used.append(scale.scale)
+        scale.update(finite)
+    return used
+
+
+def parse(trace):
+    """'1024×4 2048' as a list."""
+    scales = []
+    for part in trace.split():
+        value, _, times = part.partition("×")
+        scales += [float(value)] * int(times or 1)
+    return scales
+
+
+class TorchScaler:
+    """The update rule that torch documents for GradScaler (amp_update_scale_cuda_kernel)."""
+
+    def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000):
+        self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
+        self.tracker = 0
+
+    def update(self, finite):
+        if not finite:
+            self.scale *= self.backoff
+            self.tracker = 0
+            return
+        self.tracker += 1
+        if self.tracker == self.interval:
+            self.scale *= self.growth
+            self.tracker = 0
+
+
+class ApexHysteresisScaler(TorchScaler):
+    """csrc/update_scale_hysteresis.cu, line for line."""
+
+    def __init__(self, hysteresis, **kwargs):
+        super().__init__(**kwargs)
+        self.hysteresis = self.left = hysteresis
+
+    def update(self, finite):
+        if not finite:
+            self.left -= 1
+            if self.left > 0:
+                self.tracker = 0
+                return
+        super().update(finite)
+        if finite:
+            self.left = self.hysteresis
+
+
+# ------------------------------------------------------------------------------ traces
+
+
+@pytest.mark.parametrize(
+    ("finites", "trace"),
+    [
+        ([True] * 12, "1024×4 2048×4 4096×4"),
+        ([True] * 3 + [False] + [True] * 9, "1024×4 512×4 1024×4 2048"),
+    ],
+)
+def test_the_traces_on_which_torch_apex_keras_jmp_and_fairseq_agree(finites, trace):
+    scale = DynamicLossScale(init_scale=1024, growth_interval=4)
+    assert used_scales(scale, finites) == parse(trace)
+
+
+def test_closed_loop_overflow_above_4096_skips_4_and_settles_at_4096():
+    scale = DynamicLossScale(init_scale=65536)
+    used = []
+    for _ in range(50):
+        used.append(scale.scale)
+        scale.update(scale.scale <= 4096)
+    assert used == parse("65536 32768 16384 8192 4096×46")
+
+
+def test_torch_documented_example():
+    scale = DynamicLossScale(init_scale=4, growth_factor=2, backoff_factor=0.25, growth_interval=2)
+    scale.update(True)
+    assert (scale.finite_steps, scale.scale) == (1, 4.0)
+    scale.update(True)
+    assert (scale.finite_steps, scale.scale) == (0, 8.0)
+    scale.update(False)
+    assert (scale.finite_steps, scale.scale) == (0, 2.0)
+
+
+def test_keras_four_infs_divide_by_sixteen_and_eight_steps_of_interval_two_multiply():
+    # Keras' own numbers are 400 → 25 and 2 → 32; 400 is no power of two, 512 is.
+    scale = DynamicLossScale(init_scale=512)
+    for _ in range(4):
+        scale.update(False)
+    assert scale.scale == 32.0
+    scale = DynamicLossScale(init_scale=2, growth_interval=2)
+    for _ in range(8):
+        scale.update(True)
+    assert scale.scale == 32.0
+
+
+def test_fairseq_scale_1_grows_to_2_after_one_window():
+    scale = DynamicLossScale(init_scale=1, growth_interval=1)
+    scale.update(True)
+    assert scale.scale == 2.0
+
+
+def test_1000_random_overflow_sequences_equal_torch():
+    rng = random.Random(0)
+    for _ in range(1000):
+        interval = rng.randint(1, 6)
+        rarity = rng.random() * 0.5
+        finites = [rng.random() >= rarity for _ in range(60)]
+        ours = DynamicLossScale(
+            init_scale=2.0**16, growth_interval=interval, min_scale=2.0**-60, max_scale=2.0**100
+        )
+        theirs = TorchScaler(interval=interval)
+        assert used_scales(ours, finites) == used_scales(theirs, finites)
+
+
+@law
+@given(outcomes, st.integers(1, 4), st.integers(1, 5))
+def test_hysteresis_equals_apex(finites, hysteresis, interval):
+    ours = DynamicLossScale(
+        init_scale=2.0**16,
+        growth_interval=interval,
+        hysteresis=hysteresis,
+        min_scale=2.0**-100,
+        max_scale=2.0**120,
+    )
+    theirs = ApexHysteresisScaler(hysteresis, interval=interval)
+    assert used_scales(ours, finites) == used_scales(theirs, finites)
+
+
+def test_hysteresis_2_forgives_one_overflow_and_is_refilled_by_a_finite_step():
+    scale = DynamicLossScale(init_scale=1024, hysteresis=2)
+    assert used_scales(scale, [False, True, False, False, False, True]) == parse("1024×4 512 256")
+
+
+# ------------------------------------------------------------------------------ laws
+
+
+@law
+@given(
+    outcomes,
+    st.integers(-10, 0),
+    st.integers(0, 10),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_law_6_the_scale_never_leaves_its_bounds_and_stays_a_power_of_two(
+    finites, low, high, growth, interval, hysteresis
+):
+    scale = DynamicLossScale(
+        init_scale=1,
+        growth_factor=2.0**growth,
+        backoff_factor=2.0**-growth,
+        growth_interval=interval,
+        min_scale=2.0**low,
+        max_scale=2.0**high,
+        hysteresis=hysteresis,
+    )
+    for used in used_scales(scale, [*finites, True]):
+        assert 2.0**low <= used <= 2.0**high
+        assert math.frexp(used)[0] == 0.5
+
+
+@law
+@given(outcomes, st.integers(0, 80), st.integers(1, 4))
+def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis):
+    original = DynamicLossScale(
+        init_scale=256, growth_interval=3, hysteresis=hysteresis, min_scale=0.25
+    )
+    used_scales(original, finites[:cut])
+    restored = DynamicLossScale()
+    # through JSON, as a checkpoint may store it
+    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
+    assert restored.state_dict() == original.state_dict()
+    assert used_scales(restored, finites[cut:]) == used_scales(original, finites[cut:])
+
+
+@law
+@given(outcomes)
+def test_a_static_scale_never_moves(finites):
+    assert set(used_scales(StaticLossScale(128), finites)) <= {128.0}
+    assert set(used_scales(NoLossScale(), finites)) <= {1.0}
+
+
+def test_400_overflows_end_at_the_floor_and_not_at_zero():
+    scale = DynamicLossScale()
+    used_scales(scale, [False] * 400)
+    assert scale.scale == 1.0
+    assert scale.at_floor
+
+
+def test_a_runaway_ends_at_the_ceiling_and_comes_back():
+    scale = DynamicLossScale(growth_interval=1)
+    used_scales(scale, [True] * 400)
+    assert scale.scale == 2.0**24
+    scale.update(False)
+    assert scale.scale == 2.0**23
+
+
+def test_a_floor_below_one_is_kept_through_a_state():
+    scale = DynamicLossScale(min_scale=2.0**-10)
+    copy = DynamicLossScale()
+    copy.load_state_dict(scale.state_dict())
+    used_scales(copy, [False] * 100)
+    assert copy.scale == 2.0**-10
+
+
+# ------------------------------------------------------------------------------ sharing
+
+
+def test_one_backward_counts_once_for_two_trainers():
+    scale = DynamicLossScale(init_scale=8, growth_interval=2)
+    scale.begin_backward(8.0)
+    scale.settle(True)
+    scale.settle(True)
+    assert (scale.scale, scale.finite_steps) == (8.0, 1)
+    scale.begin_backward(8.0)
+    scale.settle(False)
+    scale.settle(False)
+    assert (scale.scale, scale.finite_steps) == (4.0, 0)
+
+
+def test_an_overflow_that_only_the_second_trainer_saw_turns_the_growth_into_a_backoff():
+    scale = DynamicLossScale(init_scale=8, growth_interval=1)
+    scale.begin_backward(8.0)
+    scale.settle(True)
+    assert scale.scale == 16.0
+    scale.settle(False)
+    assert (scale.scale, scale.finite_steps) == (4.0, 0)
+    scale.settle(True)
+    assert scale.scale == 4.0
+
+
+# ------------------------------------------------------------------------------ what users write
+
+
+def test_resolve():
+    assert isinstance(resolve(None), NoLossScale)
+    assert isinstance(resolve("dynamic"), DynamicLossScale)
+    assert resolve(128).scale == 128.0
+    assert resolve(0.5).scale == 0.5
+    shared = DynamicLossScale()
+    assert resolve(shared) is shared
+
+
+@pytest.mark.parametrize("wrong", [True, object(), [2], DynamicLossScale])
+def test_resolve_refuses_other_types(wrong):
+    with pytest.raises(TypeError, match="loss_scale must be 'dynamic', a power of two"):
+        resolve(wrong)
+
+
+def test_resolve_refuses_other_words():
+    with pytest.raises(ValueError, match="Unknown loss_scale 'dynamc': use 'dynamic'"):
+        resolve("dynamc")
+
+
+@pytest.mark.parametrize("wrong", [0, -2, 3, 1000, math.inf, math.nan, "8", True, 2.0**200])
+def test_scales_must_be_powers_of_two(wrong):
+    with pytest.raises(ValueError, match="scale must be a power of two"):
+        StaticLossScale(wrong)
+    with pytest.raises(ValueError, match="scale must be a power of two"):
+        DynamicLossScale(init_scale=wrong)
+
+
+def test_the_message_names_the_nearest_power_of_two():
+    with pytest.raises(ValueError, match=r"received 1000, the nearest is 1024\.0\."):
+        StaticLossScale(1000)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"growth_factor": 1.5}, "growth_factor must be a power of two"),
+        ({"growth_factor": 1}, "growth_factor must be above 1"),
+        ({"backoff_factor": 2}, "backoff_factor below 1"),
+        ({"backoff_factor": 0.3}, "backoff_factor must be a power of two"),
+        ({"min_scale": 0}, "min_scale must be a power of two"),
+        ({"max_scale": math.inf}, "max_scale must be a power of two"),
+        ({"init_scale": 0.5}, r"The scale 0\.5 is outside \[min_scale, max_scale\] = \[1, "),
+        ({"min_scale": 2.0**20}, "outside"),
+        ({"growth_interval": 0}, "growth_interval must be a whole number of at least 1"),
+        ({"growth_interval": 2.5}, "growth_interval must be a whole number"),
+        ({"hysteresis": 0}, "hysteresis must be a whole number of at least 1"),
+        ({"hysteresis": True}, "hysteresis must be a whole number"),
+    ],
+)
+def test_wrong_settings(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        DynamicLossScale(**wrong)
+
+
+def test_a_state_with_a_missing_or_unknown_field_is_refused_and_changes_nothing():
+    scale = DynamicLossScale(init_scale=64)
+    before = scale.state_dict()
+    missing = {k: v for k, v in before.items() if k != "min_scale"}
+    for wrong in (missing, {**before, "loss_id": 0}, {}, None, StaticLossScale(2).state_dict()):
+        with pytest.raises(ValueError, match="The state of a DynamicLossScale has the fields"):
+            scale.load_state_dict(wrong)
+    for field, value in [("scale", 3), ("finite_steps", 2000), ("overflows_left", 2)]:
+        with pytest.raises(ValueError, match=field):
+            scale.load_state_dict({**before, field: value})
+    assert scale.state_dict() == before
+
+
+def test_states_of_the_small_ones():
+    scale = StaticLossScale(128)
+    scale.load_state_dict({"scale": 64})
+    assert scale.scale == 64.0
+    with pytest.raises(ValueError, match="StaticLossScale"):
+        scale.load_state_dict({})
+    none = NoLossScale()
+    none.load_state_dict(none.state_dict())
+    with pytest.raises(ValueError, match="NoLossScale"):
+        none.load_state_dict({"scale": 1.0})
+
+
+def test_a_scale_of_ones_own_needs_only_the_interface():
+    class Halving(LossScale):
+        scale = 8.0
+
+        def update(self, finite):
+            self.scale /= 2
+
+    scale = resolve(Halving())
+    scale.begin_backward(scale.scale)
+    scale.settle(True)
+    assert scale.scale == 4.0
+
+
+def test_repr_shows_the_fields():
+    assert repr(StaticLossScale(2)) == "StaticLossScale(scale=2.0)"
+    assert "growth_interval=2000" in repr(DynamicLossScale())

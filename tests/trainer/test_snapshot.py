@@ -1,0 +1,203 @@
+"""Copies of running statistics: one operator for all, restored bit for bit, and nothing else."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.casting import statistics
+from gluon_amp.trainer import snapshot
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+
+def statistic(name, values, devices=1, dtype="float32"):
+    values = np.asarray(values, dtype=dtype)
+    parameter = gluon.Parameter(
+        name, shape=values.shape, dtype=dtype, grad_req="null", differentiable=False
+    )
+    parameter.initialize(mx.init.Zero(), ctx=[mx.cpu(n) for n in range(devices)])
+    for array in parameter.list_data():
+        array[:] = values
+    return parameter
+
+
+def write(parameter, value):
+    """As BatchNorm does, in place and on every device."""
+    for place, array in enumerate(parameter.list_data()):
+        array[:] = value + place
+
+
+def values(parameter):
+    return [array.asnumpy().tolist() for array in parameter.list_data()]
+
+
+def copied(parameters):
+    return snapshot.copies([a for p in parameters for a in p.list_data()])
+
+
+def ended(copies):
+    return tuple(copy.ended() for copy in copies)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_shape_dtype_and_device_comes_back(devices):
+    kept = {
+        "mean": [1.0, 2.0, 3.0],
+        "table": [[1.5, -2.5], [np.inf, 0.1]],
+        "scalar": [7.0],
+    }
+    parameters = [statistic(name, array, devices) for name, array in kept.items()]
+    parameters.append(statistic("half", [0.5, 65504.0], devices, "float16"))
+    before = [values(parameter) for parameter in parameters]
+    copies = copied(parameters)
+    assert len(copies) == 2 * devices  # an operator for each device and dtype
+    for parameter in parameters:
+        write(parameter, np.nan)
+    snapshot.undo([ended(copies)])
+    assert [values(parameter) for parameter in parameters] == before
+
+
+def test_all_bits_come_back():
+    bits = np.array([0x00000001, 0x7FC12345, 0x80000000, 0x7F800000], np.uint32)
+    parameter = statistic("p", bits.view(np.float32))
+    copies = copied([parameter])
+    write(parameter, 0)
+    snapshot.undo([ended(copies)])
+    assert parameter.data().asnumpy().view(np.uint32).tolist() == bits.tolist()
+
+
+def test_what_was_written_after_the_pass_stays():
+    first, second = statistic("a", [1.0, 2.0]), statistic("b", [3.0])
+    copies = copied([first, second])
+    write(first, np.nan)
+    write(second, 5)
+    copies = ended(copies)
+    second.set_data(nd.array([8.0]))
+    snapshot.undo([copies])
+    assert (values(first), values(second)) == ([[1.0, 2.0]], [[8.0]])
+
+
+def test_a_pass_without_an_end_is_undone_whatever_was_written():
+    parameter = statistic("p", [1.0])
+    copies = copied([parameter])
+    write(parameter, np.inf)
+    snapshot.undo([copies])
+    assert values(parameter) == [[1.0]]
+
+
+@pytest.mark.parametrize("between, left", [(None, 1.0), (4.0, 4.0), (1.0, 1.0)])
+def test_passes_over_the_same_arrays_hold_the_memory_of_one(between, left):
+    parameter = statistic("p", [1.0])
+    passes = ()
+    for value in (2.0, np.nan, 3.0):
+        if between is not None:
+            write(parameter, between)
+        copies = copied([parameter])
+        write(parameter, value)
+        passes = snapshot.followed_by(passes, ended(copies))
+    assert len(passes) == 1
+    snapshot.undo(passes)
+    assert values(parameter) == [[left]]
+
+
+def test_passes_over_other_arrays_are_undone_last_first():
+    first, second = statistic("a", [1.0]), statistic("b", [2.0])
+    passes = ()
+    for parameters in ([first], [first, second], [second], []):
+        copies = copied(parameters)
+        for parameter in parameters:
+            write(parameter, values(parameter)[0][0] + 10)
+        passes = snapshot.followed_by(passes, ended(copies))
+    assert len(passes) == 3
+    snapshot.undo(passes)
+    assert (values(first), values(second)) == ([[1.0]], [[2.0]])
+
+
+def test_nothing_is_recorded():
+    parameter = statistic("p", [1.0])
+    x = nd.ones(1)
+    x.attach_grad()
+    with autograd.record():
+        y = x * 2
+        snapshot.undo([ended(copied([parameter]))])
+    y.backward()
+    assert x.grad.asscalar() == 2
+
+
+def test_which_parameters_are_statistics():
+    net = gluon.nn.BatchNorm(in_channels=2)
+    net.initialize()
+    names = [name for name, p in net.collect_params().items() if statistics.is_statistic(p)]
+    assert [name.rsplit("_", 1)[1] for name in names] == ["mean", "var"]
+    net.gamma.grad_req = "null"  # frozen, but the optimizer's
+    assert not statistics.is_statistic(net.gamma)
+
+
+# ------------------------------------------------------------------------------ announcements
+
+
+def announced(use):
+    """Names of the statistics that are copied for a backward pass after `use`."""
+    net = gluon.nn.BatchNorm(in_channels=2, prefix="norm_")
+    net.initialize()
+    trainer = amp.Trainer({}, "sgd", loss_scale=8)  # of something else
+    statistics.watch(net.collect_params().values())
+    snapshot.end_step(undoes=True)
+    use(net)
+    copies = snapshot.begin_backward([])
+    assert trainer.loss_scale.scale == 8
+    names = {id(p.data()): name for name, p in net.collect_params().items()}
+    return [names[id(array)] for copy in copies for array in copy.arrays]
+
+
+def forward(net, hybridize=False, **mode):
+    if hybridize:
+        net.hybridize()
+    with autograd.record(**mode):
+        net(nd.ones((3, 2)))
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_training_pass_announces_its_statistics(hybridize):
+    found = announced(lambda net: forward(net, hybridize))
+    assert sorted(found) == ["norm_running_mean", "norm_running_var"]
+
+
+def test_an_inference_pass_announces_nothing():
+    assert announced(lambda net: net(nd.ones((3, 2)))) == []
+    assert announced(lambda net: forward(net, train_mode=False)) == []
+
+
+def test_the_end_of_a_step_forgets_the_pass():
+    def use(net):
+        forward(net)
+        snapshot.end_step(undoes=False)  # another trainer's, without a loss scale
+        assert len(snapshot.begin_backward([])) == 1
+        snapshot.end_step(undoes=True)
+
+    assert announced(use) == []
+
+
+def test_a_device_that_writes_in_the_forward_pass_is_copied_there(monkeypatch):
+    """As cuDNN does; here an operator's statistics are written by hand."""
+    monkeypatch.setattr(snapshot, "writes_in_backward", lambda array: False)
+    parameter = statistic("p", [1.0])
+    trainer = amp.Trainer({}, "sgd", loss_scale=8)
+    statistics.watch([parameter])
+    for _ in range(2):
+        with autograd.record():
+            parameter.data()
+            write(parameter, 5)
+            parameter.data()
+        copies = ended(snapshot.begin_backward([parameter]))
+        snapshot.undo([copies])
+        assert values(parameter) == [[1.0]]
+    assert trainer.loss_scale.scale == 8
+
+
+def test_uncasting_gives_the_parameters_their_own_class_back():
+    net = amp.cast(gluon.nn.BatchNorm(in_channels=2), "float16")
+    assert isinstance(net.running_mean, statistics.Statistic)
+    amp.cast(net, "float32")
+    assert type(net.running_mean) is gluon.Parameter
