@@ -11,6 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.files import archive, atomic
 from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Mapping, check
@@ -379,8 +380,9 @@ def _trained_names(params, trainer) -> List[str]:
 
 def _policies(net, path: str = "") -> Dict[str, dict]:
     """Policies of the outermost cast blocks, by their path; none for a net that is not cast."""
-    if "_amp" in vars(net):
-        policy = net._amp.policy
+    binding = binding_of(net)
+    if binding:
+        policy = binding.policy
         pins = [[list(pin.ops), list(pin.blocks), pin.dtype] for pin in policy.pins]
         dtypes = [policy.param_dtype, policy.compute_dtype, policy.output_dtype]
         return {path: {"dtypes": dtypes, "pins": pins}}

@@ -11,7 +11,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 
-from gluon_amp.casting.binding import Cast
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.casting.tracing import HybridBlock, named_blocks, roots, symbol_of
@@ -132,7 +132,8 @@ def _dimensions(path: str, block: HybridBlock, inputs) -> Iterator[Finding]:
     shapes = {p.name: p.shape for p in params.values() if _known(p.shape)}
     shapes.update({name: a.shape for name, a in zip(names, _flatten(inputs, "input")[0])})
     low = {p.name for p in params.values() if dtype_of(p) == "float16"}
-    nodes = {} if not isinstance(block, Cast) else {n.name: n for n in block._amp.nodes}
+    binding = binding_of(block)
+    nodes = {n.name: n for n in binding.nodes} if binding else {}
     paths = nodes or {n.name: n for n in graph.plan(symbol, Policy(), {})[1]}
     products = [n for n in _sized_nodes(symbol, shapes) if n["op"] in _SIZES and n["name"] in paths]
     for node in products:
@@ -147,8 +148,9 @@ def _dimensions(path: str, block: HybridBlock, inputs) -> Iterator[Finding]:
 
 def _graph(path: str, block: HybridBlock) -> tuple:
     """Names of the inputs, and symbol, of a block's cast graph, or of its own if it is not cast."""
-    if isinstance(block, Cast):
-        found = block._amp.graph and ([s.name for s in block._amp.graph[0]], block._amp.graph[1])
+    binding = binding_of(block)
+    if binding:
+        found = binding.graph and ([s.name for s in binding.graph[0]], binding.graph[1])
     elif all(_known(p.shape) for p in block.collect_params().values()):
         symbol, names = symbol_of(path, block)
         found = sorted(names), symbol
@@ -278,7 +280,8 @@ def _dimension_finding(block: str, op: str, dimension: _Dimension) -> Finding:
 def _loss_head(net, outputs) -> Iterator[Finding]:
     low = [x for x in outputs if dtype_name(x.dtype) == "float16"]
     for path, block in roots(net):
-        if isinstance(block, Cast) and block._amp.policy.output_dtype == "float16" and not outputs:
+        binding = binding_of(block)
+        if binding and binding.policy.output_dtype == "float16" and not outputs:
             low.append(path)
     if low:
         yield Finding(

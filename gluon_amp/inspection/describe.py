@@ -4,7 +4,7 @@ import textwrap
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional
 
-from gluon_amp.casting.binding import Cast
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import roots, traced
 from gluon_amp.policy import Policy, graph
 
@@ -98,9 +98,9 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
             net(*inputs)
     rows, policy = [], Policy()
     for path, block in roots(net):
-        if isinstance(block, Cast):
-            policy = block._amp.policy
-            nodes = block._amp.nodes
+        binding = binding_of(block)
+        if binding is not None:
+            policy, nodes = binding.policy, binding.nodes
         else:
             nodes = _plain_nodes(path, block, inputs if block is net else ())
         if nodes is None:

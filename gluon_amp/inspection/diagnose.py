@@ -15,6 +15,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import dtype_name
@@ -258,8 +259,9 @@ def _is_array(value) -> bool:
 
 def _graph_of(block) -> Optional[tuple]:
     """Inputs and symbol that a block has just run: the cast graph, or its own if hybridized."""
-    if "_amp" in vars(block):
-        return block._amp.graph
+    binding = binding_of(block)
+    if binding:
+        return binding.graph
     hybridized = isinstance(block, mx.gluon.SymbolBlock) or getattr(block, "_active", False)
     return (vars(block)["_cached_graph"] or None) if hybridized else None
 
@@ -515,8 +517,9 @@ class _Graph:
 
 def _labels(net, call: _Call, nodes: List[dict]) -> Callable[[int], str]:
     """Return a function from a node's number to the path of its block."""
-    if "_amp" in vars(call.block):
-        planned = {node.name: node.block for node in call.block._amp.nodes}
+    binding = binding_of(call.block)
+    if binding:
+        planned = {node.name: node.block for node in binding.nodes}
         return lambda i: planned.get(nodes[i]["name"], call.path)
     prefixes = [(block.prefix, path) for path, block in named_blocks(call.block, call.path)]
 
@@ -758,10 +761,10 @@ def _read_in_float16(net) -> set:
     """Names of the parameters that some operator reads in float16, so that their gradients are."""
     names = set()
     for _, block in named_blocks(net):
-        if "_amp" in vars(block):
-            for node in block._amp.nodes or ():
-                if node.dtype == "float16" and node.decision.kind != "norm":
-                    names.update(node.params)
+        binding = binding_of(block)
+        for node in (binding and binding.nodes) or ():
+            if node.dtype == "float16" and node.decision.kind != "norm":
+                names.update(node.params)
     return names
 
 
