@@ -401,7 +401,7 @@ class Module(mx.mod.Module):
         for name, held in self._arg_params.items():
             value = current[name].as_in_context(mx.cpu())
             if np.dtype(value.dtype) == np.float16:
-                masters.follow(value, held)  # has no master, as nothing updates it
+                masters.sync_master(value, held)  # has no master, as nothing updates it
             else:
                 value.copyto(held)
         # every device has its own running statistics

@@ -553,7 +553,7 @@ class ScaledSteps:
 
     def _unseen_entries(self):
         """Those of `masters` whose update does not itself look at the weight."""
-        follows = getattr(self._optimizer, "follows", lambda weight: False)
+        follows = getattr(self._optimizer, "syncs_master", lambda weight: False)
         return (entry for entry in self.masters() if not follows(entry[1]))
 
     def refresh_masters(self):
@@ -563,7 +563,7 @@ class ScaledSteps:
         keep all their bits.
         """
         for _, weight, master in self.masters():
-            masters.follow(weight, master)
+            masters.sync_master(weight, master)
 
     def master_params(self) -> Dict[str, nd.NDArray]:
         """Float32 values of all initialized parameters, by name, from the first device.
