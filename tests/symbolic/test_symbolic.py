@@ -13,8 +13,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.policy import graph
-from gluon_amp.symbolic import BucketingModule, Module, convert
-from gluon_amp.symbolic import module as symbolic
+from gluon_amp.symbolic import BucketingModule, Module, convert, loss_head
 from tests import ROOT
 
 import mxnet as mx
@@ -103,7 +102,7 @@ def same(one, other):
 
 
 def on_device(module, name="fc_weight"):
-    return module._exec_group.execs[0].arg_dict[name]
+    return module.executors[0].arg_dict[name]
 
 
 def types_of(symbol, **fed):
@@ -150,7 +149,7 @@ def test_convert_dtypes_under_bfloat16():
 
 def test_convert_has_no_emulation_in_it():
     assert set(ops_of(convert(conv_net(), "float16"))) - set(ops_of(conv_net())) == {"amp_cast"}
-    assert symbolic.SCALE not in convert(conv_net(), "float16").list_arguments()
+    assert loss_head.SCALE not in convert(conv_net(), "float16").list_arguments()
 
 
 def test_convert_keeps_the_interface():
@@ -258,14 +257,14 @@ def test_convert_refuses_a_pin_that_matches_nothing():
 
 def scaled_gradient(symbol, x, scale, label=None, **head_grads):
     """Outputs of a graph with the scale in it, and the gradient of its variable `data`."""
-    scaled, _ = symbolic._with_scale(symbol, amp.Policy(), {"softmax_label"})
+    scaled, _ = loss_head.scale_gradients(symbol, amp.Policy(), {"softmax_label"})
     shapes = {"data": x.shape}
     if label is not None:
         shapes["softmax_label"] = label.shape
     reqs = dict.fromkeys(scaled.list_arguments(), "null")
     executor = scaled.simple_bind(mx.cpu(), grad_req={**reqs, "data": "write"}, **shapes)
     executor.arg_dict["data"][:] = x
-    executor.arg_dict[symbolic.SCALE][:] = scale
+    executor.arg_dict[loss_head.SCALE][:] = scale
     if label is not None:
         executor.arg_dict["softmax_label"][:] = label
     executor.forward(is_train=True)
@@ -326,13 +325,13 @@ def test_outputs_of_heads_are_told_from_others():
     head = mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"))
     asking = mx.sym.SoftmaxOutput(x, mx.sym.var("softmax_label"), out_grad=True)
     group = convert(mx.sym.Group([x * 2, head, asking, mx.sym.MakeLoss(x)]), "float16")
-    _, inside = symbolic._with_scale(group, amp.Policy.parse("float16"), set())
+    _, inside = loss_head.scale_gradients(group, amp.Policy.parse("float16"), set())
     assert inside == {1, 3}
 
 
 def test_a_graph_without_heads_gets_no_scale():
-    scaled, inside = symbolic._with_scale(mx.sym.var("data") * 2, amp.Policy(), set())
-    assert symbolic.SCALE not in scaled.list_arguments()
+    scaled, inside = loss_head.scale_gradients(mx.sym.var("data") * 2, amp.Policy(), set())
+    assert loss_head.SCALE not in scaled.list_arguments()
     assert inside == set()
 
 
@@ -343,7 +342,7 @@ def test_module_scales_the_gradient_before_float16(scale):
     module.set_params({"fc_weight": nd.array([[0.0]])}, {})
     module.forward(batch_of([[1.0]], [[-(2.0**-26)]]), is_train=True)
     module.backward()
-    grad = module._exec_group.execs[0].grad_dict["fc_weight"]
+    grad = module.executors[0].grad_dict["fc_weight"]
     assert grad.dtype == np.float16
     assert grad.asnumpy().item() == (2.0**-18 if scale == 256 else 0)
     module.update()
@@ -456,12 +455,12 @@ def test_law_4_a_skip_undoes_everything(policy, optimizer):
     for module in (with_bad, without):
         train(module, data, label, epochs=1, optimizer=optimizer, optimizer_params={})
     before = values(with_bad)
-    states = with_bad._trainer.state_dict()
+    states = with_bad.trainer.state_dict()
     report = step(with_bad, data * 1e5, label)
     assert not report.applied
     same(before, values(with_bad))
-    assert with_bad._trainer.state_dict()["counts"] == states["counts"]
-    assert with_bad._optimizer.num_update == 1
+    assert with_bad.trainer.state_dict()["counts"] == states["counts"]
+    assert with_bad.optimizer.num_update == 1
     # the scale has changed, but by Law 2 nothing else
     with_bad.loss_scale.load_state_dict(without.loss_scale.state_dict())
     for module in (with_bad, without):
@@ -485,7 +484,7 @@ def test_a_skip_empties_accumulated_gradients():
     module.init_params(arg_params={"fc_weight": nd.array([[1.0]])}, aux_params={})
     module.init_optimizer(optimizer_params={"learning_rate": 1.0, "rescale_grad": 1.0})
     step(module, [[300.0]], [[0.0]])
-    grad = module._exec_group.execs[0].grad_dict["fc_weight"]
+    grad = module.executors[0].grad_dict["fc_weight"]
     assert not module.last_report.applied
     assert grad.asscalar() == 0
     for x in (1.0, 2.0):  # accumulates: 1 + 4, at scale 2
@@ -790,7 +789,7 @@ def test_gradients_without_an_optimizer_are_true():
     module.init_params(arg_params={"fc_weight": nd.array([[3.0]])}, aux_params={})
     module.forward(batch_of([[1.0]], [[1.0]]), is_train=True)
     module.backward()
-    assert module._exec_group.execs[0].grad_dict["fc_weight"].asscalar() == 2
+    assert module.executors[0].grad_dict["fc_weight"].asscalar() == 2
 
 
 # ---------------------------------------------------------------------- the optimizer
@@ -800,8 +799,8 @@ def test_gradients_without_an_optimizer_are_true():
 def test_optimizers_are_ours_where_we_have_them(name):
     module = Module(conv_net(), loss_scale=2.0**6)
     train(module, *images(), epochs=1, optimizer=name, optimizer_params={})
-    assert type(module._optimizer) is amp.optimizer.OPTIMIZERS[name]
-    assert module._optimizer.rescale_grad == 1 / 16
+    assert type(module.optimizer) is amp.optimizer.OPTIMIZERS[name]
+    assert module.optimizer.rescale_grad == 1 / 16
     assert module._update_on_kvstore is False
 
 
@@ -830,10 +829,10 @@ def test_weight_decay_and_multipliers_are_the_modules():
 
 def test_a_rescale_grad_set_during_training_is_respected():
     module = linear_module([[4.0]], (1, 1), (1, 1), loss_scale=2.0**4)
-    module._optimizer.rescale_grad = 0.5
+    module.optimizer.rescale_grad = 0.5
     step(module, [[1.0]], [[0.0]])
     assert values(module)["fc_weight"].item() == 2
-    assert module._optimizer.rescale_grad == 0.5  # without the loss scale
+    assert module.optimizer.rescale_grad == 0.5  # without the loss scale
 
 
 def test_an_optimizer_object():
@@ -867,7 +866,7 @@ def test_two_devices_are_one(kvstore):
         # one step, as the sums over halves of later batches need more bits than float16 has
         assert step(module, data, label).applied
         results.append(values(module))
-        weights = [e.arg_dict["fc_weight"].asnumpy() for e in module._exec_group.execs]
+        weights = [e.arg_dict["fc_weight"].asnumpy() for e in module.executors]
         assert all((weights[0] == weight).all() for weight in weights)
     same(*results)
 
@@ -1020,7 +1019,7 @@ def test_states_move_between_policies(tmp_path):
     with pytest.warns(UserWarning, match="already initialized"):
         train(module, data, label, epochs=0)
     same(values(module), values(wide))
-    held = {name: a.asnumpy() for name, a in module._trainer.master_params().items()}
+    held = {name: a.asnumpy() for name, a in module.trainer.master_params().items()}
     same(held, values(wide))
     step(module, data[:16], label[:16])
     assert not np.array_equal(values(module)["fc_weight"], values(wide)["fc_weight"])
@@ -1031,7 +1030,7 @@ def test_states_leave_the_parameters_alone(tmp_path):
     for _ in range(2):
         step(module, [[1.0]], [[0.0]])
         module.save_optimizer_states(str(tmp_path / "states"))
-    before = module._trainer.master_params()["fc_weight"].asscalar()
+    before = module.trainer.master_params()["fc_weight"].asscalar()
     module.load_optimizer_states(str(tmp_path / "states"))
     assert values(module)["fc_weight"].item() == before
 
@@ -1047,7 +1046,7 @@ def test_stock_states_go_on(tmp_path):
     same(values(module), values(stock))
     momenta = {
         module._param_names[index]: rest[0]
-        for index, (_, rest) in module._trainer.state_dict()["states"].items()
+        for index, (_, rest) in module.trainer.state_dict()["states"].items()
     }
     theirs = stock._updater.states
     assert len(momenta) == len(theirs) > 0
@@ -1166,10 +1165,10 @@ def test_buckets_learn(policy):
 
 def test_buckets_share_one_scale_and_one_optimizer():
     module = fit_buckets(bucketing(loss_scale=amp.DynamicLossScale(2.0**6, growth_interval=4)))
-    assert len({id(m._trainer) for m in module._buckets.values()}) == 1
+    assert len({id(m.trainer) for m in module._buckets.values()}) == 1
     assert len({id(m.loss_scale) for m in module._buckets.values()}) == 1
     assert module.loss_scale.finite_steps == 3
-    assert module._default._optimizer.num_update == 3
+    assert module._default.optimizer.num_update == 3
 
 
 def test_an_overflow_in_one_bucket_is_one_skip_for_all():
@@ -1348,7 +1347,7 @@ def test_parameters_of_another_dtype_are_refused():
 
 def test_parameters_of_another_shape_are_refused():
     module = linear_module([[1.0, 2.0]])
-    with pytest.raises(ValueError, match=r"shape \(5, 2\), the symbol wants \(1, 2\): leave"):
+    with pytest.raises(ValueError, match=r"shape \(5, 2\), the symbol expects \(1, 2\): leave"):
         module.set_params({"fc_weight": nd.ones((5, 2))}, {})
     np.testing.assert_array_equal(values(module)["fc_weight"], [[1, 2]])
 

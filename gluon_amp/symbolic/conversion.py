@@ -1,0 +1,76 @@
+"""`convert`: a symbol that computes as a policy says."""
+
+from typing import Iterable, Set, Union
+
+from gluon_amp.messages import did_you_mean
+from gluon_amp.policy import Policy, graph
+
+import mxnet as mx
+
+# What the names of parameters end with; an error lists the other arguments as possible inputs.
+PARAMETER_ENDINGS = ("_weight", "_bias", "_gamma", "_beta")
+
+
+def convert(
+    symbol: mx.sym.Symbol,
+    policy: Union[str, Policy] = "float16",
+    data_names: Iterable[str] = ("data",),
+    label_names: Iterable[str] = ("softmax_label",),
+) -> mx.sym.Symbol:
+    """Return a symbol that computes as a policy says, for a device with that dtype's kernels.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A network or several outputs grouped, with or without loss heads. It is not changed.
+    policy : str or Policy
+        As for `gluon_amp.cast`. `'float32'` changes nothing.
+    data_names, label_names : list of str
+        The inputs; all other variables are parameters. Label names that the symbol does not have
+        are ignored, so that a symbol for inference needs no other arguments.
+
+    Returns
+    -------
+    Symbol
+        Same arguments, auxiliary states and outputs. Parameters that only matrix products read are
+        declared in the policy's `param_dtype`, so that binding allocates them in it. All others,
+        BatchNorm's running statistics too, are declared in float32. Loss heads compute in float32,
+        and outputs are float32. To run float16 on a CPU use `Module`, which lowers the graph for
+        its device.
+
+    Raises
+    ------
+    ValueError
+        Unknown policy, a data name that the symbol does not have (near matches are listed), or a
+        block pattern that matches no node.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=2, name='fc')
+    >>> cast = amp.symbolic.convert(net, 'float16')
+    >>> [dtype.__name__ for dtype in cast.infer_type(data='float32')[0]]  # data, weight, bias
+    ['float32', 'float16', 'float16']
+    """
+    policy = Policy.parse(policy)
+    inputs = _input_names(symbol, data_names, label_names)
+    policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
+    if policy.compute_dtype == "float32":
+        return graph.apply(symbol, policy, {})
+    return graph.apply(symbol, policy, graph.parameter_dtypes(symbol, policy, inputs))
+
+
+def _input_names(symbol, data_names, label_names) -> Set[str]:
+    """Check the names of the inputs and return them together."""
+    for names in (data_names, label_names):
+        if isinstance(names, str):
+            raise ValueError(f"Input names are a list, received the string {names!r}: [{names!r}].")
+    arguments = symbol.list_arguments()
+    for name in data_names:
+        if name not in arguments:
+            candidates = [a for a in arguments if not a.endswith(PARAMETER_ENDINGS)]
+            raise ValueError(
+                f"The symbol has no input {name!r}{did_you_mean(name, arguments)}: pass "
+                f"data_names, probably of {', '.join(candidates)}."
+            )
+    return {*data_names, *label_names}
