@@ -156,7 +156,7 @@ class Module(mx.mod.Module):
 
     @property
     def trainer(self) -> Optional[Trainer]:
-        """The trainer whose `step` is made by `update`; None before `init_optimizer`."""
+        """The trainer that `update` calls; None before `init_optimizer`."""
         return self._trainer
 
     @property
