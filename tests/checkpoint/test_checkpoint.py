@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.checkpoint.checkpoint import FILE, load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.checkpoint.contents import FILE
 from gluon_amp.files import archive
 from gluon_amp.trainer.contrib_amp import init_trainer
 from tests import forging
@@ -712,7 +713,7 @@ def test_forged_arrays_are_refused(small, name, array):
 def test_a_header_that_contradicts_itself(small):
     data, path, net, trainer = small
     forge(path, forging.with_header(data, {**forging.header_of(data), "trained": ["0.weight"]}))
-    refused("the optimizer has states of what is not trained", path, net, trainer)
+    refused("the optimizer has states of parameters that are not trained", path, net, trainer)
     header = forging.header_of(data)
     header["parameters"]["0.weight"]["arrays"] *= 2
     header["parameters"]["0.weight"]["arrays"][1] = "parameters/0.bias"
@@ -735,10 +736,10 @@ def test_foreign_files_are_refused(saved, tmp_path):
 
 
 def test_a_later_version_is_refused(saved, tmp_path, monkeypatch):
-    from gluon_amp.checkpoint import checkpoint
+    from gluon_amp.checkpoint import save
 
     _, net, trainer = saved
-    monkeypatch.setattr(checkpoint, "FILE", checkpoint.FILE._replace(version=2))
+    monkeypatch.setattr(save, "FILE", FILE._replace(version=2))
     path = save_checkpoint(tmp_path / "later.ckpt", net, trainer)
     monkeypatch.undo()
     refused("has version 2 of the format, this gluon_amp reads 1", path, net, trainer)
