@@ -114,7 +114,7 @@ def _devices(param) -> list:
         # A local kvstore updates once for all devices. A distributed one updates on its servers.
         updater = getattr(trainer._kvstore, "_updater", None)
         updaters = [updater] if updater is not None else []
-    return list(zip((array.as_nd_ndarray() for array in param._data), updaters))
+    return list(zip((array.as_nd_ndarray() for array in param.list_data()), updaters))
 
 
 def _master(updater, index, weight) -> Optional[nd.NDArray]:
