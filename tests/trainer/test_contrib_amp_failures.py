@@ -64,8 +64,10 @@ def weight(net):
 
 
 def test_1_amp_init_patches_the_whole_process():
-    modules = (mx.nd, mx.sym, mx.nd.contrib, mx.sym.contrib, mx.nd._internal, mx.gluon.nn,
-               mx.gluon.Trainer, mx.gluon.HybridBlock, mx.optimizer.Optimizer)  # fmt: skip
+    modules = (
+        *(mx.nd, mx.sym, mx.nd.contrib, mx.sym.contrib, mx.nd._internal, mx.gluon.nn),
+        *(mx.gluon.Trainer, mx.gluon.HybridBlock, mx.optimizer.Optimizer),
+    )
 
     def attributes():
         return [{name: id(value) for name, value in vars(module).items()} for module in modules]
@@ -204,8 +206,8 @@ def test_3_the_scale_lags_one_step_and_falls_twice():
 
 def test_3_one_overflow_costs_two_steps():
     net = one_weight()
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5},
-                          loss_scale=amp.DynamicLossScale(2.0**15))  # fmt: skip
+    scale = amp.DynamicLossScale(2.0**15)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scale)
     reports = []
     for factor in (1, 1e30, 1, 1):
         backward(net, trainer, 0.25, factor)
@@ -280,8 +282,8 @@ def test_4_an_update_on_the_kvstore_destroys_the_weights_on_the_first_overflow()
     amp.cast(net, "float16")
     with pytest.raises(ValueError, match="update_on_kvstore=True would apply gradients before"):
         amp.Trainer(net.collect_params(), "sgd", update_on_kvstore=True)
-    stock = mx.gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True},
-                             update_on_kvstore=True)  # fmt: skip
+    settings = {"multi_precision": True}
+    stock = mx.gluon.Trainer(net.collect_params(), "sgd", settings, update_on_kvstore=True)
     with pytest.raises(ValueError, match="update_on_kvstore"):
         amp.init_trainer(stock)
     trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=1)  # with MXNet's default
@@ -306,14 +308,14 @@ def test_4_the_factor_that_horovod_keeps_in_the_trainer_is_overwritten():
                     grad *= 4
 
     net = one_weight()
-    trainer = DistributedTrainer(net.collect_params(), "sgd",
-                                 {"learning_rate": 1, "multi_precision": True})  # fmt: skip
+    settings = {"learning_rate": 1, "multi_precision": True}
+    trainer = DistributedTrainer(net.collect_params(), "sgd", settings)
     amp.init_trainer(trainer, loss_scale=1024)
     for _ in range(2):
         backward(net, trainer, 0.25)
         assert trainer.step(1).applied
     assert weight(net) == 0.5
-    assert trainer._scale == 0.25
+    assert trainer.rescale == 0.25
 
 
 # 5 ------------------------------------------------------------------------------------------------
@@ -422,8 +424,8 @@ def test_7_a_step_after_an_unscaled_backward_changes_next_to_nothing():
 def test_8_weights_written_after_the_first_step_are_reverted(tmp_path):
     for optimizer in ("sgd", "adam", "rmsprop"):
         net = one_weight()
-        trainer = amp.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.125},
-                              loss_scale=4)  # fmt: skip
+        settings = {"learning_rate": 0.125}
+        trainer = amp.Trainer(net.collect_params(), optimizer, settings, loss_scale=4)
         backward(net, trainer, 0.25)
         trainer.step(1)
         net.weight.set_data(nd.array([[5]]))
@@ -552,10 +554,17 @@ def recurrent():
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.LayerNorm, lambda: nn.GroupNorm(1), nn.InstanceNorm, nn.BatchNorm, symbol_block, recurrent,
-     lambda: mx.gluon.contrib.nn.SyncBatchNorm(num_devices=1)],
+    [
+        nn.LayerNorm,
+        lambda: nn.GroupNorm(1),
+        nn.InstanceNorm,
+        nn.BatchNorm,
+        symbol_block,
+        recurrent,
+        lambda: mx.gluon.contrib.nn.SyncBatchNorm(num_devices=1),
+    ],
     ids=["LayerNorm", "GroupNorm", "InstanceNorm", "BatchNorm", "SymbolBlock", "cells", "SyncBN"],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 def test_10_norms_symbol_blocks_and_cells_do_not_run_in_float16_nets(layer):
     net = nn.HybridSequential()
@@ -576,10 +585,14 @@ def test_10_norms_symbol_blocks_and_cells_do_not_run_in_float16_nets(layer):
 
 @pytest.mark.parametrize(
     "loss",
-    [mx.gluon.loss.SoftmaxCrossEntropyLoss(), mx.gluon.loss.SigmoidBinaryCrossEntropyLoss(),
-     mx.gluon.loss.KLDivLoss(from_logits=False), mx.gluon.loss.LogisticLoss(),
-     mx.gluon.loss.L2Loss()],
-)  # fmt: skip
+    [
+        mx.gluon.loss.SoftmaxCrossEntropyLoss(),
+        mx.gluon.loss.SigmoidBinaryCrossEntropyLoss(),
+        mx.gluon.loss.KLDivLoss(from_logits=False),
+        mx.gluon.loss.LogisticLoss(),
+        mx.gluon.loss.L2Loss(),
+    ],
+)
 def test_10_losses_and_metrics_are_computed_in_float16(loss):
     net = nn.Dense(3000, in_units=4)
     net.initialize()
@@ -646,8 +659,8 @@ def test_11_what_is_converted_cannot_be_trained_and_exports_with_casts(tmp_path)
 def test_11_operators_are_missing_from_the_lists():
     # That every registered one is classified is tested with the table itself.
     policy = amp.Policy.parse("float16")
-    for op in ("Convolution", "softmax", "_contrib_interleaved_matmul_selfatt_qk", "LayerNorm",
-               "broadcast_like", "_contrib_ROIAlign", "CTCLoss"):  # fmt: skip
+    ops = "Convolution softmax _contrib_interleaved_matmul_selfatt_qk LayerNorm broadcast_like"
+    for op in (*ops.split(), "_contrib_ROIAlign", "CTCLoss"):
         assert len(policy.why(op)) > 10
 
 

@@ -16,12 +16,11 @@ from gluon_amp.casting import statistics
 from gluon_amp.trainer import Trainer
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale
 from tests import ROOT
+from tests.trainer.helpers import Dense16, parameter, run, values
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
-
-from .test_trainer import Dense16, parameter, run, values
 
 law = settings(deadline=None, derandomize=True, max_examples=12)
 OPTIMIZERS = {
@@ -94,7 +93,7 @@ class Training:
         """Every bit that a step may change, but for the loss scale and the gradients."""
         optimizer = self.trainer.optimizer
         found = {name: p.data().asnumpy().tobytes() for name, p in self.params.items()}
-        for index, state in self.trainer._updaters[0].states.items():
+        for index, state in self.trainer.updaters[0].states.items():
             for part, array in enumerate(state):
                 if isinstance(array, nd.NDArray):
                     found[index, part] = array.asnumpy().tobytes()

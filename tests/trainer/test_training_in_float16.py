@@ -58,8 +58,8 @@ def state_of(net, trainer):
     """Return everything that a skipped step must leave alone, as bytes."""
     params = {name: p.data().asnumpy().tobytes() for name, p in net.collect_params().items()}
     held = {name: value.asnumpy().tobytes() for name, value in trainer.master_params().items()}
-    counts = dict(trainer._optimizer._index_update_count), trainer._optimizer.num_update
-    return params, held, trainer._updaters[0].get_states(), counts
+    counts = dict(trainer.optimizer._index_update_count), trainer.optimizer.num_update
+    return params, held, trainer.updaters[0].get_states(), counts
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,12 @@ def test_at_the_floor_the_error_names_the_cause(spoil, text):
     net = amp.cast(make_net(), "float16")
     scale = amp.DynamicLossScale(init_scale=4.0)
     trainer = amp.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=scale,
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": 0.0},
+        loss_scale=scale,
         max_consecutive_skips=3,
-    )  # fmt: skip
+    )
     x, y = batch()
     x = spoil(net, x)
     for _ in range(4):  # 4, 2, and twice at the floor
