@@ -1,15 +1,20 @@
 """`BucketingModule`: a `mx.mod.BucketingModule` in mixed precision."""
 
 import logging
-from typing import Any, Dict, Hashable, Optional, Union
+from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple, Union
 
 from gluon_amp.policy import Policy
+from gluon_amp.symbolic.conversion import Shapes
 from gluon_amp.symbolic.module import Module, resolve_loss_scale
+from gluon_amp.symbolic.parameters import Params
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport
 from gluon_amp.trainer.loss_scale import LossScale
 
 import mxnet as mx
 from mxnet import nd
+
+# Returns the symbol, the data names and the label names of a bucket key.
+SymGen = Callable[[Hashable], Tuple[mx.sym.Symbol, Sequence[str], Sequence[str]]]
 
 
 class BucketingModule(mx.mod.BucketingModule):
@@ -45,10 +50,10 @@ class BucketingModule(mx.mod.BucketingModule):
 
     def __init__(
         self,
-        sym_gen,
-        default_bucket_key=None,
-        logger=logging,
-        context=None,
+        sym_gen: SymGen,
+        default_bucket_key: Hashable = None,
+        logger: Any = logging,
+        context: Optional[Union[mx.Context, Sequence[mx.Context]]] = None,
         *,
         policy: Union[str, Policy] = "float16",
         loss_scale: Any = BY_DTYPE,
@@ -74,13 +79,13 @@ class BucketingModule(mx.mod.BucketingModule):
     @classmethod
     def load(
         cls,
-        prefix,
-        epoch,
-        sym_gen=None,
-        default_bucket_key=None,
-        load_optimizer_states=False,
-        **kwargs,
-    ):
+        prefix: str,
+        epoch: int,
+        sym_gen: Optional[SymGen] = None,
+        default_bucket_key: Hashable = None,
+        load_optimizer_states: bool = False,
+        **kwargs: Any,
+    ) -> "BucketingModule":
         """Build a module from a checkpoint of stock MXNet or of this class.
 
         Parameters
@@ -107,13 +112,13 @@ class BucketingModule(mx.mod.BucketingModule):
     @classmethod
     def load_dict(
         cls,
-        sym_dict=None,
-        sym_gen=None,
-        default_bucket_key=None,
-        arg_params=None,
-        aux_params=None,
-        **kwargs,
-    ):
+        sym_dict: Optional[Dict[Hashable, mx.sym.Symbol]] = None,
+        sym_gen: Optional[SymGen] = None,
+        default_bucket_key: Hashable = None,
+        arg_params: Optional[Params] = None,
+        aux_params: Optional[Params] = None,
+        **kwargs: Any,
+    ) -> "BucketingModule":
         """As `mx.mod.BucketingModule.load_dict`."""
         module = cls(sym_gen, default_bucket_key, **kwargs)
         for key, symbol in sym_dict.items():
@@ -121,7 +126,7 @@ class BucketingModule(mx.mod.BucketingModule):
         module.preload_params(arg_params, aux_params)
         return module
 
-    def preload_params(self, arg_params, aux_params):
+    def preload_params(self, arg_params: Params, aux_params: Params) -> None:
         """As `Module.preload_params`."""
         self._curr_module = self._default
         self._default.preload_params(arg_params, aux_params)
@@ -142,13 +147,20 @@ class BucketingModule(mx.mod.BucketingModule):
         return self._buckets[self._default_bucket_key]
 
     def add_bucket(self, key: Hashable, symbol: Optional[mx.sym.Symbol] = None) -> None:
-        """Build the module of a key, of another symbol than that of `sym_gen` where one is passed.
+        """Build the module of a bucket; `switch_bucket` calls it for a new key.
 
-        `switch_bucket` does this by itself.
+        Parameters
+        ----------
+        key : hashable
+        symbol : Symbol, optional
+            By default the one that `sym_gen` returns.
         """
-        generated, data_names, label_names = self._call_sym_gen(key)
+        default_symbol, data_names, label_names = self._call_sym_gen(key)
         self._buckets[key] = Module(
-            generated if symbol is None else symbol, data_names, label_names, **self._module_options
+            default_symbol if symbol is None else symbol,
+            data_names,
+            label_names,
+            **self._module_options,
         )
 
     def _reset_bind(self):
@@ -158,7 +170,9 @@ class BucketingModule(mx.mod.BucketingModule):
         if before.optimizer_initialized:
             self._default.borrow_optimizer(before)
 
-    def switch_bucket(self, bucket_key, data_shapes, label_shapes=None):
+    def switch_bucket(
+        self, bucket_key: Hashable, data_shapes: Shapes, label_shapes: Optional[Shapes] = None
+    ) -> None:
         """As `mx.mod.BucketingModule.switch_bucket`."""
         new = bucket_key not in self._buckets
         if new:
@@ -169,11 +183,11 @@ class BucketingModule(mx.mod.BucketingModule):
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: Any = "local",
+        optimizer: Union[str, mx.optimizer.Optimizer] = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """As `Module.init_optimizer`."""
         current = self._curr_module
         self._curr_module = self._default  # which has all parameters
@@ -182,12 +196,18 @@ class BucketingModule(mx.mod.BucketingModule):
         finally:
             self._curr_module = current
 
-    def update(self):
+    def update(self) -> None:
         """As `Module.update`."""
         super().update()
         self.last_report = self._curr_module.last_report
 
-    def save_checkpoint(self, prefix, epoch, save_optimizer_states=False, remove_amp_cast=True):
+    def save_checkpoint(
+        self,
+        prefix: str,
+        epoch: int,
+        save_optimizer_states: bool = False,
+        remove_amp_cast: bool = True,
+    ) -> None:
         """As `mx.mod.BucketingModule.save_checkpoint`; bucket keys have to be integers.
 
         Parameters
@@ -201,11 +221,11 @@ class BucketingModule(mx.mod.BucketingModule):
         if save_optimizer_states:
             self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
 
-    def save_optimizer_states(self, fname):
+    def save_optimizer_states(self, fname: str) -> None:
         """As `Module.save_optimizer_states`."""
         self._default.save_optimizer_states(fname)
 
-    def load_optimizer_states(self, fname):
+    def load_optimizer_states(self, fname: str) -> None:
         """As `Module.load_optimizer_states`."""
         self.get_params()
         self._default.load_optimizer_states(fname)

@@ -1,11 +1,17 @@
-"""`convert`: a symbol that computes as a policy says."""
+"""`convert`: a symbol that computes as a policy says; `lower_for`: one that a device can run."""
 
-from typing import Iterable, Set, Union
+from typing import Iterable, Sequence, Set, Tuple, Union
 
+from gluon_amp.casting.binding import reason_of
+from gluon_amp.dtypes import dtype_name
+from gluon_amp.lowering import lower
 from gluon_amp.messages import did_you_mean
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
+from mxnet.io import DataDesc
+
+Shapes = Sequence[Union[DataDesc, Tuple[str, Tuple[int, ...]]]]
 
 # What the names of parameters end with; an error lists the other arguments as possible inputs.
 PARAMETER_ENDINGS = ("_weight", "_bias", "_gamma", "_beta")
@@ -58,6 +64,44 @@ def convert(
     if policy.compute_dtype == "float32":
         return graph.apply(symbol, policy, {})
     return graph.apply(symbol, policy, graph.parameter_dtypes(symbol, policy, inputs))
+
+
+def lower_for(
+    device_type: str, symbol: mx.sym.Symbol, shapes: Shapes, frozen: Iterable[str]
+) -> mx.sym.Symbol:
+    """Return a cast graph that a device can run, for inputs of these dtypes.
+
+    Parameters
+    ----------
+    device_type : {'cpu', 'gpu'}
+    symbol : Symbol
+    shapes : list of DataDesc or (name, shape)
+        The inputs; float32 where a dtype is missing. Others than the graph's are ignored.
+    frozen : iterable of str
+        Parameters without a gradient.
+
+    Raises
+    ------
+    TypeError
+        An input has a dtype that the network's operators do not accept, such as float64.
+    """
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    inputs = [one if isinstance(one, DataDesc) else DataDesc(*one) for one in shapes]
+    input_dtypes = {one.name: one.dtype for one in inputs if one.name in arguments}
+    try:
+        arg_types, _, aux_types = symbol.infer_type_partial(**input_dtypes)
+        known = {
+            name: dtype
+            for name, dtype in zip([*arguments, *states], [*arg_types, *aux_types])
+            if dtype is not None
+        }
+        return lower(symbol, known, device_type, frozenset(frozen))
+    except mx.base.MXNetError as error:
+        bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
+        raise TypeError(
+            f"The inputs are bound as {bound}, which the network's operators do not accept "
+            f"({reason_of(error)}): bind them as float32."
+        ) from None
 
 
 def _input_names(symbol, data_names, label_names) -> Set[str]:

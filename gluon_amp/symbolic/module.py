@@ -7,28 +7,30 @@ Parameters that hold the executors' own arrays.
 import logging
 import warnings
 from contextlib import nullcontext
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from gluon_amp.casting import statistics
-from gluon_amp.casting.binding import reason_of
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.lowering import lower
 from gluon_amp.lowering.bfloat16 import check_device as check_bfloat16
 from gluon_amp.messages import did_you_mean
 from gluon_amp.mxnet_internals import create_kvstore
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
-from gluon_amp.symbolic.conversion import convert
+from gluon_amp.symbolic.conversion import Shapes, convert, lower_for
 from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
-from gluon_amp.symbolic.parameters import ExecutorParameter, checked_values, in_float32
+from gluon_amp.symbolic.parameters import (
+    ExecutorParameter,
+    Params,
+    checked_values,
+    in_float32,
+)
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.io import DataDesc
+from mxnet.io import DataBatch, DataDesc
 
 UNIFORM = mx.init.Uniform(0.01)  # the default of `mx.mod.Module.init_params`
 
@@ -92,10 +94,10 @@ class Module(mx.mod.Module):
     def __init__(
         self,
         symbol: mx.sym.Symbol,
-        data_names=("data",),
-        label_names=("softmax_label",),
-        logger=logging,
-        context=None,
+        data_names: Optional[Sequence[str]] = ("data",),
+        label_names: Optional[Sequence[str]] = ("softmax_label",),
+        logger: Any = logging,
+        context: Optional[Union[mx.Context, Sequence[mx.Context]]] = None,
         *,
         policy: Union[str, Policy] = "float16",
         loss_scale: Any = BY_DTYPE,
@@ -120,7 +122,9 @@ class Module(mx.mod.Module):
             )
 
     @classmethod
-    def load(cls, prefix, epoch, load_optimizer_states=False, **kwargs):
+    def load(
+        cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any
+    ) -> "Module":
         """Build a module from a checkpoint of stock MXNet or of this class.
 
         Parameters
@@ -139,13 +143,13 @@ class Module(mx.mod.Module):
             module.preload_optimizer_states(f"{prefix}-{epoch:04d}.states")
         return module
 
-    def preload_params(self, arg_params, aux_params):
+    def preload_params(self, arg_params: Params, aux_params: Params) -> None:
         """Keep loaded values of all parameters; `bind` copies them to the executors."""
         self._arg_params = in_float32(arg_params)
         self._aux_params = in_float32(aux_params)
         self.params_initialized = True
 
-    def preload_optimizer_states(self, fname):
+    def preload_optimizer_states(self, fname: str) -> None:
         """Read a file of `save_optimizer_states` in the next `init_optimizer`."""
         self._preload_opt_states = fname
 
@@ -179,7 +183,7 @@ class Module(mx.mod.Module):
         return {parameter.name: parameter for parameter in self._trainer.parameters}
 
     @property
-    def output_shapes(self):
+    def output_shapes(self) -> List[Tuple[str, Tuple[int, ...]]]:
         """Names, as in the symbol, and shapes of the outputs."""
         return [(name, shape) for name, (_, shape) in zip(self.output_names, super().output_shapes)]
 
@@ -191,14 +195,14 @@ class Module(mx.mod.Module):
 
     def bind(
         self,
-        data_shapes,
-        label_shapes=None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
-    ):
+        data_shapes: Shapes,
+        label_shapes: Optional[Shapes] = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Optional["Module"] = None,
+        grad_req: Union[str, Sequence[str], Dict[str, str]] = "write",
+    ) -> None:
         """As `mx.mod.Module.bind`, of the cast graph, lowered for the device.
 
         Raises
@@ -216,7 +220,8 @@ class Module(mx.mod.Module):
             grad_req = dict(zip(self._symbol.list_arguments(), grad_req))
         symbol, new_params = self._symbol, not self.params_initialized
         # mx.mod.Module.bind has no argument for the symbol.
-        self._symbol = self._lowered(data_shapes, label_shapes, for_training, grad_req)
+        shapes = [*data_shapes, *(label_shapes or ())]
+        self._symbol = self._executable(shapes, for_training, grad_req)
         try:
             super().bind(
                 data_shapes,
@@ -241,44 +246,25 @@ class Module(mx.mod.Module):
             if self._trainer is not None:
                 self._rebind_trainer()
 
-    def _lowered(self, data_shapes, label_shapes, for_training, grad_req) -> mx.sym.Symbol:
+    def _executable(self, shapes: Shapes, for_training, grad_req) -> mx.sym.Symbol:
         """Return the graph that the executors run."""
         symbol = self._scaled_symbol if self._scaling and for_training else self._cast_symbol
-        descriptions = [
-            shape if isinstance(shape, DataDesc) else DataDesc(*shape)
-            for shape in [*data_shapes, *(label_shapes or ())]
-        ]
-        arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-        input_dtypes = {d.name: d.dtype for d in descriptions if d.name in arguments}
-        try:
-            arg_types, _, aux_types = symbol.infer_type_partial(**input_dtypes)
-            known = {
-                name: dtype
-                for name, dtype in zip([*arguments, *states], [*arg_types, *aux_types])
-                if dtype is not None
-            }
-            frozen = {*self._fixed_param_names} if for_training else set()
-            if isinstance(grad_req, dict):
-                frozen.update(name for name, one in grad_req.items() if one == "null")
-            return lower(symbol, known, self._context[0].device_type, frozenset(frozen))
-        except mx.base.MXNetError as error:
-            bound = ", ".join(f"{name} {dtype_name(one)}" for name, one in input_dtypes.items())
-            raise TypeError(
-                f"The inputs are bound as {bound}, which the network's operators do not accept "
-                f"({reason_of(error)}): bind them as float32."
-            ) from None
+        frozen = set(self._fixed_param_names) if for_training else set()
+        if isinstance(grad_req, dict):
+            frozen.update(name for name, one in grad_req.items() if one == "null")
+        return lower_for(self._context[0].device_type, symbol, shapes, frozen)
 
     # ------------------------------------------------------------------ parameters
 
     def init_params(
         self,
-        initializer=UNIFORM,
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
-    ):
+        initializer: Optional[mx.init.Initializer] = UNIFORM,
+        arg_params: Optional[Params] = None,
+        aux_params: Optional[Params] = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
         """As `mx.mod.Module.init_params`; values may be float32, float16 or float64.
 
         The masters keep all bits of the values, and float16 weights are their roundings.
@@ -301,8 +287,13 @@ class Module(mx.mod.Module):
             self._write_masters(self._arg_params)
 
     def set_params(
-        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
-    ):
+        self,
+        arg_params: Optional[Params],
+        aux_params: Optional[Params],
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
         """As `mx.mod.Module.set_params`; see `init_params` for the values."""
         if allow_missing and (force_init or not self.params_initialized):
             if self.params_initialized:
@@ -348,11 +339,11 @@ class Module(mx.mod.Module):
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: Any = "local",
+        optimizer: Union[str, mx.optimizer.Optimizer] = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """As `mx.mod.Module.init_optimizer`, but the kvstore never makes the update.
 
         It would make it before an overflow can be detected. It only reduces gradients.
@@ -364,7 +355,7 @@ class Module(mx.mod.Module):
         optimizer : str or mxnet.optimizer.Optimizer
             'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`; any
             other name that MXNet knows is built with ``multi_precision=True``.
-        optimizer_params : dict
+        optimizer_params : dict, or pairs of names and values
             `rescale_grad` is 1 / (batch size · workers) by default, without the loss scale.
 
         Raises
@@ -427,7 +418,7 @@ class Module(mx.mod.Module):
         requests = self._exec_group.grad_req
         return {name: requests.get(name, "null") for name in [*self._param_names, *self._aux_names]}
 
-    def borrow_optimizer(self, shared_module):
+    def borrow_optimizer(self, shared_module: "Module") -> None:
         """Share another module's optimizer, masters and loss scale; used in bucketing."""
         super().borrow_optimizer(shared_module)
         self._trainer = shared_module.trainer
@@ -447,14 +438,14 @@ class Module(mx.mod.Module):
 
     # ------------------------------------------------------------------ the step
 
-    def forward(self, data_batch, is_train=None):
+    def forward(self, data_batch: DataBatch, is_train: Optional[bool] = None) -> None:
         """As `mx.mod.Module.forward`."""
         training = self.for_training if is_train is None else is_train
         if training and self._trainer is not None:
             statistics.notify(self._trainer.statistics)
         super().forward(data_batch, is_train)
 
-    def backward(self, out_grads=None):
+    def backward(self, out_grads: Optional[Union[nd.NDArray, List[nd.NDArray]]] = None) -> None:
         """As `mx.mod.Module.backward`, with the loss scale in all gradients.
 
         Parameters
@@ -486,7 +477,7 @@ class Module(mx.mod.Module):
                     for array in parameter.list_data():
                         array._fresh_grad = True
 
-    def get_input_grads(self, merge_multi_context=True):
+    def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""
         grads = super().get_input_grads(merge_multi_context)
         if self._input_grad_scale == 1.0:
@@ -495,7 +486,7 @@ class Module(mx.mod.Module):
             return [grad / self._input_grad_scale for grad in grads]
         return [[grad / self._input_grad_scale for grad in on_devices] for on_devices in grads]
 
-    def update(self):
+    def update(self) -> None:
         """Make one step, or skip it where a gradient is not finite; `last_report` says which.
 
         Raises
@@ -525,7 +516,7 @@ class Module(mx.mod.Module):
 
     # ------------------------------------------------------------------ states
 
-    def save_optimizer_states(self, fname):
+    def save_optimizer_states(self, fname: str) -> None:
         """Write optimizer state, masters, counters and the loss scale, all or nothing.
 
         Parameters
@@ -535,7 +526,7 @@ class Module(mx.mod.Module):
         assert self.optimizer_initialized
         self._trainer.save_states(fname)
 
-    def load_optimizer_states(self, fname):
+    def load_optimizer_states(self, fname: str) -> None:
         """Read a file of `save_optimizer_states`, under any policy, or one of stock MXNet.
 
         Parameters are not changed: they have a file of their own.

@@ -8,6 +8,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+Params = Dict[str, NDArray]
+
 
 class ExecutorParameter(mx.gluon.Parameter):
     """A Gluon Parameter whose arrays are those of executors, one on each device.
@@ -51,7 +53,7 @@ class ExecutorParameter(mx.gluon.Parameter):
             # MXNet records which gradients are fresh only for marked arrays.
             autograd.mark_variables(self._data, self._grad, self.grad_req)
 
-    def data(self, ctx=None):
+    def data(self, ctx: Optional[mx.Context] = None) -> NDArray:
         """Return the array on a device, by default the first one."""
         return self._data[0 if ctx is None else self._ctx_list.index(ctx)]
 
@@ -67,7 +69,7 @@ def arrays_of(
     return data, None if grads[0] is None else grads
 
 
-def in_float32(params: Dict[str, NDArray]) -> Dict[str, NDArray]:
+def in_float32(params: Params) -> Params:
     """Return parameters with those of float16 and float64 converted to float32."""
     return {
         name: array.astype("float32", copy=False)
@@ -77,9 +79,7 @@ def in_float32(params: Dict[str, NDArray]) -> Dict[str, NDArray]:
     }
 
 
-def checked_values(
-    values: Optional[Dict[str, NDArray]], own: Dict[str, NDArray]
-) -> Optional[Dict[str, NDArray]]:
+def checked_values(values: Optional[Params], own: Params) -> Optional[Params]:
     """Return values for parameters in float32, or raise an error.
 
     Parameters
