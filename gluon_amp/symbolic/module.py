@@ -1,7 +1,7 @@
 """`Module`: a `mx.mod.Module` in mixed precision.
 
-The step itself (overflow check, masters, skip, states) is that of the Gluon `Trainer`, on
-Parameters that hold the executors' own arrays.
+A `gluon_amp.Trainer` makes the steps, on Parameters that hold the executors' own arrays: it checks
+for overflow, updates the masters or skips, and saves the states.
 """
 
 import logging
@@ -19,12 +19,7 @@ from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.conversion import Shapes, convert, lower_for
 from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
-from gluon_amp.symbolic.parameters import (
-    ExecutorParameter,
-    Params,
-    checked_values,
-    in_float32,
-)
+from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
 
@@ -45,10 +40,10 @@ class Module(mx.mod.Module):
     (the masters), so stock MXNet loads the files. On a CPU float16 is emulated.
 
     With a loss scale each `update` checks the gradients first. If one is not finite, the step is
-    skipped, and everything it changed is restored: BatchNorm's running statistics, the optimizer's
-    counters and buffers of ``grad_req='add'``. A `grad_scale` in the symbol and a `rescale_grad` of
-    the optimizer keep their meaning. So the FAQ's static recipe (``grad_scale=128`` and
-    ``rescale_grad=1/128/batch``) works with ``loss_scale=None``, and also with a loss scale.
+    skipped: BatchNorm's running statistics and the optimizer's counters are restored, and all
+    gradients are set to zero, also those of ``grad_req='add'``. A `grad_scale` in the symbol and a
+    `rescale_grad` of the optimizer keep their meaning. So the FAQ's static recipe
+    (``grad_scale=128`` and ``rescale_grad=1/128/batch``) works without a loss scale and with one.
 
     Parameters
     ----------
@@ -219,8 +214,8 @@ class Module(mx.mod.Module):
             # By name, as the executors' graph has one argument more than the symbol.
             grad_req = dict(zip(self._symbol.list_arguments(), grad_req))
         symbol, new_params = self._symbol, not self.params_initialized
-        # mx.mod.Module.bind has no argument for the symbol.
         shapes = [*data_shapes, *(label_shapes or ())]
+        # mx.mod.Module.bind has no argument for the graph that it binds.
         self._symbol = self._executable(shapes, for_training, grad_req)
         try:
             super().bind(
@@ -241,7 +236,7 @@ class Module(mx.mod.Module):
         ]
         if shared_module is None:
             if new_params:
-                # In float32 an initializer's values keep all their bits, and so do the masters.
+                # An initializer writes here; in float32 its values keep all bits for the masters.
                 self._arg_params = in_float32(self._arg_params)
             if self._trainer is not None:
                 self._rebind_trainer()
