@@ -79,18 +79,18 @@ def places(node):
 
 
 def mutations(header: dict, random, count: int):
-    """Copies of a header, each wrong in one place, or right in another way."""
+    """Yield copies of a header, each changed in one place."""
     for _ in range(count):
         changed = copy.deepcopy(header)
-        found = list(places(changed))
-        node, key = found[random.randint(len(found))]
+        all_places = list(places(changed))
+        node, key = all_places[random.randint(len(all_places))]
         way = random.randint(6)
         if way == 0:
             del node[key]
         elif way == 1 and isinstance(node, list):
             node.append(copy.deepcopy(node[key]))
         elif way == 2:
-            other, its_key = found[random.randint(len(found))]
+            other, its_key = all_places[random.randint(len(all_places))]
             node[key] = copy.deepcopy(other[its_key])
         elif way == 3 and isinstance(node, dict):
             node[f"{key}."] = node.pop(key)

@@ -80,7 +80,7 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
 def read(kind: Kind, path) -> Tuple[dict, Arrays]:
     """Return the header and the arrays of a file that `encode` returned.
 
-    Uses at most twice the file's size of memory, whatever sizes the file claims.
+    Uses at most twice the file's size of memory, for any sizes that the file claims.
 
     Parameters
     ----------

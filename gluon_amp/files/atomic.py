@@ -166,9 +166,11 @@ def _remove(path: str) -> None:
 def _locked_folder(path: str) -> int:
     """Create a folder, or use an existing one that is not locked, and return a lock on it."""
     while True:
-        os.makedirs(path, exist_ok=True)
+        # Not os.makedirs: it raises if another writer renames the folder between its two calls.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # its writer has just finished
         try:

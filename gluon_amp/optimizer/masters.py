@@ -61,8 +61,8 @@ def master_of(param) -> Optional[nd.NDArray]:
     Returns
     -------
     NDArray or None
-        The first device's array in the optimizer's state, whatever the class of the Trainer. None
-        without a Trainer, before the first update, and for a parameter that has no master.
+        The first device's array in the optimizer's state, for a Trainer of any class. None without
+        a Trainer, before the first update, and for a parameter without a master.
     """
     index = _index_of(param)
     for weight, updater in _devices(param):

@@ -1,10 +1,10 @@
 """Optimizer states that stock MXNet has pickled, read without executing anything.
 
 `gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles, and `pickle.load`
-calls any function that the file names. Here the opcodes are interpreted one by one. Numbers, strings and
-containers are built, NDArrays are decoded from their bytes, and optimizers and learning rate
-schedulers become records of their fields. Anything else is an error. Nothing that the file names is
-imported or called.
+calls any function that the file names. Here the opcodes are interpreted one by one. Numbers,
+strings and containers are built, NDArrays are decoded from their bytes, and optimizers and learning
+rate schedulers become records of their fields. Anything else is an error. Nothing that the file
+names is imported or called.
 """
 
 import itertools

@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 
 def notebook_output():
-    """Something that holds an object for good, as a notebook's Out[] does."""
+    """Return a list that keeps objects alive, as a notebook's Out[] does."""
     return []
 
 
@@ -20,7 +20,7 @@ def test_a_trainer_built_before_the_cast_refuses_to_step(kind, policy):
     held = notebook_output()
     net = norm_net()
     held.append(kind(net.collect_params(), "sgd"))
-    amp.cast(net, policy)  # whoever holds the old trainer
+    amp.cast(net, policy)  # whether or not the old trainer is still referenced
     new = Trainer(net.collect_params(), "sgd", loss_scale=8)
     backward(new, net, FINE)
     for call in (held[0].step, held[0].update):

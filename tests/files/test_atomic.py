@@ -231,13 +231,13 @@ def read(path):
     # Returns which of the two folders it is, after a check that it is whole.
     if not os.path.lexists(path):
         return None
-    found = {}
+    contents = {}
     for root, _, names in os.walk(path):
         for name in names:
             with open(os.path.join(root, name), "rb") as file:
-                found[os.path.relpath(file.name, path)] = file.read()
-    word = found["first"][:3]
-    assert found == {name: word + data for name, data in WHOLE.items()}, found.keys()
+                contents[os.path.relpath(file.name, path)] = file.read()
+    word = contents["first"][:3]
+    assert contents == {name: word + data for name, data in WHOLE.items()}, contents.keys()
     return word.decode()
 
 def write_and_die(path, at):

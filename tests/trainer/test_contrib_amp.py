@@ -15,10 +15,10 @@ inf = np.inf
 
 
 class Halving(gluon.Trainer):
-    """As Horovod's DistributedTrainer: its own reduction, its own factor, no kvstore."""
+    """Like Horovod's DistributedTrainer: its own reduction, its own factor, no kvstore."""
 
-    def __init__(self, params, made, **kwargs):
-        super().__init__(params, made, kvstore=None, **kwargs)
+    def __init__(self, params, optimizer, **kwargs):
+        super().__init__(params, optimizer, kvstore=None, **kwargs)
         self._scale /= 2
         self.reductions = 0
 
@@ -43,8 +43,8 @@ def test_init_trainer_keeps_another_trainers_reduction_and_factor():
 
 def test_stale_gradients_count_where_another_class_reduces_them():
     used, unused = parameter("used", [1.0]), parameter("unused", [1.0])
-    made = mx.optimizer.SGD(learning_rate=0.5, multi_precision=True)
-    trainer = Halving([used, unused], made)
+    sgd = mx.optimizer.SGD(learning_rate=0.5, multi_precision=True)
+    trainer = Halving([used, unused], sgd)
     init_trainer(trainer, loss_scale=8)
     unused.grad()[:] = inf  # stale here, but it may have been another worker's
     run(trainer, [(used, [0.5])], step=False)
@@ -69,7 +69,7 @@ def test_init_trainer_on_a_stock_trainer_of_two_contexts_moves_the_update_off_th
 
 def test_init_trainer_refuses():
     p = parameter("p", [1.0])
-    with pytest.raises(TypeError, match="takes a gluon.Trainer"):
+    with pytest.raises(TypeError, match=r"expects a gluon\.Trainer"):
         init_trainer(mx.optimizer.SGD())
     with pytest.raises(ValueError, match="call init_trainer\\(\\) once"):
         init_trainer(Trainer([p], "sgd"))

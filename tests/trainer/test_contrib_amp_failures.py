@@ -1,7 +1,7 @@
-"""What `mxnet.contrib.amp` of MXNet 1.9.1 does wrong, each done right here.
+"""Failures of `mxnet.contrib.amp` in MXNet 1.9.1, and gluon_amp's results in the same cases.
 
-The tests are named after the failure. Where contrib.amp's own part can be run without changing the
-process, the test shows it first.
+The tests are named after the failure. If contrib.amp can be run without changing the process, the
+test shows its failure first.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def test_1_amp_init_patches_the_whole_process():
     train(net, trainer, 2)
     assert np.array_equal(stock(DATA).asnumpy(), result)
     assert stock[0].weight.dtype == np.float32
-    # Leaving is possible too.
+    # A cast can be undone, too.
     amp.cast(net, "float32")
     assert type(net) is nn.HybridSequential
     assert np.array_equal(stock(DATA).asnumpy(), result)
@@ -181,7 +181,7 @@ def test_2_the_stale_gradient_of_an_unused_parameter_halves_the_scale_forever():
 
 
 def closed_loop(scale, update):
-    """Overflow if and only if the scale is above 4096: steps skipped, and the scale at the end."""
+    """Overflow at scales above 4096; return the skipped steps and the last scale."""
     skips = 0
     for _ in range(20):
         overflow = scale() > 4096
@@ -296,7 +296,7 @@ def test_4_an_update_on_the_kvstore_destroys_the_weights_on_the_first_overflow()
 
 def test_4_the_factor_that_horovod_keeps_in_the_trainer_is_overwritten():
     class DistributedTrainer(mx.gluon.Trainer):
-        """Horovod's, of four workers that all have the same gradients."""
+        """Like Horovod's, with four workers that all have the same gradients."""
 
         def __init__(self, params, optimizer, optimizer_params):
             super().__init__(params, optimizer, optimizer_params, kvstore=None)
@@ -379,7 +379,7 @@ def test_6_clipping_fails_on_two_dtypes_and_overflows_on_float16():
     with pytest.raises(mx.base.MXNetError):
         mx.gluon.utils.clip_global_norm([grad.copy() for grad in grads], 1)
     with contextlib.suppress(mx.base.MXNetError):
-        nd.waitall()  # its other error, which would else appear somewhere later
+        nd.waitall()  # its other error, which would otherwise appear later
     assert trainer.clip_global_norm(50, batch_size=2) == 250
     assert trainer.clip_global_norm(50, batch_size=2) == 250  # measuring changes nothing
     report = trainer.step(2)
@@ -388,7 +388,7 @@ def test_6_clipping_fails_on_two_dtypes_and_overflows_on_float16():
     np.testing.assert_allclose(net[1].weight.data().asscalar(), 1 - 40, rtol=1e-6)
 
 
-def test_6_unscaling_twice_divides_twice_and_an_overflow_is_not_told():
+def test_6_unscaling_twice_divides_twice_and_an_overflow_is_not_reported():
     net = one_weight("mixed_float16")
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, loss_scale=64)
     backward(net, trainer, 0.5)
@@ -512,7 +512,7 @@ def test_9_adam_with_masters_takes_mxnets_slow_path_to_the_same_numbers():
     def masters(optimizer):
         mx.random.seed(1)
         net = conv_net()
-        # In front of BatchNorm its gradient is rounding errors, of which Adam makes whole steps.
+        # Before BatchNorm its gradient is only rounding errors, and Adam makes whole steps of them.
         net[0].bias.grad_req = "null"
         trainer = amp.Trainer(net.collect_params(), optimizer, loss_scale=64)
         for _ in range(5):
@@ -579,7 +579,7 @@ def test_10_norms_symbol_blocks_and_cells_do_not_run_in_float16_nets(layer):
     for name, param in net.collect_params().items():
         if name.endswith(("gamma", "beta", "mean", "var", "one", "two", "three", "four")):
             assert np.dtype(param.dtype) == np.float32
-    # Data in float16 are as good.
+    # Data in float16 work as well.
     assert net(DATA.astype("float16")).dtype == np.float32
 
 
@@ -603,7 +603,7 @@ def test_10_losses_and_metrics_are_computed_in_float16(loss):
     value = loss(out, nd.array([2500, 2999]) if sparse else nd.ones((2, 3000)) / 3000)
     assert value.dtype == np.float32
     assert np.isfinite(value.asnumpy()).all()
-    # In float16, argmax cannot tell classes above 2048 apart.
+    # In float16, argmax cannot distinguish classes above 2048.
     metric = mx.metric.Accuracy()
     metric.update([nd.array(out.asnumpy().argmax(1))], [out])
     assert metric.get()[1] == 1.0
@@ -657,7 +657,7 @@ def test_11_what_is_converted_cannot_be_trained_and_exports_with_casts(tmp_path)
 
 
 def test_11_operators_are_missing_from_the_lists():
-    # That every registered one is classified is tested with the table itself.
+    # The table's own tests check that every registered operator is classified.
     policy = amp.Policy.parse("float16")
     ops = "Convolution softmax _contrib_interleaved_matmul_selfatt_qk LayerNorm broadcast_like"
     for op in (*ops.split(), "_contrib_ROIAlign", "CTCLoss"):

@@ -84,9 +84,9 @@ def test_a_setting_that_differs_is_kept_with_a_warning(tmp_path):
     p = parameter("p", [1.0])
     Trainer([p], "sgd", {"learning_rate": 0.5, "wd": 0.1, "momentum": 0.9}).save_states(path)
     other = Trainer([p], "sgd", {"learning_rate": 0.25, "wd": 0.1, "momentum": 0.9})
-    with pytest.warns(UserWarning, match=r"had lr=0\.5; this trainer keeps its 0\.25\.") as found:
+    with pytest.warns(UserWarning, match=r"had lr=0\.5; this trainer keeps its 0\.25\.") as caught:
         other.load_states(path)
-    assert len(found) == 1
+    assert len(caught) == 1
     assert other.learning_rate == 0.25
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -126,7 +126,7 @@ def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():
     same(before[1], statistics(nets[1]))
 
 
-def test_a_cast_child_called_on_its_own_does_not_end_the_care_for_its_parent():
+def test_a_separate_call_of_a_cast_child_leaves_the_parents_snapshots():
     child = amp.cast(norm_net(), "mixed_float16")
     parent = nn.HybridSequential()
     parent.add(child, nn.BatchNorm(in_channels=2))
@@ -159,11 +159,11 @@ def test_scale_loss_is_undone_too():
         same(before, statistics(net))
 
 
-# ------------------------------------------------------------------------------ what is held
+# ------------------------------------------------------------------------------ what is kept alive
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_nothing_is_held_of_passes_that_are_over(policy):
+def test_nothing_is_kept_alive_by_passes_that_are_over(policy):
     net = amp.cast(norm_net(), policy)
     trainer = scaled(net)
     inputs = []
@@ -179,7 +179,7 @@ def test_nothing_is_held_of_passes_that_are_over(policy):
     assert trainer.step(1).applied
 
 
-def test_a_net_that_is_gone_is_not_held_by_its_pass():
+def test_a_deleted_net_is_not_kept_alive_by_its_pass():
     other = scaled(norm_net())
     net = amp.cast(norm_net(), "mixed_float16")
     with autograd.record():
