@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.inspection.diagnose import GradientReport, GradientRow, diagnose, gradient_report
+from gluon_amp.inspection.diagnose import diagnose
+from gluon_amp.inspection.gradient_report import GradientReport, GradientRow, gradient_report
 
 import mxnet as mx
 from mxnet import autograd, nd
