@@ -369,13 +369,13 @@ def _parameters(net) -> dict:
 def _trained_names(params, trainer) -> List[str]:
     """Names in the net of the trainer's parameters, in the trainer's order."""
     names = {id(param): name for name, param in params.items()}
-    outside = [param.name for param in trainer._params if id(param) not in names]
+    outside = [param.name for param in trainer.parameters if id(param) not in names]
     if outside:
         raise ValueError(
             f"The trainer updates {some(outside)}, which are not in this net: give a Block that "
             "holds all the parameters of the trainer."
         )
-    return [names[id(param)] for param in trainer._params]
+    return [names[id(param)] for param in trainer.parameters]
 
 
 def _policies(net, path: str = "") -> Dict[str, dict]:

@@ -11,7 +11,7 @@ from typing import Any, Iterable, Optional, Tuple
 import numpy as np
 
 from gluon_amp.host import host_view, on_cpu
-from gluon_amp.optimizer.base import MasterOptimizer, follow
+from gluon_amp.optimizer.base import MasterOptimizer, sync_master
 
 import mxnet as mx
 from mxnet import nd
@@ -68,7 +68,7 @@ def master_of(param) -> Optional[nd.NDArray]:
     for weight, updater in _devices(param):
         master = _master(updater, index, weight)
         if master is not None:
-            follow(weight.as_in_context(master.context), master)
+            sync_master(weight.as_in_context(master.context), master)
             return master
     return None
 
@@ -141,8 +141,8 @@ class Watch:
 
     On a CPU rounding a master takes 2.6 ns an element, half as much as the whole update, so the
     weight's bytes are fingerprinted after the update and before the next one: 0.12 ns each. On a
-    GPU `follow` is cheap and runs unseen, with no wait. Updates that look at the weights themselves
-    (`MasterOptimizer.follows`) do not need it.
+    GPU `sync_master` is cheap and runs unseen, with no wait. Updates that look at the weights
+    themselves (`MasterOptimizer.syncs_master`) do not need it.
     """
 
     def __init__(self):
@@ -152,7 +152,7 @@ class Watch:
         """Let the masters of changed weights follow; entries are (key, weight, master)."""
         for key, weight, master in entries:
             if not on_cpu(weight) or self._fingerprints.get(key) != fingerprint(weight):
-                follow(weight, master)
+                sync_master(weight, master)
 
     def remember(self, entries: Iterable) -> None:
         """Take these weights as the roundings of their masters, right after an update."""

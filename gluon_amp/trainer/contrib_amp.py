@@ -14,7 +14,6 @@ from gluon_amp.trainer.trainer import (
     check_kvstore,
     check_loss_dtype,
     flatten,
-    snapshot,
 )
 
 from mxnet import gluon
@@ -65,7 +64,7 @@ def init_trainer(
     stock = type(trainer)
     trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
     try:
-        trainer._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
+        trainer.start_scaling(loss_scale, max_consecutive_skips, on_skip)
         check_compression(trainer)
     except BaseException:
         trainer.__class__ = stock
@@ -98,15 +97,13 @@ def scale_loss(loss, trainer):
     [[128.0, 128.0]]
     """
     _check_scaled(trainer, "scale_loss")
-    if not trainer._scaling:
+    if not trainer.scaling:
         yield loss
         return
     losses = list(flatten(loss))
     for one in losses:
         check_loss_dtype(one)
-    # The end of the backward pass is not known, so a skip undoes everything since its start.
-    scale = trainer._open_window()
-    trainer._add_pass(snapshot.begin_backward(trainer._statistics), losses, ended=False)
+    scale = trainer.begin_pass(losses)
     scaled = [one * scale for one in losses]
     yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
@@ -135,18 +132,18 @@ def unscale(trainer):
     [[1.0, 1.0]]
     """
     _check_scaled(trainer, "unscale")
-    scale, window = trainer._used_scale(), trainer._settled_window()
-    grads = [grad for param in trainer._trained() for grad in param.list_grad()]
+    scale, window = trainer.used_scale(), trainer.current_window()
+    grads = list(trainer.gradients())
     if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
         raise TypeError(
             "unscale() would flush small float16 gradients to zero: clip with "
             "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
             "(policy 'mixed_float16')."
         )
-    if trainer._scaling and not window.unscaled:
+    if trainer.scaling and not window.unscaled:
         for grad in grads:
             grad *= 1 / scale
-        trainer._note(unscaled=True)
+        trainer.mark_gradients(unscaled=True)
 
 
 def _check_scaled(trainer, caller):

@@ -27,6 +27,7 @@ from gluon_amp.files.schema import (
 )
 from gluon_amp.optimizer import MasterOptimizer, masters
 from gluon_amp.trainer import stock_states
+from gluon_amp.trainer.report import Skips
 
 from mxnet import nd
 
@@ -67,12 +68,12 @@ def collect(trainer) -> dict:
     ----------
     trainer : Trainer
     """
-    optimizer = trainer._optimizer
+    optimizer = trainer.optimizer
     states = {}
-    for index, state in (trainer._updaters[0].states if trainer._updaters else {}).items():
-        weight = trainer._params[index].list_data()[0]
+    for index, state in (trainer.updaters[0].states if trainer.updaters else {}).items():
+        weight = trainer.parameters[index].list_data()[0]
         states[index] = _map(_to_numpy, masters.split(optimizer, weight, state))
-    device = trainer._contexts[0].device_id if trainer._contexts else 0
+    device = trainer.contexts[0].device_id if trainer.contexts else 0
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -82,8 +83,8 @@ def collect(trainer) -> dict:
         "counts": dict(optimizer._all_index_update_counts.get(device, {})),
         "shapes": _shapes(trainer),
         "states": states,
-        "loss_scale": (_class_name(trainer._loss_scale), trainer._loss_scale.state_dict()),
-        "skips": (trainer._skipped_total, trainer._skips_at_floor),
+        "loss_scale": (_class_name(trainer.loss_scale), trainer.loss_scale.state_dict()),
+        "skips": (trainer.skips.total, trainer.skips.at_floor),
     }
 
 
@@ -111,7 +112,7 @@ def restore(trainer, saved: dict) -> None:
         kept.
     """
     check_fit(trainer, saved)
-    optimizer = trainer._optimizer
+    optimizer = trainer.optimizer
     own = _settings(optimizer)
     for name, value in saved["settings"].items():
         if own.get(name) != value:
@@ -121,19 +122,19 @@ def restore(trainer, saved: dict) -> None:
                 stacklevel=4,  # the line that calls load_states
             )
     # Warnings may be errors, so nothing has been changed before them.
-    trainer._loss_scale.load_state_dict(saved["loss_scale"][1])
+    trainer.loss_scale.load_state_dict(saved["loss_scale"][1])
     for name, value in saved["progress"].items():
         setattr(optimizer, name, value)
-    counts = {context.device_id: dict(saved["counts"]) for context in trainer._contexts}
+    counts = {context.device_id: dict(saved["counts"]) for context in trainer.contexts}
     optimizer._all_index_update_counts = counts or {0: {}}
     optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
-    for device, updater in enumerate(trainer._updaters):
+    for device, updater in enumerate(trainer.updaters):
         updater.states = {
-            index: _placed(optimizer, trainer._params[index].list_data()[device], *state)
+            index: _placed(optimizer, trainer.parameters[index].list_data()[device], *state)
             for index, state in saved["states"].items()
         }
         updater.states_synced = dict.fromkeys(updater.states, True)
-    trainer._skipped_total, trainer._skips_at_floor = saved["skips"]
+    trainer.skips = Skips(*saved["skips"])
 
 
 def write(path, saved: dict) -> None:
@@ -193,7 +194,7 @@ def _from_stock(path, data: bytes, trainer) -> dict:
             f"({error}): load another file."
         ) from None
     saved = collect(trainer)
-    optimizer = trainer._optimizer
+    optimizer = trainer.optimizer
     fields, apart = {}, _from_stock_layout
     if stock.optimizer is not None:
         fields, kind = stock.optimizer.fields, stock.optimizer.class_name
@@ -217,10 +218,10 @@ def _from_stock(path, data: bytes, trainer) -> dict:
 
 def _by_index(path, values, trainer) -> dict:
     """Return what stock MXNet has numbered or named, by this trainer's numbers."""
-    params = trainer._params
+    params = trainer.parameters
     index = {id(param): k for k, param in enumerate(params)}
     keys = {param.name: k for k, param in enumerate(params)}
-    keys.update((k, index[id(param)]) for k, param in enumerate(trainer._stock_order()))
+    keys.update((k, index[id(param)]) for k, param in enumerate(trainer.stock_order))
     unknown = [key for key in values if key not in keys] if isinstance(values, dict) else [None]
     if unknown:
         raise ValueError(
@@ -247,12 +248,12 @@ def _from_stock_layout(state, fresh, trainer, index):
     `fresh` is the rest of a new state of this trainer's optimizer. A file does not say which
     weights were float16, but only their states hold a master and a rest.
     """
-    own = isinstance(trainer._optimizer, MasterOptimizer)
+    own = isinstance(trainer.optimizer, MasterOptimizer)
     # MXNet's SGD keeps its momentum without a tuple around it, and None where there is none.
     bare = own and len(fresh) < 2
     rest = (fresh[0] if fresh else None) if bare else fresh
-    master = np.zeros(trainer._params[index].shape, np.float32)
-    second = masters.keeps_master_second(trainer._optimizer)
+    master = np.zeros(trainer.parameters[index].shape, np.float32)
+    second = masters.keeps_master_second(trainer.optimizer)
     with_master = (rest, master) if second else (master, rest)
     found = None
     if _layout(state, dtypes=False) == _layout(with_master, dtypes=False):
@@ -296,7 +297,7 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
             f"{source} has the version {brief(saved.get('version'))}, this gluon_amp reads "
             f"{VERSION}: load it with the gluon_amp that saved it."
         )
-    optimizer, loss_scale = trainer._optimizer, trainer._loss_scale
+    optimizer, loss_scale = trainer.optimizer, trainer.loss_scale
     try:
         check(saved, SCHEMA, "the state")
         check(saved["progress"].get("num_update"), COUNT, "the number of updates")
@@ -335,17 +336,17 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
 
 def _check_layout(trainer, saved, source, index, shape, master, rest):
     """Refuse states with other kinds of arrays than this optimizer creates."""
-    name = trainer._params[index].name
+    name = trainer.parameters[index].name
     if master is not None and _layout(master) != (shape, "float32"):
         raise ValueError(
             f"{source} has master weights for {name} that are not float32 of the shape {shape}: "
             "load it for the same network."
         )
     if _layout(rest) != _layout(_fresh(trainer, index, shape)):
-        different = differences(saved["settings"], _settings(trainer._optimizer))
+        different = differences(saved["settings"], _settings(trainer.optimizer))
         raise ValueError(
             f"{source} has another kind of optimizer state for {name} than this "
-            f"{type(trainer._optimizer).__name__} keeps ({different or 'with the same settings'}): "
+            f"{type(trainer.optimizer).__name__} keeps ({different or 'with the same settings'}): "
             "build the optimizer with the saved settings."
         )
 
@@ -360,7 +361,7 @@ def differences(saved: dict, own: dict) -> str:
 
 def _fresh(trainer, index, shape=None):
     """A new state of this trainer's optimizer for one parameter, without the master."""
-    optimizer, param = trainer._optimizer, trainer._params[index]
+    optimizer, param = trainer.optimizer, trainer.parameters[index]
     weight = nd.zeros(param.shape if shape is None else shape, dtype=param.dtype)
     state = optimizer.create_state_multi_precision(index, weight)
     return masters.split(optimizer, weight, state)[1]
@@ -375,7 +376,7 @@ def _layout(state, dtypes=True):
 
 
 def _shapes(trainer):
-    return [tuple(param.shape or ()) for param in trainer._params]
+    return [tuple(param.shape or ()) for param in trainer.parameters]
 
 
 def _placed(optimizer, weight, master, rest):

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import re
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -17,8 +17,10 @@ from gluon_amp.optimizer import ExactFloat, create, masters
 from gluon_amp.trainer import snapshot, states
 from gluon_amp.trainer.arrays import all_finite, global_norm
 from gluon_amp.trainer.loss_scale import NoLossScale, resolve
+from gluon_amp.trainer.report import Skips, StepReport
 from gluon_amp.trainer.window import Window
 
+import mxnet as mx
 from mxnet import autograd, gluon, nd
 
 logger = logging.getLogger("gluon_amp")
@@ -34,45 +36,13 @@ class _Default:
 BY_DTYPE = _Default()
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did.
-
-    Attributes
-    ----------
-    applied : bool
-        False when the step was skipped and undone.
-    loss_scale, next_loss_scale : float
-        The scale its gradients carried, and the one that the next backward pass will use.
-    grad_norm : float or None
-        What `Trainer.clip_global_norm` returned for this step.
-    overflow : tuple of str
-        Names of the parameters whose gradients were not finite.
-    skipped_total : int
-        Steps skipped so far, this one included.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> report = amp.StepReport(applied=False, loss_scale=1024.0, next_loss_scale=512.0)
-    >>> report.applied, report.next_loss_scale, report.grad_norm, report.overflow
-    (False, 512.0, None, ())
-    """
-
-    applied: bool
-    loss_scale: float
-    next_loss_scale: float
-    grad_norm: Optional[float] = None
-    overflow: Tuple[str, ...] = ()
-    skipped_total: int = 0
-
-
 class ScaledSteps:
     """What is added to a `gluon.Trainer`, of this class or, by `init_trainer`, of any other."""
 
-    def _init_scaled_steps(self, loss_scale, max_consecutive_skips, on_skip):
+    def start_scaling(self, loss_scale, max_consecutive_skips, on_skip) -> None:
+        """Add the loss scale to a new trainer; arguments as in `Trainer`."""
         self._scale_by_dtype = loss_scale is BY_DTYPE
-        self._dtypes = stale_trainer.dtypes_of(self._params)
+        self._dtypes = stale_trainer.dtypes_of(self.parameters)
         self._declared = self._declared_dtypes()
         if self._scale_by_dtype:
             computes_in_float16 = any("float16" in dtypes for dtypes in self._dtypes)
@@ -86,16 +56,58 @@ class ScaledSteps:
             )
         self._max_consecutive_skips = max_consecutive_skips
         self._on_skip = on_skip
-        self._skipped_total = 0
-        self._skips_at_floor = 0
+        self.skips = Skips()
         self._watch = masters.Watch()
         self._check_master_precision()
-        self._statistics = [p for p in self._params if statistics.is_statistic(p)]
-        statistics.watch(self._params)
-        if self._scaling:
+        self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
+        statistics.watch(self.parameters)
+        if self.scaling:
             snapshot.undo_skips_of(self)
         self._window_lock = threading.Lock()  # GluonCV runs backward passes in threads
         self._begin_window()
+
+    # ------------------------------------------------------------------ public state
+    #
+    # `loss_scale` and `window` are for everyone; the others are for the rest of this package and
+    # for code that extends a trainer.
+
+    @property
+    def parameters(self) -> List[gluon.Parameter]:
+        """All parameters, in the order that numbers them in the optimizer's states."""
+        return self._params
+
+    @property
+    def statistics(self) -> List[gluon.Parameter]:
+        """The running statistics among the parameters, which operators write."""
+        return self._statistics
+
+    @property
+    def contexts(self) -> List[mx.Context]:
+        """The devices; empty for a trainer without parameters."""
+        return self._contexts
+
+    @property
+    def updaters(self) -> List[mx.optimizer.Updater]:
+        """The optimizer's states, one `Updater` for each device."""
+        return self._updaters
+
+    @property
+    def scaling(self) -> bool:
+        """Whether there is a loss scale, so that gradients are checked and steps can be skipped."""
+        return self._scaling
+
+    @property
+    def rescale(self) -> float:
+        """The factor of the gradients, before they are divided by batch size and loss scale.
+
+        It is the optimizer's `rescale_grad` when the trainer was built. Horovod divides it by the
+        number of workers.
+        """
+        return self._scale
+
+    @rescale.setter
+    def rescale(self, factor: float) -> None:
+        self._scale = factor
 
     # ------------------------------------------------------------------ scaling and backward
 
@@ -131,12 +143,12 @@ class ScaledSteps:
         losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
-        if not self._scaling:
+        if not self.scaling:
             autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
             return
         for one in losses:
             check_loss_dtype(one)
-        with self._scaled_pass(losses) as scale:
+        with self.scaled_pass(losses) as scale:
             with autograd.pause():
                 heads = [
                     nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses
@@ -148,11 +160,20 @@ class ScaledSteps:
         """The state between the first backward pass of a step and its update; frozen."""
         return self._window
 
+    def begin_pass(self, losses) -> float:
+        """Return the window's scale for a backward pass whose end will not be known.
+
+        A skip restores every running statistic that was written since.
+        """
+        scale = self._open_window()
+        self._add_pass(snapshot.begin_backward(self.statistics), losses, ended=False)
+        return scale
+
     @contextlib.contextmanager
-    def _scaled_pass(self, losses=()) -> Iterator[float]:
+    def scaled_pass(self, losses=()) -> Iterator[float]:
         """Use the window's scale for a backward pass, and record what the pass writes."""
         scale = self._open_window()
-        written = snapshot.begin_backward(self._statistics)
+        written = snapshot.begin_backward(self.statistics)
         yield scale
         self._add_pass(written, losses)
 
@@ -164,7 +185,7 @@ class ScaledSteps:
             return self._window.scale
 
     def _add_pass(self, written, losses, ended=True):
-        last_chance = self._skips_at_floor + 1 >= self._max_consecutive_skips
+        last_chance = self.skips.at_floor + 1 >= self._max_consecutive_skips
         with self._window_lock:  # so that passes are added in the order in which they ended
             self._window = replace(
                 self._window,
@@ -181,9 +202,9 @@ class ScaledSteps:
     def _begin_window(self):
         """Forget the window that a step has ended."""
         self._window = Window(shared_backwards=self._loss_scale.backwards)
-        snapshot.end_step(undoes=self._scaling)
+        snapshot.end_step(undoes=self.scaling)
 
-    def _used_scale(self):
+    def used_scale(self):
         """Return the scale that the gradients carry now.
 
         Raises
@@ -193,7 +214,7 @@ class ScaledSteps:
         """
         if self._window.scale is not None:
             return self._window.scale
-        if not self._scaling:
+        if not self.scaling:
             return 1.0
         if self._loss_scale.backwards > self._window.shared_backwards:
             return self._loss_scale.backward_scale
@@ -205,7 +226,7 @@ class ScaledSteps:
 
     # ------------------------------------------------------------------ reducing, measuring
 
-    def _settled_window(self) -> Window:
+    def current_window(self) -> Window:
         """Return the window, without what later backward passes have made obsolete.
 
         Raises
@@ -232,7 +253,7 @@ class ScaledSteps:
             self._window = window = window.with_new_gradients()
         return window
 
-    def _note(self, **changes) -> None:
+    def mark_gradients(self, **changes) -> None:
         """Record what was done to the gradients, and detect backward passes from now on."""
         fresh = dict(self._window.fresh)
         for param in self._trained():
@@ -276,28 +297,28 @@ class ScaledSteps:
         if not (isinstance(max_norm, Real) and max_norm > 0):
             raise ValueError(f"max_norm must be a number above 0, received {max_norm!r}.")
         _check_batch_size(batch_size)
-        scale = self._used_scale()
+        scale = self.used_scale()
         self._check_dtypes()
-        window = self._settled_window()
+        window = self.current_window()
         if not window.reduced:
             self.allreduce_grads()
         grads = [grad for _, arrays in self._used_grads() for grad in self._distinct(arrays)]
         divisor = 1.0 if window.unscaled else scale
-        norm = global_norm(grads) * (abs(self._scale) / batch_size) / divisor
+        norm = global_norm(grads) * (abs(self.rescale) / batch_size) / divisor
         clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
-        self._note(clip_factor=clip_factor, grad_norm=norm)
+        self.mark_gradients(clip_factor=clip_factor, grad_norm=norm)
         return norm
 
     # ------------------------------------------------------------------ the step
 
     def allreduce_grads(self):
         """Reduce the gradients over devices and workers; then call `update`, not `step`."""
-        self._settled_window()
+        self.current_window()
         self._reduce()
-        self._note(reduced=True)
+        self.mark_gradients(reduced=True)
 
     def _reduce(self):
-        self._prepare_kvstore()
+        self.ready()
         self._allreduce_grads()
 
     def step(self, batch_size, ignore_stale_grad=False):
@@ -329,9 +350,9 @@ class ScaledSteps:
         """
         # Misuse is reported before anything is reduced.
         _check_batch_size(batch_size)
-        self._used_scale()
+        self.used_scale()
         self._check_dtypes()
-        window = self._settled_window()
+        window = self.current_window()
         self._check_fresh(ignore_stale_grad)
         if not window.reduced:
             self._reduce()
@@ -340,37 +361,36 @@ class ScaledSteps:
     def update(self, batch_size, ignore_stale_grad=False):
         """What `step` does after reducing the gradients; for use after `allreduce_grads`."""
         _check_batch_size(batch_size)
-        self._used_scale()
+        self.used_scale()
         self._check_dtypes()
-        self._settled_window()
+        self.current_window()
         self._check_fresh(ignore_stale_grad)
-        self._prepare_kvstore()
+        self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)
 
     def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
-        scale, window = self._used_scale(), self._window
-        checked = self._used_grads() if self._scaling else []
+        scale, window = self.used_scale(), self._window
+        checked = self._used_grads() if self.scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
         if all_finite(grads):
             self._apply(batch_size, scale, ignore_stale_grad)
             if grads:
                 self._loss_scale.settle(True)
-                self._skips_at_floor = 0
+                self.skips = replace(self.skips, at_floor=0)
             overflow = ()
         else:
             overflow = tuple(name for name, arrays in checked if not all_finite(arrays))
             at_floor = self._loss_scale.at_floor
             self._skip()
             self._loss_scale.settle(False)
-            self._skipped_total += 1
-            self._skips_at_floor = self._skips_at_floor + 1 if at_floor else 0
+            self.skips = self.skips.with_one_more(at_floor)
         report = StepReport(
             applied=not overflow,
             loss_scale=scale,
             next_loss_scale=self._loss_scale.scale,
             grad_norm=window.grad_norm,
             overflow=overflow,
-            skipped_total=self._skipped_total,
+            skipped_total=self.skips.total,
         )
         self._begin_window()
         if overflow:
@@ -381,7 +401,7 @@ class ScaledSteps:
         window = self._window
         divisor = 1.0 if window.unscaled else scale
         # Dividing by a power of two last keeps the result's digits the same for every scale.
-        factor = self._scale / batch_size * window.clip_factor / divisor
+        factor = self.rescale / batch_size * window.clip_factor / divisor
         self._check_and_rescale_grad(ExactFloat(factor))
         self._watch.follow_changed(self._unseen_entries())
         for array in window.fresh.values():
@@ -411,9 +431,9 @@ class ScaledSteps:
         )
         if self._on_skip is not None:
             self._on_skip(report)
-        if self._skips_at_floor >= self._max_consecutive_skips:
+        if self.skips.at_floor >= self._max_consecutive_skips:
             raise FloatingPointError(
-                f"{self._skips_at_floor} steps in a row overflowed at loss scale "
+                f"{self.skips.at_floor} steps in a row overflowed at loss scale "
                 f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: "
                 f"{self._cause(window)}; amp.diagnose(net, loss_fn, data, label) finds the block."
             )
@@ -432,8 +452,12 @@ class ScaledSteps:
             )
         return "the forward pass looks finite, so it is probably its gradient that overflows"
 
+    def gradients(self) -> Iterator[nd.NDArray]:
+        """Yield the gradients of all initialized parameters on all devices."""
+        return (grad for param in self._trained() for grad in param.list_grad())
+
     def _trained(self):
-        return [p for p in self._params if p.grad_req != "null" and p._data is not None]
+        return [p for p in self.parameters if p.grad_req != "null" and p._data is not None]
 
     def _used_grads(self) -> List[Tuple[str, list]]:
         """Names of parameters and those of their gradients that this step will use.
@@ -465,20 +489,24 @@ class ScaledSteps:
                     "parameters is left out on purpose."
                 )
 
-    def _prepare_kvstore(self):
-        if not self._params:
+    def ready(self) -> None:
+        """Create the kvstore and give all devices and workers the first one's parameters.
+
+        `step` does this by itself. Later calls do nothing.
+        """
+        if not self.parameters:
             self._kv_initialized = True
         if self._kv_initialized and not self._params_to_init:
             return
         # All devices and workers get the first one's statistics now, in the middle of a step.
-        written = snapshot.copies(statistics.arrays_of(self._statistics)) if self._scaling else ()
+        written = snapshot.copies(statistics.arrays_of(self.statistics)) if self.scaling else ()
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
             self._init_params()
             # A worker pulls its first weights from the servers. Nothing else keeps MXNet from
             # pushing gradients meanwhile, and their sum would then arrive as the weights.
-            for param in self._params:
+            for param in self.parameters:
                 for array in param._data or ():
                     array.wait_to_read()
         self._window = replace(self._window, passes=self._passes_and(written))
@@ -490,11 +518,11 @@ class ScaledSteps:
     # ------------------------------------------------------------------ dtypes
 
     def _declared_dtypes(self):
-        return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self._params]
+        return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self.parameters]
 
     def _check_dtypes(self):
         if self._declared_dtypes() != self._declared:  # the same dtype can be written differently
-            stale_trainer.check(self._params, self._dtypes, computing=self._scale_by_dtype)
+            stale_trainer.check(self.parameters, self._dtypes, computing=self._scale_by_dtype)
 
     def _check_master_precision(self):
         float16 = any(param == "float16" for param, _ in self._dtypes)
@@ -507,11 +535,15 @@ class ScaledSteps:
 
     # ------------------------------------------------------------------ masters
 
-    def _master_entries(self):
-        """(key, weight, master) for each float16 weight that has a master, on each device."""
+    def masters(self) -> Iterator[Tuple[Tuple[int, int], nd.NDArray, nd.NDArray]]:
+        """Yield (key, weight, master) for each float16 weight that has a master, on each device.
+
+        The key is (number of the device, number of the parameter). A master may be older than its
+        weight: see `refresh_masters`.
+        """
         for device, updater in enumerate(self._updaters):
             for index, state in updater.states.items():
-                param = self._params[index]
+                param = self.parameters[index]
                 if np.dtype(param.dtype) != np.float16 or param._data is None:
                     continue
                 weight = param.list_data()[device]
@@ -520,9 +552,9 @@ class ScaledSteps:
                     yield (device, index), weight, master
 
     def _unseen_entries(self):
-        """Those of `_master_entries` whose update does not itself look at the weight."""
-        follows = getattr(self._optimizer, "follows", lambda weight: False)
-        return (entry for entry in self._master_entries() if not follows(entry[1]))
+        """Those of `masters` whose update does not itself look at the weight."""
+        follows = getattr(self._optimizer, "syncs_master", lambda weight: False)
+        return (entry for entry in self.masters() if not follows(entry[1]))
 
     def refresh_masters(self):
         """Let the masters follow weights that were written since the last step.
@@ -530,8 +562,8 @@ class ScaledSteps:
         `step` does this by itself. Elements of a master whose rounding is the weight's element
         keep all their bits.
         """
-        for _, weight, master in self._master_entries():
-            masters.follow(weight, master)
+        for _, weight, master in self.masters():
+            masters.sync_master(weight, master)
 
     def master_params(self) -> Dict[str, nd.NDArray]:
         """Float32 values of all initialized parameters, by name, from the first device.
@@ -540,11 +572,9 @@ class ScaledSteps:
         float32; copy them to keep them.
         """
         self.refresh_masters()
-        found = {
-            index: master for (device, index), _, master in self._master_entries() if device == 0
-        }
+        found = {index: master for (device, index), _, master in self.masters() if device == 0}
         values = {}
-        for index, param in enumerate(self._params):
+        for index, param in enumerate(self.parameters):
             if param._data is None:
                 continue
             data = param.list_data()[0]
@@ -561,12 +591,12 @@ class ScaledSteps:
 
     def state_dict(self) -> dict:
         """Return what a resumed run needs besides the parameters: see `states.collect`."""
-        self._prepare_kvstore()
+        self.ready()
         return states.collect(self)
 
     def load_state_dict(self, saved: dict) -> None:
         """Take over what `state_dict` returned: see `gluon_amp.trainer.states.restore`."""
-        self._prepare_kvstore()
+        self.ready()
         states.restore(self, saved)
         self._watch.forget()
         self._begin_window()
@@ -594,12 +624,13 @@ class ScaledSteps:
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
-        self._prepare_kvstore()
+        self.ready()
         self.load_state_dict(states.read(fname, self))
 
-    def _stock_order(self):
-        """The parameters in the order in which a stock `gluon.Trainer` has them."""
-        return self._params
+    @property
+    def stock_order(self) -> List[gluon.Parameter]:
+        """All parameters, in the order in which a stock `gluon.Trainer` has them."""
+        return self.parameters
 
 
 class Trainer(ScaledSteps, gluon.Trainer):
@@ -678,16 +709,17 @@ class Trainer(ScaledSteps, gluon.Trainer):
             compression_params=compression_params,
             update_on_kvstore=False,
         )
-        if any(param._stype != "default" for param in self._params):
+        if any(param._stype != "default" for param in self.parameters):
             raise ValueError(
                 "Parameters stored as row_sparse are updated on the kvstore, before an overflow "
                 "can be seen: store them dense, only their gradients may be row_sparse."
             )
-        self._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
+        self.start_scaling(loss_scale, max_consecutive_skips, on_skip)
         check_compression(self)
 
-    def _stock_order(self):
-        return self._in_stock_order or self._params
+    @property
+    def stock_order(self) -> List[gluon.Parameter]:
+        return self._in_stock_order or self.parameters
 
 
 # ---------------------------------------------------------------------- checks

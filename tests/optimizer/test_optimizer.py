@@ -496,7 +496,7 @@ def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_els
     weight = nd.array([1.0, 2.0, 3.0], dtype="float16")
     master = nd.array([1.0001, 2.0002, 3.0003])
     weight[1] = 5.0
-    masters.follow(weight, master)
+    masters.sync_master(weight, master)
     np.testing.assert_array_equal(master.asnumpy(), np.float32([1.0001, 5.0, 3.0003]))
 
 
@@ -509,7 +509,7 @@ def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding():
 def test_a_master_follows_an_infinite_weight_and_keeps_a_zero():
     weight = nd.array([np.inf, 0.0, -0.0], dtype="float16")
     master = nd.array([1.0, 1e-9, 1e-9])
-    masters.follow(weight, master)
+    masters.sync_master(weight, master)
     np.testing.assert_array_equal(master.asnumpy(), np.float32([np.inf, 1e-9, 1e-9]))
 
 
