@@ -14,10 +14,10 @@ from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.statistics import arrays_of, is_statistic
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.values import arrays_in, is_float
+from gluon_amp.mxnet_internals import flatten, regroup
 from gluon_amp.trainer.arrays import all_finite
 
 from mxnet import autograd, gluon, nd
-from mxnet.gluon.block import _flatten, _regroup
 
 
 class Call(NamedTuple):
@@ -93,7 +93,7 @@ class Replay:
 
         def forward_with_probes(*arguments):
             result = forward(*arguments)
-            outputs, structure = _flatten(result, "output")
+            outputs, structure = flatten(result, "output")
             if not all(isinstance(output, nd.NDArray) for output in outputs):
                 return result  # the block is being traced
             probes = [nd.zeros_like(output) if is_float(output) else None for output in outputs]
@@ -104,7 +104,7 @@ class Replay:
                 sums.append(output if probe is None else output + probe)
             inputs = list(arrays_in(arguments))
             self.calls.append(Call(path, block, inputs, outputs, probes, _graph_of(block)))
-            return _regroup(sums, structure)
+            return regroup(sums, structure)
 
         return forward_with_probes
 

@@ -3,7 +3,7 @@
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.inspection.check import Finding
+from gluon_amp.inspection.findings import Finding
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -37,13 +37,13 @@ def test_the_images_and_the_head_of_a_network():
         "  images and weight with zeros to 8 channels, or leave it, as a first layer is a\n"
         "  small part of a deep net.\n"
         "4: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor\n"
-        "  Cores: make them 1008, and let no label name the 7 others."
+        "  Cores: make them 1008, and use no label for the 7 others."
     )
     assert found[1] == Finding(
         "dimension",
         "4",
         "FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor Cores",
-        "make them 1008, and let no label name the 7 others",
+        "make them 1008, and use no label for the 7 others",
     )
 
 
@@ -61,7 +61,7 @@ def test_a_hidden_layer_and_its_reader():
         (
             "1",
             "FullyConnected reads 100 inputs",
-            "let the layer before give 104, or pad the data with zeros",
+            "make the layer before give 104, or pad the data with zeros",
         ),
     ]
 
@@ -94,8 +94,8 @@ def test_a_recurrent_layer():
     net = built(gluon.rnn.LSTM(20, input_size=10))
     assert sizes(net, nd.ones((5, 6, 10))) == [
         ("0", "RNN multiplies 6 rows", "use a batch of 8"),
-        ("0", "RNN reads 10 inputs", "let the layer before give 16, or pad the data with zeros"),
-        ("0", "RNN has 20 units", "make them 24, and let no label name the 4 others"),
+        ("0", "RNN reads 10 inputs", "make the layer before give 16, or pad the data with zeros"),
+        ("0", "RNN has 20 units", "make them 24, and use no label for the 4 others"),
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_net_that_mxnet_cast_itself():
     net.cast("float16")
     found = amp.check(net)  # without inputs, since MXNet's CPU kernels cannot run it
     assert [(one.kind, one.block) for one in found] == [("dimension", "0")]
-    assert found[0].fix == "make them 16, and let no label name the 6 others"
+    assert found[0].fix == "make them 16, and use no label for the 6 others"
 
 
 def test_the_parts_of_a_plain_block():
@@ -156,7 +156,7 @@ def test_a_net_from_the_model_zoo():
     assert found[-1] == (
         "output.0",
         "Convolution gives 10 channels",
-        "make them 16, and let no label name the 6 others",
+        "make them 16, and use no label for the 6 others",
     )
 
 
@@ -189,7 +189,7 @@ def test_an_output_in_float16():
         )
     ]
     assert amp.check(net, None, nd.ones((8, 8))) == expected
-    assert amp.check(net) == expected  # the policy tells, too
+    assert amp.check(net) == expected  # without inputs the policy shows it
     assert amp.check(built(nn.Dense(8)), None, nd.ones((8, 8))) == []
 
 
