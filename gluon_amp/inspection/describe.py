@@ -18,7 +18,22 @@ WIDTH = 80
 
 
 class Row(NamedTuple):
-    """How one operator of a net runs. See `describe`."""
+    """How one operator of a net runs.
+
+    Attributes
+    ----------
+    block : str
+        Path of its block, as in `'features.0'`.
+    node : str
+        Name of its node.
+    op : str
+    compute_dtype : str
+        'as fed' if it depends on the inputs, 'none' for an operator that is never cast.
+    param_dtypes : dict of str to str
+        Dtypes of the parameters that it reads.
+    reason : str
+        Why a pin or the operator table overrides the policy's compute dtype, or `''`.
+    """
 
     block: str
     node: str
@@ -34,8 +49,7 @@ class Description:
     The table numbers the reasons, and lists each of them once below.
     """
 
-    def __init__(self, policy: Policy, rows: List[Row]) -> None:
-        self.policy = policy
+    def __init__(self, rows: List[Row]) -> None:
         self.rows = rows
 
     def __str__(self) -> str:
@@ -74,11 +88,7 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     Returns
     -------
     Description
-        `.rows` has a `Row` for each operator, in the order of the graph: the path of its block, the
-        name of its node, the operator, the dtype it computes in ('as fed' if it depends on the
-        inputs, 'none' for an operator that is never cast), the dtypes of the parameters it reads,
-        and the reason if a pin or the operator table overrides the policy's compute dtype. `str()`
-        is a table.
+        `.rows` has a `Row` for each operator, in the order of the graph. `str()` is a table.
 
     Raises
     ------
@@ -97,20 +107,20 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     if inputs:
         with autograd.predict_mode():
             net(*inputs)
-    rows, policy = [], Policy()
+    rows = []
     for path, block in roots(net):
         binding = binding_of(block)
         if binding is not None:
             policy, nodes = binding.policy, binding.nodes
         else:
-            nodes = _nodes_of_uncast(path, block, inputs if block is net else ())
+            policy, nodes = Policy(), _nodes_of_uncast(path, block, inputs if block is net else ())
         if nodes is None:
             raise ValueError(
                 f"describe() needs inputs, since {type(block).__name__} {path or 'net'} has never "
                 "run: call describe(net, x) with x as for net(x)."
             )
         rows += [_row(node, policy) for node in nodes]
-    return Description(policy, rows)
+    return Description(rows)
 
 
 def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[List[graph.Node]]:
