@@ -1,4 +1,4 @@
-"""The doctor on this machine, and on machines with other GPUs, given as data."""
+"""The doctor on this machine, and on machines with other GPUs, which are data."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.__main__ import main
+from gluon_amp.cli import main
 from gluon_amp.inspection.doctor import advice, detection, environment
 from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
 from tests import ROOT
@@ -26,16 +26,16 @@ HOPPER = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 FAST = "runs MXNet, and float16 on Tensor Cores."
 SLOW = (
     "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
-    "hardly time."
+    "but hardly any time."
 )
-ON_TENSOR_CORES = "products on Tensor Cores, summed in float32; half of the memory."
+ON_TENSOR_CORES = "on Tensor Cores, which accumulate in float32; half of the memory."
 TOO_NEW = (
     "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels hold "
     "machine code for 5.0 to 8.9 and no PTX; use a GPU up to 8.9, or the CPU."
 )
 TOO_OLD = (
     "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold machine code "
-    "for 5.0 to 8.9; use a later GPU, or the CPU."
+    "for 5.0 to 8.9; use a newer GPU, or the CPU."
 )
 
 
@@ -60,7 +60,7 @@ def machine(*gpus, driver=True, cuda=True, flags="f16c avx2 avx512f avx512_bf16"
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Let the doctor see a machine that is not this one, without environment variables."""
+    """Return a function that replaces this machine by another, without environment variables."""
 
     def become(*gpus, **options):
         monkeypatch.setattr(detection, "read_machine", lambda: machine(*gpus, **options))
@@ -146,7 +146,7 @@ def test_a_misspelt_policy_is_one_sentence_and_status_2():
 def test_help_fits_a_terminal():
     done = run("doctor", "--help", COLUMNS="80")
     assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 80
-    assert "exit status is 1 where the policy asked for cannot run" in done.stdout
+    assert "exit status is 1 if the requested policy cannot run" in done.stdout
 
 
 def test_reading_needs_no_gpu_and_no_proc():
@@ -270,12 +270,12 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
 @pytest.mark.parametrize(
     "policy, options, runs, how",
     [
-        ("float32", {}, True, "by oneDNN, on every core."),
+        ("float32", {}, True, "by oneDNN, on all cores."),
         (
             "float16",
             {},
             True,
-            "emulated, by C++ kernels: a GPU's values, slower than float32.",
+            "emulated by C++ kernels: the values of a GPU, slower than float32.",
         ),
         (
             "float16",
@@ -288,19 +288,19 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
             "bfloat16",
             {"flags": "amx_tile amx_bf16 avx512_bf16"},
             True,
-            "by oneDNN, with AMX where Linux permits it (5.16 or later).",
+            "by oneDNN, with AMX if Linux permits it (5.16 or later).",
         ),
         (
             "bfloat16",
             {},
             True,
-            "by oneDNN, with two products of AVX512_BF16 for one of float32.",
+            "by oneDNN with AVX512_BF16: two products in the time of one of float32.",
         ),
         (
             "bfloat16",
             {"flags": "avx2 avx512f"},
             True,
-            "by oneDNN with AVX512, no AVX512_BF16: saves memory, not time.",
+            "by oneDNN with AVX512, but without AVX512_BF16: saves memory, not time.",
         ),
         (
             "bfloat16",
@@ -327,7 +327,7 @@ def test_cpu_features_need_all_their_flags(pretend):
 def test_the_whole_report_of_a_machine(pretend):
     pretend(VOLTA)
     text = str(amp.doctor("bfloat16"))
-    head, _, rest = text.partition("\n\nEnvironment variables (- is: not set)\n")
+    head, _, rest = text.partition("\n\nEnvironment variables (-: not set)\n")
     assert head == (
         "Python  3.11.7, numpy 1.23.5, Linux x86_64\n"
         "MXNet   1.9.1 (mxnet-cu117), with CUDA\n"
@@ -339,10 +339,10 @@ def test_the_whole_report_of_a_machine(pretend):
         "\n"
         "Policies on the GPU\n"
         "  float32        runs       by cuDNN and cuBLAS.\n"
-        "  float16        runs       products on Tensor Cores, summed in float32; half of\n"
-        "                            the memory.\n"
-        "  mixed_float16  runs       products on Tensor Cores, summed in float32; half of\n"
-        "                            the memory.\n"
+        "  float16        runs       on Tensor Cores, which accumulate in float32; half\n"
+        "                            of the memory.\n"
+        "  mixed_float16  runs       on Tensor Cores, which accumulate in float32; half\n"
+        "                            of the memory.\n"
         "  bfloat16       CANNOT RUN MXNet 1.9.1 has no bfloat16 kernels for GPUs: use\n"
         "                            float16 or mixed_float16, or the CPU."
     )
@@ -366,13 +366,13 @@ def test_the_whole_report_of_a_machine(pretend):
         (
             "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
             "1",
-            "float32 is not float32 any more: unset it, and ask for float16 by a policy.",
+            "float32 is no longer float32: unset it, and use a float16 policy.",
         ),
         ("MXNET_FC_TRUE_FP16", "1", "sums in FullyConnected overflow past 65504: unset it."),
         (
             "MXNET_CUDNN_AUTOTUNE_DEFAULT",
             "0",
-            "convolutions may take a slow algorithm without Tensor Cores: unset it.",
+            "convolutions may use a slow algorithm without Tensor Cores: unset it.",
         ),
         (
             "MXNET_MKLDNN_ENABLED",
