@@ -31,7 +31,7 @@ from gluon_amp.trainer.loss_scale import LossScale, resolve
 from mxnet import autograd, gluon, nd
 
 FLOAT16_MAX = FORMATS["float16"].largest
-LOWEST_EXPONENT = -24  # the search ends at 2**-24, which makes of 1 the smallest float16
+LOWEST_EXPONENT = -24  # the search ends at 2**-24, the smallest positive float16
 WIDTH = 80
 
 

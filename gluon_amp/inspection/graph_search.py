@@ -56,7 +56,7 @@ def forward_site(replay: Replay, call: Call) -> Site:
 
 
 def hidden_site(replay: Replay) -> Optional[Site]:
-    """Return the first operator whose result is not finite although the net's output is, or None.
+    """Return the first operator whose result is not finite, in a net whose output is; or None.
 
     MXNet's relu returns 0 for NaN, and 1 / (1 + exp(x)) is 0 where exp(x) is infinite.
     """
