@@ -126,6 +126,6 @@ def _counted(dtypes: Dict[str, str]) -> str:
 
 def _row(node: graph.Node, policy: Policy) -> Row:
     kind, reason, pinned = node.decision
-    dtype = {"integer": "none", "norm": "float32"}.get(kind, node.dtype or "as fed")
+    dtype = {"uncast": "none", "norm": "float32"}.get(kind, node.dtype or "as fed")
     telling = pinned or (policy.compute_dtype != "float32" and kind in ("float32", "norm"))
     return Row(node.block, node.name, node.op, dtype, node.params, reason if telling else "")

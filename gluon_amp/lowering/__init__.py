@@ -46,5 +46,5 @@ def lower(
             )
     else:
         symbol = onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)
-        symbol = frozen_weights.add_biases(symbol, dtypes, frozen)
+        symbol = frozen_weights.separate_biases(symbol, dtypes, frozen)
     return added_gradients.separate(symbol, dtypes, device_type)

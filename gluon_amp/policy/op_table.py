@@ -12,7 +12,7 @@ kind       its float inputs are cast to             its output is in
 `norm`     float32                                  the dtype its data input had
 `follow`   the dtype of the first of them           that dtype
 `widest`   the widest dtype among them              that dtype
-`integer`  nothing: no input is ever cast           whatever the operator says
+`uncast`   nothing: no input is ever cast           whatever the operator says
 =========  =======================================  ================================
 
 Some inputs keep the dtype they arrive with whatever the kind (`UNCAST`): ids, indices, lengths,
@@ -26,7 +26,7 @@ apache/mxnet.
 
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
-KINDS = ("compute", "float32", "norm", "follow", "widest", "integer")
+KINDS = ("compute", "float32", "norm", "follow", "widest", "uncast")
 
 
 class OpRule(NamedTuple):
@@ -373,7 +373,7 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
+        "uncast",
         "has no inputs",
         """
         _random_exponential _random_gamma _random_generalized_negative_binomial
@@ -385,9 +385,9 @@ GROUPS = (
         """,
     ),
     # ------------------------------------------------------------ integers, booleans, shapes
-    ("integer", "a cast already", "Cast amp_cast amp_multicast"),
+    ("uncast", "a cast already", "Cast amp_cast amp_multicast"),
     (
-        "integer",
+        "uncast",
         "reads ids, integers or truth values",
         """
         one_hot _npi_where_scalar2 _npx_constraint_check _npi_lcm _npi_lcm_scalar
@@ -396,7 +396,7 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
+        "uncast",
         "its result, a count, index or truth value, does not depend on the dtype of its input",
         """
         shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
@@ -407,7 +407,7 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
+        "uncast",
         "a graph of int64 edges",
         """
         _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
@@ -416,7 +416,7 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
+        "uncast",
         "int8 arithmetic with float32 ranges",
         """
         _contrib_dequantize _contrib_requantize
@@ -434,7 +434,7 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
+        "uncast",
         "prepares an image before it reaches a network",
         """
         _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize _imdecode
@@ -446,7 +446,7 @@ GROUPS = (
     ),
     # ------------------------------------------------------------ not in a network's graph
     (
-        "integer",
+        "uncast",
         "changes its inputs in place, so a cast would leave the originals as they were",
         """
         _adamw_update _mp_adamw_update _multi_adamw_update _multi_mp_adamw_update
@@ -463,7 +463,7 @@ GROUPS = (
     ),
     ("float32", "learning rates from sums of squares", "multi_lars"),
     (
-        "integer",
+        "uncast",
         "part of a gradient: never in a forward graph",
         """
         _NoGradient _grad_add _broadcast_backward _split_v2_backward _npi_hsplit_backward
@@ -804,7 +804,7 @@ BY_ATTRIBUTE = {
 }
 
 _UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
-_BACKWARD = OpRule("integer", "part of a gradient: never in a forward graph")
+_BACKWARD = OpRule("uncast", "part of a gradient: never in a forward graph")
 
 _RULES: Dict[str, OpRule] = {
     name: OpRule(kind, reason, UNCAST.get(name, ()))

@@ -254,14 +254,14 @@ class Policy:
         rule = op_table.rule(op, attrs)
         pinned = self._block_pin(block, node) or self._op_pin(op)
         if self.compute_dtype == "float32":
-            return Decision("float32" if rule.kind != "integer" else "integer", "float32 policy")
-        if pinned and rule.kind != "integer":
+            return Decision("float32" if rule.kind != "uncast" else "uncast", "float32 policy")
+        if pinned and rule.kind != "uncast":
             kind = "float32" if pinned == "float32" else "compute"
             if kind == "compute" and rule.kind == "norm":
                 kind = "norm"  # its parameters have no half kernels; its data is in compute already
             return Decision(kind, f"pinned to {pinned} by the policy's own pin", True)
         reason = ""
-        if rule.kind not in ("float32", "integer"):
+        if rule.kind not in ("float32", "uncast"):
             reason = self._float32_reason(op, attrs)
         return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
 
