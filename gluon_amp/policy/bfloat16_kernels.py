@@ -10,7 +10,7 @@ the two casts need 1.3. No operator has a bfloat16 kernel on a GPU.
 import re
 from typing import Mapping, Optional, Tuple
 
-from gluon_amp.policy import op_table
+from gluon_amp.policy import registry
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
 
@@ -27,7 +27,7 @@ def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
     attrs : dict of str to str, optional
         The node's attributes, as in a symbol's JSON. None asks whether some attributes have one.
     """
-    op = op_table.canonical(op)
+    op = registry.canonical(op)
     return op in KERNELS and (attrs is None or KERNELS[op](attrs))
 
 

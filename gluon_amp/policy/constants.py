@@ -9,7 +9,7 @@ next convolution or matrix product: a mask stays finite on its way to the softma
 import math
 from typing import Dict, Mapping, Optional, Tuple
 
-from gluon_amp.policy import op_table
+from gluon_amp.policy import registry
 
 # A constant below the smallest normal number of float16 would lose digits: 1e-7 becomes 1.19e-7.
 # One above a quarter of float16's range would overflow as soon as a few masks are added up.
@@ -81,7 +81,7 @@ def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     str or None
         Attribute and value, as in `'a_min=1e-12'`.
     """
-    for name in CONSTANTS.get(op_table.canonical(op), ()):
+    for name in CONSTANTS.get(registry.canonical(op), ()):
         text = attrs.get(name, "None")
         if text != "None" and not fits(float(text)):
             return f"{name}={text}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Iterable, Mapping, NamedTuple, Optional, Union
 
 from gluon_amp.messages import did_you_mean
-from gluon_amp.policy import bfloat16_kernels, constants, op_table
+from gluon_amp.policy import bfloat16_kernels, constants, op_table, registry
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -318,9 +318,9 @@ class Policy:
             self._block_pin(block, name)
 
     def _op_pin(self, op: str) -> Optional[str]:
-        name = op_table.canonical(op)
+        name = registry.canonical(op)
         for pin in self.pins:
-            if name in map(op_table.canonical, pin.ops):
+            if name in map(registry.canonical, pin.ops):
                 return pin.dtype
         return None
 
