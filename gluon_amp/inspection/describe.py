@@ -133,6 +133,6 @@ def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[L
 
 def _row(node: graph.Node, policy: Policy) -> Row:
     kind, reason, pinned = node.decision
-    dtype = {"integer": "none", "norm": "float32"}.get(kind, node.dtype or "as fed")
+    dtype = {"uncast": "none", "norm": "float32"}.get(kind, node.dtype or "as fed")
     overridden = pinned or (policy.compute_dtype != "float32" and kind in ("float32", "norm"))
     return Row(node.block, node.name, node.op, dtype, node.params, reason if overridden else "")
