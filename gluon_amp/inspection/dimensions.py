@@ -129,7 +129,7 @@ def _operators(symbol: mx.sym.Symbol, shapes: Dict[str, tuple]) -> Iterator[Oper
                 node["op"],
                 node.get("attrs", {}),
                 [first_output[i] if k == 0 else () for i, k, *_ in node["inputs"]],
-                {_variable(nodes, i) for i, *_ in node["inputs"]},
+                {nodes[graph.source_of(nodes, i)]["name"] for i, *_ in node["inputs"]},
             )
 
 
@@ -149,13 +149,6 @@ def _first_output_shapes(
         by_output.setdefault(output, shape)
     candidates = ([node["name"] + end for end in ("", "_output", "_output0")] for node in nodes)
     return [next((by_output[n] for n in names if n in by_output), ()) for names in candidates]
-
-
-def _variable(nodes: List[dict], i: int) -> str:
-    """Return the name of a node, or of the node that it casts."""
-    while nodes[i]["op"] in ("amp_cast", "Cast"):
-        i = nodes[i]["inputs"][0][0]
-    return nodes[i]["name"]
 
 
 # -------------------------------------------------------------------- dimensions of each operator

@@ -18,7 +18,6 @@ from gluon_amp.trainer.arrays import all_finite
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
-CASTS = ("Cast", "amp_cast")
 LOSS = "loss"  # the path of the loss function, which is in no block
 
 Tensor = Tuple[int, int]  # numbers of a node and of its output
@@ -110,7 +109,7 @@ class CallGraph:
             node = self.nodes[i]
             if node["op"] == "null" or is_finite(tensors[i, output]):
                 continue
-            is_cast = node["op"] in CASTS
+            is_cast = node["op"] in graph.CASTS
             place = self._reader(i) if is_cast else i
             data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
             dtype = self.dtypes.get((i, 0), "float32")
@@ -139,7 +138,7 @@ class CallGraph:
         the operator is the one that wrote this input, or the reader of the cast of a variable.
         """
         node = self.nodes[i]
-        if node["op"] not in CASTS:
+        if node["op"] not in graph.CASTS:
             return i, (i, 0)
         source = tuple(node["inputs"][0][:2])
         if self.nodes[source[0]]["op"] == "null":
@@ -150,7 +149,7 @@ class CallGraph:
         """Return the first operator that reads a cast, directly or through further casts."""
         for k, node in enumerate(self.nodes):
             if any(source == i for source, *_ in node["inputs"]):
-                return self._reader(k) if node["op"] in CASTS else k
+                return self._reader(k) if node["op"] in graph.CASTS else k
         return i
 
     def _evaluate(self) -> Dict[Tensor, nd.NDArray]:
@@ -188,12 +187,8 @@ class CallGraph:
         gradient is read in float32.
         """
         written_in_forward = set(self.symbol.list_auxiliary_states())
-        nodes, moved, probes = [], {}, {}  # `moved`: old number of a node to its new one
-
-        def emit(op, name, inputs=(), **attrs):
-            nodes.append({"op": op, "name": name, "attrs": attrs, "inputs": list(inputs)})
-            return [len(nodes) - 1, 0, 0]
-
+        writer = graph.Writer()
+        moved, probes = [], {}  # `moved`: the new number of each node
         for i, node in enumerate(self.nodes):
             inputs = []
             for k, (source, output, *version) in enumerate(node["inputs"]):
@@ -202,15 +197,14 @@ class CallGraph:
                 is_state = self.nodes[source]["name"] in written_in_forward
                 if dtype in ("float32", *graph.LOW_PRECISION) and not is_state:
                     name = probes[i, k] = f"_probe_{i}_{k}"
-                    zero = emit("null", name)
+                    zero = writer.emit("null", name)
                     if dtype != "float32":
-                        zero = emit("amp_cast", f"{name}_cast", [zero], dtype=dtype)
-                    entry = emit("elemwise_add", f"{name}_sum", [entry, zero])
+                        zero = writer.emit("amp_cast", f"{name}_cast", zero, dtype=dtype)
+                    entry = writer.emit("elemwise_add", f"{name}_sum", entry, zero)
                 inputs.append(entry)
-            moved[i] = len(nodes)
-            nodes.append({**node, "inputs": inputs})
+            moved.append(writer.copy(node, inputs)[0])
         heads = [[moved[i], *rest] for i, *rest in self.json["heads"]]
-        json = {**self.json, "nodes": nodes, "heads": heads}
+        json = {**self.json, "nodes": writer.nodes, "heads": heads}
         return graph.from_json(json, like=self.symbol), probes
 
     def _run(
