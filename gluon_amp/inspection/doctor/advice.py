@@ -75,7 +75,7 @@ def about_gpu(gpu: Gpu) -> str:
 
 
 def about_no_gpu(machine: Machine) -> str:
-    """Return a sentence: why there is no GPU, or why MXNet does not use it; '' if there is none."""
+    """Return a sentence: why there is no GPU, or why MXNet does not use it; '' if it does."""
     if machine.driver.gpus and not machine.cuda_build:
         return (
             "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
