@@ -382,7 +382,7 @@ for scale in (1024.0, 1.0):
 # The verdict is the same for both scales. There are two cures: pin the block
 # to float32, as the diagnosis says, or rescale what goes in. Both keep the
 # rest in float16. Left alone, the scale falls for nothing; the trainer notices
-# that it cannot help, stops, and names the block. The loss need not show it: here
+# that it cannot help, stops, and names the block. The loss may hide it: here
 # it stays finite.
 
 # %%
