@@ -13,13 +13,13 @@ class StepReport:
     applied : bool
         False when the step was skipped and undone.
     loss_scale, next_loss_scale : float
-        The scale its gradients carried, and the one that the next backward pass will use.
+        The scale of this step's gradients, and that of the next backward pass.
     grad_norm : float or None
-        What `Trainer.clip_global_norm` returned for this step.
+        The result of `Trainer.clip_global_norm`, if it was called for this step.
     overflow : tuple of str
         Names of the parameters whose gradients were not finite.
     skipped_total : int
-        Steps skipped so far, this one included.
+        The number of skipped steps so far, with this one.
 
     Examples
     --------
