@@ -6,7 +6,7 @@ from typing import Iterator, Optional, Tuple
 import numpy as np
 
 from gluon_amp.dtypes import dtype_name
-from gluon_amp.trainer.arrays import all_finite
+from gluon_amp.trainer.arrays import all_finite, flatten
 
 from mxnet import nd
 
@@ -15,11 +15,7 @@ Range = Optional[Tuple[float, float]]  # smallest and largest finite number, Non
 
 def arrays_in(value: object) -> Iterator[nd.NDArray]:
     """Yield the arrays in nested lists and tuples, and skip everything else."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from arrays_in(item)
-    elif isinstance(value, nd.NDArray):
-        yield value
+    return (item for item in flatten(value) if isinstance(item, nd.NDArray))
 
 
 def is_float(array: nd.NDArray) -> bool:
