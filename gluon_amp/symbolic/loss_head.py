@@ -26,6 +26,8 @@ LOSS_HEADS = frozenset(
 # that term, and a scale of the sum would multiply the gradient of the head twice.
 UNSCALABLE = "IdentityAttachKLSparseReg"
 
+CASTS = ("amp_cast",)  # those of `convert`; a user's own Cast after a head is another output
+
 
 def scale_gradients(
     symbol: mx.sym.Symbol, policy: Policy, input_names: Set[str]
@@ -36,9 +38,9 @@ def scale_gradients(
     are constants for the backward pass, and `sign_ste` is the sign function with gradient 1.
     In the forward pass the difference of the signs is 0 for every x, infinity included, so x keeps
     all its bits. In the backward pass the gradient is multiplied by the scale, which is exact, as
-    the scale is a power of two. Simpler ways fail: ``x * scale`` in place of the signs makes NaN of
-    the -inf of masked logits, MXNet's `gradientmultiplier` accepts only a constant, and a scale in
-    the heads' `grad_scale` requires a new bind for every change.
+    the scale is a power of two. Simpler ways fail: with x in place of its sign, the -inf of masked
+    logits becomes NaN; MXNet's `gradientmultiplier` accepts only a constant; a scale in the heads'
+    `grad_scale` requires a new bind for every change.
 
     A Custom operator counts as a head where it is an output that no other operator reads. This is
     right whether or not it uses its head gradient: the scale multiplies the gradient that leaves
@@ -65,31 +67,25 @@ def scale_gradients(
     old = graph.to_json(symbol)
     _check_heads(old, policy)
     scaled_inputs = _scaled_inputs(old, input_names)
-    # Nodes are numbered by their position; new_number maps a node of the old graph to the new one.
-    nodes, new_number = [], []
-
-    def add(op, name, *inputs, **attrs):
-        nodes.append({"op": op, "name": name, "attrs": attrs, "inputs": [list(e) for e in inputs]})
-        return [len(nodes) - 1, 0, 0]
-
+    nodes = old["nodes"]
+    out, numbers = graph.Writer(), []  # numbers: of the old nodes, in the new graph
     written = {WRITTEN_ATTR: "True"}
     dtype = graph.MX_DTYPE_CODES["float32"]
-    scale = add("null", SCALE, __shape__="(1,)", __dtype__=dtype, **written)
-    for i, node in enumerate(old["nodes"]):
-        inputs = [[new_number[source], *rest] for source, *rest in node["inputs"]]
+    scale = out.emit("null", SCALE, __shape__="(1,)", __dtype__=dtype, **written)
+    for i, node in enumerate(nodes):
+        inputs = [[numbers[source], *rest] for source, *rest in node["inputs"]]
         for k in scaled_inputs.get(i, ()):
             name = f"{node['name']}_{k}_scale"
-            constant = add("BlockGrad", f"{name}_constant", inputs[k])
-            sign = add("sign", f"{name}_sign", constant)
-            passing = add("_contrib_sign_ste", f"{name}_passing", inputs[k])
-            zero = add("elemwise_sub", f"{name}_zero", sign, passing)
-            scaled = add("broadcast_mul", f"{name}_scaled", zero, scale)
-            inputs[k] = add("elemwise_sub", name, constant, scaled)
-        new_number.append(len(nodes))
-        nodes.append({**node, "inputs": inputs})
-    heads = [[new_number[source], *rest] for source, *rest in old["heads"]]
-    result = graph.from_json({**old, "nodes": nodes, "heads": heads}, like=symbol)
-    outputs = [_skip_casts(old["nodes"], source) for source, *_ in old["heads"]]
+            constant = out.emit("BlockGrad", f"{name}_constant", inputs[k])
+            sign = out.emit("sign", f"{name}_sign", constant)
+            passing = out.emit("_contrib_sign_ste", f"{name}_passing", inputs[k])
+            zero = out.emit("elemwise_sub", f"{name}_zero", sign, passing)
+            scaled = out.emit("broadcast_mul", f"{name}_scaled", zero, scale)
+            inputs[k] = out.emit("elemwise_sub", name, constant, scaled)
+        numbers.append(out.copy(node, inputs)[0])
+    heads = [[numbers[source], *rest] for source, *rest in old["heads"]]
+    result = graph.from_json({**old, "nodes": out.nodes, "heads": heads}, like=symbol)
+    outputs = [graph.source_of(nodes, source, CASTS) for source, *_ in old["heads"]]
     return result, {k for k, source in enumerate(outputs) if source in scaled_inputs}
 
 
@@ -97,16 +93,16 @@ def _scaled_inputs(old: dict, input_names: Set[str]) -> Dict[int, List[int]]:
     """Return the numbers of the inputs that get a scaled gradient, by the number of their head."""
     nodes = old["nodes"]
     scaled = {i: [0] for i, node in enumerate(nodes) if _is_head(node)}
-    outputs = {_skip_casts(nodes, source) for source, *_ in old["heads"]}
+    outputs = {graph.source_of(nodes, source, CASTS) for source, *_ in old["heads"]}
     read = {
         source
         for node in nodes
         for source, *_ in node["inputs"]
-        if node["op"] not in ("BlockGrad", "amp_cast")
+        if node["op"] not in ("BlockGrad", *CASTS)
     }
     for i in outputs - read:
         if nodes[i]["op"] == "Custom":
-            sources = [_skip_casts(nodes, source) for source, *_ in nodes[i]["inputs"]]
+            sources = [graph.source_of(nodes, source, CASTS) for source, *_ in nodes[i]["inputs"]]
             scaled[i] = [k for k, s in enumerate(sources) if nodes[s]["name"] not in input_names]
     return scaled
 
@@ -115,13 +111,6 @@ def _is_head(node: dict) -> bool:
     # With out_grad=True SoftmaxOutput multiplies its head gradient, as other operators do.
     uses_head_gradient = node.get("attrs", {}).get("out_grad", "False") in ("True", "1")
     return node["op"] in LOSS_HEADS and not uses_head_gradient
-
-
-def _skip_casts(nodes: List[dict], i: int) -> int:
-    """Return the number of the node whose output is cast by node `i`, or `i` if it is no cast."""
-    while nodes[i]["op"] == "amp_cast":
-        i = nodes[i]["inputs"][0][0]
-    return i
 
 
 def _check_heads(old: dict, policy: Policy) -> None:
