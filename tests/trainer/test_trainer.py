@@ -83,7 +83,7 @@ def test_public_names_are_not_those_of_another_trainer():
     p = parameter("p", [1.0])
     stock = gluon.Trainer([p], "sgd")
     theirs = {*dir(stock), "root_rank", "compression"}  # the last two are BytePS's
-    public = {name for name in vars(ScaledSteps) if not name.startswith("_")}
+    public = {name for name in dir(ScaledSteps) if not name.startswith("_")}
     assert sorted(public & theirs) == OVERRIDDEN
 
 
