@@ -35,7 +35,7 @@ class ScaledGradients:
     """
 
     def _start_gradients(self, dtypes: DtypesAtBuild, loss_scale, max_consecutive_skips) -> None:
-        """Set all attributes, after checks that leave nothing behind."""
+        """Check the arguments and set all attributes; nothing is changed when this raises."""
         self._dtypes = dtypes
         self._scale_by_dtype = loss_scale is BY_DTYPE
         if self._scale_by_dtype:
@@ -227,6 +227,8 @@ class ScaledGradients:
         if not window.fresh:
             return window
         weights = [(param, array) for param in self._trained() for array in param.list_data()]
+        # The marks were cleared when the window's gradients were marked as reduced or unscaled, so
+        # those that are set now come from later passes.
         written = {id(array): param.grad_req for param, array in weights if array._fresh_grad}
         if written:
             overwritten = all(written.get(key) == "write" for key in window.fresh)
