@@ -171,7 +171,7 @@ def _caltech(recipe: Recipe) -> Recipe:
             f"{recipe.dataset} is not at {root}: run `python scripts/prepare_caltech.py --dataset "
             f"{recipe.dataset}`, or give --data-dir."
         )
-    return dataclasses.replace(recipe, data_dir=root, use_rec=True)
+    return recipe.replace(data_dir=root, use_rec=True)
 
 
 def build_net(recipe: Recipe, classes: int, devices: List[mx.Context]) -> HybridBlock:
@@ -447,7 +447,7 @@ def prepare(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Run, Optional[str]]:
         os.environ.update(DETERMINISTIC)
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     data, instead = open_data(recipe, given)
-    recipe = dataclasses.replace(for_data(recipe, given, data.name), input_size=data.image_shape[1])
+    recipe = for_data(recipe, given, data.name).replace(input_size=data.image_shape[1])
     workers = connect(recipe.kv_store, devices)
     set_seed(recipe.seed)
     net = build_net(recipe, data.classes, devices)

@@ -1,5 +1,6 @@
 """The recipe, the schedule, the loop and its log lines."""
 
+import argparse
 import dataclasses
 import logging
 import re
@@ -22,11 +23,12 @@ from gluon_amp.data.augment import Augmented
 from gluon_amp.recipes import log
 from gluon_amp.recipes.devices import contexts, is_emulated
 from gluon_amp.recipes.engine import GluonEngine
+from gluon_amp.recipes.image_options import REFUSED
 from gluon_amp.recipes.loop import Loop, TrainingError
 from gluon_amp.recipes.meters import Mean, TopK
 from gluon_amp.recipes.models import MXNET_MODELS, build, full_name, least_size
 from gluon_amp.recipes.objective import Objective
-from gluon_amp.recipes.recipe import REFUSED, Recipe, for_data, learning_rate, read
+from gluon_amp.recipes.recipe import Recipe, for_data, learning_rate, read, train_parser
 from gluon_amp.recipes.run import open_data, record_files
 from gluon_amp.recipes.schedule import Schedule
 from tests.images import write_records
@@ -151,7 +153,9 @@ NEEDED = {
 
 def test_every_option_is_listed_here():
     declared = {
-        f.name: " ".join(f.metadata["flags"]) for f in dataclasses.fields(Recipe) if f.metadata
+        action.dest: " ".join(action.option_strings)
+        for action in train_parser()._actions
+        if action.dest not in ("help", argparse.SUPPRESS)
     }
     assert declared == FLAGS
 
