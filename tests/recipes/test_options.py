@@ -109,10 +109,10 @@ TEXTS = {
     "optimizer": ("nag", "nag"),
 }
 
-SWITCHES = {
-    "--amp", "--use-rec", "--no-wd", "--last-gamma", "--use-pretrained", "--deterministic",
-    "--eval-only", "--test-io", "--from-scratch", "--freeze-features",
-}  # fmt: skip
+SWITCHES = (
+    "--amp --use-rec --no-wd --last-gamma --use-pretrained --deterministic --eval-only --test-io "
+    "--from-scratch --freeze-features"
+).split()
 NEEDED = {
     "resume_epoch": "--resume-params p",
     "resume_params": "--resume-epoch 3",
@@ -137,13 +137,13 @@ def test_aliases(name, flag):
     if flag in SWITCHES:
         arguments, expected = [flag], True
     else:
-        text, value = TEXTS.get(name, ("3", 3))
-        arguments, expected = [flag, text], value
-    recipe, given = read([*arguments, *NEEDED.get(name, "").split()])
-    assert name in given
-    found = getattr(recipe, name)
-    assert getattr(read([])[0], name) != found
-    assert found == (expected if name in TEXTS or flag in SWITCHES else type(found)(text))
+        text, expected = TEXTS.get(name, ("3", 3))
+        arguments = [flag, text]
+    recipe, options = read([*arguments, *NEEDED.get(name, "").split()])
+    assert name in options
+    value = getattr(recipe, name)
+    assert getattr(read([])[0], name) != value
+    assert value == (expected if name in TEXTS or flag in SWITCHES else type(value)(text))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ README_COMMANDS = [
 
 @pytest.mark.parametrize("line", README_COMMANDS)
 def test_commands_of_the_faq_and_of_gluoncv_are_understood(line):
-    recipe, given = read(line.split())
+    recipe, options = read(line.split())
     assert isinstance(build(full_name(recipe.model, recipe.num_layers), 10), gluon.HybridBlock)
-    assert len(given) >= 6
+    assert len(options) >= 6
 
 
 @pytest.mark.parametrize("flag", REFUSED)

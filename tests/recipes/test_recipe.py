@@ -8,8 +8,8 @@ from gluon_amp.recipes.schedule import Schedule
 
 
 def test_defaults_are_those_of_the_published_recipe():
-    recipe, given = read([])
-    assert given == {}
+    recipe, options = read([])
+    assert options == {}
     assert (recipe.model, recipe.dtype, recipe.batch_size) == ("resnet50_v1", "float32", 128)
     assert (recipe.num_epochs, recipe.lr_mode, recipe.lr_decay) == (90, "step", 0.1)
     assert recipe.lr_decay_epoch == (30, 60, 80)
@@ -40,24 +40,29 @@ def test_options_that_contradict_each_other(line, sentence):
 
 
 def test_a_data_set_fills_in_only_what_was_not_given():
-    recipe, given = read(["--epochs", "90"])
-    recipe = for_data(recipe, given, "digits")
+    recipe, options = read(["--epochs", "90"])
+    recipe = for_data(recipe, options, "digits")
     assert recipe.num_epochs == 90 and recipe.model == "cifar_resnet8_v1"
     assert for_data(*read([]), "imagenet") == Recipe()
 
 
 @pytest.mark.parametrize(
     "data, epochs, warmup",
-    [("digits", 24, 2), ("digits", 2, 1 / 6), ("imagenet", 90, 5), ("imagenet", 3, 1 / 6),
-     ("imagenet", 180, 5)],
-)  # fmt: skip
+    [
+        ("digits", 24, 2),
+        ("digits", 2, 1 / 6),
+        ("imagenet", 90, 5),
+        ("imagenet", 3, 1 / 6),
+        ("imagenet", 180, 5),
+    ],
+)
 def test_a_shorter_run_warms_up_for_the_same_share_of_it(data, epochs, warmup):
-    given = {"num_epochs": epochs}
-    recipe = for_data(Recipe(**given), given, data)
+    options = {"num_epochs": epochs}
+    recipe = for_data(Recipe(**options), options, data)
     assert recipe.warmup_epochs == pytest.approx(warmup)
     schedule = Schedule(1.0, epochs, 6, "constant", recipe.warmup_epochs)
     assert schedule(epochs - 1, 5) == 1.0
-    explicit = {**given, "warmup_epochs": 1}
+    explicit = {**options, "warmup_epochs": 1}
     assert for_data(Recipe(**explicit), explicit, data).warmup_epochs == 1
 
 
