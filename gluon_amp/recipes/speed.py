@@ -9,7 +9,9 @@ from gluon_amp.data.input_speed import measure_input
 from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.recipe import Recipe, for_data
-from gluon_amp.recipes.run import Run, open_data, prepare
+from gluon_amp.recipes.run import prepare
+from gluon_amp.recipes.sources import open_data
+from gluon_amp.recipes.training import Training
 from gluon_amp.trainer.loss_scale import NoLossScale
 
 import mxnet as mx
@@ -32,7 +34,7 @@ def benchmark(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
     UsageError
         What was asked for cannot be done.
     """
-    run, _ = prepare(recipe, given)
+    run = prepare(recipe, given)
     (batch,) = [batch for batch, _ in zip(run.batches.epoch(0), range(1))]
     counts = Counts()
     seconds = []
@@ -89,13 +91,13 @@ def test_io(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def _told(run: Run) -> Dict[str, Any]:
+def _told(run: Training) -> Dict[str, Any]:
     recipe = run.recipe
     return {
         "model": recipe.model,
         "mode": recipe.mode,
         "dtype": recipe.policy,
-        "observed_dtypes": run.seen,
+        "observed_dtypes": run.observed,
         "emulated": run.emulated,
         "image_shape": list(run.data.image_shape),
         "devices": ", ".join(map(str, run.devices)),

@@ -8,10 +8,11 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.data import open_digits, write_classes
-from gluon_amp.recipes import run
-from gluon_amp.recipes.heads import freeze_features, head_of
-from gluon_amp.recipes.models import MXNET_MODELS, build
-from gluon_amp.recipes.outcome import export, worst
+from gluon_amp.recipes.confusions import worst
+from gluon_amp.recipes.network import build as network_build
+from gluon_amp.recipes.network.head import freeze_features, head_of
+from gluon_amp.recipes.network.models import MXNET_MODELS, build
+from gluon_amp.recipes.outputs import export
 from gluon_amp.recipes.recipe import FINE_TUNING, FineTuning, Recipe, read_fine_tuning
 from tests import ROOT
 from tests.images import write_records
@@ -43,15 +44,14 @@ def trained():
 @pytest.fixture(autouse=True)
 def one_source(monkeypatch, trained):
     """Train the network that knows the digits 0 to 4 once for this file, not once for each test."""
-    train = run.digits_network
+    train = network_build.digits_network
 
-    def remembered(recipe):
-        key = (recipe.model, recipe.num_layers, recipe.seed)
-        if key not in trained:
-            trained[key] = train(recipe)
-        return trained[key]
+    def remembered(*arguments):
+        if arguments not in trained:
+            trained[arguments] = train(*arguments)
+        return trained[arguments]
 
-    monkeypatch.setattr(run, "digits_network", remembered)
+    monkeypatch.setattr(network_build, "digits_network", remembered)
 
 
 def tune(script, tmp_path, *arguments):
@@ -102,12 +102,12 @@ def test_features_are_taken_over_and_the_head_is_new(monkeypatch):
     source = build("cifar_resnet8_v1", 5)
     source.initialize(mx.init.Xavier())
     source(nd.zeros((1, 3, 32, 32)))
-    monkeypatch.setattr(run, "digits_network", lambda recipe: source)
+    monkeypatch.setattr(network_build, "digits_network", lambda *_: source)
     values = source._collect_params_with_prefix()
 
     def taken_over(*arguments):
         recipe, _ = read_fine_tuning(["--model", "cifar_resnet8_v1", *arguments])
-        net = run.build_net(recipe, 5, [mx.cpu()])
+        net = network_build.build_network(recipe, 5, [mx.cpu()])
         net(nd.zeros((1, 3, 32, 32)))
         params = net._collect_params_with_prefix()
         weights = [name for name in params if name.endswith("weight")]

@@ -22,7 +22,7 @@ from gluon_amp.recipes.history import Counts, History
 from gluon_amp.recipes.interruption import Interruption, RunInterruptedError
 from gluon_amp.recipes.keeper import Keeper
 from gluon_amp.recipes.loop import DivergedError, measured
-from gluon_amp.recipes.models import build
+from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.recipe import read
 from gluon_amp.recipes.script import run as run_script
 from tests import ROOT
@@ -172,7 +172,7 @@ def test_what_is_not_finite_never_replaces_a_checkpoint(tmp_path):
     with pytest.raises(DivergedError, match="the loss became inf, so nothing was saved"):
         keeper.after_update(1, Position(1, 3), counts)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert len(checkpoints.found()) == 1
+    assert len(checkpoints.existing()) == 1
 
 
 def test_a_diverged_run_names_its_last_good_checkpoint_and_goes_on_from_it(tmp_path, capsys):
@@ -244,10 +244,10 @@ def test_a_signal_between_two_looks_is_answered_once():
     with tempfile.TemporaryDirectory() as folder:
         keeper, checkpoints, _ = keeper_of(Path(folder), interruption=Late())
         keeper.after_update(1, Position(0, 3), Counts())
-        assert checkpoints.found() == []
+        assert checkpoints.existing() == []
         with pytest.raises(RunInterruptedError, match="saved; go on with --resume auto"):
             keeper.after_update(2, Position(0, 6), Counts())
-        assert [position for position, _ in checkpoints.found()] == [Position(0, 6)]
+        assert [position for position, _ in checkpoints.existing()] == [Position(0, 6)]
 
 
 def test_the_first_signal_is_announced_and_the_end_says_what_was_written(capfd):
@@ -332,7 +332,7 @@ def test_outputs_on_a_full_disk(tmp_path, options, status, sentence):
 
 
 def test_parameters_are_written_in_one_piece(tmp_path):
-    from gluon_amp.recipes.outcome import save_parameters
+    from gluon_amp.recipes.outputs import save_parameters
 
     net = gluon.nn.Dense(100, in_units=100)
     net.initialize()

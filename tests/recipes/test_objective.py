@@ -7,12 +7,13 @@ import gluon_amp as amp
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import TrainingBatches
 from gluon_amp.data.augment import Augmented
-from gluon_amp.recipes import initial
-from gluon_amp.recipes.engine import GluonEngine
-from gluon_amp.recipes.heads import freeze_features, head_of
+from gluon_amp.recipes.engines.gluon import GluonEngine
+from gluon_amp.recipes.engines.module import ModuleEngine
 from gluon_amp.recipes.loop import Loop
-from gluon_amp.recipes.models import MXNET_MODELS, build
-from gluon_amp.recipes.module_engine import ModuleEngine
+from gluon_amp.recipes.network import weights as network_weights
+from gluon_amp.recipes.network.build import without_decay
+from gluon_amp.recipes.network.head import freeze_features, head_of
+from gluon_amp.recipes.network.models import MXNET_MODELS, build
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.schedule import Schedule
 
@@ -222,7 +223,7 @@ def test_a_modules_smoothing_is_that_of_gluon():
 )
 def test_last_gammas_are_zero_and_others_one(name, blocks):
     net = build(name, 10)
-    assert initial.zero_last_gammas(net, name) == blocks
+    assert network_weights.zero_last_gammas(net, name) == blocks
     net.initialize()
     gammas = [p for n, p in net.collect_params().items() if n.endswith("gamma")]
     size = 32 if name.startswith("cifar") else 64
@@ -236,12 +237,12 @@ def test_last_gammas_are_zero_and_others_one(name, blocks):
 @pytest.mark.parametrize("name", ["alexnet", "resnet18_v2", "mobilenet0.25"])
 def test_networks_without_such_blocks_are_refused(name):
     with pytest.raises(UsageError, match=f"--last-gamma: {name} has no residual blocks"):
-        initial.zero_last_gammas(build(name, 10), name)
+        network_weights.zero_last_gammas(build(name, 10), name)
 
 
 def test_no_decay_of_biases_and_norms():
     net = build("resnet18_v1", 10)
-    initial.without_decay(net)
+    without_decay(net)
     for name, param in net.collect_params().items():
         assert param.wd_mult == (1.0 if name.endswith(("weight", "mean", "var")) else 0.0)
 
@@ -299,7 +300,7 @@ def test_weights_for_other_classes_leave_the_head_alone(tmp_path):
     net = build("resnet18_v1", 7)
     net.initialize(mx.init.Xavier())
     net(nd.zeros((1, 3, 32, 32)))
-    assert initial.load_matching(net, path) == ["output.weight", "output.bias"]
+    assert network_weights.load_matching(net, path) == ["output.weight", "output.bias"]
     ours, its = net.features.collect_params(), source.features.collect_params()
     for a, b in zip(ours.values(), its.values()):
         assert a.data().asnumpy().tobytes() == b.data().asnumpy().tobytes()
@@ -319,7 +320,7 @@ def test_files_that_are_no_parameters(tmp_path, make, sentence):
     net = build("resnet18_v1", 7)
     net.initialize()
     with pytest.raises(UsageError, match=sentence):
-        initial.load_matching(net, make(tmp_path))
+        network_weights.load_matching(net, make(tmp_path))
 
 
 def _list_file(folder):
@@ -332,12 +333,12 @@ def test_weights_of_another_network_are_refused(tmp_path):
     net = build("mobilenet0.25", 10)
     net.initialize()
     with pytest.raises(UsageError, match="is of another network: only 1 of 28 layers fit"):
-        initial.load_matching(net, path)
+        network_weights.load_matching(net, path)
 
 
 def test_a_dead_host_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
     with pytest.raises(UsageError, match="cannot be downloaded .*MXNET_GLUON_REPO to a mirror"):
-        initial.zoo_file("resnet18_v1", tmp_path)
+        network_weights.zoo_file("resnet18_v1", tmp_path)
     with pytest.raises(UsageError, match="no zoo has weights of cifar_resnet8_v1"):
-        initial.zoo_file("cifar_resnet8_v1", tmp_path)
+        network_weights.zoo_file("cifar_resnet8_v1", tmp_path)

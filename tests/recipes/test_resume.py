@@ -16,11 +16,12 @@ from gluon_amp.command_line import UsageError
 from gluon_amp.distributed.workers import Workers
 from gluon_amp.recipes import run, script
 from gluon_amp.recipes.checkpoints import BEST, Checkpoints, Position
-from gluon_amp.recipes.engine import step_seed
+from gluon_amp.recipes.engines.build import build_engine
 from gluon_amp.recipes.history import Counts, EpochResult, History, Validation
 from gluon_amp.recipes.interruption import Interruption, RunInterruptedError
+from gluon_amp.recipes.network import build as network_build
 from gluon_amp.recipes.recipe import Recipe, read
-from gluon_amp.recipes.run import build_engine
+from gluon_amp.recipes.seeds import step_seed
 from tests import ROOT
 
 import mxnet as mx
@@ -183,8 +184,8 @@ def test_names_of_checkpoints_sort_by_position(tmp_path):
     for name in ("epoch002-sample00000000.ckpt", "epoch001-sample00000100.ckpt",
                  "epoch001-sample00000032.ckpt", BEST, "epoch1.ckpt.tmp"):  # fmt: skip
         (tmp_path / name).write_bytes(b"")
-    found = Checkpoints(tmp_path, 3).found()
-    assert [position for position, _ in found] == [
+    existing = Checkpoints(tmp_path, 3).existing()
+    assert [position for position, _ in existing] == [
         Position(1, 32), Position(1, 100), Position(2, 0),
     ]  # fmt: skip
     with pytest.raises(UsageError, match="holds 3 checkpoints and none can be read"):
@@ -261,7 +262,7 @@ def test_dropout_goes_on_as_if_nothing_had_happened(monkeypatch, tmp_path):
         return {name: array.asnumpy().tobytes() for name, array in saved.items()}
 
     seeds, seed = [], mx.random.seed
-    monkeypatch.setattr(run, "build", build)
+    monkeypatch.setattr(network_build, "build", build)
     monkeypatch.setattr(mx.random, "seed", lambda number: seeds.append(number) or seed(number))
     whole = train("whole", "--epochs", "2")
     assert len(set(seeds[-4:])) == 4  # one for each step

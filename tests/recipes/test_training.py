@@ -21,14 +21,14 @@ from gluon_amp.data import (
 from gluon_amp.data.augment import Augmented
 from gluon_amp.recipes import log
 from gluon_amp.recipes.devices import contexts, is_emulated
-from gluon_amp.recipes.engine import GluonEngine
+from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.loop import Loop, TrainingError
 from gluon_amp.recipes.meters import Mean, TopK
-from gluon_amp.recipes.models import MXNET_MODELS, build, full_name, least_size
+from gluon_amp.recipes.network.models import MXNET_MODELS, build, full_name, smallest_size
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.recipe import REFUSED, Recipe, for_data, learning_rate, read
-from gluon_amp.recipes.run import open_data, record_files
 from gluon_amp.recipes.schedule import Schedule
+from gluon_amp.recipes.sources import open_data, record_files
 from tests.images import write_records
 
 import mxnet as mx
@@ -635,8 +635,8 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
         ("shufflenet_v2", 32), ("hrnet_w18_small_v1_c", 32),
     ],
 )  # fmt: skip
-def test_the_least_size_of_a_network(name, size, capsys):
-    assert least_size(name, 5) == size
+def test_the_smallest_size_of_a_network(name, size, capsys):
+    assert smallest_size(name, 5) == size
     assert capsys.readouterr().out == ""
 
 
@@ -649,9 +649,9 @@ def test_the_least_size_of_a_network(name, size, capsys):
         ("resnet18_v1b_0.89", "--model resnet18_v1b_0.89 fits no size of images from 32 to 512"),
     ],
 )
-def test_a_network_without_a_least_size_is_one_sentence(name, sentence):
+def test_a_network_without_a_smallest_size_is_one_sentence(name, sentence):
     with pytest.raises(UsageError) as caught:
-        least_size(name, 5)
+        smallest_size(name, 5)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -689,7 +689,7 @@ def test_gluoncvs_classifiers_are_found():
         ("resnet5", "did you mean .*resnet50_v1"),
         ("cifar_resnet20", "did you mean .*cifar_resnet20_v1"),
         ("RESNET50_V1", "did you mean resnet50_v1,"),
-        ("ssd_300_vgg16_atrous_voc", "no image classifier"),
+        ("ssd_300_vgg16_atrous_voc", "is not an image classifier"),
         ("", "resnet50_v1, for example, is one"),
     ],
 )
