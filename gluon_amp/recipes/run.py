@@ -1,6 +1,5 @@
 """One training run on images: a recipe in, a summary out."""
 
-import dataclasses
 import time
 from functools import partial
 from typing import Any, Dict, List, Tuple
@@ -68,10 +67,9 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     data, notice = open_data(recipe, options)
     recipe = for_data(recipe, options, data.name)
-    recipe = dataclasses.replace(recipe, input_size=data.image_shape[1])
     workers = connect(recipe.kv_store, devices)
     set_seed(recipe.seed)
-    net = build_network(recipe, data.classes, devices)
+    net = build_network(recipe, data.classes, data.image_shape[1], devices)
     observed = observe(net, data, devices[0], recipe.model, recipe.computes_in)
     batch = recipe.batch_size * len(devices)
     share = (recipe.num_workers, workers.rank, workers.count)

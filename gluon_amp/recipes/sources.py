@@ -66,7 +66,7 @@ def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optiona
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
         return _open_digits(recipe, options, digits), None
     if recipe.dataset in ("caltech101", "caltech256"):
-        records = open_records(record_files(_caltech(recipe)), recipe.seed, look)
+        records = open_records(_caltech_files(recipe), recipe.seed, look)
         return dataclasses.replace(records, name=recipe.dataset), None
     if recipe.reads_records or recipe.dataset == "rec":
         files = record_files(recipe)
@@ -94,10 +94,10 @@ def _open_digits(recipe: Recipe, options: Dict[str, Any], digits: Sequence[int])
     return open_digits(recipe.seed, digits, size)
 
 
-def _caltech(recipe: Recipe) -> Recipe:
-    """Return the recipe with the folder in which prepare_caltech.py stores a data set."""
+def _caltech_files(recipe: Recipe) -> RecordFiles:
+    """Return the files in which prepare_caltech.py packs a data set, or those of the recipe."""
     if recipe.reads_records:
-        return recipe
+        return record_files(recipe)
     root = recipe.data_dir
     if root == DEFAULT_DATA_DIR:
         root = Path(f"~/.mxnet/datasets/{recipe.dataset}")
@@ -106,7 +106,7 @@ def _caltech(recipe: Recipe) -> Recipe:
             f"{recipe.dataset} is not at {root}: run `python scripts/prepare_caltech.py --dataset "
             f"{recipe.dataset}`, or give --data-dir."
         )
-    return dataclasses.replace(recipe, data_dir=root, use_rec=True)
+    return _beside(root / "rec" / "train.rec", root / "rec" / "val.rec")
 
 
 def record_files(recipe: Recipe) -> RecordFiles:
@@ -127,7 +127,14 @@ def record_files(recipe: Recipe) -> RecordFiles:
                     f"--rec-{part} is missing: packed data needs --rec-train and --rec-val."
                 )
     folder = recipe.data_dir / "rec"
-    paths = {part: (path or folder / f"{part}.rec").expanduser() for part, path in options.items()}
-    train_idx = recipe.rec_train_idx or paths["train"].with_suffix(".idx")
-    val_idx = recipe.rec_val_idx or paths["val"].with_suffix(".idx")
-    return RecordFiles(paths["train"], train_idx.expanduser(), paths["val"], val_idx.expanduser())
+    train, val = (path or folder / f"{part}.rec" for part, path in options.items())
+    return _beside(train, val, recipe.rec_train_idx, recipe.rec_val_idx)
+
+
+def _beside(
+    train: Path, val: Path, train_idx: Optional[Path] = None, val_idx: Optional[Path] = None
+) -> RecordFiles:
+    """Return packed files; an index that is not given is beside its images."""
+    train_idx = train_idx or train.with_suffix(".idx")
+    val_idx = val_idx or val.with_suffix(".idx")
+    return RecordFiles(*(path.expanduser() for path in (train, train_idx, val, val_idx)))

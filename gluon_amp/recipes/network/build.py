@@ -24,8 +24,19 @@ FEATURE_DIGITS = range(5)
 FEATURE_EPOCHS = 8
 
 
-def build_network(recipe: Recipe, classes: int, devices: List[mx.Context]) -> HybridBlock:
+def build_network(
+    recipe: Recipe, classes: int, image_size: int, devices: List[mx.Context]
+) -> HybridBlock:
     """Return the network, initialized on the devices and cast.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    classes : int
+        Number of outputs.
+    image_size : int
+        Height and width of the images.
+    devices : list of Context
 
     Raises
     ------
@@ -38,7 +49,7 @@ def build_network(recipe: Recipe, classes: int, devices: List[mx.Context]) -> Hy
     if recipe.last_gamma:
         weights.zero_last_gammas(net, model)
     net.initialize(mx.init.MSRAPrelu(), ctx=devices)
-    _load_pretrained(net, recipe, model, classes)
+    _load_pretrained(net, recipe, model, classes, image_size)
     if recipe.freeze_features or recipe.head_lr_mult != 1:
         head = head_of(net, build(model, classes + 1))
         for param in head:
@@ -58,13 +69,15 @@ def build_network(recipe: Recipe, classes: int, devices: List[mx.Context]) -> Hy
     return net
 
 
-def _load_pretrained(net: HybridBlock, recipe: Recipe, model: str, classes: int) -> None:
+def _load_pretrained(
+    net: HybridBlock, recipe: Recipe, model: str, classes: int, image_size: int
+) -> None:
     """Load the pretrained weights that the recipe names, if any."""
     path = recipe.pretrained_file
     if recipe.use_pretrained and not path and not recipe.from_scratch:
         if recipe.dataset == "digits":
             head = head_of(net, build(model, classes + 1))
-            weights.copy_features(digits_network(model, recipe.seed, recipe.input_size), net, head)
+            weights.copy_features(digits_network(model, recipe.seed, image_size), net, head)
             return
         path = weights.zoo_file(model, recipe.root)
     if path:
@@ -85,12 +98,12 @@ def accumulate_gradients(params: Iterable[Parameter]) -> None:
             param.grad_req = "add"
 
 
-def digits_network(model: str, seed: int, input_size: int) -> HybridBlock:
+def digits_network(model: str, seed: int, image_size: int) -> HybridBlock:
     """Return a network that has learned the digits 0 to 4, in float32 on the CPU.
 
     Fine-tuning on the other digits begins with it, so it works without a download.
     """
-    source = open_digits(seed, FEATURE_DIGITS, input_size)
+    source = open_digits(seed, FEATURE_DIGITS, image_size)
     net = build(model, source.classes)
     net.initialize(mx.init.MSRAPrelu())
     net.hybridize(static_alloc=True)
