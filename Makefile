@@ -31,9 +31,10 @@ test: export OMP_NUM_THREADS = 1
 test: setup ## run the tests (ARGS='-k name' appends options)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-lint: setup ## check style
+lint: setup ## check style, private names and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 format: setup ## rewrite the code in house style
 	$(BIN)/ruff check --fix .
