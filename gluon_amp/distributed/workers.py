@@ -13,10 +13,11 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Unio
 import numpy as np
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.mxnet_internals import LIB, check_call
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.base import _LIB, KVStoreHandle, check_call
+from mxnet.base import KVStoreHandle
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -292,6 +293,6 @@ def leave(main: Callable[[], int]) -> NoReturn:
                 stream.flush()
         os._exit(status)
     for store in _STORES:  # here, as it would abort the process when Python exits
-        check_call(_LIB.MXKVStoreFree(store.handle))
+        check_call(LIB.MXKVStoreFree(store.handle))
         store.handle = KVStoreHandle()
     sys.exit(status)
