@@ -1,4 +1,4 @@
-"""Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, taking turns.
+"""Compare the time and memory of gluon_amp, mxnet.contrib.amp and plain float32.
 
 python scripts/benchmark.py --suite step
 """

@@ -1,4 +1,4 @@
-"""Train float16, bfloat16 and float32 over several seeds, and make the table of their results.
+"""Train float16, bfloat16 and float32 over several seeds, and write a table of the results.
 
 python scripts/results_table.py                  # the digits, on any machine
 """

@@ -103,8 +103,8 @@ def test_terminated_in_mid_epoch(home, tmp_path, uninterrupted):
     out, err = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
     assert err == (
-        "signal 15: the run saves and ends after this batch or validation; once more ends it at "
-        "once\n"
+        "signal 15: the run saves and ends after this batch or validation;\n"
+        "a second signal ends it at once.\n"
         "train_imagenet.py: interrupted by signal 15: saved; go on with --resume auto.\n"
     )
     assert "Saved " in out

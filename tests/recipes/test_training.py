@@ -1,14 +1,15 @@
 """The recipe, the schedule and the meters."""
 
-import dataclasses
+import argparse
 
 import numpy as np
 import pytest
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.image_options import REFUSED
 from gluon_amp.recipes.meters import Mean, TopK
 from gluon_amp.recipes.network.models import build, full_name
-from gluon_amp.recipes.recipe import REFUSED, Recipe, for_data, learning_rate, read
+from gluon_amp.recipes.recipe import Recipe, for_data, learning_rate, read, train_parser
 from gluon_amp.recipes.schedule import Schedule
 
 from mxnet import gluon, nd
@@ -135,7 +136,9 @@ NEEDED = {
 
 def test_every_option_is_listed_here():
     declared = {
-        f.name: " ".join(f.metadata["flags"]) for f in dataclasses.fields(Recipe) if f.metadata
+        action.dest: " ".join(action.option_strings)
+        for action in train_parser()._actions
+        if action.dest not in ("help", argparse.SUPPRESS)
     }
     assert declared == FLAGS
 
