@@ -15,7 +15,7 @@ from gluon_amp.recipes.language.run import train
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train; return the exit status."""
-    return script.guarded(lambda: print(f"\n{train(read(arguments))}"))
+    return script.guarded(lambda: train(read(arguments)))
 
 
 if __name__ == "__main__":

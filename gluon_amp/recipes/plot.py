@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.history import History
-from gluon_amp.recipes.outcome import saving
+from gluon_amp.recipes.outputs import saving
 
 
 def draw_errors(history: History, path: Path, title: str) -> None:

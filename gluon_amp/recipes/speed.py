@@ -9,7 +9,9 @@ from gluon_amp.data.input_speed import measure_input
 from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.recipe import Recipe, for_data
-from gluon_amp.recipes.run import Run, open_data, prepare
+from gluon_amp.recipes.run import prepare
+from gluon_amp.recipes.sources import open_data
+from gluon_amp.recipes.training import Training
 from gluon_amp.trainer.loss_scale import NoLossScale
 
 import mxnet as mx
@@ -38,7 +40,7 @@ def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
     UsageError
         The run is impossible.
     """
-    run, _ = prepare(recipe, options)
+    run = prepare(recipe, options)
     batch = next(iter(run.batches.epoch(0)))
     counts = Counts()
     seconds = []
@@ -100,13 +102,13 @@ def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def _description(run: Run) -> Dict[str, Any]:
+def _description(run: Training) -> Dict[str, Any]:
     recipe = run.recipe
     return {
         "model": recipe.model,
         "mode": recipe.mode,
         "dtype": recipe.policy,
-        "observed_dtypes": run.seen,
+        "observed_dtypes": run.observed,
         "emulated": run.emulated,
         "image_shape": list(run.data.image_shape),
         "devices": ", ".join(map(str, run.devices)),

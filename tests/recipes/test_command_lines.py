@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gluon_amp.command_line import UsageError
-from gluon_amp.distributed import launcher
+from gluon_amp.distributed import tasks
 from gluon_amp.recipes import recipe
 from gluon_amp.recipes.language import recipe as language_recipe
 from tests import ROOT
@@ -99,7 +99,7 @@ def reader_of(script, parser):
         "train_imagenet": recipe.read,
         "fine_tune": recipe.read_fine_tuning,
         "train_lstm": language_recipe.read,
-        "launch": launcher.read,
+        "launch": tasks.read,
     }.get(script.__name__, parser.parse_args)
 
 

@@ -45,9 +45,14 @@ OF_THE_CLOCK = ("seconds", "train_seconds", "images_per_second", "peak_mebibytes
 def run(*arguments, **changes):
     """Run the script as a user does."""
     return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
-        timeout=200, env=environment(**changes),
-    )  # fmt: skip
+        command(*arguments),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=200,
+        env=environment(**changes),
+    )
 
 
 def command(*arguments):
@@ -137,11 +142,15 @@ def test_the_standard_library_of_this_python():
 def test_chunks_of_two_streams():
     chunks = Chunks(np.arange(12), streams=2, length=2, whole=False)
     assert [chunk.inputs.asnumpy().tolist() for chunk in chunks] == [
-        [[0, 1], [5, 6]], [[2, 3], [7, 8]], [[4], [9]],
-    ]  # fmt: skip
+        [[0, 1], [5, 6]],
+        [[2, 3], [7, 8]],
+        [[4], [9]],
+    ]
     assert [chunk.labels.asnumpy().tolist() for chunk in chunks] == [
-        [[1, 2], [6, 7]], [[3, 4], [8, 9]], [[5], [10]],
-    ]  # fmt: skip
+        [[1, 2], [6, 7]],
+        [[3, 4], [8, 9]],
+        [[5], [10]],
+    ]
     assert [chunk.first for chunk in chunks] == [True, False, False]
     assert (len(chunks), chunks.images, chunks.batch_size) == (3, 10, 4)
     whole = Chunks(np.arange(12), streams=2, length=2, whole=True)
@@ -314,8 +323,10 @@ def test_a_run_learns_in_every_dtype(dtype, rnn, script, tmp_path, capsys):
     assert "images" not in told.out
     summary = json.loads(path.read_text())
     assert summary["observed_dtypes"] == {
-        "Embedding": "float32", "RNN": rnn, "FullyConnected": dtype,
-    }  # fmt: skip
+        "Embedding": "float32",
+        "RNN": rnn,
+        "FullyConnected": dtype,
+    }
     assert summary["emulated"] == (dtype == "float16")
     # 4000 characters in 64 streams: 62 of each have a next one, and every one of them counts
     assert summary["validated"] == summary["val_images"] == 64 * 62
@@ -344,9 +355,12 @@ def kept_in(folder, *more):
 def test_an_ended_run_goes_on_as_if_nothing_had_happened(name, status, tmp_path, uninterrupted):
     arguments = kept_in(tmp_path, "--resume", "auto")
     process = subprocess.Popen(
-        command(*arguments), env=environment(), text=True, stdout=subprocess.PIPE,
+        command(*arguments),
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     for line in process.stdout:
         if "Epoch[1] Batch [4]" in line:
             break
@@ -371,7 +385,8 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "given, sentence", [
+    "given, sentence",
+    [
         (["--dtype", "float17"], "argument --dtype: invalid choice"),
         (["--bptt", "0"], "argument --bptt: expected a whole number of at least 1, got '0'"),
         (["--resume", "auto"], "--resume auto looks into --save-dir, which was not given."),
@@ -381,7 +396,7 @@ def uninterrupted(tmp_path_factory):
         (["--gpus", "99"], "GPU 99 was asked for, but MXNet sees"),
         (["--summary-json", "absent/file"], "--summary-json absent/file cannot be written"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_told_in_a_sentence(given, sentence, script, capsys):
     try:
         status = script.main(given)
@@ -394,12 +409,13 @@ def test_what_cannot_be_done_is_told_in_a_sentence(given, sentence, script, caps
 
 
 @pytest.mark.parametrize(
-    "changed, words", [
+    "changed, words",
+    [
         (["--hidden", "8"], "with the model 1-layer LSTM of 16"),
         (["--characters", "5000"], "with 4000 training samples, and this one has 5000"),
         (["--dtype", "bfloat16"], "with --dtype float16"),
     ],
-)  # fmt: skip
+)
 def test_another_run_is_not_gone_on_with(changed, words, script, tmp_path, capsys):
     given = [*kept_in(tmp_path), "--num-epochs", "1", "--max-batches", "1"]
     given = [str(text) for text in given]
@@ -428,15 +444,19 @@ def load(name):
 def test_the_recipe_gives_a_table(tmp_path, capsys):
     skip_without_bfloat16()
     output = tmp_path / "table"
-    short = ["--characters", "4000", "--max-batches", "2", "--num-epochs", "1", "--bptt", "8",
-             "--hidden", "8", "--embedding", "4"]  # fmt: skip
+    short = (
+        "--characters 4000 --max-batches 2 --num-epochs 1 --bptt 8 --hidden 8 --embedding 4"
+    ).split()
     given = ["--recipe", "lstm", "--seeds", "1", "--output", str(output), "--", *short]
     assert load("results_table").main(given) == 0, capsys.readouterr().err
     told = capsys.readouterr().out
     rows = json.loads((output / "results.json").read_text())["rows"]
     assert [row["configuration"]["name"] for row in rows] == [
-        "float32-32", "float16-32", "float16-64", "bfloat16-32",
-    ]  # fmt: skip
+        "float32-32",
+        "float16-32",
+        "float16-64",
+        "bfloat16-32",
+    ]
     assert [row["emulated"] for row in rows] == [False, True, True, False]
     page = (output / "results.md").read_text()
     for text in (told, page):

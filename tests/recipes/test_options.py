@@ -6,7 +6,7 @@ import pytest
 
 import gluon_amp  # noqa: F401
 from gluon_amp.recipes.image_options import REFUSED
-from gluon_amp.recipes.models import build, full_name
+from gluon_amp.recipes.network.models import build, full_name
 from gluon_amp.recipes.recipe import read, train_parser
 
 from mxnet import gluon

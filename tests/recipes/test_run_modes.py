@@ -75,10 +75,13 @@ def test_optimizers(script, tmp_path, capsys, optimizer):
 
 def test_all_of_a_recipe_together(script, tmp_path, capsys):
     summary = train(
-        script, tmp_path, "--label-smoothing", "--mixup", "--mixup-off-epoch", "1", "--no-wd",
-        "--last-gamma", "--clip-grad", "1", "--accumulate", "2", "--lr-mode", "poly",
-        "--dtype", "float16", "--seed", "3",
-    )  # fmt: skip
+        script,
+        tmp_path,
+        *(
+            "--label-smoothing --mixup --mixup-off-epoch 1 --no-wd --last-gamma "
+            "--clip-grad 1 --accumulate 2 --lr-mode poly --dtype float16 --seed 3"
+        ).split(),
+    )
     plan = capsys.readouterr().out
     assert "64 per device × 1 (cpu(0)) × 2 accumulated = 128" in plan
     for words in ("label smoothing 0.1", "mixup 0.2", "clipped to 1", "no decay of biases"):
@@ -149,10 +152,7 @@ def test_input_alone(script, tmp_path, capsys):
         "--test-io",
         "--data-dir",
         str(tmp_path),
-        "--batch-size",
-        "4",
-        "--input-size",
-        "32",
+        *"--batch-size 4 --input-size 32".split(),
     ]
     assert script.main(arguments) == 0
     told = json.loads(capsys.readouterr().out)
@@ -165,8 +165,9 @@ def test_a_corrupt_image_is_named_and_left_out(script, tmp_path, capsys):
         write_folders(tmp_path, part, ["cat", "dog"], images=4)
     bad = sorted((tmp_path / "train" / "cat").iterdir())[1]
     bad.write_bytes(b"no image")
-    arguments = ["--model", "mobilenet0.25", "--input-size", "32", "--batch-size", "4",
-                 "--epochs", "1", "--warmup-epochs", "0", "--lr", "0"]  # fmt: skip
+    arguments = (
+        "--model mobilenet0.25 --input-size 32 --batch-size 4 --epochs 1 --warmup-epochs 0 --lr 0"
+    ).split()
     assert script.main([*arguments, "--data-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert f"[Epoch 0] 1 unreadable image: {bad}" in out
@@ -179,10 +180,13 @@ def test_unreadable_validation_images_are_left_out_and_counted(script, tmp_path,
     bad = sorted((tmp_path / "val" / "ant").iterdir())[:3]
     for path in bad:
         path.write_bytes(b"no image")
-    arguments = ["--model", "mobilenet0.25", "--input-size", "32", "--batch-size", "4",
-                 "--epochs", "1", "--warmup-epochs", "0", "--lr", "0", "--confusions", "9",
-                 "--data-dir", str(tmp_path),
-                 "--summary-json", str(tmp_path / "s.json")]  # fmt: skip
+    arguments = [
+        *(
+            "--model mobilenet0.25 --input-size 32 --batch-size 4 --epochs 1 "
+            "--warmup-epochs 0 --lr 0 --confusions 9"
+        ).split(),
+        *("--data-dir", str(tmp_path), "--summary-json", str(tmp_path / "s.json")),
+    ]
     assert script.main(arguments) == 0
     out = capsys.readouterr().out
     assert f"[Epoch 0] not validated: 3 unreadable images: {', '.join(map(str, bad))}" in out
@@ -194,7 +198,10 @@ def test_unreadable_validation_images_are_left_out_and_counted(script, tmp_path,
     wrong = sum(confusion["count"] for confusion in summary["confusions"])
     assert summary["top1"] == pytest.approx(100 * (9 - wrong) / 9)
     assert {c["true"]: c["images"] for c in summary["confusions"]}.items() <= {
-        "ant": 1, "bee": 4, "cat": 4}.items()  # fmt: skip
+        "ant": 1,
+        "bee": 4,
+        "cat": 4,
+    }.items()
 
 
 # ------------------------------------------------------------------------------------- outputs
@@ -204,9 +211,12 @@ def test_records_tensorboard_plot_and_log_file(script, tmp_path, capsys):
     pytest.importorskip("tensorboardX")
     files = {name: tmp_path / name for name in ("log.jsonl", "errors.png", "run.log")}
     train(
-        script, tmp_path, "--dtype", "float16", "--log-json", files["log.jsonl"], "--plot",
-        files["errors.png"], "--logging-file", files["run.log"], "--tensorboard", tmp_path / "tb",
-    )  # fmt: skip
+        script,
+        tmp_path,
+        *("--dtype", "float16"),
+        *("--log-json", files["log.jsonl"], "--plot", files["errors.png"]),
+        *("--logging-file", files["run.log"], "--tensorboard", tmp_path / "tb"),
+    )
     records = [json.loads(line) for line in files["log.jsonl"].read_text().splitlines()]
     kinds = [record["record"] for record in records]
     assert kinds == [*["batch"] * 3, "epoch", "validation"] * 2
@@ -223,8 +233,10 @@ def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-u", str(SCRIPT), *TINY],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     process.stdout.readline()
     process.stdout.close()
     error = process.stderr.read()
@@ -244,10 +256,12 @@ def test_a_full_disk_loses_nothing(script, tmp_path, capsys):
     before = files()
     largest = (100_000, 100_000)
     full = subprocess.run(
-        [sys.executable, str(SCRIPT), *again], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), *again],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, largest),
-    )  # fmt: skip
+    )
     assert full.returncode == 1
     assert re.fullmatch(
         r"train_imagenet.py: .*epoch002-sample00000000.ckpt was not written \(File too large\): "
@@ -331,8 +345,10 @@ def two_workers(tmp_path, line):
     done = subprocess.run(
         [*LAUNCH, "-n", "2", "-s", "1", "--", *worker],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
     assert len(told) == 2

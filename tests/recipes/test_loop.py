@@ -1,6 +1,5 @@
-"""The recipe, the schedule, the loop and its log lines."""
+"""The training loop and its log lines."""
 
-import dataclasses
 import logging
 import re
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.command_line import UsageError
 from gluon_amp.data import (
     Look,
     RecordFiles,
@@ -20,13 +18,9 @@ from gluon_amp.data import (
 )
 from gluon_amp.data.augment import Augmented
 from gluon_amp.recipes import log
-from gluon_amp.recipes.devices import contexts, is_emulated
-from gluon_amp.recipes.engine import GluonEngine
+from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.loop import Loop, TrainingError
-from gluon_amp.recipes.models import MXNET_MODELS, build, full_name, least_size
 from gluon_amp.recipes.objective import Objective
-from gluon_amp.recipes.recipe import read
-from gluon_amp.recipes.run import open_data, record_files
 from gluon_amp.recipes.schedule import Schedule
 from tests.images import write_records
 
@@ -34,43 +28,6 @@ import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 from mxnet.gluon.data import SimpleDataset
-from mxnet.gluon.model_zoo import vision
-
-# --------------------------------------------------------------------------- names and files
-
-
-@pytest.mark.parametrize(
-    "name, layers, full",
-    [
-        ("resnet-v1", 50, "resnet50_v1"),
-        ("resnet", 18, "resnet18_v2"),
-        ("resnet", None, "resnet50_v2"),
-        ("vgg", None, "vgg16"),
-        ("mobilenet", None, "mobilenet1.0"),
-        ("resnet50_v1", 50, "resnet50_v1"),
-        ("resnext", 101, "resnext101_32x4d"),
-    ],
-)
-def test_names_of_mxnets_examples(name, layers, full):
-    assert full_name(name, layers) == full
-
-
-def test_a_number_of_layers_needs_a_family():
-    with pytest.raises(UsageError, match="--num-layers 50 does not belong to --network alexnet"):
-        full_name("alexnet", 50)
-
-
-def test_record_files_are_found_beside_each_other(tmp_path):
-    recipe, _ = read(["--rec-train", "t.rec", "--rec-val", "v.rec", "--rec-val-idx", "w.idx"])
-    found = record_files(recipe)
-    assert [str(path) for path in dataclasses.astuple(found)] == "t.rec t.idx v.rec w.idx".split()
-    recipe, _ = read(["--use-rec", "--data-dir", str(tmp_path)])
-    assert record_files(recipe).val_idx == tmp_path / "rec" / "val.idx"
-    with pytest.raises(UsageError, match="--rec-val is missing"):
-        record_files(read(["--rec-train", "t.rec"])[0])
-
-
-# --------------------------------------------------------------------------- loop
 
 
 class Lines(logging.Handler):
@@ -251,96 +208,9 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
     assert passes[0].top1 == (answers == np.arange(10)).mean()
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("cifar_resnet8_v1", 32), ("resnet18_v2", 32), ("mobilenetv2_0.25", 32), ("vgg11_bn", 32),
-        ("alexnet", 64), ("squeezenet1.1", 224), ("densenet121", 224), ("inceptionv3", 299),
-        ("googlenet", 224), ("cifar_residualattentionnet56", 32), ("residualattentionnet56", 224),
-        ("shufflenet_v2", 32), ("hrnet_w18_small_v1_c", 32),
-    ],
-)  # fmt: skip
-def test_the_least_size_of_a_network(name, size, capsys):
-    assert least_size(name, 5) == size
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("resnet50_v1b_gn", "--model resnet50_v1b_gn cannot be built by GluonCV with MXNet 1.9.1"),
-        ("resnext101e_64x4d", "--model resnext101e_64x4d cannot be built by GluonCV with MXNet"),
-        ("nasnet_4_1056", "--model nasnet_4_1056 cannot be built by GluonCV with MXNet 1.9.1"),
-        ("resnet18_v1b_0.89", "--model resnet18_v1b_0.89 fits no size of images from 32 to 512"),
-    ],
-)
-def test_a_network_without_a_least_size_is_one_sentence(name, sentence):
-    with pytest.raises(UsageError) as caught:
-        least_size(name, 5)
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_digits_are_as_large_as_the_network_needs():
-    for line, size in (("", 32), ("--model alexnet", 64), ("--model alexnet --input-size 96", 96)):
-        recipe, given = read(["--dataset", "digits", *line.split()])
-        data, _ = open_data(recipe, given)
-        assert data.image_shape == (3, size, size)
-
-
 def test_validation_must_count_every_image():
     with pytest.raises(TrainingError, match="validated 10 images, but there are 11"):
         small_loop().validate(validation_batches(blobs(), 4), 11, 0)
-
-
-# --------------------------------------------------------------------------- the rest
-
-
-def test_mxnets_models_are_all_listed():
-    with pytest.raises(ValueError) as error:
-        vision.get_model("no such model")
-    assert set(str(error.value).split("\n\t")[1:]) == set(MXNET_MODELS)
-
-
-def test_gluoncvs_classifiers_are_found():
-    net = build("cifar_resnet8_v1", 10)
-    net.initialize()
-    assert net(nd.zeros((1, 3, 32, 32))).shape == (1, 10)
-    assert type(build("resnet50_v1b", 7)).__module__.startswith("gluoncv")
-
-
-@pytest.mark.parametrize(
-    "name, hint",
-    [
-        ("resnet5", "did you mean .*resnet50_v1"),
-        ("cifar_resnet20", "did you mean .*cifar_resnet20_v1"),
-        ("RESNET50_V1", "did you mean resnet50_v1,"),
-        ("ssd_300_vgg16_atrous_voc", "no image classifier"),
-        ("", "resnet50_v1, for example, is one"),
-    ],
-)
-def test_an_unknown_model_gets_near_matches(name, hint):
-    with pytest.raises(UsageError, match=hint):
-        build(name, 10)
-
-
-@pytest.mark.skipif(mx.context.num_gpus() > 0, reason="this machine has a GPU")
-def test_devices_on_a_machine_without_gpus():
-    assert contexts() == contexts(num_gpus=0) == contexts(gpus=()) == [mx.cpu()]
-    with pytest.raises(UsageError, match="GPU 0 was asked for, but MXNet sees no GPU here"):
-        contexts(gpus=(0,))
-    with pytest.raises(UsageError, match="GPU 0 was asked for"):
-        contexts(num_gpus=1)
-
-
-def test_devices_are_named_once():
-    with pytest.raises(UsageError, match="--gpus 0,0 names a GPU twice"):
-        contexts(gpus=(0, 0))
-
-
-def test_only_float16_on_a_cpu_is_emulated():
-    assert is_emulated("float16", [mx.cpu()])
-    assert not is_emulated("float16", [mx.gpu(0)])
-    assert not is_emulated("bfloat16", [mx.cpu()]) and not is_emulated("float32", [mx.cpu()])
 
 
 def test_the_digits_can_be_learned():
