@@ -1,4 +1,4 @@
-"""The log of a run: GluonCV's lines, byte for byte, others, and a progress bar.
+"""The log of a run: GluonCV's lines byte for byte, some more, and a progress bar.
 
 Source of the first four lines: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``.
 People and dashboards search for them, so other numbers are logged in lines of their own.
@@ -102,12 +102,11 @@ def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Disable the log in a with block."""
-    level, logger.disabled = logger.level, True
+    logger.disabled = True
     try:
         yield
     finally:
         logger.disabled = False
-        logger.setLevel(level)
 
 
 class Records:

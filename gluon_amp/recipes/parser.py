@@ -28,10 +28,16 @@ class TrainingParser(Parser):
 
         No argument of the parser may be required.
         """
-        absent = object()
-        defaults = vars(self.parse_args([]))
-        options = self.parse_args(arguments, argparse.Namespace(**dict.fromkeys(defaults, absent)))
-        return defaults, {k: value for k, value in vars(options).items() if value is not absent}
+        options = vars(self.parse_args(arguments, _Explicit()))
+        return vars(self.parse_args([])), options
+
+
+class _Explicit(argparse.Namespace):
+    """Stays without defaults, as argparse sets one only if there is no attribute of that name."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -93,16 +93,23 @@ DEFAULTS, _ = train_parser().parse_explicit([])
 
 
 class Recipe(argparse.Namespace):
-    """All options of an image run, as attributes; nobody changes them after it is made.
+    """All options of an image run, as attributes; `replace` returns a copy with other values.
 
     Parameters
     ----------
     options
         Values by the name of the option, as in ``batch_size``; others have the defaults of
         train_imagenet.py.
+
+    Raises
+    ------
+    TypeError
+        There is no option of that name.
     """
 
     def __init__(self, **options: Any):
+        for name in options.keys() - DEFAULTS.keys():
+            raise TypeError(f"a recipe has no option {name!r}")
         super().__init__(**{**DEFAULTS, **options})
 
     def replace(self, **changes: Any) -> "Recipe":

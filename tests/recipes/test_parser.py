@@ -82,3 +82,5 @@ def test_a_recipe_has_the_defaults_and_is_replaced_as_a_whole():
     changed = recipe.replace(seed=7)
     assert (recipe.seed, changed.seed, changed.batch_size) == (0, 7, 3)
     assert changed == Recipe(batch_size=3, seed=7) != recipe
+    with pytest.raises(TypeError, match="a recipe has no option 'batchsize'"):
+        recipe.replace(batchsize=4)
