@@ -1,4 +1,4 @@
-"""Compare the time and memory of gluon_amp, mxnet.contrib.amp and plain float32.
+"""Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, in turns.
 
 python scripts/benchmark.py --suite step
 """

@@ -16,19 +16,26 @@ NAME = "pack_images.py"
 
 
 def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Return the options of the command line."""
     parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    images = "folder with train/CLASS/* and val/CLASS/*, or with CLASS/* to split"
-    add("root", type=path, metavar="ROOT", help=images)
-    packed = "folder to write, usually ROOT/rec; all of its content is replaced"
-    add("out", type=path, metavar="OUT", help=packed)
+    parser.add_argument(
+        "root",
+        type=path,
+        metavar="ROOT",
+        help="folder with train/CLASS/* and val/CLASS/*, or with CLASS/* to be split",
+    )
+    parser.add_argument(
+        "out",
+        type=path,
+        metavar="OUT",
+        help="new folder, usually ROOT/rec; an existing one is replaced",
+    )
     add_options(parser, "(default: ROOT is split already)")
     return parser.parse_args(command_line)
 
 
 def main(command_line: Optional[Sequence[str]] = None) -> int:
-    """Pack; return the exit status: 0, 2 if packing is impossible, 130 if it was interrupted."""
+    """Pack; return the status of the process."""
     options = read(command_line)
     packing = arguments(options)
     return run(NAME, lambda: pack_folders(options.root, options.out, **packing), options.out)

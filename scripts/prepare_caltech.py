@@ -3,7 +3,7 @@
     python scripts/prepare_caltech.py --dataset caltech256
     python scripts/train_imagenet.py --data-dir ~/.mxnet/datasets/caltech256 --use-rec
 
-Steps that are complete are not repeated, so an interrupted run continues where it stopped.
+Steps that are complete are skipped, so an interrupted run can be resumed.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NAME = "prepare_caltech.py"
 
 
 def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Return the options of the command line."""
     parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--dataset", choices=tuple(DATASETS), required=True)
@@ -27,11 +27,15 @@ def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
         "--root",
         type=path,
         metavar="DIR",
-        help="folder for the archive, its images, and the packed files in DIR/rec "
+        help="folder for the archive, its images, and the packed images in DIR/rec "
         "(default: ~/.mxnet/datasets/DATASET)",
     )
-    downloaded = "use this archive instead of downloading one; it may have any name"
-    add("--archive", type=path, metavar="FILE", help=downloaded)
+    add(
+        "--archive",
+        type=path,
+        metavar="FILE",
+        help="an archive that was downloaded already, with any name",
+    )
     clutter = parser.add_mutually_exclusive_group()
     clutter.add_argument(
         "--include-clutter",
@@ -44,7 +48,7 @@ def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
         "--no-clutter",
         dest="clutter",
         action="store_false",
-        help="leave clutter out (default for caltech101: 101 classes)",
+        help="leave out clutter (default for caltech101: 101 classes)",
     )
     numbers = ", ".join(f"{data.train_per_class} for {name}" for name, data in DATASETS.items())
     add_options(parser, f"(default: {numbers})")
@@ -52,7 +56,7 @@ def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def main(command_line: Optional[Sequence[str]] = None) -> int:
-    """Prepare; return the exit status: 0, 2 if it is impossible, 130 if it was interrupted."""
+    """Prepare the data set; return the status of the process."""
     options = read(command_line)
     root = (options.root or Path("~/.mxnet/datasets") / options.dataset).expanduser()
     return run(
