@@ -49,7 +49,7 @@ def init_trainer(
     65536.0
     """
     if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
+        raise TypeError(f"init_trainer() expects a gluon.Trainer, received {trainer!r}.")
     if isinstance(trainer, ScaledSteps):
         raise ValueError("This trainer scales its steps already: call init_trainer() once.")
     config = trainer._kvstore_params

@@ -83,8 +83,8 @@ def restore(trainer, saved: dict) -> None:
     """Restore what `collect` returned, for parameters of the same or of other dtypes.
 
     The loss scale is restored with its settings. A float16 weight without a saved master gets a
-    master with its own values. A float32 weight with a saved master is set to the master wherever both round to
-    the same float16.
+    master with its own values. A float32 weight with a saved master is set to the master wherever
+    both round to the same float16.
 
     Parameters
     ----------

@@ -313,7 +313,7 @@ from mxnet import nd
 def listening():
     # addresses on which processes of this run listen
     port = os.environ["DMLC_PS_ROOT_PORT"]
-    found = set()
+    addresses = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"DMLC_PS_ROOT_PORT={port}" not in (process / "environ").read_text().split("\\0"):
@@ -326,8 +326,8 @@ def listening():
             for line in (process / "net" / table).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == "0A" and fields[9] in sockets:
-                    found.add(fields[1].split(":")[0])
-    return sorted(found)
+                    addresses.add(fields[1].split(":")[0])
+    return sorted(addresses)
 
 kv = mx.kv.create("dist_sync")
 big = nd.array([40000, 2], dtype="float16")

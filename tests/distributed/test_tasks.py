@@ -11,15 +11,15 @@ def planned(line):
 
 
 def test_a_local_run_stays_on_this_machine():
-    found = planned("-n 2 -s 1")
-    assert [str(task) for task in found] == ["scheduler", "server 0", "worker 0", "worker 1"]
-    for task in found:
+    started = planned("-n 2 -s 1")
+    assert [str(task) for task in started] == ["scheduler", "server 0", "worker 0", "worker 1"]
+    for task in started:
         assert task.host is None and task.neighbours == 2
         assert task.env["DMLC_PS_ROOT_URI"] == task.env["DMLC_NODE_HOST"] == "127.0.0.1"
         assert (task.env["DMLC_NUM_WORKER"], task.env["DMLC_NUM_SERVER"]) == ("2", "1")
         assert task.env["DMLC_ROLE"] == task.role
-    assert len({task.env["DMLC_PS_ROOT_PORT"] for task in found}) == 1
-    assert [task.env.get("DMLC_WORKER_ID") for task in found] == [None, None, "0", "1"]
+    assert len({task.env["DMLC_PS_ROOT_PORT"] for task in started}) == 1
+    assert [task.env.get("DMLC_WORKER_ID") for task in started] == [None, None, "0", "1"]
 
 
 def test_as_many_servers_as_workers_unless_told():
@@ -29,8 +29,8 @@ def test_as_many_servers_as_workers_unless_told():
 def test_workers_go_round_the_hosts(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("10.0.0.1  # the first\n\nme@10.0.0.2:2222\n")
-    found = planned(f"-n 3 -s 1 -H {path} --host-ip 127.0.0.1 --gpus-per-worker 2")
-    where = {str(task): task.env.get("CUDA_VISIBLE_DEVICES") for task in found}
+    started = planned(f"-n 3 -s 1 -H {path} --host-ip 127.0.0.1 --gpus-per-worker 2")
+    where = {str(task): task.env.get("CUDA_VISIBLE_DEVICES") for task in started}
     assert where == {
         "scheduler": None,
         "server 0 on 10.0.0.1": None,
@@ -38,18 +38,20 @@ def test_workers_go_round_the_hosts(tmp_path):
         "worker 1 on me@10.0.0.2:2222": "0,1",
         "worker 2 on 10.0.0.1": "2,3",
     }
-    assert [task.neighbours for task in found] == [1, 2, 2, 1, 2]
-    assert not any("DMLC_NODE_HOST" in task.env for task in found)
-    arguments = found[3].arguments(["train", "a b"], "/work dir")
+    assert [task.neighbours for task in started] == [1, 2, 2, 1, 2]
+    assert not any("DMLC_NODE_HOST" in task.env for task in started)
+    arguments = started[3].arguments(["train", "a b"], "/work dir")
     assert arguments[0] == "ssh" and arguments[-4:-1] == ["-p", "2222", "me@10.0.0.2"]
     assert arguments[-1].startswith("exec python3 -c ")
 
 
 def test_variables_for_all_and_for_one_role(monkeypatch):
     monkeypatch.setenv("HERE", "1=2")
-    found = planned("-n 1 -s 1 --env HERE --env A=b=c --env-server B:3 --env-worker B=4 --env NONE")
-    assert [task.env.get("B") for task in found] == [None, "3", "4"]
-    assert {(task.env["HERE"], task.env["A"], task.env["NONE"]) for task in found} == {
+    started = planned(
+        "-n 1 -s 1 --env HERE --env A=b=c --env-server B:3 --env-worker B=4 --env NONE"
+    )
+    assert [task.env.get("B") for task in started] == [None, "3", "4"]
+    assert {(task.env["HERE"], task.env["A"], task.env["NONE"]) for task in started} == {
         ("1=2", "b=c", "")
     }
 

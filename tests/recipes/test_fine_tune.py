@@ -64,8 +64,8 @@ def tune(script, tmp_path, *arguments):
 
 
 def test_fine_tuning_has_the_same_options_with_other_defaults():
-    recipe, given = read_fine_tuning([])
-    assert given == {}
+    recipe, options = read_fine_tuning([])
+    assert options == {}
     for name, value in FINE_TUNING.items():
         assert getattr(recipe, name) == value != getattr(Recipe(), name)
     assert vars(recipe).keys() == vars(Recipe()).keys()
@@ -89,35 +89,35 @@ def test_half_of_the_digits():
 
 @pytest.mark.slow
 def test_the_default_learns_in_every_dtype(script, tmp_path, capsys):
-    found = {dtype: tune(script, tmp_path, "--dtype", dtype) for dtype in ("float32", "float16")}
-    assert {summary["steps"] for summary in found.values()} == {8 * 45}
-    assert min(summary["top1"] for summary in found.values()) > 95
-    assert abs(found["float16"]["top1"] - found["float32"]["top1"]) <= 1.0
+    summaries = {
+        dtype: tune(script, tmp_path, "--dtype", dtype) for dtype in ("float32", "float16")
+    }
+    assert {summary["steps"] for summary in summaries.values()} == {8 * 45}
+    assert min(summary["top1"] for summary in summaries.values()) > 95
+    assert abs(summaries["float16"]["top1"] - summaries["float32"]["top1"]) <= 1.0
 
 
-def test_features_are_taken_over_and_the_head_is_new(monkeypatch):
-    """Both networks have five classes, so the shapes of the head's parameters tell nothing."""
+def test_features_are_copied_and_the_head_is_new(monkeypatch):
+    """Both networks have five classes, so the shapes do not show which layers are the head."""
     source = build("cifar_resnet8_v1", 5)
     source.initialize(mx.init.Xavier())
     source(nd.zeros((1, 3, 32, 32)))
     monkeypatch.setattr(network_build, "digits_network", lambda *_: source)
-    values = source._collect_params_with_prefix()
 
-    def taken_over(*arguments):
+    def copied(*arguments):
         recipe, _ = read_fine_tuning(["--model", "cifar_resnet8_v1", *arguments])
         net = network_build.build_network(recipe, 5, 32, [mx.cpu()])
         net(nd.zeros((1, 3, 32, 32)))
-        params = net._collect_params_with_prefix()
-        weights = [name for name in params if name.endswith("weight")]
         return {
-            name: np.array_equal(params[name].data().asnumpy(), values[name].data().asnumpy())
-            for name in weights
+            own.name[len(net.prefix) :]: np.array_equal(own.data().asnumpy(), its.data().asnumpy())
+            for own, its in zip(net.collect_params().values(), source.collect_params().values())
+            if own.name.endswith("weight")
         }
 
-    found = taken_over()
-    assert found.pop("output.weight") is False
-    assert all(found.values()) and len(found) > 5
-    assert not any(taken_over("--from-scratch").values())
+    equal = copied()
+    assert equal.pop("dense0_weight") is False
+    assert all(equal.values()) and len(equal) > 5
+    assert not any(copied("--from-scratch").values())
 
 
 @pytest.mark.slow
@@ -221,8 +221,8 @@ def test_bad_input_is_one_sentence(script, tmp_path, capsys, line, sentence, mon
 
 def test_worst_confusions_of_a_literal_matrix():
     matrix = np.array([[5, 2, 0], [0, 9, 1], [3, 0, 0]])
-    found = worst(matrix, ["a", "b", "c"], 2)
-    assert [str(confusion) for confusion in found] == [
+    confusions = worst(matrix, ["a", "b", "c"], 2)
+    assert [str(confusion) for confusion in confusions] == [
         "3 of 3 images of c taken for a",
         "2 of 7 images of a taken for b",
     ]

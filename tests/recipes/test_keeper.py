@@ -347,8 +347,8 @@ def test_outputs_on_a_full_disk(tmp_path, options, status, sentence):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)),
     )
     assert done.returncode == status, done.stderr
-    told = done.stdout + done.stderr
-    assert sentence in told and "Traceback" not in told
+    output = done.stdout + done.stderr
+    assert sentence in output and "Traceback" not in output
     assert "top-1" in done.stdout
 
 
@@ -422,8 +422,8 @@ def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
     keeper(0).after_update(1, Position(0, 6), counts)
     saved = Checkpoints(tmp_path, 3).newest()
     for rank in (0, 1):
-        found = keeper(rank).begin(saved)
-        assert (found.loss.sum, found.skipped) == (0.75 + rank, 3 + rank)
+        restored = keeper(rank).begin(saved)
+        assert (restored.loss.sum, restored.skipped) == (0.75 + rank, 3 + rank)
         for p, value in zip(statistics, saved_values):
             np.testing.assert_array_equal(p.data().asnumpy(), (value + rank).astype(np.float32))
     assert math.isnan(Counts().loss.value)

@@ -159,10 +159,10 @@ def test_log_lines_are_gluoncvs(lines):
 
 
 def test_advice_fits_80_columns_behind_the_loggers_name():
-    told = logging.Formatter(logging.BASIC_FORMAT).format(
+    text = logging.Formatter(logging.BASIC_FORMAT).format(
         logging.LogRecord(log.logger.name, logging.INFO, "", 0, log.INPUT_BOUND, (), None)
     )
-    assert max(map(len, told.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_skipped_step_is_logged_and_counted(lines):
@@ -175,8 +175,8 @@ def test_a_skipped_step_is_logged_and_counted(lines):
     assert lines[0].startswith(
         "Epoch[0] Batch [0] skipped: loss scale 65536 -> 32768, overflow in dense"
     )
-    (told,) = [line for line in lines if "in all" in line]
-    assert told.endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
+    (line,) = [line for line in lines if "in all" in line]
+    assert line.endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
 
 
 def test_a_loss_that_is_no_number_stops_the_run():

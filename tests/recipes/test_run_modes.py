@@ -137,12 +137,12 @@ def test_evaluation_alone(script, tmp_path, capsys):
 def test_benchmark_of_resnet50_prints_json(script, capsys, dtype):
     arguments = f"--benchmark --dtype {dtype} --batch-size 1 --max-batches 1".split()
     assert script.main(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["model"], told["image_shape"]) == ("resnet50_v1", [3, 224, 224])
-    assert told["observed_dtypes"]["conv_compute"] == dtype == told["dtype"]
-    assert told["emulated"] == (dtype == "float16")
-    assert told["images_per_second"] == pytest.approx(1e3 / told["median_ms"])
-    assert told["fastest_ms"] <= told["median_ms"] <= told["slowest_ms"]
+    result = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["image_shape"]) == ("resnet50_v1", [3, 224, 224])
+    assert result["observed_dtypes"]["conv_compute"] == dtype == result["dtype"]
+    assert result["emulated"] == (dtype == "float16")
+    assert result["images_per_second"] == pytest.approx(1e3 / result["median_ms"])
+    assert result["fastest_ms"] <= result["median_ms"] <= result["slowest_ms"]
 
 
 def test_input_alone(script, tmp_path, capsys):
@@ -155,9 +155,9 @@ def test_input_alone(script, tmp_path, capsys):
         *"--batch-size 4 --input-size 32".split(),
     ]
     assert script.main(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["image_shape"] == [3, 32, 32]
-    assert told["images_per_second"] > 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["image_shape"] == [3, 32, 32]
+    assert result["images_per_second"] > 0
 
 
 def test_a_corrupt_image_is_named_and_left_out(script, tmp_path, capsys):
@@ -328,9 +328,9 @@ def main():
     summary = run.train(*read(words))
     masters = kept[0].trainer.master_params()
     data = b"".join(masters[name].asnumpy().tobytes() for name in sorted(masters))
-    told = {"top1": summary.top1, "workers": summary.workers, "total": summary.total_batch,
+    results = {"top1": summary.top1, "workers": summary.workers, "total": summary.total_batch,
             "steps": summary.steps, "masters": hashlib.sha256(data).hexdigest()}
-    print(json.dumps(told), flush=True)
+    print(json.dumps(results), flush=True)
     return 0
 
 leave(main)
@@ -350,17 +350,19 @@ def two_workers(tmp_path, line):
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
-    assert len(told) == 2
-    assert told[0] == told[1]
-    return told
+    results = [
+        json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line
+    ]
+    assert len(results) == 2
+    assert results[0] == results[1]
+    return results
 
 
 @pytest.mark.slow
 def test_two_workers_train_the_digits_in_float16(tmp_path):
-    told = two_workers(tmp_path, "--batch-size 32 --epochs 8 --lr 0.2")
-    assert (told[0]["workers"], told[0]["total"]) == (2, 64)
-    assert told[0]["top1"] >= 97.0
+    results = two_workers(tmp_path, "--batch-size 32 --epochs 8 --lr 0.2")
+    assert (results[0]["workers"], results[0]["total"]) == (2, 64)
+    assert results[0]["top1"] >= 97.0
 
 
 def test_the_summary_of_a_run_has_its_memory_and_wait(script, tmp_path, capsys):

@@ -11,8 +11,8 @@ from gluon_amp.recipes.sources import open_data, record_files
 
 def test_record_files_are_found_beside_each_other(tmp_path):
     recipe, _ = read(["--rec-train", "t.rec", "--rec-val", "v.rec", "--rec-val-idx", "w.idx"])
-    found = record_files(recipe)
-    assert [str(path) for path in dataclasses.astuple(found)] == "t.rec t.idx v.rec w.idx".split()
+    files = record_files(recipe)
+    assert [str(path) for path in dataclasses.astuple(files)] == "t.rec t.idx v.rec w.idx".split()
     recipe, _ = read(["--use-rec", "--data-dir", str(tmp_path)])
     assert record_files(recipe).val_idx == tmp_path / "rec" / "val.idx"
     with pytest.raises(UsageError, match="--rec-val is missing"):
@@ -21,6 +21,6 @@ def test_record_files_are_found_beside_each_other(tmp_path):
 
 def test_digits_are_as_large_as_the_network_needs():
     for line, size in (("", 32), ("--model alexnet", 64), ("--model alexnet --input-size 96", 96)):
-        recipe, given = read(["--dataset", "digits", *line.split()])
-        data, _ = open_data(recipe, given)
+        recipe, options = read(["--dataset", "digits", *line.split()])
+        data, _ = open_data(recipe, options)
         assert data.image_shape == (3, size, size)
