@@ -1,76 +1,22 @@
-"""Command-line options as data: a dataclass field carries its flags, its check, and its help.
+"""What the command lines of the scripts share: their parser, and readers for the values of options.
 
-One table serves the parser, the defaults and the tests, so no alias can go missing in one of them.
+This file needs the standard library alone.
 """
 
 import argparse
-import dataclasses
 import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, NoReturn, Optional, Tuple, Type
+from typing import Any, Callable, NoReturn, Optional, Tuple
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done; the message is one sentence for the user."""
-
-
-def option(
-    default: Any,
-    *flags: str,
-    type: Callable[[str], Any] = str,
-    choices: Optional[Tuple[str, ...]] = None,
-    switch: bool = False,
-    bare: Any = None,
-    metavar: Optional[str] = None,
-    help: str = "",
-) -> Any:
-    """Declare a dataclass field that is a command-line option.
-
-    Parameters
-    ----------
-    default : object
-        Its value when it is not given.
-    flags : str
-        The name first, then its aliases.
-    type : callable
-        Turns the text into the value; raises `argparse.ArgumentTypeError` with what was expected.
-    choices : tuple of str, optional
-        The only values there are.
-    switch : bool
-        True without an argument.
-    bare : object
-        If not None, the argument may be left out, and this is the value then.
-    metavar, help : str
-        For ``--help``.
-    """
-    given = {"switch": switch, "choices": choices, "type": type, "bare": bare}
-    told = {"metavar": metavar, "help": help}
-    return dataclasses.field(default=default, metadata={"flags": flags, **given, **told})
-
-
-def same_option(
-    options: Type, name: str, default: Any = dataclasses.MISSING, **changes: Any
-) -> Any:
-    """Declare a field that is an option of another dataclass.
-
-    Parameters
-    ----------
-    options : type
-        The other dataclass.
-    name : str
-        Of its field.
-    default, changes
-        What is different here: keywords of `option`.
-    """
-    (field,) = (field for field in dataclasses.fields(options) if field.name == name)
-    default = field.default if default is dataclasses.MISSING else default
-    return dataclasses.field(default=default, metadata={**field.metadata, **changes})
+    """A request of the user that cannot be met; the message is one sentence for the user."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the usage text in front of it."""
+    """Reports a wrong option in one sentence, without the usage text."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, allow_abbrev=False, **options)
@@ -81,67 +27,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-class _Refused(argparse.Action):
-    """An option of another script, which has a replacement to be named."""
-
-    def __init__(self, replacement: str, **given: Any):
-        super().__init__(nargs="*", help=argparse.SUPPRESS, **given)
-        self.replacement = replacement
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, _space: Any, _values: Any, flag: Any = None
-    ):
-        parser.error(f"{flag} is not an option here: {self.replacement}.")
-
-
-def parser(
-    options: Type, description: str, epilog: str = "", refused: Optional[Dict[str, str]] = None
-) -> Parser:
-    """Return a parser for the options declared in a dataclass.
-
-    Options that are not given are absent from the result, so that a data set's own defaults can
-    fill them in.
-
-    Parameters
-    ----------
-    options : type
-        The dataclass; its fields were made by `option`.
-    description, epilog : str
-        Around the options in ``--help``.
-    refused : dict of str to str
-        Options of other scripts, and what to do instead.
-    """
-    made = Parser(
-        description=description,
-        epilog=epilog,
-        argument_default=argparse.SUPPRESS,
-    )
-    for field in dataclasses.fields(options):
-        data = field.metadata
-        if not data:
-            continue
-        told = data["help"]
-        if field.default not in (None, False):
-            told += f" (default: {_text(field.default)})"
-        how: Dict[str, Any] = {"dest": field.name, "help": told}
-        if data["switch"]:
-            how["action"] = "store_true"
-        else:
-            how.update(type=data["type"], choices=data["choices"], metavar=data["metavar"])
-            if data["bare"] is not None:
-                how.update(nargs="?", const=data["bare"])
-        made.add_argument(*data["flags"], **how)
-    for flag, replacement in (refused or {}).items():
-        made.add_argument(flag, action=_Refused, dest=argparse.SUPPRESS, replacement=replacement)
-    return made
-
-
-def _text(value: Any) -> str:
-    """Write a value as one would on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-# MXNet's operators take sizes as int32 and other numbers as float32, and refuse subnormal ones.
+# MXNet's operators read sizes as int32 and other numbers as float32; they reject subnormal ones.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
 
@@ -149,7 +35,7 @@ LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
 def whole(low: int, high: Optional[int] = None) -> Callable[[str], int]:
     """Return a function that reads a whole number from `low` to `high`, both included.
 
-    Without `high` there is no limit but that of MXNet, `LARGEST_INT`.
+    The default of `high` is MXNet's limit, `LARGEST_INT`.
     """
     most = LARGEST_INT if high is None else high
     bounds = f"a whole number from {low} to {most}"
@@ -177,9 +63,9 @@ def real(
     ----------
     low : float
     high : float, optional
-        Without it there is no limit but that of MXNet, `LARGEST_FLOAT`.
+        The default is MXNet's limit, `LARGEST_FLOAT`.
     above, below : bool
-        Leave out `low`, or `high`.
+        Whether `low`, or `high`, is excluded.
     """
     most = LARGEST_FLOAT if high is None else high
     start = f"above {low:g}" if above else f"from {low:g}"
@@ -205,16 +91,16 @@ def real(
 def several(
     read: Callable[[str], Any], expected: str, count: Optional[int] = None
 ) -> Callable[[str], Tuple[Any, ...]]:
-    """Return a function that reads values separated by commas; the empty text has none.
+    """Return a function that reads values separated by commas; empty text has no values.
 
     Parameters
     ----------
     read : callable
         Reads one value.
     expected : str
-        What to say was expected.
+        What the error message says was expected.
     count : int, optional
-        How many there must be.
+        The required number of values.
     """
 
     def read_all(text: str) -> Tuple[Any, ...]:
@@ -232,43 +118,43 @@ def several(
 def path(text: str) -> Path:
     """Read the path of a file or folder, which need not exist; ``~`` is the home folder.
 
-    A path that no file can have, or that this user may not look up, is refused.
+    A path that is impossible for a file, or that this user may not access, is an error.
     """
     try:
-        found = Path(text).expanduser()
-        os.lstat(found)
+        result = Path(text).expanduser()
+        os.lstat(result)
     except (FileNotFoundError, NotADirectoryError):
-        pass  # what is read or written there says so, if it matters
+        pass  # reading or writing there reports it, if it matters
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text[:99]!r}: {error.strerror}") from None
     except (RuntimeError, ValueError) as error:  # no such user, a NUL
         raise argparse.ArgumentTypeError(f"{text[:99]!r}: {error}".rstrip(".")) from None
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
-    return found
+    return result
 
 
 def input_file(text: str) -> Path:
-    """Read the path of a file to read; a FIFO, of which reading need not end, is refused."""
-    found = path(text)
-    if found.exists() and not found.is_file():
-        raise argparse.ArgumentTypeError(f"{found} is not a regular file")
-    return found
+    """Read the path of an input file; a FIFO is an error, as reading it may never end."""
+    result = path(text)
+    if result.exists() and not result.is_file():
+        raise argparse.ArgumentTypeError(f"{result} is not a regular file")
+    return result
 
 
 def output_file(text: str) -> Path:
-    """Read the path of a file that can be written."""
-    found = path(text)
-    wrong = ""
-    if found.is_dir():
-        wrong = "is a directory, expected a file"
-    elif not found.parent.is_dir():
-        wrong = f"cannot be written: there is no directory {found.parent}"
-    elif not os.access(found if found.exists() else found.parent, os.W_OK):
-        wrong = "cannot be written: permission denied"
-    if wrong:
-        raise argparse.ArgumentTypeError(f"{found} {wrong}")
-    return found
+    """Read the path of an output file; it must be possible to write it."""
+    result = path(text)
+    problem = ""
+    if result.is_dir():
+        problem = "is a directory, expected a file"
+    elif not result.parent.is_dir():
+        problem = f"cannot be written: there is no directory {result.parent}"
+    elif not os.access(result if result.exists() else result.parent, os.W_OK):
+        problem = "cannot be written: permission denied"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{result} {problem}")
+    return result
 
 
 def _unexpected(expected: str, text: str) -> argparse.ArgumentTypeError:

@@ -41,8 +41,8 @@ import numpy as np
 
 import gluon_amp as amp
 from gluon_amp.data.digits import load_digits, normalise, shift
-from gluon_amp.recipes.heads import freeze_features, head_of
-from gluon_amp.recipes.outcome import worst
+from gluon_amp.recipes.confusions import worst
+from gluon_amp.recipes.network.head import freeze_features, head_of
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -2,7 +2,7 @@
 
     python scripts/fine_tune.py --model resnet50_v1 --dataset caltech101 --dtype float16
 
-Without --dataset it needs nothing: a network learns the handwritten digits 0 to 4, and is then
+Without --dataset it needs no files: a network learns the handwritten digits 0 to 4, and is then
 fine-tuned on 5 to 9.
 """
 
@@ -14,7 +14,7 @@ from gluon_amp.recipes.recipe import read_fine_tuning
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Fine-tune; return the status of the process."""
+    """Fine-tune; return the exit status."""
     return script.run(read_fine_tuning, arguments)
 
 

@@ -2,7 +2,7 @@
 
     python scripts/launch.py -n 2 -s 1 -- python scripts/train_imagenet.py --kv-store dist_sync
 
-With ``-H HOSTFILE`` it runs on those machines by ssh.
+With ``-H HOSTFILE`` it runs on the machines of that file, by ssh.
 """
 
 import sys
@@ -13,7 +13,7 @@ from gluon_amp.distributed.launcher import launch
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Return the run's status, or 2 where the options cannot be followed."""
+    """Launch; return the exit status of the run, or 2 if the options are wrong."""
     try:
         return launch(arguments)
     except UsageError as error:

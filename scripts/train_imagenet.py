@@ -2,7 +2,7 @@
 
     python scripts/train_imagenet.py --dtype float16 --batch-size 256
 
-With no ImageNet at hand it trains a small network on scikit-learn's handwritten digits.
+Without ImageNet it trains a small network on the handwritten digits of scikit-learn.
 """
 
 from typing import Optional, Sequence
@@ -13,7 +13,7 @@ from gluon_amp.recipes.recipe import read
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train; return the status of the process."""
+    """Train; return the exit status."""
     return script.run(read, arguments)
 
 

@@ -2,7 +2,7 @@
 
     python scripts/train_lstm.py --dtype float16
 
-It needs no data: the text is the sources of Python's own standard library.
+It needs no files: the text is the source code of Python's standard library.
 """
 
 import sys
@@ -14,8 +14,8 @@ from gluon_amp.recipes.language.run import train
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train; return the status of the process."""
-    return script.guarded(lambda: print(f"\n{train(read(arguments))}"))
+    """Train; return the exit status."""
+    return script.guarded(lambda: train(read(arguments)))
 
 
 if __name__ == "__main__":

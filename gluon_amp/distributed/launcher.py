@@ -1,259 +1,33 @@
 """Starts a distributed run: scheduler, servers and workers of MXNet's parameter server.
 
 MXNet's own ``tools/launch.py`` does not run on Python 3.9 and later, listens on all interfaces, and
-leaves processes behind when a worker fails. Here every process ends with the launcher, however that
-ends, and the launcher ends as soon as the run cannot go on.
+leaves processes behind when a worker fails. Here every process ends when the launcher ends, however
+that happens, and the launcher ends as soon as the run cannot continue.
 """
 
-import argparse
 import contextlib
-import json
 import math
 import os
-import re
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Dict, Iterator, List, Optional, Sequence, Set, TextIO, Tuple
+from typing import Iterator, List, Optional, Sequence, Set, TextIO
 
-from gluon_amp.command_line import Parser, UsageError, path, positive, whole
-
-LOCALHOST = "127.0.0.1"
-SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text()
-
-HOST = re.compile(r"(?!-)[\w.@-]*[\w.](:\d+)?")
-
-# What a process on another machine gets of this one's environment.
-PASSED = re.compile(r"(MXNET|DMLC|PS|OMP)_.+|PYTHONPATH|LD_LIBRARY_PATH")
-
-# No questions, and a host that does not answer any more is noticed within a minute.
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15",
-       "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")  # fmt: skip
+from gluon_amp.command_line import UsageError
+from gluon_amp.distributed.tasks import Task, read, tasks
 
 SSH_FAILED = 255
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-LAST_WORDS = 3.0  # seconds that the others get after one has failed
-GOODBYE = 15.0  # seconds that servers get after the last worker has finished
-
-DESCRIPTION = """Run COMMAND as the workers, servers and scheduler of a distributed run, on this
-machine or, with a hostfile, by ssh on others, where it must be installed in the same folders."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One process to start.
-
-    Attributes
-    ----------
-    role : str
-        'scheduler', 'server' or 'worker'.
-    number : int
-        Counted from 0 within its role.
-    host : str or None
-        As ssh takes it, with its port after a colon where that is not 22; None for this machine.
-    env : dict
-        Its environment variables.
-    neighbours : int
-        How many workers run on its machine.
-    """
-
-    role: str
-    number: int
-    host: Optional[str] = None
-    env: Dict[str, str] = field(default_factory=dict)
-    neighbours: int = 1
-
-    def __str__(self) -> str:
-        name = self.role if self.role == "scheduler" else f"{self.role} {self.number}"
-        return f"{name} on {self.host}" if self.host else name
-
-    @property
-    def label(self) -> str:
-        """What stands in front of every line that it prints."""
-        return "[scheduler] " if self.role == "scheduler" else f"[{self.role} {self.number}] "
-
-    def arguments(self, command: Sequence[str], folder: str) -> List[str]:
-        """Return what to execute here so that the command runs there, under supervision."""
-        told = {"command": list(command), "folder": folder, "env": self.env}
-        supervised = ["-c", SUPERVISOR, json.dumps({**told, "neighbours": self.neighbours})]
-        if self.host is None:
-            return [sys.executable, *supervised]
-        host, _, port = self.host.partition(":")
-        there = " ".join(map(shlex.quote, ["exec", "python3", *supervised]))
-        return [*SSH, "-p", port or "22", host, there]
-
-
-# ------------------------------------------------------------------------------------ command line
-
-
-def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line.
-
-    Raises
-    ------
-    UsageError
-        Options that contradict each other.
-    """
-    made = Parser(
-        prog="launch.py",
-        usage="launch.py -n WORKERS [-s SERVERS] [-H HOSTFILE] [options] -- COMMAND ...",
-        description=DESCRIPTION,
-    )
-    add = made.add_argument
-    # fmt: off
-    add("-n", "--num-workers", type=whole(1, 4096), required=True, metavar="N",
-        help="processes that train")
-    add("-s", "--num-servers", type=whole(1, 4096), metavar="N",
-        help="processes that add up gradients (default: as many as workers)")
-    add("-H", "--hostfile", type=path, metavar="FILE",
-        help="machines to use, one HOST or USER@HOST or HOST:SSHPORT on a line")
-    add("--launcher", choices=("local", "ssh"),
-        help="local runs all here, on 127.0.0.1 (default: ssh where there is a hostfile)")
-    add("--host-ip", metavar="IP",
-        help="address of this machine for the others (default: the one towards the first host)")
-    add("--env", action="append", default=[], type=_variable, metavar="NAME[=VALUE]",
-        help="set a variable for all processes, or pass on this machine's")
-    add("--env-server", action="append", default=[], type=_variable, metavar="NAME[=VALUE]",
-        help="only for servers")
-    add("--env-worker", action="append", default=[], type=_variable, metavar="NAME[=VALUE]",
-        help="only for workers")
-    add("--gpus-per-worker", type=whole(1, 4096), metavar="N",
-        help="give each worker N GPUs of its machine (default: each sees all)")
-    add("--grace", type=positive, default=60.0, metavar="SECONDS",
-        help="after Ctrl-C or SIGTERM: time to save, before all is ended (default: 60)")
-    add("command", nargs="+", metavar="COMMAND", help="what to run")
-    # fmt: on
-    options = made.parse_args(arguments)
-    if options.launcher is None:
-        options.launcher = "local" if options.hostfile is None else "ssh"
-    if (options.launcher == "ssh") != (options.hostfile is not None):
-        raise UsageError(
-            "--launcher ssh needs a hostfile: give one with -H."
-            if options.launcher == "ssh"
-            else "--launcher local runs everything here: leave out -H, or give --launcher ssh."
-        )
-    return options
-
-
-def _variable(text: str) -> Tuple[str, str]:
-    """Read NAME=VALUE, NAME:VALUE as in MXNet's launcher, or NAME, whose value is this machine's.
-
-    A variable that is not set here is empty there.
-    """
-    match = re.fullmatch(r"(\w+)(?:[=:](.*))?", text, re.DOTALL)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE or NAME, got {text!r}")
-    name, value = match.groups()
-    return name, os.environ.get(name, "") if value is None else value
-
-
-def hosts(path: Path) -> List[str]:
-    """Return the machines that a hostfile lists, without empty lines and comments.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, lists no machine, or has something else on a line.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"-H {path} cannot be read: {reason}.") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        host = line.split("#")[0].strip()
-        if host and not HOST.fullmatch(host):
-            raise UsageError(
-                f"{path} has {host!r} in line {number}: expected HOST, USER@HOST or HOST:SSHPORT."
-            )
-        found += [host] if host else []
-    if not found:
-        raise UsageError(f"{path} lists no hosts: write one on each line.")
-    return found
-
-
-def address(host: str) -> str:
-    """Return this machine's address as seen from a host.
-
-    Raises
-    ------
-    UsageError
-        The host's name has no address.
-    """
-    name = host.split("@")[-1].split(":")[0]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((name, 9))  # sends nothing
-        except OSError as error:
-            raise UsageError(
-                f"{name} has no address ({error.strerror}): give this machine's own with --host-ip."
-            ) from None
-        return sock.getsockname()[0]
-
-
-def free_port(ip: str) -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        try:
-            listener.bind((ip, 0))
-        except OSError as error:
-            raise UsageError(f"{ip} is no address of this machine ({error.strerror}).") from None
-        return listener.getsockname()[1]
-
-
-def tasks(options: argparse.Namespace) -> List[Task]:
-    """Return the processes to start: the scheduler here, workers and servers round the hosts."""
-    machines: List[Optional[str]] = [None]
-    ip = LOCALHOST
-    if options.launcher == "ssh":
-        machines = list(hosts(options.hostfile))
-        ip = options.host_ip or address(machines[0])
-    servers = options.num_servers or options.num_workers
-    common = {
-        "DMLC_PS_ROOT_URI": ip,
-        "DMLC_PS_ROOT_PORT": str(free_port(ip)),
-        "DMLC_NUM_WORKER": str(options.num_workers),
-        "DMLC_NUM_SERVER": str(servers),
-        "PYTHONUNBUFFERED": "1",  # their output is read line by line
-    }
-    if options.launcher == "local":
-        common["DMLC_NODE_HOST"] = LOCALHOST  # listen there and nowhere else
-    else:
-        passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
-        common = {**passed, **common}
-    counts = {"scheduler": 1, "server": servers, "worker": options.num_workers}
-    extra = {"server": options.env_server, "worker": options.env_worker}
-    on = [machines[number % len(machines)] for number in range(options.num_workers)]
-    planned = []
-    for role, count in counts.items():
-        for number in range(count):
-            host = None if role == "scheduler" else machines[number % len(machines)]
-            env = {**common, "DMLC_ROLE": role, **dict(options.env), **dict(extra.get(role, ()))}
-            if role == "worker":
-                env["DMLC_WORKER_ID"] = str(number)
-                if options.gpus_per_worker:
-                    first = on[:number].count(host) * options.gpus_per_worker
-                    gpus = range(first, first + options.gpus_per_worker)
-                    env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-            planned.append(Task(role, number, host, env, max(1, Counter(on)[host])))
-    return planned
-
-
-# --------------------------------------------------------------------------------------- processes
+LAST_WORDS = 3.0  # seconds that the other processes have to end after one has failed
+GOODBYE = 15.0  # seconds that servers have to end after the last worker has finished
 
 
 class Process:
-    """A task that has been started; `events` gets ``(process, status)`` when it has ended."""
+    """A task that has been started; ``(process, status)`` is put into `events` when it ends."""
 
     def __init__(self, task: Task, command: Sequence[str], events: SimpleQueue):
         self.task = task
@@ -282,10 +56,10 @@ class Process:
     def _copy(self, stream: TextIO, out: TextIO) -> None:
         for line in stream:
             try:
-                # one call, so that lines of several processes do not mix
+                # One call, so that the lines of several processes do not mix.
                 out.write(f"{self.task.label}{line.rstrip()}\n")
                 out.flush()
-            except (OSError, ValueError):  # nobody reads this any more, as after `| head`
+            except (OSError, ValueError):  # nobody reads this any longer, as after `| head`
                 self._events.put(signal.SIGPIPE)
                 return
 
@@ -300,7 +74,7 @@ class Process:
         self._write(f"{int(number)}\n")
 
     def end(self) -> None:
-        """End the command, and all that it has started."""
+        """End the command and everything that it has started."""
         self._write("", close=True)
 
     def _write(self, text: str, close: bool = False) -> None:
@@ -312,12 +86,12 @@ class Process:
                 self._popen.stdin.close()
 
     def kill(self) -> None:
-        """Kill what holds the leash, where letting go was not enough."""
+        """Kill the supervisor, if `end` was not enough."""
         self._popen.kill()
 
 
 def say(sentence: str) -> None:
-    """Print a sentence on standard error, if anybody reads it."""
+    """Print a sentence on standard error, if anyone reads it."""
     with contextlib.suppress(OSError, ValueError):
         print(f"launch.py: {sentence}", file=sys.stderr, flush=True)
 
@@ -330,20 +104,20 @@ def _in_words(status: int) -> str:
     return f"status {status}"
 
 
-class Run:
+class Processes:
     """The processes of a run, until the last one has ended."""
 
     def __init__(self, grace: float):
         self._events: SimpleQueue = SimpleQueue()
         self._grace = grace
-        self._signal: Optional[signal.Signals] = None  # that the launcher got
+        self._signal: Optional[signal.Signals] = None  # that the launcher received
         self._status = 0  # of the first process that failed
         self._alive: Set[Process] = set()
         self._deadline = math.inf
         self._ending = False
 
     def interrupt(self, number: int, _frame: object = None) -> None:
-        """Take a signal; usable as a signal handler."""
+        """Receive a signal; usable as a signal handler."""
         self._events.put(signal.Signals(number))
 
     def start(self, planned: Sequence[Task], command: Sequence[str]) -> None:
@@ -387,7 +161,7 @@ class Run:
 
     def _ended(self, process: Process, status: int) -> None:
         task = process.task
-        needed = bool(self._workers())  # a server that falters when they have finished is no loss
+        needed = bool(self._workers())  # a server may fail once they have finished
         self._alive.discard(process)
         if status and needed and not self._status:
             self._status = status
@@ -404,7 +178,7 @@ class Run:
         return [process for process in self._alive if process.task.role == "worker"]
 
     def _end(self) -> None:
-        """Let go of every leash; the second time, kill those who hold them."""
+        """End every process; the second time, kill their supervisors."""
         if self._workers():
             self._status = self._status or 128 + signal.SIGKILL
         for process in self._alive:
@@ -418,31 +192,31 @@ def launch(arguments: Optional[Sequence[str]] = None) -> int:
     Returns
     -------
     int
-        0 when all workers ended with 0; else the status of the first process that failed, which is
-        128 + N where signal N ended it; 128 + N also when the launcher itself got signal N before
-        the end.
+        0 if all workers ended with 0; otherwise the status of the first process that failed, or
+        128 + N if signal N ended it; 128 + N also if the launcher itself received signal N.
 
     Raises
     ------
     UsageError
-        What was asked for cannot be done; nothing was started.
+        The options cannot be followed; nothing was started.
     """
     options = read(arguments)
     planned = tasks(options)
-    run = Run(options.grace)
-    with _passing_signals_to(run):
-        run.start(planned, options.command)
-        return run.wait()
+    processes = Processes(options.grace)
+    with _passing_signals_to(processes):
+        processes.start(planned, options.command)
+        return processes.wait()
 
 
 @contextlib.contextmanager
-def _passing_signals_to(run: Run) -> Iterator[None]:
+def _passing_signals_to(processes: Processes) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = [number for number in SIGNALS if before[number] != signal.SIG_IGN]  # as nohup has it
-    for number in taken:
-        signal.signal(number, run.interrupt)
+    # A signal that is ignored stays so, as SIGHUP under nohup.
+    handled = [number for number in SIGNALS if before[number] != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, processes.interrupt)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, before[number])

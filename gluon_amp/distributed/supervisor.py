@@ -1,9 +1,9 @@
-"""Runs one command of a distributed run, and sees to it that nothing of it outlives the launcher.
+"""Runs one command of a distributed run, of which nothing outlives the launcher.
 
-Its standard input is the leash: a number on a line is a signal to pass on, and the end of the file,
-which also comes when the launcher is killed or the connection is lost, ends the command and all
-that it has started. The launcher sends this file's text to ``python3 -c``, here or on another
-machine, so it uses the standard library alone.
+The launcher holds the other end of standard input. A number on a line is a signal to pass on. The
+end of the file ends the command and everything that it has started; it also comes when the launcher
+is killed or the connection is lost. The launcher passes this file's text to ``python3 -c``, here or
+on another machine, so it uses only the standard library.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def before_the_command():
     # A shell starts its background jobs with SIGINT ignored, and the command would inherit that.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(AttributeError):  # only Linux can
+    with contextlib.suppress(AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -34,7 +34,7 @@ def end(process):
 
 
 def obey(process):
-    """Pass on signals until the leash is let go."""
+    """Pass on signals until standard input ends; then end the command."""
     for line in sys.stdin:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, int(line))
@@ -42,7 +42,7 @@ def obey(process):
 
 
 def cores():
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -50,10 +50,10 @@ def main(task):
     """Run the command and return its status, or 128 + N where signal N ended it.
 
     `task` has ``command`` (list of str), ``folder``, ``env`` (added to this environment) and
-    ``neighbours``: among how many workers of this machine its cores are shared.
+    ``neighbours`` (the number of workers that share the cores of this machine).
     """
     env = dict(os.environ, **task["env"])
-    # Left alone, each worker would start a thread on every core.
+    # Otherwise each worker would start a thread on every core.
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // task["neighbours"])))
     try:
         process = subprocess.Popen(

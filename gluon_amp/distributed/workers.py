@@ -13,10 +13,11 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Unio
 import numpy as np
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.mxnet_internals import LIB, check_call
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.base import _LIB, KVStoreHandle, check_call
+from mxnet.base import KVStoreHandle
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -24,7 +25,7 @@ ALONE = ("device", "local", "nccl")
 PARAMETER_SERVER = ("dist_sync", "dist_device_sync")
 KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
 
-# Without all of these, MXNet waits for ever for a scheduler that is not there.
+# If one of these is missing, MXNet waits forever for a scheduler that does not exist.
 PS_VARIABLES = (
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",
@@ -33,10 +34,10 @@ PS_VARIABLES = (
     "DMLC_NUM_SERVER",
 )
 
-# MXNet waits for the other workers where a store is freed, so that is left to `leave`.
+# MXNet waits for the other workers when a store is freed, so only `leave` frees these.
 _STORES: List[Any] = []
 
-# Trainers use the keys from 0 up.
+# Trainers use the keys from 0 on.
 FIRST_KEY = 10**6
 CHUNK = 2**22  # bytes in one message
 
@@ -47,18 +48,18 @@ HOROVOD_MISSING = (
 
 
 class LostError(RuntimeError):
-    """The other workers cannot be reached; the message is one sentence that says how it looks."""
+    """The other workers cannot be reached; the message is one sentence."""
 
 
 class Workers:
-    """All workers of a run, as seen by one of them; here there is no other.
+    """All workers of a run, as seen by one of them; this class is for a single worker.
 
     Attributes
     ----------
     rank, count : int
-        Which one this is, counted from 0, and how many there are.
+        The number of this worker, counted from 0, and the number of workers.
     kvstore : str or KVStoreBase
-        For the trainer.
+        The trainer's argument.
     """
 
     rank, count = 0, 1
@@ -68,24 +69,24 @@ class Workers:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that logs and saves."""
+        """Whether this is the worker that logs and saves."""
         return self.rank == 0
 
     def total(self, values: Sequence[float]) -> np.ndarray:
-        """Return the sums over all workers, in float64; returns when all have called it."""
+        """Return the sums over all workers, in float64, once all have called it."""
         return self.every(values).sum(axis=0)
 
     def every(self, values: Sequence[float]) -> np.ndarray:
-        """Return the values of all workers, float64, one row each; returns when all called it."""
+        """Return the values of all workers, float64, one row each, once all have called it."""
         return np.asarray([values], dtype=np.float64)
 
     def from_first(self, data: bytes) -> bytes:
-        """Return what the first worker has; the others' `data` are ignored."""
+        """Return the first worker's data; those of the others are ignored."""
         return data
 
 
 class _Several(Workers):
-    """Workers that add up arrays by `KVStoreBase.pushpull`."""
+    """Several workers, which sum arrays by `KVStoreBase.pushpull`."""
 
     kvstore: KVStoreBase
 
@@ -95,16 +96,17 @@ class _Several(Workers):
         self._keys: Dict[Any, int] = {}
 
     def every(self, values: Sequence[float]) -> np.ndarray:
-        # A parameter server adds up in float32, so all get the bytes of all, each in a row.
+        # A parameter server sums in float32. To keep float64, each worker's bytes have their own
+        # row, which is zero in all other workers.
         own = np.asarray(values, dtype=np.float64)
         rows = np.zeros((self.count, own.nbytes), dtype=np.float16)
         rows[self.rank] = np.frombuffer(own.tobytes(), dtype=np.uint8)
-        every = self._sum(rows).astype(np.uint8).tobytes()
-        return np.frombuffer(every, dtype=np.float64).reshape(self.count, -1)
+        data = self._sum(rows).astype(np.uint8).tobytes()
+        return np.frombuffer(data, dtype=np.float64).reshape(self.count, -1)
 
     def from_first(self, data: bytes) -> bytes:
         length = int(self.total([len(data) if self.first else 0])[0])
-        # A parameter server takes only floating point numbers; float16 has all bytes' exactly.
+        # A parameter server accepts only floating-point numbers; float16 represents bytes exactly.
         numbers = np.zeros(-(-length // CHUNK) * CHUNK, dtype=np.float16)
         if self.first:
             numbers[:length] = np.frombuffer(data, dtype=np.uint8)
@@ -123,7 +125,7 @@ class _Several(Workers):
 
 
 class HorovodStore(KVStoreBase):
-    """Horovod as a key-value store: gradients of one device for each process are added up."""
+    """Horovod as a key-value store, which sums the gradients of one device in each process."""
 
     type = "horovod"
 
@@ -137,18 +139,18 @@ class HorovodStore(KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """Which process this is, of all machines."""
+        """The number of this process among those of all machines."""
         return self._horovod.rank()
 
     @property
     def num_workers(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self._horovod.size()
 
     def broadcast(
         self, key: int, value: NDArray, out: Union[NDArray, List[NDArray]], priority: int = 0
     ) -> None:
-        """Give all workers the first one's value."""
+        """Copy the first worker's value to all workers."""
         sent = self._horovod.broadcast(value, root_rank=0, name=str(key), priority=priority)
         for array in out if isinstance(out, list) else [out]:
             sent.copyto(array)
@@ -166,28 +168,28 @@ class HorovodStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether it can make updates: no."""
+        """Return whether it can update parameters: it cannot."""
         return False
 
 
 def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> Workers:
-    """Meet the other workers, if there are to be any.
+    """Connect to the other workers, if the store is for several.
 
     Parameters
     ----------
     name : str
         One of `KV_STORES`.
     devices : sequence of Context
-        Those that this worker trains on.
+        The devices on which this worker trains.
     seconds : float
-        How long the others may take to appear on a parameter server.
+        Time limit for all workers and servers to connect to the scheduler.
 
     Raises
     ------
     UsageError
-        What was asked for is not there: a launcher, Horovod, NCCL.
+        The launcher, Horovod or NCCL is missing.
     LostError
-        Not all have appeared in time.
+        Not all have connected in time.
     """
     if name in ALONE:
         _check_alone(name, devices)
@@ -203,7 +205,7 @@ def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> W
     _check_launched(name)
     store = _create(name, seconds)
     _STORES.append(store)
-    # As our launcher counts them, where it is that one; MXNet's own rank is by address.
+    # Our launcher sets the worker's number; MXNet's own ranks follow the addresses.
     return _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)))
 
 
@@ -236,34 +238,35 @@ def _check_launched(name: str) -> None:
 
 
 def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
-    """Create MXNet's store, which waits until scheduler, servers and workers are all there."""
-    made: List[Any] = []
+    """Create MXNet's store, which waits until scheduler, servers and workers have connected."""
+    results: List[Any] = []  # the store, or the error
 
     def create() -> None:
         try:
-            made.append(mx.kv.create(name))
+            results.append(mx.kv.create(name))
         except Exception as error:
-            made.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=create, daemon=True)
     thread.start()
     thread.join(timeout=seconds)
-    if not made:
-        there = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
+    if not results:
+        scheduler = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
         raise LostError(
             f"--kv-store {name}: not all of {os.environ['DMLC_NUM_WORKER']} workers and "
-            f"{os.environ['DMLC_NUM_SERVER']} servers have met at the scheduler {there} within "
+            f"{os.environ['DMLC_NUM_SERVER']} servers have met at the scheduler {scheduler} within "
             f"{seconds:g} s: see whether it can be reached from here, and what they say."
         )
-    if isinstance(made[0], Exception):
-        raise made[0]
-    return made[0]
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -> None:
-    """Give all workers the mean of their running statistics, so that they hold one network.
+    """Average the running statistics over all workers, so that they have the same network.
 
-    Each worker's statistics are those of the images that it saw.
+    Before, each worker's statistics are those of the images on which it trained.
     """
     if workers.count == 1 or not params:
         return
@@ -276,8 +279,8 @@ def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -
 def leave(main: Callable[[], int]) -> NoReturn:
     """Run a script's main function and end the process with its status.
 
-    At the exit of a worker MXNet waits until all others are at theirs. One that fails does not wait
-    for them, since they would wait for it.
+    When a worker exits, MXNet waits until all others exit. A worker that fails does not wait, since
+    the others would wait for it.
     """
     try:
         status = main()
@@ -289,7 +292,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(status)
-    for store in _STORES:  # now, as at the end of Python it would abort the process
-        check_call(_LIB.MXKVStoreFree(store.handle))
+    for store in _STORES:  # here, as it would abort the process when Python exits
+        check_call(LIB.MXKVStoreFree(store.handle))
         store.handle = KVStoreHandle()
     sys.exit(status)

@@ -1,8 +1,8 @@
-"""The checkpoints of a run: which to keep, and which to go on from.
+"""The checkpoints of a run: which to keep, and from which to resume.
 
-A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run goes
-on, ``epoch003-sample00030720.ckpt``, and it holds what a run knows beside its network and trainer:
-the results of all epochs so far, the counts of the unfinished one, and what it trains on.
+A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run
+resumes, ``epoch003-sample00030720.ckpt``. Besides the network and the trainer it holds the results
+of all epochs so far, the counts of the unfinished one, and what the run trains on.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ PATTERN = re.compile(r"epoch(\d+)-sample(\d+)\.ckpt")
 BEST = "best.ckpt"
 LOCK = ".lock"
 
-# What makes a run the same run; everything else may change when it is resumed.
+# What must not change when a run is resumed, with the words for it in messages.
 SAME = {
     "model": "the model {}",
     "data": "the data set {}",
@@ -38,15 +38,14 @@ SAME = {
     "train_images": "{} training samples",
     "dtype": "--dtype {}",
 }
-# What a position in the middle of an epoch also depends on.
+# What must not change either when it is resumed in the middle of an epoch.
 SAME_ORDER = {
     "total_batch": "{} samples in an update",
     "seed": "--seed {}",
     "workers": "{} workers",
 }
 
-
-# What a run writes besides its network and trainer; a language model's has two fields more.
+# What a checkpoint holds besides network and trainer; a language model's has two more fields.
 _PROGRESS = {
     "rate": REAL,
     "history": HISTORY,
@@ -81,7 +80,7 @@ class Position(NamedTuple):
         Parameters
         ----------
         batch, epoch : int
-            Samples in a batch of all workers together, and in an epoch.
+            Samples in a batch, of all workers together, and in an epoch.
 
         Raises
         ------
@@ -100,7 +99,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that has been read, but for the network and the trainer.
+    """A checkpoint that has been read, except for the network and the trainer.
 
     Attributes
     ----------
@@ -109,7 +108,7 @@ class Saved:
     identity : dict
         What the run trains on, for the keys of `SAME` and `SAME_ORDER`.
     progress : dict
-        What the run wanted back.
+        Whatever else the run restores (see `Checkpoints.save`).
     """
 
     path: Path
@@ -124,7 +123,7 @@ class Saved:
         Raises
         ------
         UsageError
-            It is not there, not complete, or not of a run.
+            The file is missing or incomplete, or is not the checkpoint of a run.
         """
         try:
             extra = read_extra(path)
@@ -151,7 +150,7 @@ class Saved:
             raise ValueError(f"it has the counts of {workers} workers")
 
     def check(self, identity: Dict[str, Any]) -> None:
-        """Raise `UsageError` where this cannot be the beginning of a run."""
+        """Raise `UsageError` if a run with this identity cannot resume from the checkpoint."""
         order = SAME_ORDER if self.position.samples else {}
         for name, words in {**SAME, **order}.items():
             saved, own = self.identity[name], identity[name]
@@ -163,14 +162,14 @@ class Saved:
                 )
 
     def load(self, net: Block, trainer: Trainer) -> None:
-        """Put network and trainer where they were.
+        """Restore the network and the trainer.
 
         Raises
         ------
         UsageError
-            They are of another kind.
+            The checkpoint is of another network or another trainer.
         """
-        # The schedule sets it for every batch, so it is not worth a log line that it differs.
+        # The schedule sets the rate for every batch; equal rates avoid a warning that they differ.
         trainer.set_learning_rate(self.progress["rate"])
         try:
             load_checkpoint(self.path, net, trainer)
@@ -180,14 +179,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints in a folder, which exists; `keep` of them remain, besides the best."""
+    """The checkpoints in an existing folder: the newest `keep`, and the best."""
 
     folder: Path
     keep: int
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing to the folder.
+        """Prevent other processes from writing to the folder.
 
         Raises
         ------
@@ -217,13 +216,13 @@ class Checkpoints:
         identity: Dict[str, Any],
         progress: Dict[str, Any],
     ) -> Path:
-        """Write a checkpoint, then remove the oldest that are too many.
+        """Write a checkpoint, then remove the oldest ones until `keep` remain.
 
         Parameters
         ----------
         progress : dict
-            Holds the learning rate as ``rate``, and whatever else the run wants back: numbers,
-            strings, None, and lists and dicts of them.
+            The learning rate as ``rate``, and whatever else the run restores: numbers, strings,
+            None, and lists and dicts of them.
 
         Raises
         ------
@@ -232,13 +231,13 @@ class Checkpoints:
         """
         path = self.folder / NAME.format(*position)
         self._write(path, net, trainer, position, identity, progress)
-        earlier = [old for at, old in self.found() if at < position]
+        earlier = [old for at, old in self.existing() if at < position]
         for old in earlier[: max(0, len(earlier) + 1 - self.keep)]:
             old.unlink()
         return path
 
     def save_best(self, *state: Any) -> Path:
-        """Write the best checkpoint so far, of what `save` takes, in place of the one before."""
+        """Replace the best checkpoint; the arguments are those of `save`."""
         path = self.folder / BEST
         self._write(path, *state)
         return path
@@ -250,13 +249,15 @@ class Checkpoints:
                 path, net, trainer, position=position, identity=identity, progress=progress
             )
         except OSError as error:
-            reason = re.search(r"\((.*)\)", error.strerror or "")  # what save_checkpoint tells of
+            reason = re.search(
+                r"\((.*)\)", error.strerror or ""
+            )  # within save_checkpoint's sentence
             raise SavingError(
                 f"{path} was not written ({reason[1] if reason else error}): earlier checkpoints "
                 "are as they were; make room and go on with --resume auto."
             ) from None
 
-    def found(self) -> List[Tuple[Position, Path]]:
+    def existing(self) -> List[Tuple[Position, Path]]:
         """Return the checkpoints in the folder, the newest last, without the best."""
         matches = [(PATTERN.fullmatch(path.name), path) for path in self.folder.iterdir()]
         return sorted(
@@ -264,18 +265,18 @@ class Checkpoints:
         )
 
     def check_unused(self) -> None:
-        """Raise `UsageError` where a new run would mix its checkpoints with those of another."""
-        if self.found():
+        """Raise `UsageError` if a new run would mix its checkpoints with those of another."""
+        if self.existing():
             raise UsageError(
                 f"{self.folder} holds checkpoints of an earlier run: go on with it by --resume "
                 "auto, or give another --save-dir."
             )
 
     def check_last(self, saved: Saved) -> None:
-        """Raise `UsageError` where going on from a checkpoint would leave later ones beside it."""
+        """Raise `UsageError` if the folder holds later checkpoints than the one to resume from."""
         if saved.path.resolve().parent != self.folder.resolve():
             return
-        later = [path for at, path in self.found() if at > saved.position]
+        later = [path for at, path in self.existing() if at > saved.position]
         if later:
             raise UsageError(
                 f"{self.folder} holds later checkpoints than {saved.path.name}, such as "
@@ -283,22 +284,22 @@ class Checkpoints:
             )
 
     def newest(self) -> Optional[Saved]:
-        """Return the newest checkpoint that can be read, or None where there is none at all.
+        """Return the newest checkpoint that can be read, or None if the folder has none.
 
         Raises
         ------
         UsageError
-            There are some, and none can be read.
+            There are checkpoints, but none can be read.
         """
-        found = self.found()
-        for _, path in reversed(found):
+        existing = self.existing()
+        for _, path in reversed(existing):
             try:
                 return Saved.read(path)
             except UsageError as error:
                 logger.warning("Skipped: %s", error)
-        if found:
+        if existing:
             raise UsageError(
-                f"{self.folder} holds {len(found)} checkpoints and none can be read: give another "
-                "--save-dir."
+                f"{self.folder} holds {len(existing)} checkpoints and none can be read: give "
+                "another --save-dir."
             )
         return None

@@ -1,4 +1,4 @@
-"""What a run has come to: the results of its epochs, and the counts of the unfinished one."""
+"""The results of a run: those of its epochs, and the counts of the unfinished epoch."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gluon_amp.recipes.meters import Mean, TopK
 # A mean over no images is NaN.
 REAL = Leaf("a number", lambda v: isinstance(v, (int, float)) and not isinstance(v, bool))
 
-# What `Counts.state` and `History.state` return, for `schema.check`.
+# The schemas of `Counts.state` and `History.state`, for `schema.check`.
 COUNTS = {
     **dict.fromkeys(("right", "images", "loss_images", "skipped"), COUNT),
     **dict.fromkeys(("loss", "seconds", "waited"), REAL),
@@ -35,21 +35,21 @@ HISTORY = {
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch of training came to.
+    """The result of one epoch of training.
 
     Attributes
     ----------
     accuracy : float
-        Share of right answers during training, 0 to 1.
+        Share of right answers during training, from 0 to 1.
     loss : float
-        Mean over the images of the steps that were applied.
+        Mean over the images of the applied steps.
     images : int
     seconds : float
-        Until the devices had finished.
+        Duration, until the devices had finished.
     waited : float
-        Seconds of these in which the devices had nothing to do but wait for images.
+        Seconds of these in which the devices waited for images.
     skipped : int
-        Steps undone because of an overflow.
+        Steps skipped because of an overflow.
     """
 
     accuracy: float
@@ -66,7 +66,17 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class Validation:
-    """Shares of right answers, 0 to 1, the images they are over, and those that were unreadable."""
+    """The result of a validation.
+
+    Attributes
+    ----------
+    top1, top5 : float
+        Shares of right answers, from 0 to 1.
+    images : int
+        Images that were read.
+    unreadable : int
+        Images that could not be read.
+    """
 
     top1: float
     top5: float
@@ -76,7 +86,7 @@ class Validation:
 
 @dataclass
 class Counts:
-    """Of an epoch that is under way."""
+    """Counts of the unfinished epoch; `EpochResult` explains the fields."""
 
     accuracy: TopK = field(default_factory=lambda: TopK(1))
     loss: Mean = field(default_factory=Mean)
@@ -87,30 +97,41 @@ class Counts:
     def result(self) -> EpochResult:
         """Return the epoch's result; waits for the devices."""
         return EpochResult(
-            self.accuracy.share, self.loss.value, self.accuracy.images, self.seconds, self.waited,
-            self.skipped,
-        )  # fmt: skip
+            accuracy=self.accuracy.share,
+            loss=self.loss.value,
+            images=self.accuracy.images,
+            seconds=self.seconds,
+            waited=self.waited,
+            skipped=self.skipped,
+        )
 
     def state(self) -> Dict[str, Any]:
-        """Return what `restored` takes; waits for the devices."""
+        """Return numbers for `restored`; waits for the devices."""
         return {
-            "right": self.accuracy.right, "images": self.accuracy.images,
-            "loss": self.loss.sum, "loss_images": self.loss.images,
-            "skipped": self.skipped, "seconds": self.seconds, "waited": self.waited,
-        }  # fmt: skip
+            "right": self.accuracy.right,
+            "images": self.accuracy.images,
+            "loss": self.loss.sum,
+            "loss_images": self.loss.images,
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+            "waited": self.waited,
+        }
 
     @classmethod
     def restored(cls, state: Dict[str, Any]) -> "Counts":
-        """Return the counts of which this is the `state`."""
+        """Return the counts whose `state` this is."""
         return cls(
-            TopK(1, state["images"], state["right"]), Mean(state["loss_images"], state["loss"]),
-            state["skipped"], state["seconds"], state["waited"],
-        )  # fmt: skip
+            accuracy=TopK(1, state["images"], state["right"]),
+            loss=Mean(state["loss_images"], state["loss"]),
+            skipped=state["skipped"],
+            seconds=state["seconds"],
+            waited=state["waited"],
+        )
 
 
 @dataclass
 class History:
-    """The epochs of a run so far; `validated` has None for those that were not validated."""
+    """The epochs of a run so far; `validated` holds None for epochs without a validation."""
 
     trained: List[EpochResult] = field(default_factory=list)
     validated: List[Optional[Validation]] = field(default_factory=list)
@@ -129,7 +150,7 @@ class History:
 
     @classmethod
     def restored(cls, state: Dict[str, Any]) -> "History":
-        """Return the history of which this is the `state`."""
+        """Return the history whose `state` this is."""
         return cls(
             [EpochResult(**result) for result in state["trained"]],
             [result and Validation(**result) for result in state["validated"]],

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as the wish to save and leave."""
+"""SIGTERM and Ctrl-C: the run saves a checkpoint and exits."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RunInterruptedError(Exception):
-    """The run was asked to leave; the message is one sentence that says what was saved."""
+    """A signal ended the run; the message is one sentence that says what was saved."""
 
     def __init__(self, number: int, message: str):
         super().__init__(message)
@@ -18,46 +18,48 @@ class RunInterruptedError(Exception):
 
     @property
     def status(self) -> int:
-        """The status of the process, as shells have it."""
+        """The exit status of the process, by the convention of shells."""
         return 128 + self.number
 
 
 NOTICE = (
-    "signal {}: the run saves and ends after this batch or validation; once more ends it at once\n"
+    "signal {}: the run saves and ends after this batch or validation;\n"
+    "a second signal ends it at once.\n"
 )
 
 
 class Interruption:
-    """Notes the first SIGTERM or SIGINT, within a with block; the second ends the process at once.
+    """Records the first SIGTERM or SIGINT in a with block; the second ends the process at once.
 
     Parameters
     ----------
     quiet : bool
-        Print nothing when the signal comes.
+        Print nothing when a signal arrives.
 
     Attributes
     ----------
     number : int or None
-        The signal that came.
+        The signal that arrived.
     """
 
     def __init__(self, quiet: bool = False) -> None:
         self.number: Optional[int] = None
         self._quiet = quiet
         self._process = os.getpid()
-        self._before: Dict[int, Any] = {}
+        self._previous: Dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # others may not take signals
-            self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # only it may set handlers
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _take(self, number: int, _frame: Optional[FrameType]) -> None:
-        # Loading processes inherit this. Ctrl-C reaches them too, but only their parent ends them.
+    def _handle(self, number: int, _frame: Optional[FrameType]) -> None:
+        # Processes that load images inherit this handler. Ctrl-C reaches them too, and they ignore
+        # it, as their parent ends them.
         if os.getpid() != self._process:
             if number == signal.SIGTERM:
                 os._exit(128 + number)
@@ -69,12 +71,12 @@ class Interruption:
             os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
 
     def leave_after(self, done: str) -> None:
-        """Raise `RunInterruptedError` if a signal came, now that what it interrupted is done.
+        """Raise `RunInterruptedError` if a signal has arrived.
 
         Parameters
         ----------
         done : str
-            What is done, as a clause.
+            What the run has completed, as a clause for the message.
         """
         if self.number is not None:
             raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")

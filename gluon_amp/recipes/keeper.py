@@ -1,8 +1,10 @@
-"""When a run saves and when it ends: the same for images and text, one worker or several."""
+"""When a run saves, resumes and ends: the same for images and text, one worker or several."""
 
 import base64
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,33 +21,33 @@ from gluon_amp.trainer.arrays import all_finite
 
 from mxnet import gluon, nd
 
-# Several workers exchange only after so many updates whether one of them got a signal.
-ASK_EVERY = 10
+# After this many batches, several workers exchange whether one of them received a signal.
+EXCHANGE_EVERY = 10
 
 
 class Keeper:
-    """Writes checkpoints when they are due, and ends the run when a signal has asked for it.
+    """Writes checkpoints when they are due, and ends the run after a signal.
 
-    All workers of a run call its methods alike; the first one writes.
+    All workers of a run call the same methods; the first one writes.
 
     Parameters
     ----------
     checkpoints : Checkpoints or None
-        None saves nothing.
+        With None, nothing is saved.
     net, trainer
-        What a checkpoint holds.
+        A checkpoint holds their state.
     identity : dict
         See `gluon_amp.recipes.checkpoints.SAME`.
     progress : callable
-        Called with the position; returns what else the run restores, as `Checkpoints.save` expects.
+        Called with the position; returns what else a checkpoint holds (see `Checkpoints.save`).
     interruption : Interruption
     workers : Workers
     statistics : sequence of Parameter
-        BatchNorm's, of which each worker has its own until the end of an epoch.
+        BatchNorm's running statistics, which differ between workers until the end of an epoch.
     every : int, optional
-        Save after every so many batches of an epoch.
+        Save after this many batches of an epoch.
     accumulate : int
-        Batches for each update.
+        Batches in each update.
     """
 
     def __init__(
@@ -71,6 +73,55 @@ class Keeper:
         self._every = every
         self._accumulate = accumulate
 
+    def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
+        """Restore network and trainer from the checkpoint that ``--resume`` names.
+
+        Parameters
+        ----------
+        name : str
+            'auto' for the newest checkpoint, or the path of one.
+
+        Returns
+        -------
+        Saved or None, Counts
+            The checkpoint, and the epoch's counts so far; None if there is no checkpoint yet.
+
+        Raises
+        ------
+        UsageError
+            The checkpoint is of another run, or cannot be read.
+        """
+        saved = self._find(name) if self._workers.first else None
+        with self._shared(saved) as saved:
+            if saved is None:
+                folder = self._checkpoints.folder
+                log.logger.info("No checkpoint in %s yet: training from the start.\n", folder)
+                return None, Counts()
+            return saved, self.begin(saved)
+
+    def _find(self, name: str) -> Optional[Saved]:
+        if name == "auto":
+            return self._checkpoints.newest()
+        saved = Saved.read(Path(name).expanduser())
+        if self._checkpoints is not None:
+            self._checkpoints.check_last(saved)
+        return saved
+
+    @contextlib.contextmanager
+    def _shared(self, saved: Optional[Saved]) -> Iterator[Optional[Saved]]:
+        """Yield the first worker's checkpoint in all workers, which may not share its disk."""
+        if self._workers.count == 1:
+            yield saved
+            return
+        data = self._workers.from_first(saved.path.read_bytes() if saved else b"")
+        if self._workers.first or not data:
+            yield saved
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "first.ckpt"
+            copy.write_bytes(data)
+            yield Saved.read(copy)
+
     def begin(self, saved: Saved) -> Counts:
         """Restore network and trainer from a checkpoint; return the epoch's counts so far.
 
@@ -87,86 +138,88 @@ class Keeper:
         return Counts.restored(own["counts"])
 
     def after_update(self, done: int, position: Position, counts: Counts) -> None:
-        """Save and leave if a signal asked for it, or save if it is time.
+        """Save if a checkpoint is due or a signal came; in the latter case, end the run.
 
         Parameters
         ----------
         done : int
-            Batches of the epoch, as one worker counts them.
+            Batches of the epoch that this worker has done.
         position, counts
             After these batches.
         """
-        asked = self._asked(done % ASK_EVERY < self._accumulate)
-        if asked or (self._every and done % self._every < self._accumulate):
+        number = self._signal(exchange=done % EXCHANGE_EVERY < self._accumulate)
+        if number or (self._every and done % self._every < self._accumulate):
             self._save(position, counts)
-        if asked:
-            self._leave(asked)
+        if number:
+            self._leave(number)
 
     def after_epoch(self, epoch: int, due: bool, last: bool, best: bool) -> None:
-        """Save after an epoch, and leave if a signal asked for it.
+        """Save after an epoch if a checkpoint is due; end the run if a signal came.
 
         Parameters
         ----------
         epoch : int
-            The one that is over.
+            The epoch that is over.
         due, last, best : bool
-            Whether it is time for a checkpoint, the run is over, no epoch was better.
+            Whether a checkpoint is due, this is the last epoch, and no epoch was better.
         """
-        asked = self._asked(True)
+        number = self._signal(exchange=True)
         position = Position(epoch + 1, 0)
-        if due or last or asked:
+        if due or last or number:
             self._save(position, Counts())
         if best and self._checkpoints and self._workers.first:
             self._check_finite(Counts())
-            self._checkpoints.save_best(*self._state(position, [Counts()]))
-        if asked and not last:
-            self._leave(asked)
+            self._checkpoints.save_best(*self._state(position, [_shared_state(Counts())]))
+        if number and not last:
+            self._leave(number)
 
     @contextlib.contextmanager
     def naming_last_good(self) -> Iterator[None]:
-        """Add to a `DivergedError` which checkpoint was written before it."""
+        """Add the last checkpoint to the message of a `DivergedError`."""
         try:
             yield
         except DivergedError as error:
-            found = self._checkpoints.found() if self._checkpoints else []
-            if not found:
+            existing = self._checkpoints.existing() if self._checkpoints else []
+            if not existing:
                 raise
             raise DivergedError(
-                f"{error} The last good checkpoint is {found[-1][1]}: --resume auto goes on from "
-                "it."
+                f"{error} The last good checkpoint is {existing[-1][1]}: --resume auto goes on "
+                "from it."
             ) from None
 
-    def _asked(self, now: bool) -> int:
-        """Return the signal that any worker got, or 0; several workers exchange it if `now`."""
+    def _signal(self, exchange: bool) -> int:
+        """Return the signal that any worker received, or 0.
+
+        Several workers return the same number, and 0 whenever they do not `exchange` theirs.
+        """
         own = self._interruption.number or 0
         if self._workers.count == 1:
             return own
-        return int(self._workers.every([own]).max()) if now else 0
+        return int(self._workers.every([own]).max()) if exchange else 0
 
     def _save(self, position: Position, counts: Counts) -> None:
         if self._checkpoints is None:
             return
-        # between two epochs all workers have the same statistics, and no counts
-        differ = self._workers.count > 1 and position.samples
-        workers = self._of_all_workers(counts) if differ else [counts]
+        if self._workers.count > 1 and position.samples:
+            states = self._states_of_workers(counts)
+        else:  # between two epochs all workers have the same statistics, and no counts
+            states = [_shared_state(counts)]
         if self._workers.first:
             self._check_finite(counts)
-            path = self._checkpoints.save(*self._state(position, workers))
+            path = self._checkpoints.save(*self._state(position, states))
             log.logger.info("Saved %s", path)
 
-    def _state(self, position: Position, workers: list) -> tuple:
+    def _state(self, position: Position, workers: List[Dict[str, Any]]) -> tuple:
+        """Return the arguments of `Checkpoints.save`."""
         progress = {
             **self._progress(position),
             "rate": self._trainer.learning_rate,
-            "workers": [
-                one if isinstance(one, dict) else {"counts": one.state(), "statistics": ""}
-                for one in workers
-            ],
+            "workers": workers,
         }
         return self._net, self._trainer, position, self._identity, progress
 
-    def _of_all_workers(self, counts: Counts) -> List[Dict[str, Any]]:
-        """Return what the workers do not have in common."""
+    def _states_of_workers(self, counts: Counts) -> List[Dict[str, Any]]:
+        """Return the counts and statistics of each worker, in which they differ."""
         fields = counts.state()
         arrays = [array.asnumpy().ravel() for array in arrays_of(self._statistics)]
         rows = self._workers.every(np.concatenate([list(fields.values()), *arrays]))
@@ -175,7 +228,7 @@ class Keeper:
                 "counts": {
                     name: type(value)(number) for (name, value), number in zip(fields.items(), row)
                 },
-                "statistics": _text(row[len(fields) :]),
+                "statistics": _encode(row[len(fields) :]),
             }
             for row in rows
         ]
@@ -188,19 +241,24 @@ class Keeper:
                 raise DivergedError(f"{name} is not finite any more, so nothing was saved.")
 
     def _leave(self, number: int) -> None:
-        kept = "nothing was saved, as there is no --save-dir"
+        result = "nothing was saved, as there is no --save-dir"
         if self._checkpoints is not None:
-            kept = "saved; go on with --resume auto"
-        raise RunInterruptedError(number, f"interrupted by signal {number}: {kept}.")
+            result = "saved; go on with --resume auto"
+        raise RunInterruptedError(number, f"interrupted by signal {number}: {result}.")
+
+
+def _shared_state(counts: Counts) -> Dict[str, Any]:
+    """Return the state of the only worker, or of all, whose statistics the network holds."""
+    return {"counts": counts.state(), "statistics": ""}
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
-    """Write the text that `_text` returned for these parameters back into their arrays.
+    """Write statistics, as a checkpoint encodes them, into the arrays of these parameters.
 
     Raises
     ------
     UsageError
-        They are of another network.
+        The statistics are of another network.
     """
     arrays, start = arrays_of(parameters), 0
     try:
@@ -215,5 +273,5 @@ def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
         start += array.size
 
 
-def _text(values: np.ndarray) -> str:
+def _encode(values: np.ndarray) -> str:
     return base64.b64encode(values.astype(np.float32).tobytes()).decode()

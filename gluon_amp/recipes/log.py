@@ -1,7 +1,7 @@
-"""What a run says while it trains: GluonCV's lines byte for byte, and a progress bar between them.
+"""The log of a run: GluonCV's lines byte for byte, some more, and a progress bar.
 
 Source of the first four lines: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``.
-People and dashboards search for them, so what GluonCV does not log has lines of its own.
+People and dashboards search for them, so other numbers are logged in lines of their own.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
 VALIDATED = "[Epoch %d] validated %d/%d"
 WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
 INPUT_BOUND = (
-    "Loading images holds up training:\n"
-    "give --num-workers a core each, pack the images with --rec-train (see the\n"
-    "README), or resize them once to 256 pixels; --test-io measures loading."
+    "Loading images slows down training:\n"
+    "use one of --num-workers for each core, pack the images for --rec-train (see\n"
+    "the README), or resize them once to 256 pixels; --test-io measures loading."
 )
 UNREADABLE = "[Epoch %d] %s"
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("gluon_amp.recipes")
 
 
 class _AboveBar(logging.Handler):
-    """Prints each record on standard output, above a progress bar that may be there."""
+    """Prints each record on standard output, above the progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm().write(self.format(record), file=sys.stdout)
@@ -42,12 +42,14 @@ class _AboveBar(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """Appends records to a file until that fails; then training continues without it."""
+    """Appends records to a file; if writing fails, training continues without the file."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         logger.removeHandler(self)
         reason = getattr(sys.exc_info()[1], "strerror", None)
-        logger.warning("--logging-file cannot be written any more (%s): training goes on.", reason)
+        logger.warning(
+            "--logging-file cannot be written any more (%s): training continues.", reason
+        )
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -71,13 +73,13 @@ def tqdm() -> type:
 
 @contextlib.contextmanager
 def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None]:
-    """Print what is logged on standard output, as it is, and append it to a file.
+    """Print log messages on standard output, and append them to a file.
 
     Parameters
     ----------
     file : Path, optional
     quiet : bool
-        Neither print nor append anything less than a warning.
+        Print warnings only, and append nothing.
     """
     handlers: List[logging.Handler] = [_AboveBar()]
     if file is not None and not quiet:
@@ -99,24 +101,23 @@ def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Say nothing but warnings, and show no progress, for a while."""
-    level, logger.disabled = logger.level, True
+    """Disable the log in a with block."""
+    logger.disabled = True
     try:
         yield
     finally:
         logger.disabled = False
-        logger.setLevel(level)
 
 
 class Records:
-    """Where the numbers of a run go, besides its log: lines of JSON, and TensorBoard.
+    """Writes the numbers of a run as lines of JSON and for TensorBoard.
 
     Parameters
     ----------
     file : Path, optional
-        Gets a line for each record.
+        A line is appended for each record.
     tensorboard : Path, optional
-        A folder for TensorBoard's event files.
+        The folder of TensorBoard's event files.
 
     Raises
     ------
@@ -129,9 +130,16 @@ class Records:
         self._writer = _tensorboard(tensorboard) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: float) -> None:
-        """Note numbers of a kind ('batch', 'epoch', 'validation') after so many steps.
+        """Write a record.
 
-        JSON has no infinities and no NaN, so these become null.
+        Parameters
+        ----------
+        kind : str
+            'batch', 'epoch' or 'validation'.
+        step : int
+            The number of steps so far.
+        values
+            Numbers by name. JSON has no infinities and no NaN, so these become null.
         """
         plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
         try:
@@ -146,23 +154,23 @@ class Records:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Continue without records, which matter less than training."""
+        """Stop writing records, which matter less than training."""
         logger.warning(
-            "--log-json or --tensorboard cannot be written any more (%s): training goes on.",
+            "--log-json or --tensorboard cannot be written any more (%s): training continues.",
             error.strerror,
         )
-        files, self._file, self._writer = (self._file, self._writer), None, None
-        for one in files:
+        outputs, self._file, self._writer = (self._file, self._writer), None, None
+        for output in outputs:
             with contextlib.suppress(OSError):
-                if one:
-                    one.close()
+                if output:
+                    output.close()
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Write what is buffered, and close the files."""
         try:
-            for one in (self._file, self._writer):
-                if one:
-                    one.close()
+            for output in (self._file, self._writer):
+                if output:
+                    output.close()
         except OSError as error:
             self._give_up(error)
 
@@ -178,7 +186,7 @@ def _tensorboard(folder: Path):
 
 
 def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "img"):
-    """Return a progress bar for one epoch on standard error, absent where that is no terminal."""
+    """Return a progress bar for one epoch; it is shown if standard error is a terminal."""
     return tqdm()(
         total=total,
         initial=done,

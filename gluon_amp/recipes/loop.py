@@ -1,15 +1,16 @@
 """The training loop: the same for every data set, dtype and number of devices and workers."""
 
+import dataclasses
 import itertools
 import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 from gluon_amp.data import TrainingBatches, unreadable_in_words
 from gluon_amp.distributed.workers import Workers
 from gluon_amp.recipes import log
-from gluon_amp.recipes.engine import Engine
+from gluon_amp.recipes.engines.base import Batch, Engine
 from gluon_amp.recipes.history import Counts, EpochResult, Validation
 from gluon_amp.recipes.log import Records
 from gluon_amp.recipes.meters import TopK
@@ -17,11 +18,8 @@ from gluon_amp.recipes.schedule import Schedule
 from gluon_amp.trainer import StepReport
 
 import mxnet as mx
-from mxnet.ndarray import NDArray
 
-Batch = Sequence[NDArray]
-
-# Above this share of an epoch, waiting for images is worth a piece of advice.
+# If an epoch waits for images for more than this share of its time, the log gives advice.
 WAITED_MUCH = 0.2
 
 
@@ -30,7 +28,7 @@ class TrainingError(RuntimeError):
 
 
 class DivergedError(TrainingError):
-    """The loss or a parameter is not finite any more."""
+    """The loss or a parameter is no longer finite."""
 
 
 class Loop:
@@ -43,19 +41,19 @@ class Loop:
     schedule : Schedule
         Learning rate of every update.
     workers : Workers
-        Those that train together; counts are taken over all of them.
+        The workers that train together; results are over all of them.
     records : Records
-        Where numbers go, besides the log.
+        Receives the numbers that are logged.
     accumulate : int
-        Batches for each update.
+        Batches in each update.
     log_interval : int
-        Log a line after every so many batches; 0 for never.
+        Log a line after this many batches; 0 for never.
     max_batches : int, optional
-        Train on no more batches of an epoch than this.
+        Train on at most this many batches of an epoch.
     unit : str
-        What the progress bar counts: a label is one.
+        What the progress bar counts, one for each label.
     input_bound : str
-        What to say where training waits for data much; nothing if it is empty.
+        Advice to log if training often waits for data; empty for none.
     """
 
     def __init__(
@@ -97,14 +95,14 @@ class Loop:
         epoch, start : int
             Begin with batch `start` of this epoch, both counted from 0.
         counts : Counts, optional
-            Of the batches before `start`.
+            Counts of the batches before `start`.
         after_update : callable
-            Takes how many batches of the epoch are done, and their counts.
+            Called with the number of batches of the epoch that are done, and their counts.
 
         Raises
         ------
-        TrainingError
-            The loss is not a number any more.
+        DivergedError
+            The loss is no longer a finite number.
         """
         counts = counts or Counts()
         since, lap = 0, time.perf_counter()
@@ -115,8 +113,8 @@ class Loop:
         with log.bar(
             self.images(batches), epoch, self.schedule.epochs, accuracy.images, self.unit
         ) as bar:
-            taken = measured(self._batches(batches, epoch, start), self.engine.wait, counts)
-            for number, group in _groups(taken, self.accumulate, start):
+            timed = measured(self._batches(batches, epoch, start), self.engine.wait, counts)
+            for number, group in _groups(timed, self.accumulate, start):
                 rate = self.schedule(epoch, number)
                 self.engine.set_learning_rate(rate)
                 size = sum(batch[1].size for batch in group)
@@ -142,7 +140,7 @@ class Loop:
         return result
 
     def _check_loss(self, counts: Counts, where: str) -> None:
-        """Raise `DivergedError` where the mean loss is not a number any more; waits for it."""
+        """Raise `DivergedError` if the mean loss is not finite; waits for the loss."""
         if counts.loss.images and not math.isfinite(counts.loss.sum):
             raise DivergedError(
                 f"the loss became {counts.loss.value} in {where}, at a learning rate of up to "
@@ -151,13 +149,13 @@ class Loop:
 
     def _batches(self, batches: TrainingBatches, epoch: int, start: int) -> Iterator[Batch]:
         # A last batch smaller than the number of devices would leave some without a gradient.
-        whole = (batch for batch in batches.epoch(epoch, start)
-                 if len(batch[0]) >= len(self.engine.devices))  # fmt: skip
+        least = len(self.engine.devices)
+        large = (batch for batch in batches.epoch(epoch, start) if len(batch[0]) >= least)
         left = None if self.max_batches is None else max(0, self.max_batches - start)
-        return itertools.islice(whole, left)
+        return itertools.islice(large, left)
 
     def images(self, batches: TrainingBatches) -> int:
-        """How many images an epoch trains on, in this worker."""
+        """Return how many images an epoch trains on, in this worker."""
         if self.max_batches is None:
             return batches.images
         return min(batches.images, self.max_batches * batches.batch_size)
@@ -167,11 +165,10 @@ class Loop:
         if not report.applied:
             self.skipped += 1
             counts.skipped += 1
-            more = len(report.overflow) - 1
-            log.logger.info(
-                log.SKIPPED, epoch, number, report.loss_scale, report.next_loss_scale,
-                report.overflow[0], f" and {more} more" if more else "",
-            )  # fmt: skip
+            first, *others = report.overflow
+            more = f" and {len(others)} more" if others else ""
+            scales = (report.loss_scale, report.next_loss_scale)
+            log.logger.info(log.SKIPPED, epoch, number, *scales, first, more)
 
     def _interval_ends(self, number: int, done: int) -> bool:
         every = self.log_interval
@@ -181,9 +178,16 @@ class Loop:
         self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport
     ) -> None:
         self.records.write(
-            "batch", self.steps, epoch=epoch, batch=done - 1, images_per_second=speed,
-            accuracy=share, lr=rate, loss_scale=report.next_loss_scale, skipped=self.skipped,
-        )  # fmt: skip
+            "batch",
+            self.steps,
+            epoch=epoch,
+            batch=done - 1,
+            images_per_second=speed,
+            accuracy=share,
+            lr=rate,
+            loss_scale=report.next_loss_scale,
+            skipped=self.skipped,
+        )
 
     def _over_workers(self, counts: Counts) -> EpochResult:
         own = counts.result()
@@ -193,12 +197,16 @@ class Loop:
             [counts.accuracy.right, own.images, counts.loss.sum, counts.loss.images, own.waited]
         )
         return EpochResult(
-            right / images if images else math.nan, loss / loss_images if loss_images else math.nan,
-            int(images), own.seconds, waited / self.workers.count, own.skipped,
-        )  # fmt: skip
+            accuracy=right / images if images else math.nan,
+            loss=loss / loss_images if loss_images else math.nan,
+            images=int(images),
+            seconds=own.seconds,
+            waited=waited / self.workers.count,
+            skipped=own.skipped,
+        )
 
     def _log(self, epoch: int, result: EpochResult, rate: float) -> None:
-        scale = self.engine.scale
+        scale = self.engine.loss_scale.scale
         log.logger.info(log.TRAINING, epoch, "accuracy", result.accuracy)
         log.logger.info(log.SPEED, epoch, result.images_per_second, result.seconds)
         log.logger.info(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
@@ -207,21 +215,29 @@ class Loop:
         if share > WAITED_MUCH and self.input_bound:
             log.logger.info(self.input_bound)
         self.records.write(
-            "epoch", self.steps, epoch=epoch, accuracy=result.accuracy, loss=result.loss,
-            images=result.images, images_per_second=result.images_per_second,
-            seconds=result.seconds, waited_share=share, loss_scale=scale,
-            skipped=self.skipped, lr=rate,
-        )  # fmt: skip
+            "epoch",
+            self.steps,
+            epoch=epoch,
+            accuracy=result.accuracy,
+            loss=result.loss,
+            images=result.images,
+            images_per_second=result.images_per_second,
+            seconds=result.seconds,
+            waited_share=share,
+            loss_scale=scale,
+            skipped=self.skipped,
+            lr=rate,
+        )
 
     def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
-        """Count right answers over every readable image exactly once, and log them.
+        """Count correct answers over every readable image exactly once, and log the result.
 
         Parameters
         ----------
         batches : ValidationBatches or Chunks
-            This worker's share of the images. Those that cannot be read are in `unreadable`.
+            This worker's share of the images; its `unreadable` lists those that cannot be read.
         expected : int
-            How many images there are for all workers together.
+            Number of images of all workers together.
 
         Raises
         ------
@@ -245,18 +261,15 @@ class Loop:
                 f"validated {images:.0f} images, but there are {expected}, {unreadable:.0f} of "
                 "them unreadable."
             )
-        found = Validation(right1 / images, right5 / images, int(images), int(unreadable))
-        log.logger.info(log.VALIDATION, epoch, 1 - found.top1, 1 - found.top5)
-        log.logger.info(log.VALIDATED, epoch, found.images, expected)
-        self.records.write(
-            "validation", self.steps, epoch=epoch, top1=found.top1, top5=found.top5,
-            images=found.images, unreadable=found.unreadable,
-        )  # fmt: skip
-        return found
+        result = Validation(right1 / images, right5 / images, int(images), int(unreadable))
+        log.logger.info(log.VALIDATION, epoch, 1 - result.top1, 1 - result.top5)
+        log.logger.info(log.VALIDATED, epoch, result.images, expected)
+        self.records.write("validation", self.steps, epoch=epoch, **dataclasses.asdict(result))
+        return result
 
 
 def _groups(batches: Iterable[Batch], size: int, start: int) -> Iterator[Tuple[int, List[Batch]]]:
-    """Yield batches in groups, the last of which may be smaller, and each one's first number."""
+    """Yield the number of the first batch of each group, and the group; the last may be smaller."""
     batches = iter(batches)
     for first in itertools.count(start, size):
         group = list(itertools.islice(batches, size))
@@ -271,10 +284,11 @@ def measured(
     counts: Counts,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Batch]:
-    """Yield batches; count the time in which the devices had nothing to do because one was missing.
+    """Yield batches and measure how long the devices waited for them.
 
-    This is the time from the end of the last step, or from the request for the batch if that came
-    later, to the batch's arrival. Another thread waits for the devices, so that this one continues.
+    A wait begins at the end of the last step, or at the request for the batch if that comes later,
+    and ends when the batch arrives. Another thread waits for the devices, so that this one does not
+    have to.
 
     Parameters
     ----------
@@ -282,7 +296,7 @@ def measured(
     wait : callable
         Returns when the devices have finished all their work.
     counts : Counts
-        Its `waited` grows, in seconds.
+        The seconds are added to its `waited`.
     clock : callable
     """
 
@@ -294,14 +308,14 @@ def measured(
     batches = iter(batches)
     with ThreadPoolExecutor(1, "gluon_amp_devices") as watcher:
         while True:
-            asked = clock()
+            requested = clock()
             batch = next(batches, None)
             arrived = clock()
             if batch is None:
                 return
             if step is None:
-                counts.waited += arrived - asked
+                counts.waited += arrived - requested
             elif step.done():
-                counts.waited += arrived - max(asked, step.result())
+                counts.waited += arrived - max(requested, step.result())
             yield batch
             step = watcher.submit(finished)

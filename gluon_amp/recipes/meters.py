@@ -1,4 +1,4 @@
-"""Counting right answers without waiting for the device at every batch."""
+"""Accuracy and mean loss, computed without waiting for the device at every batch."""
 
 from typing import List
 
@@ -9,14 +9,14 @@ from mxnet.ndarray import NDArray
 class TopK:
     """Counts images whose label is among the k largest outputs.
 
-    Counts stay on the device until they are read, so that counting does not hold up training;
-    they are whole numbers, so the share is exact whatever the batch size.
+    Counts stay on the device until they are read, so that training does not wait for them. They are
+    integers, so the share is exact for every batch size.
 
     Parameters
     ----------
     k : int
     images, right : int
-        Counted before.
+        Initial counts: of images, and of images with a right answer.
     """
 
     def __init__(self, k: int = 1, images: int = 0, right: int = 0):
@@ -33,26 +33,26 @@ class TopK:
 
     @property
     def right(self) -> int:
-        """How many were right; waits for the device."""
+        """The number of right answers; waits for the device."""
         self._right += sum(int(count.asscalar()) for count in self._pending)
         self._pending.clear()
         return self._right
 
     @property
     def share(self) -> float:
-        """The share that was right, 0 to 1; nan before the first image."""
+        """The share of right answers, from 0 to 1; NaN before the first image."""
         return self.right / self.images if self.images else float("nan")
 
 
 class Mean:
-    """Mean of numbers that are still being computed, one array for each batch.
+    """The mean of values that the device may still be computing, one array for each batch.
 
     Parameters
     ----------
     images : int
-        How many values came before.
+        The initial number of values.
     total : float
-        Their sum.
+        The initial sum.
     """
 
     def __init__(self, images: int = 0, total: float = 0.0):
@@ -61,19 +61,19 @@ class Mean:
         self._pending: List[NDArray] = []
 
     def update(self, values: NDArray) -> None:
-        """Count the values (N,) of a batch."""
+        """Add the values (N,) of a batch."""
         self._pending.append(values.sum())
         self.images += values.size
 
     @property
     def sum(self) -> float:
         """The sum; waits for the device."""
-        for part in self._pending:  # one by one, so that reading now and then changes no bit
+        for part in self._pending:  # in order, so that reading in between changes no bit
             self._sum += float(part.asscalar())
         self._pending.clear()
         return self._sum
 
     @property
     def value(self) -> float:
-        """The mean; waits for the device; nan before the first value."""
+        """The mean; waits for the device. NaN before the first value."""
         return self.sum / self.images if self.images else float("nan")

@@ -1,4 +1,4 @@
-"""What is minimised: cross entropy, with label smoothing and mixup where they are asked for."""
+"""The objective that training minimizes: cross entropy, with optional label smoothing and mixup."""
 
 from dataclasses import dataclass
 from typing import List, Tuple
@@ -18,13 +18,14 @@ class Objective:
     ----------
     classes : int
     smoothing : float
-        Share of each label that goes to all classes alike (Szegedy et al. 2016).
+        Share of each label that is divided equally among all classes (Szegedy et al. 2016).
     mixup : float
-        Pairs of images are mixed with weights from Beta(mixup, mixup) (Zhang et al. 2018); 0: not.
+        Pairs of images are mixed with weights from Beta(mixup, mixup) (Zhang et al. 2018); 0 for
+        no mixup.
     mixup_epochs : int
-        In so many epochs, from the first on.
+        Images are mixed in this many epochs from the first one on.
     seed : int
-        The weights depend on (seed, epoch, batch) alone.
+        The weights depend only on (seed, epoch, batch).
     """
 
     classes: int
@@ -34,15 +35,15 @@ class Objective:
     seed: int = 0
 
     def weight(self, epoch: int, batch: int) -> float:
-        """Return the weight of the images themselves; the reversed batch has the rest."""
+        """Return the weight of the images; that of the reversed batch is 1 minus it."""
         if not self.mixup or epoch >= self.mixup_epochs:
             return 1.0
-        # 1 keeps these apart from the generators of order and augmentation
+        # The 1 makes this generator another one than those of order and augmentation.
         generator = np.random.default_rng((self.seed, epoch, batch, 1))
         return float(generator.beta(self.mixup, self.mixup))
 
     def mixed(self, images: NDArray, labels: NDArray, weight: float) -> Tuple[NDArray, NDArray]:
-        """Return images (N, ...) and targets, either labels (N,) or shares (N, classes)."""
+        """Return images (N, ...) and targets: labels (N,), or probabilities (N, classes)."""
         if weight != 1.0:
             images = weight * images + (1 - weight) * images[::-1]
         if not (self.smoothing or self.mixup):
@@ -53,13 +54,13 @@ class Objective:
         return images, shares
 
     def shares(self, labels: NDArray) -> NDArray:
-        """Return what each class has of each label (N,), smoothed: float32 (N, classes)."""
+        """Return the smoothed one-hot encoding of labels (N,): float32 (N, classes)."""
         everywhere = self.smoothing / self.classes
         return nd.one_hot(
             labels, self.classes, on_value=1 - self.smoothing + everywhere, off_value=everywhere
         )
 
     def losses(self, outputs: List[NDArray], targets: List[NDArray]) -> List[NDArray]:
-        """Return a loss for each image of each device."""
+        """Return the loss of each image, one array for each device."""
         loss = SoftmaxCrossEntropyLoss(sparse_label=not (self.smoothing or self.mixup))
         return [loss(*pair) for pair in zip(outputs, targets)]

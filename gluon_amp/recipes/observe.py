@@ -1,25 +1,73 @@
-"""Which dtypes a network really uses: seen on a batch, not taken from what was asked for."""
+"""Which dtypes a network really uses: observed on a batch, whatever was requested."""
 
 from typing import Callable, Dict, Iterable
 
-import numpy as np
-
 from gluon_amp.command_line import UsageError
+from gluon_amp.data import Source, validation_batches
+from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.describe import describe
+from gluon_amp.recipes.loop import TrainingError
 
+import mxnet as mx
 from mxnet.gluon import Block
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.ndarray import NDArray
 
-PRODUCTS = ("Convolution", "FullyConnected")
+LAYERS = ("Convolution", "FullyConnected")
 
 
 def join_dtypes(dtypes: Iterable[str]) -> str:
-    """Name all dtypes there are: 'float16+float32'."""
+    """Return the names of all different dtypes: 'float16+float32'."""
     return "+".join(sorted(set(dtypes))) or "none"
 
 
-def _name(array: NDArray) -> str:
-    return np.dtype(array.dtype).name
+def check_compute_dtype(expected: str, observed: str, model: str) -> None:
+    """Raise `TrainingError` if a network computes in another dtype than requested."""
+    if observed != expected:
+        raise TrainingError(f"{expected} was requested, but {model} computes in {observed}.")
+
+
+def observe(
+    net: Block, data: Source, device: mx.Context, model: str, compute_dtype: str
+) -> Dict[str, str]:
+    """Return the dtypes that a network uses on two images of the data.
+
+    Parameters
+    ----------
+    net : Block
+        Initialized.
+    data : Source
+    device : Context
+        One of the network's devices.
+    model : str
+        Name of the network, for messages.
+    compute_dtype : str
+        The requested dtype of convolutions and matrix products.
+
+    Raises
+    ------
+    UsageError
+        The network does not accept these images.
+    TrainingError
+        It computes in another dtype than requested.
+    """
+    images, labels = next(iter(validation_batches(data.val, 2, num_workers=0)))
+    try:
+        observed = observed_dtypes(
+            net,
+            SoftmaxCrossEntropyLoss(),
+            images.as_in_context(device),
+            labels.as_in_context(device),
+            data.classes,
+        )
+    except UsageError:
+        raise
+    except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
+        size = "×".join(map(str, data.image_shape))
+        reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
+        raise UsageError(f"{model} does not accept images of {size}: {reason}") from None
+    check_compute_dtype(compute_dtype, observed["conv_compute"], model)
+    return observed
 
 
 def observed_dtypes(
@@ -29,7 +77,7 @@ def observed_dtypes(
     labels: NDArray,
     classes: int,
 ) -> Dict[str, str]:
-    """Run a batch through a network and its loss, and report the dtypes met on the way.
+    """Run a batch through a network and its loss, and return the dtypes observed.
 
     Parameters
     ----------
@@ -40,36 +88,34 @@ def observed_dtypes(
     images, labels : NDArray
         A batch, on one of the network's devices.
     classes : int
-        Outputs expected.
+        Expected number of outputs.
 
     Returns
     -------
     dict
         ``conv_weight``: dtype of the weights of convolutions and dense layers; ``conv_compute``:
-        what they compute in; ``batchnorm``: dtype of BatchNorm's parameters; ``logits``; ``loss``.
-        Where layers differ, every dtype is named: 'float16+float32'.
+        dtype in which these compute; ``batchnorm``: dtype of BatchNorm's parameters; ``logits``;
+        ``loss``. Where layers differ, every dtype is named: 'float16+float32'.
 
     Raises
     ------
     UsageError
-        The network is no classifier of such images.
+        The network is not a classifier of such images.
     """
     rows = describe(net, images).rows
     outputs = net(images)
     shape = getattr(outputs, "shape", None)
     if shape != (len(images), classes):
         raise UsageError(
-            f"the network gives {shape or 'several outputs'} for {len(images)} images of {classes} "
-            "classes, so it is not one that train_imagenet.py can train."
+            f"the network returns {shape or 'several outputs'} for {len(images)} images of "
+            f"{classes} classes, so train_imagenet.py cannot train it."
         )
-    products = [row for row in rows if row.op in PRODUCTS]
+    layers = [row for row in rows if row.op in LAYERS]
     norms = [row for row in rows if row.op == "BatchNorm"]
     return {
-        "conv_weight": join_dtypes(
-            dtype for row in products for dtype in row.param_dtypes.values()
-        ),
-        "conv_compute": join_dtypes(row.compute_dtype for row in products),
+        "conv_weight": join_dtypes(dtype for row in layers for dtype in row.param_dtypes.values()),
+        "conv_compute": join_dtypes(row.compute_dtype for row in layers),
         "batchnorm": join_dtypes(dtype for row in norms for dtype in row.param_dtypes.values()),
-        "logits": _name(outputs),
-        "loss": _name(loss_fn(outputs, labels)),
+        "logits": dtype_name(outputs.dtype),
+        "loss": dtype_name(loss_fn(outputs, labels).dtype),
     }

@@ -1,20 +1,20 @@
-"""The error of each epoch as a picture."""
+"""A figure of the error of each epoch."""
 
 from pathlib import Path
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.history import History
-from gluon_amp.recipes.outcome import saving
+from gluon_amp.recipes.outputs import saving
 
 
 def draw_errors(history: History, path: Path, title: str) -> None:
-    """Draw the top-1 error of training and validation, and the top-5 error, by epoch.
+    """Draw the errors of each epoch: top-1 of training, top-1 and top-5 of validation.
 
     Parameters
     ----------
     history : History
     path : Path
-        A PNG.
+        The PNG file to write.
     title : str
 
     Raises
@@ -22,7 +22,7 @@ def draw_errors(history: History, path: Path, title: str) -> None:
     UsageError
         matplotlib is not installed.
     SavingError
-        There is no room on the disk, for example.
+        Writing fails; the disk is full, for example.
     """
     try:
         import matplotlib
@@ -37,10 +37,10 @@ def draw_errors(history: History, path: Path, title: str) -> None:
     first = len(history.validated) - len(history.trained)
     epochs = range(first, first + len(history.trained))
     figure, panel = plt.subplots(figsize=(7, 4.2))
-    panel.plot(epochs, [100 * (1 - result.accuracy) for result in history.trained],
-               color="#999999", label="training, top-1")  # fmt: skip
+    training_errors = [100 * (1 - result.accuracy) for result in history.trained]
+    panel.plot(epochs, training_errors, color="#999999", label="training, top-1")
     for name, colour in (("top1", "#0072B2"), ("top5", "#D55E00")):
-        errors = [100 * (1 - getattr(found, name)) for found in validated.values()]
+        errors = [100 * (1 - getattr(result, name)) for result in validated.values()]
         label = f"validation, {name[:3]}-{name[3:]}"
         panel.plot(list(validated), errors, color=colour, marker=".", label=label)
     panel.set(xlabel="epoch", ylabel="error in %", title=title)

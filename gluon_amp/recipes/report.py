@@ -1,4 +1,4 @@
-"""The plan that is printed before training and the summary after it, as text and as JSON."""
+"""Tables for the plan of a run and its summary; the summary is also written as JSON."""
 
 import dataclasses
 import json
@@ -24,12 +24,12 @@ EMULATED = "float16 is emulated on this CPU: same values as on a GPU, not its sp
 
 
 def dtypes_in_words(observed: Dict[str, str]) -> str:
-    """List observed dtypes, in the order of `OBSERVED_NAMES`."""
+    """Return observed dtypes in words, in the order of `OBSERVED_NAMES`."""
     return ", ".join(f"{name} {observed[key]}" for key, name in OBSERVED_NAMES.items())
 
 
 def table(rows: Iterable[Tuple[str, object]]) -> str:
-    """Lay out names and texts in two columns, `WIDTH` wide."""
+    """Return names and texts in two columns, `WIDTH` characters wide."""
     rows = [(name, str(text)) for name, text in rows]
     indent = max(len(name) for name, _ in rows) + 2
     return "\n".join(
@@ -42,42 +42,42 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to; every field is in the JSON file.
+    """The results of a run; the JSON file has the same fields.
 
     Attributes
     ----------
     top1, top5 : float
-        Percent of the validation images that can be read, after the last epoch.
+        Accuracy after the last epoch, in percent of the validation images that can be read.
     validated, unreadable, val_images : int
-        How many images that counts, how many cannot be read, and how many there are.
+        Validation images that were read, that could not be read, and of the data set.
     best_top1, best_epoch : float, int
-        The best epoch's, counted from 0.
+        Top-1 of the best epoch, and its number, counted from 0.
     top1_by_epoch : list
-        Percent after each epoch; None where it was not validated.
+        Top-1 after each epoch; None for epochs without a validation.
     confusions : list of dict
-        The pairs of classes that were confused most, if they were asked for.
+        The pairs of classes that were confused most often, as many as ``--confusions``.
     mode : str
         'hybrid', 'imperative' or 'module'.
     dtype, observed_dtypes
-        The policy asked for, and the dtypes seen (see `gluon_amp.recipes.observe`).
+        The requested policy, and the observed dtypes (see `gluon_amp.recipes.observe`).
     emulated : bool
-        float16 values computed on a CPU.
+        Whether float16 is emulated on a CPU.
     train_loss : float or None
-        Mean over the last epoch; None where every one of its steps was skipped.
+        Mean over the last epoch; None if all of its steps were skipped.
     loss_scale : float or None
-        At the end of the run; None where the loss was not scaled.
+        At the end of the run; None without loss scaling.
     skipped_steps, steps : int
-        Steps undone because of an overflow, out of all.
+        Steps that were skipped because of an overflow, and all steps.
     images_per_second : float or None
-        Training images by training time, validation left out; None where nothing was trained.
+        Training images divided by training time, without validation; None if nothing was trained.
     waited_share : float or None
         Share of the training time in which the devices waited for images.
     peak_mebibytes : float or None
-        The most memory that this process has held; None where the system does not tell.
+        Largest memory of this process; None if the system does not report it.
     train_seconds : float
-        All epochs, without validation.
+        Duration of all epochs, without validation.
     seconds : float
-        The whole run.
+        Duration of the run.
     """
 
     model: str
@@ -115,15 +115,13 @@ class Summary:
 
     def __str__(self) -> str:
         scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
+        best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"
         return table(
             [
                 ("model", f"{self.model} on {self.data}"),
                 ("dtype", f"{self.dtype}{', emulated' if self.emulated else ''}"),
                 ("observed", dtypes_in_words(self.observed_dtypes)),
-                (
-                    "top-1",
-                    f"{self.top1:.2f} %, best {self.best_top1:.2f} % (epoch {self.best_epoch})",
-                ),
+                ("top-1", f"{self.top1:.2f} %, {best}"),
                 ("top-5", f"{self.top5:.2f} %"),
                 ("validated", self._validated()),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
@@ -133,8 +131,8 @@ class Summary:
         )
 
     def _validated(self) -> str:
-        left_out = f", {self.unreadable} unreadable" if self.unreadable else ""
-        return f"{self.validated}/{self.val_images} images{left_out}"
+        unreadable = f", {self.unreadable} unreadable" if self.unreadable else ""
+        return f"{self.validated}/{self.val_images} images{unreadable}"
 
     def _speed(self) -> str:
         if self.images_per_second is None:
@@ -148,12 +146,12 @@ class Summary:
 
 
 def write_json(path: Path, values: Dict[str, Any]) -> None:
-    """Write a summary as JSON, in one piece or not at all.
+    """Write a summary as JSON, completely or not at all.
 
     Raises
     ------
     SavingError
-        There is no room on the disk, for example.
+        Writing fails; the disk is full, for example.
     """
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     try:
@@ -163,7 +161,7 @@ def write_json(path: Path, values: Dict[str, Any]) -> None:
 
 
 def check_writable(path: Union[str, Path], option: str) -> None:
-    """Raise `UsageError` now where a file could not be written at the end of the run."""
+    """Raise `UsageError` if a file cannot be written, before a run that writes it at its end."""
     try:
         output_file(str(path))
     except ArgumentTypeError as error:

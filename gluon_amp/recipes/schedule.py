@@ -1,7 +1,7 @@
 """The learning rate as a pure function of epoch and batch.
 
-A function of the position, not of the number of updates made: skipped steps do not delay it, and a
-resumed run gets the same rates as an uninterrupted one.
+The rate depends on the position in the run, not on the number of updates: skipped steps do not
+delay it, and a resumed run uses the same rates as an uninterrupted one.
 """
 
 import math
@@ -10,37 +10,37 @@ from typing import Callable, Dict, Tuple
 
 POLY_POWER = 2
 
-# Share of the learning rate left when a share `done` of the epochs after the warm-up is over.
+# The factor of the learning rate at a progress from 0, the end of the warm-up, to 1, the end of the
+# run.
 SHAPES: Dict[str, Callable[[float], float]] = {
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-    "linear": lambda done: 1 - done,
-    "poly": lambda done: (1 - done) ** POLY_POWER,
-    "constant": lambda done: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "poly": lambda progress: (1 - progress) ** POLY_POWER,
+    "constant": lambda progress: 1.0,
 }
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate of every batch of a run.
+    """The learning rate of every batch of a run.
 
     Attributes
     ----------
     rate : float
-        The rate after warm-up, before any decay.
+        The rate after the warm-up, before any decay.
     epochs, batches : int
-        Epochs of the run, batches of an epoch.
+        Epochs of the run, and batches of an epoch.
     mode : str
-        'step', or one of `SHAPES`, which fall from the end of the warm-up to the end of the run.
+        'step', or a name in `SHAPES`.
     warmup_epochs : float
-        Fewer than `epochs`. The rate rises linearly, from the first batch's share to the full rate
-        at their last batch.
+        Epochs in which the rate rises linearly; fewer than `epochs`. The last batch of the warm-up
+        has the full rate.
     decay : float
-        'step': the rate is multiplied by this ...
+        In mode 'step', the factor of each decay.
     decay_epochs : tuple of int
-        ... from the first batch of each of these epochs on, counted from 0 and from the start of
-        the run, warm-up included.
+        In mode 'step', the epochs that begin with a decay, counted from 0, warm-up included.
     warmup_rate : float
-        Where the warm-up begins.
+        The rate from which the warm-up rises; the first batch is already above it.
     """
 
     rate: float
@@ -62,18 +62,18 @@ class Schedule:
     def __call__(self, epoch: int, batch: int) -> float:
         """Return the learning rate of batch `batch` in epoch `epoch`, both counted from 0."""
         if epoch + batch / self.batches < self.warmup_epochs:
-            # counted to the end of the batch, so that the first one is not wasted on a rate of 0
-            done = min(1, (epoch + (batch + 1) / self.batches) / self.warmup_epochs)
-            return self.warmup_rate + (self.rate - self.warmup_rate) * done
+            # counted to the end of the batch, as a first batch with a rate of 0 would be wasted
+            progress = min(1, (epoch + (batch + 1) / self.batches) / self.warmup_epochs)
+            return self.warmup_rate + (self.rate - self.warmup_rate) * progress
         if self.mode == "step":
-            return self.rate * self.decay ** sum(at <= epoch for at in self.decay_epochs)
+            return self.rate * self.decay ** sum(start <= epoch for start in self.decay_epochs)
         after = epoch + batch / self.batches - self.warmup_epochs
         return self.rate * SHAPES[self.mode](after / (self.epochs - self.warmup_epochs))
 
     def __str__(self) -> str:
-        """Say the schedule in words."""
-        how = self.mode
+        """Return the schedule in words."""
+        decay = self.mode
         if self.mode == "step":
-            at = ", ".join(map(str, self.decay_epochs)) or "no epoch"
-            how = f"×{self.decay:g} at {at}"
-        return f"{how}, epochs {self.epochs}, warm-up {self.warmup_epochs:.3g}"
+            epochs = ", ".join(map(str, self.decay_epochs)) or "no epoch"
+            decay = f"×{self.decay:g} at {epochs}"
+        return f"{decay}, epochs {self.epochs}, warm-up {self.warmup_epochs:.3g}"

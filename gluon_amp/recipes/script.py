@@ -1,4 +1,4 @@
-"""What the training scripts share: errors as one sentence, signals and broken pipes as statuses."""
+"""What the training scripts share: each error is one sentence, and has an exit status."""
 
 import json
 import os
@@ -14,59 +14,61 @@ from gluon_amp.recipes.interruption import RunInterruptedError
 from gluon_amp.recipes.loop import TrainingError
 from gluon_amp.recipes.recipe import Recipe
 from gluon_amp.recipes.run import train
-from gluon_amp.recipes.speed import benchmark, test_io
+from gluon_amp.recipes.speed import loading_speed, training_speed
 
 Read = Callable[[Optional[Sequence[str]]], Tuple[Recipe, Dict[str, Any]]]
 
 
 def run(read: Read, arguments: Optional[Sequence[str]] = None) -> int:
-    """Do what a command line says.
+    """Run a training script of images.
 
     Parameters
     ----------
     read : callable
-        Turns the command line into a recipe.
+        Returns the recipe of a command line, and the options that it sets.
     arguments : sequence of str, optional
-        Those of the process, if not given.
+        The command line; that of the process by default.
 
     Returns
     -------
     int
-        The status: 0, or 2 where the options cannot be followed, 1 where training failed, 128 and
-        the signal's number where one ended the run.
+        The exit status: 0; 2 if the options are wrong; 1 if training failed; 128 plus the number
+        of the signal that ended the run.
     """
-    return guarded(lambda: _train_images(*read(arguments)))
+    return guarded(lambda: _run_images(*read(arguments)))
 
 
-def _train_images(recipe: Recipe, given: Dict[str, Any]) -> None:
-    if recipe.benchmark or recipe.test_io:
-        measure = benchmark if recipe.benchmark else test_io
-        print(json.dumps(measure(recipe, given), indent=2))
-        return
-    train(recipe, given)
+def _run_images(recipe: Recipe, options: Dict[str, Any]) -> None:
+    if recipe.benchmark:
+        print(json.dumps(training_speed(recipe, options), indent=2))
+    elif recipe.test_io:
+        print(json.dumps(loading_speed(recipe, options), indent=2))
+    else:
+        train(recipe, options)
 
 
 def guarded(work: Callable[[], None]) -> int:
-    """Do what a script is for; return the status as `run` does."""
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors tell of oneDNN
+    """Call the function that does the work of a script; return the exit status, as `run` does."""
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors print a line
     try:
         work()
         sys.stdout.flush()
     except (UsageError, DataError) as error:
-        return _tell(error, 2)
+        return _failed(error, 2)
     except (TrainingError, SavingError, LostError, FloatingPointError) as error:
-        return _tell(error, 1)
+        return _failed(error, 1)
     except RunInterruptedError as error:
-        return _tell(error, error.status)
+        return _failed(error, error.status)
     except KeyboardInterrupt:
-        return _tell("interrupted before training began: nothing was saved.", 130)
+        return _failed("interrupted before training began: nothing was saved.", 130)
     except BrokenPipeError:
-        # who read the output has gone; Python would fail once more when it flushes at exit
+        # The reader of the output has closed it. Without this, Python fails again at exit, when it
+        # flushes the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
 
 
-def _tell(sentence: object, status: int) -> int:
+def _failed(sentence: object, status: int) -> int:
     print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""`--benchmark` and `--test-io`: how fast a machine trains, and how fast it loads, as JSON."""
+"""The speed of training steps (`--benchmark`) and of loading images (`--test-io`), as JSON."""
 
 import statistics
 import time
@@ -9,45 +9,53 @@ from gluon_amp.data.input_speed import measure_input
 from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.recipe import Recipe, for_data
-from gluon_amp.recipes.run import Run, open_data, prepare
+from gluon_amp.recipes.run import prepare
+from gluon_amp.recipes.sources import open_data
+from gluon_amp.recipes.training import Training
 from gluon_amp.trainer.loss_scale import NoLossScale
 
 import mxnet as mx
 
-# The first steps allocate memory; on a GPU cuDNN also tries its algorithms in them.
+# The first steps allocate memory; on a GPU, cuDNN also tests its algorithms in them.
 WARM_UP_STEPS = 3
 DEFAULT_STEPS = 20
 
 
-def benchmark(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
-    """Train on noise and time every step, each to its end.
+def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Train on random images and time every step (``--benchmark``).
+
+    Parameters
+    ----------
+    recipe : Recipe
+    options : dict
+        The options on the command line, by name.
 
     Returns
     -------
     dict
-        Fit for JSON: what was asked for, the dtypes seen, times in ms, images/s by the median.
+        Ready for JSON: the run, the observed dtypes, times in ms, and images/s at the median time.
 
     Raises
     ------
     UsageError
-        What was asked for cannot be done.
+        The run is impossible.
     """
-    run, _ = prepare(recipe, given)
-    (batch,) = [batch for batch, _ in zip(run.batches.epoch(0), range(1))]
+    run = prepare(recipe, options)
+    batch = next(iter(run.batches.epoch(0)))
     counts = Counts()
     seconds = []
     for number in range(WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)):
         mx.nd.waitall()
         start = time.perf_counter()
         run.engine.set_learning_rate(run.schedule(0, 0))
-        done = run.engine.step([batch] * run.recipe.accumulate, 0, number, counts)
+        report = run.engine.step([batch] * run.recipe.accumulate, 0, number, counts)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - start)
     measured = seconds[WARM_UP_STEPS:]
     median = statistics.median(measured)
     scale = run.engine.loss_scale
     return {
-        **_told(run),
+        **_description(run),
         "steps": len(measured),
         "median_ms": 1e3 * median,
         "fastest_ms": 1e3 * min(measured),
@@ -55,47 +63,52 @@ def benchmark(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
         "images_per_second": run.total / median,
         "peak_mebibytes": hardware.peak_mebibytes(),
         "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
-        "skipped_steps": done.skipped_total,
+        "skipped_steps": report.skipped_total,
     }
 
 
-def test_io(recipe: Recipe, given: Dict[str, Any]) -> Dict[str, Any]:
-    """Load training images, and do nothing with them.
+def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Load training images without training on them (``--test-io``).
+
+    Parameters
+    ----------
+    recipe : Recipe
+    options : dict
+        The options on the command line, by name.
 
     Returns
     -------
     dict
-        Fit for JSON: the data, its batches, and images/s.
+        Ready for JSON: the data, its batches, and images/s.
 
     Raises
     ------
     UsageError, DataError
         There is no such data.
     """
-    source, _ = open_data(recipe, given)
-    recipe = for_data(recipe, given, source.name)
+    source, _ = open_data(recipe, options)
+    recipe = for_data(recipe, options, source.name)
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     batch_size = recipe.batch_size * len(devices)
     batches = recipe.max_batches or max(1, source.train_images // batch_size)
+    workers = recipe.num_workers
     return {
         "data": source.name,
         "image_shape": list(source.image_shape),
         "batch_size": batch_size,
         "batches": batches,
-        "num_workers": hardware.count_processors()
-        if recipe.num_workers is None
-        else recipe.num_workers,
-        "images_per_second": measure_input(source, batch_size, batches, recipe.num_workers),
+        "num_workers": hardware.count_processors() if workers is None else workers,
+        "images_per_second": measure_input(source, batch_size, batches, workers),
     }
 
 
-def _told(run: Run) -> Dict[str, Any]:
+def _description(run: Training) -> Dict[str, Any]:
     recipe = run.recipe
     return {
         "model": recipe.model,
         "mode": recipe.mode,
         "dtype": recipe.policy,
-        "observed_dtypes": run.seen,
+        "observed_dtypes": run.observed,
         "emulated": run.emulated,
         "image_shape": list(run.data.image_shape),
         "devices": ", ".join(map(str, run.devices)),

@@ -139,35 +139,35 @@ AGREE = """
 
     def main():
         workers = connect(sys.argv[1] if len(sys.argv) > 1 else "dist_sync", [mx.cpu()])
-        found = {"rank": workers.rank, "count": workers.count}
-        found["total"] = workers.total([2**40 + 1, workers.rank, 0.1]).tolist()
-        found["every"] = workers.every([workers.rank, 0.1]).tolist()
+        results = {"rank": workers.rank, "count": workers.count}
+        results["total"] = workers.total([2**40 + 1, workers.rank, 0.1]).tolist()
+        results["every"] = workers.every([workers.rank, 0.1]).tolist()
         data = np.random.RandomState(0).bytes(5_000_001)
         got = workers.from_first(data if workers.first else b"mine")
-        found["bytes"] = got == data
-        found["nothing"] = len(workers.from_first(b"" if workers.first else b"mine"))
+        results["bytes"] = got == data
+        results["nothing"] = len(workers.from_first(b"" if workers.first else b"mine"))
 
         mean = gluon.Parameter("mean", shape=(2, 2), grad_req="null")
         mean.initialize(mx.init.Constant(workers.rank * 3 + 1))
         average_statistics([mean], workers)
-        found["mean"] = mean.data().asnumpy().ravel().tolist()
+        results["mean"] = mean.data().asnumpy().ravel().tolist()
 
         # Gradients travel in the weights' dtype, and one that overflows in the sum is seen by all.
         p = gluon.Parameter("p", shape=(2,), dtype="float16")
         p.initialize(mx.init.One())
         trainer = amp.Trainer([p], "sgd", {"learning_rate": 1}, kvstore=workers.kvstore,
                               loss_scale=4)
-        found["applied"], found["sent"] = [], []
+        results["applied"], results["sent"] = [], []
         for factor in (10000, 0.125, 10000, 0.125):
             with autograd.record():
                 loss = (p.data().astype("float32") * factor).sum()
             trainer.backward(loss)
             trainer.allreduce_grads()
-            found["sent"].append([p.grad().dtype.__name__, str(p.grad()[0].asscalar())])
+            results["sent"].append([p.grad().dtype.__name__, str(p.grad()[0].asscalar())])
             report = trainer.update(2)
-            found["applied"].append(report.applied)
-        found["weight"] = p.data().asnumpy().tolist()
-        print(json.dumps(found), flush=True)
+            results["applied"].append(report.applied)
+        results["weight"] = p.data().asnumpy().tolist()
+        print(json.dumps(results), flush=True)
         return 0
 
     leave(main)
@@ -186,9 +186,11 @@ AGREED = {
 
 
 def results(lines):
-    found = sorted((json.loads(line[line.index("{") :]) for line in lines), key=lambda f: f["rank"])
-    assert [one.pop("rank") for one in found] == [0, 1]
-    return found
+    by_rank = sorted(
+        (json.loads(line[line.index("{") :]) for line in lines), key=lambda f: f["rank"]
+    )
+    assert [one.pop("rank") for one in by_rank] == [0, 1]
+    return by_rank
 
 
 @pytest.mark.slow
@@ -242,7 +244,6 @@ def test_a_worker_that_fails_does_not_wait_at_its_exit(tmp_path, what, status, w
 
 
 def test_names_are_the_documented_ones():
-    assert workers.KV_STORES == (
-        "device", "local", "nccl", "dist_sync", "dist_device_sync", "horovod",
-    )  # fmt: skip
+    names = "device local nccl dist_sync dist_device_sync horovod"
+    assert tuple(names.split()) == workers.KV_STORES
     assert issubclass(LostError, RuntimeError)

@@ -11,7 +11,7 @@ from experiments.results.recipes import EXPERIMENTS
 from experiments.results.record import RUN, SUMMARY, read
 from experiments.results.runs import jobs
 from gluon_amp.data import write_classes
-from gluon_amp.recipes.models import build
+from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.recipe import learning_rate, read_fine_tuning
 from tests.images import write_records
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gluon_amp.command_line import UsageError
-from gluon_amp.distributed import launcher
+from gluon_amp.distributed import tasks
 from gluon_amp.recipes import recipe
 from gluon_amp.recipes.language import recipe as language_recipe
 from tests import ROOT
@@ -51,26 +51,26 @@ HOSTILE = [
     *("x" * 300, "x/" * 3000),
 ]
 
-# What is put after the random options so that a process ends soon. A script that is not here
-# would work for minutes, so that only lines that it refuses run.
+# Options after the random ones that make a process end soon. A script that is not listed
+# would run for minutes, so only lines that it refuses are run.
 QUICK = {
     "train_imagenet": "--dataset digits --model cifar_resnet8_v1 --num-epochs 1 --max-batches 1 "
-                      "--input-size 32 --batch-size 8 --warmup-epochs 0",
+    "--input-size 32 --batch-size 8 --warmup-epochs 0",
     "fine_tune": "--dataset digits --model cifar_resnet8_v1 --num-epochs 1 --max-batches 1 "
-                 "--input-size 32 --from-scratch --warmup-epochs 0",
+    "--input-size 32 --from-scratch --warmup-epochs 0",
     "train_lstm": "--characters 20000 --hidden 8 --embedding 8 --layers 1 --num-epochs 1 "
-                  "--max-batches 1 --bptt 8 --batch-size 4",
+    "--max-batches 1 --bptt 8 --batch-size 4",
     "input_benchmark": "--images 8 --side 32 --pixels 16 --batch-size 4 --batches 2 --rounds 1 "
-                       "--num-workers 1",
+    "--num-workers 1",
     "launch": "-n 1 -s 1 --launcher local -- true",
     "pack_images": "--num-workers 1",
     "results_table": "--from-logs FOLDER",
     "zoo_coverage": "--list",
-}  # fmt: skip
+}
 
 
 class Parsers(BaseException):
-    """Carries a parser out of the script that made it; no script catches it."""
+    """Carries a parser out of the script that created it; no script catches it."""
 
 
 def load(name):
@@ -94,17 +94,17 @@ def parser_of(script, monkeypatch):
 
 
 def reader_of(script, parser):
-    """Return what reads a line as the script does, with all the checks it makes before it works."""
+    """Return the function that reads and checks a line as the script does, before it works."""
     return {
         "train_imagenet": recipe.read,
         "fine_tune": recipe.read_fine_tuning,
         "train_lstm": language_recipe.read,
-        "launch": launcher.read,
+        "launch": tasks.read,
     }.get(script.__name__, parser.parse_args)
 
 
 def value(parser, action, chance, sound):
-    """Draw a value: one that the parser accepts, if the line is to be sound, else any."""
+    """Draw a value: one that the parser accepts if the line is to be sound, any value otherwise."""
     for _ in range(100):
         kind = chance.choice((GOOD, GOOD, BORDER, HOSTILE))
         text = chance.choice(sorted(action.choices) if sound and action.choices else kind)
@@ -117,7 +117,7 @@ def value(parser, action, chance, sound):
 
 
 def line(parser, chance):
-    """Draw a line of the parser's own options and arguments; half of them the parser accepts."""
+    """Draw a line of the parser's own options and arguments; it accepts half of the lines."""
     sound = chance.random() < 0.5
     actions = [action for action in parser._actions if action.dest != "help"]
     flags = [action for action in actions if action.option_strings]
@@ -144,7 +144,7 @@ def line(parser, chance):
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """What names in capitals stand for, in a home and a current folder of their own."""
+    """The paths of the names in capitals, in a home and a current folder of their own."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (tmp_path / "file").write_text("1\n")
@@ -154,8 +154,8 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing is downloaded
-    return {"FOLDER": folder, "FILE": tmp_path / "file", "FIFO": tmp_path / "fifo",
-            "DEEP": folder / "deep.json"}  # fmt: skip
+    file, fifo, deep = tmp_path / "file", tmp_path / "fifo", folder / "deep.json"
+    return {"FOLDER": folder, "FILE": file, "FIFO": fifo, "DEEP": deep}
 
 
 def filled(words, places):
@@ -165,35 +165,39 @@ def filled(words, places):
 
 
 def read(reader, words, capsys):
-    """Return whether a line is accepted; fail unless it is, or is refused as it should be."""
+    """Return whether a line is accepted; fail if it is refused in any way but one sentence."""
     try:
         reader(words)
         return True
     except SystemExit as stop:
-        status, said = stop.code, capsys.readouterr().err
+        status, message = stop.code, capsys.readouterr().err
     except UsageError as error:
-        status, said = 2, f"{error}\n"
-    assert status == 2 and said.count("\n") == 1 and said.endswith("\n"), said
+        status, message = 2, f"{error}\n"
+    assert status == 2 and message.count("\n") == 1 and message.endswith("\n"), message
     return False
 
 
 def run(name, words):
-    """Run a line as a process; it must end, with an answer or in one sentence."""
+    """Run a line as a process; it must succeed, or fail with one sentence."""
     process = subprocess.Popen(
         [sys.executable, *COMMANDS[name], *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": CACHE},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        start_new_session=True, encoding="utf-8", errors="replace",
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     try:
-        said = process.communicate(timeout=280)[1]
+        message = process.communicate(timeout=280)[1]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert "Traceback" not in said, said[-2000:]
-    assert process.returncode in (0, 1, 2), (process.returncode, said)
+    assert "Traceback" not in message, message[-2000:]
+    assert process.returncode in (0, 1, 2), (process.returncode, message)
     if process.returncode == 2:
-        assert said.count("\n") == 1, said
+        assert message.count("\n") == 1, message
 
 
 def test_every_script_is_tried():
@@ -242,6 +246,6 @@ def test_a_bad_option_is_one_sentence(name, words, sentence, places, capsys):
     script = load(name)
     with pytest.raises(SystemExit) as stop:
         sys.exit(script.main(filled(words.split(), places)))
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert stop.value.code == 2
-    assert sentence in said and said.count("\n") == 1
+    assert sentence in message and message.count("\n") == 1

@@ -8,16 +8,16 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.data import open_digits, write_classes
-from gluon_amp.recipes import run
-from gluon_amp.recipes.heads import freeze_features, head_of
-from gluon_amp.recipes.models import MXNET_MODELS, build
-from gluon_amp.recipes.outcome import export, worst
-from gluon_amp.recipes.recipe import FINE_TUNING, FineTuning, Recipe, read_fine_tuning
+from gluon_amp.recipes.confusions import worst
+from gluon_amp.recipes.network import build as network_build
+from gluon_amp.recipes.network.models import build
+from gluon_amp.recipes.outputs import export
+from gluon_amp.recipes.recipe import FINE_TUNING, Recipe, read_fine_tuning
 from tests import ROOT
 from tests.images import write_records
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 from mxnet.gluon.model_zoo import vision
 
 
@@ -43,15 +43,14 @@ def trained():
 @pytest.fixture(autouse=True)
 def one_source(monkeypatch, trained):
     """Train the network that knows the digits 0 to 4 once for this file, not once for each test."""
-    train = run.digits_network
+    train = network_build.digits_network
 
-    def remembered(recipe):
-        key = (recipe.model, recipe.num_layers, recipe.seed)
-        if key not in trained:
-            trained[key] = train(recipe)
-        return trained[key]
+    def remembered(*arguments):
+        if arguments not in trained:
+            trained[arguments] = train(*arguments)
+        return trained[arguments]
 
-    monkeypatch.setattr(run, "digits_network", remembered)
+    monkeypatch.setattr(network_build, "digits_network", remembered)
 
 
 def tune(script, tmp_path, *arguments):
@@ -65,12 +64,11 @@ def tune(script, tmp_path, *arguments):
 
 
 def test_fine_tuning_has_the_same_options_with_other_defaults():
-    recipe, given = read_fine_tuning([])
-    assert given == {}
+    recipe, options = read_fine_tuning([])
+    assert options == {}
     for name, value in FINE_TUNING.items():
         assert getattr(recipe, name) == value != getattr(Recipe(), name)
-    assert isinstance(recipe, Recipe)
-    assert isinstance(recipe, FineTuning)
+    assert vars(recipe).keys() == vars(Recipe()).keys()
 
 
 def test_the_faqs_command_is_understood():
@@ -91,43 +89,45 @@ def test_half_of_the_digits():
 
 @pytest.mark.slow
 def test_the_default_learns_in_every_dtype(script, tmp_path, capsys):
-    found = {dtype: tune(script, tmp_path, "--dtype", dtype) for dtype in ("float32", "float16")}
-    assert {summary["steps"] for summary in found.values()} == {8 * 45}
-    assert min(summary["top1"] for summary in found.values()) > 95
-    assert abs(found["float16"]["top1"] - found["float32"]["top1"]) <= 1.0
+    summaries = {
+        dtype: tune(script, tmp_path, "--dtype", dtype) for dtype in ("float32", "float16")
+    }
+    assert {summary["steps"] for summary in summaries.values()} == {8 * 45}
+    assert min(summary["top1"] for summary in summaries.values()) > 95
+    assert abs(summaries["float16"]["top1"] - summaries["float32"]["top1"]) <= 1.0
 
 
-def test_features_are_taken_over_and_the_head_is_new(monkeypatch):
-    """Both networks have five classes, so the shapes of the head's parameters tell nothing."""
+def test_features_are_copied_and_the_head_is_new(monkeypatch):
+    """Both networks have five classes, so the shapes do not show which layers are the head."""
     source = build("cifar_resnet8_v1", 5)
     source.initialize(mx.init.Xavier())
     source(nd.zeros((1, 3, 32, 32)))
-    monkeypatch.setattr(run, "digits_network", lambda recipe: source)
-    values = source._collect_params_with_prefix()
+    monkeypatch.setattr(network_build, "digits_network", lambda *_: source)
 
-    def taken_over(*arguments):
+    def copied(*arguments):
         recipe, _ = read_fine_tuning(["--model", "cifar_resnet8_v1", *arguments])
-        net = run.build_net(recipe, 5, [mx.cpu()])
+        net = network_build.build_network(recipe, 5, 32, [mx.cpu()])
         net(nd.zeros((1, 3, 32, 32)))
-        params = net._collect_params_with_prefix()
-        weights = [name for name in params if name.endswith("weight")]
         return {
-            name: np.array_equal(params[name].data().asnumpy(), values[name].data().asnumpy())
-            for name in weights
+            own.name[len(net.prefix) :]: np.array_equal(own.data().asnumpy(), its.data().asnumpy())
+            for own, its in zip(net.collect_params().values(), source.collect_params().values())
+            if own.name.endswith("weight")
         }
 
-    found = taken_over()
-    assert found.pop("output.weight") is False
-    assert all(found.values()) and len(found) > 5
-    assert not any(taken_over("--from-scratch").values())
+    equal = copied()
+    assert equal.pop("dense0_weight") is False
+    assert all(equal.values()) and len(equal) > 5
+    assert not any(copied("--from-scratch").values())
 
 
 @pytest.mark.slow
 def test_everything_that_is_written(script, tmp_path, capsys):
     summary = tune(
-        script, tmp_path, "--dtype", "float16", "--epochs", "2", "--export", tmp_path / "out",
-        "--save-dir", tmp_path / "saved", "--confusions", "3",
-    )  # fmt: skip
+        script,
+        tmp_path,
+        *"--dtype float16 --epochs 2 --confusions 3".split(),
+        *("--export", tmp_path / "out", "--save-dir", tmp_path / "saved"),
+    )
     assert "Confused: " in capsys.readouterr().out
     assert len(summary["confusions"]) == 3
     counts = [confusion["count"] for confusion in summary["confusions"]]
@@ -162,9 +162,12 @@ def test_everything_that_is_written(script, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [["--freeze-features", "--dtype", "float16"], ["--mode", "module", "--dtype", "float16"],
-     ["--amp"]],
-)  # fmt: skip
+    [
+        ["--freeze-features", "--dtype", "float16"],
+        ["--mode", "module", "--dtype", "float16"],
+        ["--amp"],
+    ],
+)
 def test_other_ways(script, tmp_path, capsys, arguments):
     summary = tune(script, tmp_path, "--epochs", "2", *arguments)
     assert summary["validated"] == 179
@@ -177,9 +180,16 @@ def test_packed_data_with_names(script, tmp_path, capsys):
     for part in ("train", "val"):
         write_records(folder, part, [0, 1, 0, 1])
     write_classes(folder, ["ant", "bee"])
-    arguments = ["--dataset", "caltech101", "--data-dir", folder.parent, "--model",
-                 "mobilenet0.25", "--from-scratch", "--input-size", "32", "--epochs", "1",
-                 "--warmup-epochs", "0", "--batch-size", "2", "--lr", "0"]  # fmt: skip
+    arguments = [
+        "--dataset",
+        "caltech101",
+        "--data-dir",
+        folder.parent,
+        *(
+            "--model mobilenet0.25 --from-scratch --input-size 32 --epochs 1 "
+            "--warmup-epochs 0 --batch-size 2 --lr 0"
+        ).split(),
+    ]
     summary = tune(script, tmp_path, *arguments)
     assert summary["validated"] == 4
     for confusion in summary["confusions"]:
@@ -206,73 +216,16 @@ def test_bad_input_is_one_sentence(script, tmp_path, capsys, line, sentence, mon
     assert error.count("\n") == 1
 
 
-# -------------------------------------------------------------------------------- every zoo network
-
-
-def small_images(name):
-    return 224 if name.startswith(("dense", "squ")) else 64  # their last pooling takes it all
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in MXNET_MODELS if n in (
-    "alexnet", "densenet121", "mobilenet0.25", "mobilenetv2_0.25", "resnet18_v1", "resnet18_v2",
-    "squeezenet1.1", "vgg11_bn")])  # fmt: skip
-def test_a_float16_step_of_the_head_of_each_family(name):
-    take_a_step(name)
-
-
-def learn_statistics(net, images):
-    """Let BatchNorm know these images, as it does in a pretrained network."""
-    norms = []
-    net.apply(lambda block: norms.append(block) if isinstance(block, gluon.nn.BatchNorm) else None)
-    for norm in norms:
-        norm._kwargs["momentum"] = 0.0
-    with autograd.record():
-        loss = net(images).sum()
-    loss.backward()
-
-
-def take_a_step(name):
-    """One float16 step with frozen features: the head moves, and nothing else, masters included."""
-    mx.random.seed(0)
-    net = build(name, 7)
-    net.initialize(mx.init.Xavier())
-    size = small_images(name)
-    learn_statistics(net, nd.random.normal(shape=(2, 3, size, size)))
-    head = head_of(net, build(name, 8))
-    freeze_features(net, head)
-    amp.cast(net, "float16")
-    images, labels = nd.random.normal(shape=(2, 3, size, size)), nd.array([1, 6])
-    with autograd.train_mode():
-        assert net(images).shape == (2, 7)
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
-
-    def values():
-        own = {n: p.data() for n, p in net.collect_params().items()}
-        held = {f"master of {n}": m for n, m in trainer.master_params().items()}
-        return {n: array.asnumpy().tobytes() for n, array in {**own, **held}.items()}
-
-    before = values()
-    with autograd.record():
-        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
-    trainer.backward(loss)
-    assert trainer.step(2).applied
-    after = values()
-    moved = {n for n in before if before[n] != after[n]}
-    kept = {param.name for param in head}
-    assert moved <= kept | {f"master of {n}" for n in kept}
-    assert any(n.endswith("weight") for n in moved)
-
-
 # ------------------------------------------------------------------------------------- the rest
 
 
 def test_worst_confusions_of_a_literal_matrix():
     matrix = np.array([[5, 2, 0], [0, 9, 1], [3, 0, 0]])
-    found = worst(matrix, ["a", "b", "c"], 2)
-    assert [str(confusion) for confusion in found] == [
-        "3 of 3 images of c taken for a", "2 of 7 images of a taken for b",
-    ]  # fmt: skip
+    confusions = worst(matrix, ["a", "b", "c"], 2)
+    assert [str(confusion) for confusion in confusions] == [
+        "3 of 3 images of c taken for a",
+        "2 of 7 images of a taken for b",
+    ]
     assert worst(np.eye(3, dtype=int), (), 5) == []
     assert str(worst(matrix, (), 1)[0]) == "3 of 3 images of class 2 taken for class 0"
 

@@ -22,7 +22,7 @@ from gluon_amp.recipes.history import Counts, History
 from gluon_amp.recipes.interruption import Interruption, RunInterruptedError
 from gluon_amp.recipes.keeper import Keeper
 from gluon_amp.recipes.loop import DivergedError, measured
-from gluon_amp.recipes.models import build
+from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.recipe import read
 from gluon_amp.recipes.script import run as run_script
 from tests import ROOT
@@ -136,6 +136,18 @@ def test_waiting_does_not_hold_up_the_loop():
 # ------------------------------------------------------------------------------ divergence
 
 
+IDENTITY = {
+    "model": "m",
+    "data": "d",
+    "classes": 2,
+    "train_images": 9,
+    "dtype": "float32",
+    "total_batch": 3,
+    "seed": 0,
+    "workers": 1,
+}
+
+
 def progress(position):
     return {"history": History(validated=[None] * position.epoch).state()}
 
@@ -144,18 +156,22 @@ def keeper_of(tmp_path, value=1.0, interruption=None, every=None, workers=None):
     net = gluon.nn.Dense(1, in_units=1, prefix="net_")
     net.initialize(mx.init.Constant(value))
     trainer = amp.Trainer(net.collect_params(), "sgd")
-    identity = {"model": "m", "data": "d", "classes": 2, "train_images": 9, "dtype": "float32",
-                "total_batch": 3, "seed": 0, "workers": 1}  # fmt: skip
     checkpoints = Checkpoints(tmp_path, 3)
     keeper = Keeper(
-        checkpoints, net, trainer, identity, progress, interruption or Interruption(),
-        workers, every=every,
-    )  # fmt: skip
+        checkpoints,
+        net,
+        trainer,
+        IDENTITY,
+        progress,
+        interruption or Interruption(),
+        workers,
+        every=every,
+    )
     return keeper, checkpoints, net
 
 
 def test_what_is_not_finite_never_replaces_a_checkpoint(tmp_path):
-    keeper, checkpoints, net = keeper_of(tmp_path)
+    keeper, checkpoints, net = keeper_of(tmp_path, every=1)
     keeper.after_epoch(0, due=True, last=False, best=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     net.weight.set_data(nd.array([[np.nan]]))
@@ -168,11 +184,10 @@ def test_what_is_not_finite_never_replaces_a_checkpoint(tmp_path):
     net.weight.set_data(nd.array([[1.0]]))
     counts = Counts()
     counts.loss.update(nd.array([1.0, np.inf]))
-    keeper._every = 1
     with pytest.raises(DivergedError, match="the loss became inf, so nothing was saved"):
         keeper.after_update(1, Position(1, 3), counts)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert len(checkpoints.found()) == 1
+    assert len(checkpoints.existing()) == 1
 
 
 def test_a_diverged_run_names_its_last_good_checkpoint_and_goes_on_from_it(tmp_path, capsys):
@@ -207,8 +222,11 @@ def test_a_position_counts_samples():
 def test_a_run_goes_on_with_its_batch_divided_otherwise(tmp_path, capsys):
     """Two times 16 images are the 32 images of one batch: none is skipped, none comes twice."""
     saved = tmp_path / "saved"
-    options = ["--save-dir", saved, "--save-batches", "2", "--log-interval", "0", "--model",
-               "cifar_resnet8_v1", "--no-wd", "--lr", "0"]  # fmt: skip
+    options = [
+        "--save-dir",
+        saved,
+        *("--save-batches 2 --log-interval 0 --model cifar_resnet8_v1 --no-wd --lr 0").split(),
+    ]
     first = [*options, "--batch-size", "16", "--accumulate", "2", "--max-batches", "4"]
     assert run(*first, "--keep", "9") == 0
     (saved / "epoch001-sample00000000.ckpt").unlink()
@@ -244,10 +262,10 @@ def test_a_signal_between_two_looks_is_answered_once():
     with tempfile.TemporaryDirectory() as folder:
         keeper, checkpoints, _ = keeper_of(Path(folder), interruption=Late())
         keeper.after_update(1, Position(0, 3), Counts())
-        assert checkpoints.found() == []
+        assert checkpoints.existing() == []
         with pytest.raises(RunInterruptedError, match="saved; go on with --resume auto"):
             keeper.after_update(2, Position(0, 6), Counts())
-        assert [position for position, _ in checkpoints.found()] == [Position(0, 6)]
+        assert [position for position, _ in checkpoints.existing()] == [Position(0, 6)]
 
 
 def test_the_first_signal_is_announced_and_the_end_says_what_was_written(capfd):
@@ -321,18 +339,21 @@ def test_the_epochs_rate_is_that_of_its_last_batch(tmp_path):
 )
 def test_outputs_on_a_full_disk(tmp_path, options, status, sentence):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *TINY, *options], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), *TINY, *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)),
-    )  # fmt: skip
+    )
     assert done.returncode == status, done.stderr
-    told = done.stdout + done.stderr
-    assert sentence in told and "Traceback" not in told
+    output = done.stdout + done.stderr
+    assert sentence in output and "Traceback" not in output
     assert "top-1" in done.stdout
 
 
 def test_parameters_are_written_in_one_piece(tmp_path):
-    from gluon_amp.recipes.outcome import save_parameters
+    from gluon_amp.recipes.outputs import save_parameters
 
     net = gluon.nn.Dense(100, in_units=100)
     net.initialize()
@@ -379,14 +400,21 @@ def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
         loss = net(nd.array([[1, 2], [3, 5]])).sum()
     trainer.backward(loss)
     assert trainer.step(1).applied
-    identity = {"model": "m", "data": "d", "classes": 2, "train_images": 9, "dtype": "float32",
-                "total_batch": 3, "seed": 0, "workers": 2}  # fmt: skip
     statistics = [net[1].running_mean, net[1].running_var]
     saved_values = [p.data().asnumpy() for p in statistics]
 
     def keeper(rank):
-        return Keeper(Checkpoints(tmp_path, 3), net, trainer, identity, progress,
-                      Interruption(), Half(rank), statistics, every=1)  # fmt: skip
+        return Keeper(
+            Checkpoints(tmp_path, 3),
+            net,
+            trainer,
+            {**IDENTITY, "workers": 2},
+            progress,
+            Interruption(),
+            Half(rank),
+            statistics,
+            every=1,
+        )
 
     counts = Counts()
     counts.loss.update(nd.array([0.5, 0.25]))
@@ -394,8 +422,8 @@ def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
     keeper(0).after_update(1, Position(0, 6), counts)
     saved = Checkpoints(tmp_path, 3).newest()
     for rank in (0, 1):
-        found = keeper(rank).begin(saved)
-        assert (found.loss.sum, found.skipped) == (0.75 + rank, 3 + rank)
+        restored = keeper(rank).begin(saved)
+        assert (restored.loss.sum, restored.skipped) == (0.75 + rank, 3 + rank)
         for p, value in zip(statistics, saved_values):
             np.testing.assert_array_equal(p.data().asnumpy(), (value + rank).astype(np.float32))
     assert math.isnan(Counts().loss.value)

@@ -15,29 +15,32 @@ from tests import ROOT
 
 from mxnet import nd
 
-IMAGES = [sys.executable, str(ROOT / "scripts" / "train_imagenet.py"), *(
-    "--dataset digits --dtype float16 --batch-size 16 --max-batches 8 --epochs 2 --warmup-epochs 0 "
-    "--log-interval 1 --save-batches 1 --keep 2"
-).split()]  # fmt: skip
-TEXT = [sys.executable, str(ROOT / "scripts" / "train_lstm.py"), *(
-    "--characters 4000 --batch-size 8 --bptt 16 --max-batches 6 --num-epochs 2 --hidden 16 "
-    "--embedding 8 --layers 1 --dtype float16 --save-batches 1 --keep 2"
-).split()]  # fmt: skip
-LAUNCH = [sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1", "--"]
+IMAGE_OPTIONS = """
+--dataset digits --dtype float16 --batch-size 16 --max-batches 8 --epochs 2 --warmup-epochs 0
+--log-interval 1 --save-batches 1 --keep 2
+"""
+TEXT_OPTIONS = """
+--characters 4000 --batch-size 8 --bptt 16 --max-batches 6 --num-epochs 2 --hidden 16
+--embedding 8 --layers 1 --dtype float16 --save-batches 1 --keep 2
+"""
+SCRIPTS = ROOT / "scripts"
+IMAGES = [sys.executable, str(SCRIPTS / "train_imagenet.py"), *IMAGE_OPTIONS.split()]
+TEXT = [sys.executable, str(SCRIPTS / "train_lstm.py"), *TEXT_OPTIONS.split()]
+LAUNCH = [sys.executable, str(SCRIPTS / "launch.py"), "-n", "2", "-s", "1", "--"]
 RUNS = {
     "images": IMAGES,
     "images, accumulated": [*IMAGES, "--accumulate", "2"],
     "images by Module": [*IMAGES, "--mode", "module"],
     "images, two workers": [*LAUNCH, *IMAGES, "--kv-store", "dist_sync"],
     "images by Module, two workers": [
-        *LAUNCH, *IMAGES, "--kv-store", "dist_sync", "--mode", "module",
+        *LAUNCH,
+        *IMAGES,
+        *"--kv-store dist_sync --mode module".split(),
     ],
     "text": TEXT,
-}  # fmt: skip
-# What of a summary depends on the clock or on the machine's memory
-OF_THE_CLOCK = {
-    "seconds", "train_seconds", "images_per_second", "waited_share", "peak_mebibytes",
-}  # fmt: skip
+}
+# The fields of a summary that depend on the clock or on the machine's memory
+OF_THE_CLOCK = set("seconds train_seconds images_per_second waited_share peak_mebibytes".split())
 
 
 def start(command, folder):
@@ -45,9 +48,12 @@ def start(command, folder):
     outputs = ["--save-dir", str(folder), "--summary-json", str(folder / "summary.json")]
     resume = ["--resume", "auto"] if list(folder.glob("*.ckpt")) else []
     return subprocess.Popen(
-        [*command, *outputs, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*command, *outputs, *resume],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def finish(process):

@@ -45,9 +45,14 @@ OF_THE_CLOCK = ("seconds", "train_seconds", "images_per_second", "peak_mebibytes
 def run(*arguments, **changes):
     """Run the script as a user does."""
     return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
-        timeout=200, env=environment(**changes),
-    )  # fmt: skip
+        command(*arguments),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=200,
+        env=environment(**changes),
+    )
 
 
 def command(*arguments):
@@ -137,11 +142,15 @@ def test_the_standard_library_of_this_python():
 def test_chunks_of_two_streams():
     chunks = Chunks(np.arange(12), streams=2, length=2, whole=False)
     assert [chunk.inputs.asnumpy().tolist() for chunk in chunks] == [
-        [[0, 1], [5, 6]], [[2, 3], [7, 8]], [[4], [9]],
-    ]  # fmt: skip
+        [[0, 1], [5, 6]],
+        [[2, 3], [7, 8]],
+        [[4], [9]],
+    ]
     assert [chunk.labels.asnumpy().tolist() for chunk in chunks] == [
-        [[1, 2], [6, 7]], [[3, 4], [8, 9]], [[5], [10]],
-    ]  # fmt: skip
+        [[1, 2], [6, 7]],
+        [[3, 4], [8, 9]],
+        [[5], [10]],
+    ]
     assert [chunk.first for chunk in chunks] == [True, False, False]
     assert (len(chunks), chunks.images, chunks.batch_size) == (3, 10, 4)
     whole = Chunks(np.arange(12), streams=2, length=2, whole=True)
@@ -183,8 +192,8 @@ def engine(dtype="float32", devices=1, clip=None, rate=0.01, **trainer):
     net.initialize(mx.init.Xavier(), ctx=contexts)
     amp.cast(net, dtype)
     net.hybridize(static_alloc=True)
-    made = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, **trainer)
-    return LanguageEngine(net, made, contexts, clip)
+    sgd = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, **trainer)
+    return LanguageEngine(net, sgd, contexts, clip)
 
 
 def chunks_of_noise(streams=4, length=5, number=3):
@@ -211,14 +220,14 @@ def test_states_are_carried_on_and_begin_with_zeros():
 
 
 def test_two_devices_do_what_one_does():
-    found = []
+    results = []
     for devices in (1, 2):
         one = engine(devices=devices, rate=1.0)
         for number, chunk in enumerate(chunks_of_noise()):
             one.step([chunk], 0, number, Counts())
         params = [p.data(mx.cpu(0)).asnumpy() for p in one.net.collect_params().values()]
-        found.append([*map(np.array, one.state()), *params])
-    for alone, together in zip(*found):
+        results.append([*map(np.array, one.state()), *params])
+    for alone, together in zip(*results):
         np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-6)
 
 
@@ -302,29 +311,31 @@ def test_a_run_learns_in_every_dtype(dtype, rnn, script, tmp_path, capsys):
     if dtype == "bfloat16":
         skip_without_bfloat16()
     path = tmp_path / "summary.json"
-    given = (
+    arguments = (
         "--characters 40000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 16 "
         f"--lr 0.02 --log-interval 0 --dtype {dtype} --summary-json {path}"
     )
-    assert script.main(given.split()) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    plan, *_, results = told.out.split("\n\n")
+    assert script.main(arguments.split()) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    plan, *_, results = captured.out.split("\n\n")
     assert max(map(len, [*plan.splitlines(), *results.splitlines()])) <= 80
-    assert "images" not in told.out
+    assert "images" not in captured.out
     summary = json.loads(path.read_text())
     assert summary["observed_dtypes"] == {
-        "Embedding": "float32", "RNN": rnn, "FullyConnected": dtype,
-    }  # fmt: skip
+        "Embedding": "float32",
+        "RNN": rnn,
+        "FullyConnected": dtype,
+    }
     assert summary["emulated"] == (dtype == "float16")
     # 4000 characters in 64 streams: 62 of each have a next one, and every one of them counts
     assert summary["validated"] == summary["val_images"] == 64 * 62
-    assert "[Epoch 1] validated 3968/3968" in told.out
+    assert "[Epoch 1] validated 3968/3968" in captured.out
     most_frequent = 100 * np.bincount(open_text(40000).val).max() / 4000
     assert 10 < most_frequent < 25
     assert summary["top1"] > most_frequent + 5
     assert summary["bits_per_character"] < 0.8 * math.log2(CLASSES)
-    assert f"bits per character={summary['bits_per_character']:f}" in told.out
+    assert f"bits per character={summary['bits_per_character']:f}" in captured.out
 
 
 def outcome(folder):
@@ -344,15 +355,18 @@ def kept_in(folder, *more):
 def test_an_ended_run_goes_on_as_if_nothing_had_happened(name, status, tmp_path, uninterrupted):
     arguments = kept_in(tmp_path, "--resume", "auto")
     process = subprocess.Popen(
-        command(*arguments), env=environment(), text=True, stdout=subprocess.PIPE,
+        command(*arguments),
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     for line in process.stdout:
         if "Epoch[1] Batch [4]" in line:
             break
     process.send_signal(getattr(signal, name))
-    told, error = process.communicate(timeout=100)
-    assert process.returncode == status, (told, error)
+    output, error = process.communicate(timeout=100)
+    assert process.returncode == status, (output, error)
     if name == "SIGTERM":
         assert "interrupted by signal 15: saved; go on with --resume auto." in error
     done = run(*arguments)
@@ -371,7 +385,8 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "given, sentence", [
+    "arguments, sentence",
+    [
         (["--dtype", "float17"], "argument --dtype: invalid choice"),
         (["--bptt", "0"], "argument --bptt: expected a whole number of at least 1, got '0'"),
         (["--resume", "auto"], "--resume auto looks into --save-dir, which was not given."),
@@ -381,35 +396,36 @@ def uninterrupted(tmp_path_factory):
         (["--gpus", "99"], "GPU 99 was asked for, but MXNet sees"),
         (["--summary-json", "absent/file"], "--summary-json absent/file cannot be written"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_told_in_a_sentence(given, sentence, script, capsys):
+)
+def test_bad_input_is_one_sentence(arguments, sentence, script, capsys):
     try:
-        status = script.main(given)
+        status = script.main(arguments)
     except SystemExit as refused:  # by the parser
         status = refused.code
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert status == 2
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert sentence in told.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert sentence in captured.err
 
 
 @pytest.mark.parametrize(
-    "changed, words", [
+    "changed, words",
+    [
         (["--hidden", "8"], "with the model 1-layer LSTM of 16"),
         (["--characters", "5000"], "with 4000 training samples, and this one has 5000"),
         (["--dtype", "bfloat16"], "with --dtype float16"),
     ],
-)  # fmt: skip
+)
 def test_another_run_is_not_gone_on_with(changed, words, script, tmp_path, capsys):
-    given = [*kept_in(tmp_path), "--num-epochs", "1", "--max-batches", "1"]
-    given = [str(text) for text in given]
+    arguments = [*kept_in(tmp_path), "--num-epochs", "1", "--max-batches", "1"]
+    arguments = [str(text) for text in arguments]
     if "bfloat16" in changed:
         skip_without_bfloat16()
-    assert script.main(given) == 0
+    assert script.main(arguments) == 0
     capsys.readouterr()
-    assert script.main(given) == 2
+    assert script.main(arguments) == 2
     assert "holds checkpoints of an earlier run" in capsys.readouterr().err
-    assert script.main([*given, *changed, "--resume", "auto"]) == 2
+    assert script.main([*arguments, *changed, "--resume", "auto"]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -428,18 +444,22 @@ def load(name):
 def test_the_recipe_gives_a_table(tmp_path, capsys):
     skip_without_bfloat16()
     output = tmp_path / "table"
-    short = ["--characters", "4000", "--max-batches", "2", "--num-epochs", "1", "--bptt", "8",
-             "--hidden", "8", "--embedding", "4"]  # fmt: skip
-    given = ["--recipe", "lstm", "--seeds", "1", "--output", str(output), "--", *short]
-    assert load("results_table").main(given) == 0, capsys.readouterr().err
-    told = capsys.readouterr().out
+    short = (
+        "--characters 4000 --max-batches 2 --num-epochs 1 --bptt 8 --hidden 8 --embedding 4"
+    ).split()
+    arguments = ["--recipe", "lstm", "--seeds", "1", "--output", str(output), "--", *short]
+    assert load("results_table").main(arguments) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
     rows = json.loads((output / "results.json").read_text())["rows"]
     assert [row["configuration"]["name"] for row in rows] == [
-        "float32-32", "float16-32", "float16-64", "bfloat16-32",
-    ]  # fmt: skip
+        "float32-32",
+        "float16-32",
+        "float16-64",
+        "bfloat16-32",
+    ]
     assert [row["emulated"] for row in rows] == [False, True, True, False]
     page = (output / "results.md").read_text()
-    for text in (told, page):
+    for text in (printed, page):
         assert "1-layer LSTM of 8, embedding of 4 on standard library of Python 3." in text
         assert "(4,000 + 384 samples)" in text
         assert "MXNet 1.9.1 has no bfloat16 kernel for it that pays." in text

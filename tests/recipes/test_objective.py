@@ -4,15 +4,11 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.command_line import UsageError
 from gluon_amp.data import TrainingBatches
 from gluon_amp.data.augment import Augmented
-from gluon_amp.recipes import initial
-from gluon_amp.recipes.engine import GluonEngine
-from gluon_amp.recipes.heads import freeze_features, head_of
+from gluon_amp.recipes.engines.gluon import GluonEngine
+from gluon_amp.recipes.engines.module import ModuleEngine
 from gluon_amp.recipes.loop import Loop
-from gluon_amp.recipes.models import MXNET_MODELS, build
-from gluon_amp.recipes.module_engine import ModuleEngine
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.schedule import Schedule
 
@@ -137,9 +133,16 @@ def test_a_module_is_the_twin_of_a_gluon_network():
     gluon_result = Loop(engine_of(net), rates).train(batches, 0)
     twin = dense_net()
     module = ModuleEngine(
-        twin, Objective(3), [mx.cpu()], 8, (4,), "sgd", {"learning_rate": 0.5, "wd": 0.0},
-        policy="float32", loss_scale=8,
-    )  # fmt: skip
+        twin,
+        Objective(3),
+        [mx.cpu()],
+        8,
+        (4,),
+        "sgd",
+        {"learning_rate": 0.5, "wd": 0.0},
+        policy="float32",
+        loss_scale=8,
+    )
     module_result = Loop(module, rates).train(batches, 0)
     values, _ = module.module.get_params()
     for ours, its in zip(net.collect_params().values(), twin.collect_params()):
@@ -180,9 +183,18 @@ def test_a_module_with_two_workers_divides_by_the_images_of_both(policy, optimiz
         for param in net.collect_params().values():  # workers begin with the weights, not masters
             param.set_data(param.data().astype("float16").astype("float32"))
         engine = ModuleEngine(
-            net, Objective(3), [mx.cpu()], 8, (4,), optimizer, settings, kvstore, workers,
-            policy=policy, loss_scale=8,
-        )  # fmt: skip
+            net,
+            Objective(3),
+            [mx.cpu()],
+            8,
+            (4,),
+            optimizer,
+            settings,
+            kvstore,
+            workers,
+            policy=policy,
+            loss_scale=8,
+        )
         # until the first step, the module's own default
         assert engine.module.optimizer.rescale_grad == 1 / (8 * workers)
         Loop(engine, Schedule(0.5, 1, 3, "constant")).train(batches, 0)
@@ -201,9 +213,15 @@ def test_a_modules_smoothing_is_that_of_gluon():
     gluon_result = Loop(engine, Schedule(0.5, 1, 1, "constant")).train(batches, 0)
     twin = dense_net()
     module = ModuleEngine(
-        twin, smooth, [mx.cpu()], 24, (4,), "sgd", {"learning_rate": 0.5, "wd": 0.0},
+        twin,
+        smooth,
+        [mx.cpu()],
+        24,
+        (4,),
+        "sgd",
+        {"learning_rate": 0.5, "wd": 0.0},
         policy="float32",
-    )  # fmt: skip
+    )
     module_result = Loop(module, Schedule(0.5, 1, 1, "constant")).train(batches, 0)
     values, _ = module.module.get_params()
     for ours, its in zip(net.collect_params().values(), twin.collect_params()):
@@ -211,133 +229,3 @@ def test_a_modules_smoothing_is_that_of_gluon():
             values[its].asnumpy(), ours.data().asnumpy(), rtol=1e-5, atol=1e-6
         )
     assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
-
-
-# ---------------------------------------------------------------------------- what it begins with
-
-
-@pytest.mark.parametrize(
-    "name, blocks",
-    [("resnet18_v1", 8), ("resnet50_v1", 16), ("resnet50_v1b", 16), ("cifar_resnet8_v1", 3)],
-)
-def test_last_gammas_are_zero_and_others_one(name, blocks):
-    net = build(name, 10)
-    assert initial.zero_last_gammas(net, name) == blocks
-    net.initialize()
-    gammas = [p for n, p in net.collect_params().items() if n.endswith("gamma")]
-    size = 32 if name.startswith("cifar") else 64
-    net(nd.zeros((1, 3, size, size)))
-    zeros = [gamma for gamma in gammas if not gamma.data().asnumpy().any()]
-    assert len(zeros) == blocks
-    others = [gamma for gamma in gammas if gamma not in zeros]
-    assert all((gamma.data().asnumpy() == 1).all() for gamma in others)
-
-
-@pytest.mark.parametrize("name", ["alexnet", "resnet18_v2", "mobilenet0.25"])
-def test_networks_without_such_blocks_are_refused(name):
-    with pytest.raises(UsageError, match=f"--last-gamma: {name} has no residual blocks"):
-        initial.zero_last_gammas(build(name, 10), name)
-
-
-def test_no_decay_of_biases_and_norms():
-    net = build("resnet18_v1", 10)
-    initial.without_decay(net)
-    for name, param in net.collect_params().items():
-        assert param.wd_mult == (1.0 if name.endswith(("weight", "mean", "var")) else 0.0)
-
-
-@pytest.mark.parametrize("name", MXNET_MODELS)
-def test_the_head_of_every_zoo_network_follows_the_classes(name):
-    net = build(name, 7)
-    head = head_of(net, build(name, 8))
-    assert {param.shape[0] for param in head} == {7}
-    output = set(net.output.collect_params())
-    assert {param.name for param in head} == output
-
-
-def test_frozen_features_do_not_move_and_the_head_learns():
-    mx.random.seed(1)
-    net = build("resnet18_v1", 7)
-    net.initialize(mx.init.Xavier())
-    head = head_of(net, build("resnet18_v1", 8))
-    freeze_features(net, head)
-    amp.cast(net, "float16")
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=128)
-    images, labels = nd.random.normal(shape=(4, 3, 32, 32)), nd.array([0, 1, 2, 6])
-    net(images)
-    kept = {param.name for param in head}
-
-    def values():
-        held = {f"master of {n}": m for n, m in trainer.master_params().items()}
-        own = {n: p.data() for n, p in net.collect_params().items()}
-        return {n: array.asnumpy().tobytes() for n, array in {**own, **held}.items()}
-
-    before = values()
-    engine = GluonEngine(net, trainer, Objective(7), [mx.cpu()])
-    loop = Loop(engine, Schedule(0.5, 1, 1, "constant"))
-    data = SimpleDataset(list(zip(images.asnumpy(), labels.asnumpy().astype(np.int32))))
-    loop.train(TrainingBatches(data, 4, num_workers=0), 0)
-    after = values()
-    moved = {name for name in before if before[name] != after[name]}
-    assert moved == kept | {f"master of {name}" for name in kept}
-
-
-# ------------------------------------------------------------------------------------ weight files
-
-
-def saved(tmp_path, name="resnet18_v1", classes=10):
-    net = build(name, classes)
-    net.initialize(mx.init.Xavier())
-    net(nd.zeros((1, 3, 32, 32)))
-    path = tmp_path / "net.params"
-    net.save_parameters(str(path))
-    return net, path
-
-
-def test_weights_for_other_classes_leave_the_head_alone(tmp_path):
-    source, path = saved(tmp_path)
-    net = build("resnet18_v1", 7)
-    net.initialize(mx.init.Xavier())
-    net(nd.zeros((1, 3, 32, 32)))
-    assert initial.load_matching(net, path) == ["output.weight", "output.bias"]
-    ours, its = net.features.collect_params(), source.features.collect_params()
-    for a, b in zip(ours.values(), its.values()):
-        assert a.data().asnumpy().tobytes() == b.data().asnumpy().tobytes()
-
-
-@pytest.mark.parametrize(
-    "make, sentence",
-    [
-        (lambda folder: folder / "none.params", "none.params cannot be read as parameters"),
-        (lambda folder: (folder / "a.params", (folder / "a.params").write_bytes(b"x"))[0],
-         "a.params cannot be read as parameters"),
-        (lambda folder: _list_file(folder),
-         "holds arrays without names"),
-    ],
-)  # fmt: skip
-def test_files_that_are_no_parameters(tmp_path, make, sentence):
-    net = build("resnet18_v1", 7)
-    net.initialize()
-    with pytest.raises(UsageError, match=sentence):
-        initial.load_matching(net, make(tmp_path))
-
-
-def _list_file(folder):
-    nd.save(str(folder / "list.params"), [nd.zeros(1)])
-    return folder / "list.params"
-
-
-def test_weights_of_another_network_are_refused(tmp_path):
-    _, path = saved(tmp_path)
-    net = build("mobilenet0.25", 10)
-    net.initialize()
-    with pytest.raises(UsageError, match="is of another network: only 1 of 28 layers fit"):
-        initial.load_matching(net, path)
-
-
-def test_a_dead_host_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
-    with pytest.raises(UsageError, match="cannot be downloaded .*MXNET_GLUON_REPO to a mirror"):
-        initial.zoo_file("resnet18_v1", tmp_path)
-    with pytest.raises(UsageError, match="no zoo has weights of cifar_resnet8_v1"):
-        initial.zoo_file("cifar_resnet8_v1", tmp_path)

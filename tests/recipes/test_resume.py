@@ -16,11 +16,12 @@ from gluon_amp.command_line import UsageError
 from gluon_amp.distributed.workers import Workers
 from gluon_amp.recipes import run, script
 from gluon_amp.recipes.checkpoints import BEST, Checkpoints, Position
-from gluon_amp.recipes.engine import step_seed
+from gluon_amp.recipes.engines.build import build_engine
 from gluon_amp.recipes.history import Counts, EpochResult, History, Validation
 from gluon_amp.recipes.interruption import Interruption, RunInterruptedError
+from gluon_amp.recipes.network import build as network_build
 from gluon_amp.recipes.recipe import Recipe, read
-from gluon_amp.recipes.run import build_engine
+from gluon_amp.recipes.seeds import step_seed
 from tests import ROOT
 
 import mxnet as mx
@@ -35,9 +36,7 @@ RUN = (
 ).split()
 PARAMS = "digits-cifar_resnet8_v1-2.params"
 # what of a summary depends on the clock, the machine's memory, and nothing else
-OF_THE_CLOCK = {
-    "seconds", "train_seconds", "images_per_second", "waited_share", "peak_mebibytes",
-}  # fmt: skip
+OF_THE_CLOCK = set("seconds train_seconds images_per_second waited_share peak_mebibytes".split())
 
 
 @pytest.fixture
@@ -48,10 +47,22 @@ def home(tmp_path):
 
 def start(home, folder, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-u", str(SCRIPT), *RUN, "--save-dir", str(folder / "saved"),
-         "--summary-json", str(folder / "summary.json"), *map(str, arguments)],
-        env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-u",
+            str(SCRIPT),
+            *RUN,
+            "--save-dir",
+            str(folder / "saved"),
+            "--summary-json",
+            str(folder / "summary.json"),
+            *map(str, arguments),
+        ],
+        env=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(process):
@@ -92,8 +103,8 @@ def test_terminated_in_mid_epoch(home, tmp_path, uninterrupted):
     out, err = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
     assert err == (
-        "signal 15: the run saves and ends after this batch or validation; once more ends it at "
-        "once\n"
+        "signal 15: the run saves and ends after this batch or validation;\n"
+        "a second signal ends it at once.\n"
         "train_imagenet.py: interrupted by signal 15: saved; go on with --resume auto.\n"
     )
     assert "Saved " in out
@@ -132,8 +143,10 @@ def test_checkpoints_kept_and_refused(tmp_path, monkeypatch, capsys):
     options = [*RUN, "--max-batches", "3", "--save-dir", str(saved)]
     assert script.run(read, [*options, "--save-batches", "2", "--keep", "2"]) == 0
     assert sorted(path.name for path in saved.glob("*.ckpt")) == [
-        BEST, "epoch002-sample00000064.ckpt", "epoch003-sample00000000.ckpt",
-    ]  # fmt: skip
+        BEST,
+        "epoch002-sample00000064.ckpt",
+        "epoch003-sample00000000.ckpt",
+    ]
     capsys.readouterr()
     for arguments, sentence in (
         ([], "holds checkpoints of an earlier run: go on with it by --resume auto"),
@@ -180,13 +193,20 @@ def test_counts_go_on_where_they_were():
 
 
 def test_names_of_checkpoints_sort_by_position(tmp_path):
-    for name in ("epoch002-sample00000000.ckpt", "epoch001-sample00000100.ckpt",
-                 "epoch001-sample00000032.ckpt", BEST, "epoch1.ckpt.tmp"):  # fmt: skip
+    for name in (
+        "epoch002-sample00000000.ckpt",
+        "epoch001-sample00000100.ckpt",
+        "epoch001-sample00000032.ckpt",
+        BEST,
+        "epoch1.ckpt.tmp",
+    ):
         (tmp_path / name).write_bytes(b"")
-    found = Checkpoints(tmp_path, 3).found()
-    assert [position for position, _ in found] == [
-        Position(1, 32), Position(1, 100), Position(2, 0),
-    ]  # fmt: skip
+    existing = Checkpoints(tmp_path, 3).existing()
+    assert [position for position, _ in existing] == [
+        Position(1, 32),
+        Position(1, 100),
+        Position(2, 0),
+    ]
     with pytest.raises(UsageError, match="holds 3 checkpoints and none can be read"):
         Checkpoints(tmp_path, 3).newest()
 
@@ -253,15 +273,17 @@ def test_dropout_goes_on_as_if_nothing_had_happened(monkeypatch, tmp_path):
         return net
 
     def train(folder, *arguments):
-        options = "--dataset digits --batch-size 32 --max-batches 2 --warmup-epochs 0"
+        options = (
+            "--dataset digits --batch-size 32 --max-batches 2 --warmup-epochs 0 "
+            "--lr-mode constant --log-interval 0"
+        )
         folder = tmp_path / folder
-        run.train(*read([*options.split(), "--lr-mode", "constant", "--log-interval", "0",
-                         "--save-dir", str(folder), *arguments]))  # fmt: skip
+        run.train(*read([*options.split(), "--save-dir", str(folder), *arguments]))
         saved = nd.load(str(sorted(folder.glob("*.params"))[-1]))
         return {name: array.asnumpy().tobytes() for name, array in saved.items()}
 
     seeds, seed = [], mx.random.seed
-    monkeypatch.setattr(run, "build", build)
+    monkeypatch.setattr(network_build, "build", build)
     monkeypatch.setattr(mx.random, "seed", lambda number: seeds.append(number) or seed(number))
     whole = train("whole", "--epochs", "2")
     assert len(set(seeds[-4:])) == 4  # one for each step

@@ -75,10 +75,13 @@ def test_optimizers(script, tmp_path, capsys, optimizer):
 
 def test_all_of_a_recipe_together(script, tmp_path, capsys):
     summary = train(
-        script, tmp_path, "--label-smoothing", "--mixup", "--mixup-off-epoch", "1", "--no-wd",
-        "--last-gamma", "--clip-grad", "1", "--accumulate", "2", "--lr-mode", "poly",
-        "--dtype", "float16", "--seed", "3",
-    )  # fmt: skip
+        script,
+        tmp_path,
+        *(
+            "--label-smoothing --mixup --mixup-off-epoch 1 --no-wd --last-gamma "
+            "--clip-grad 1 --accumulate 2 --lr-mode poly --dtype float16 --seed 3"
+        ).split(),
+    )
     plan = capsys.readouterr().out
     assert "64 per device × 1 (cpu(0)) × 2 accumulated = 128" in plan
     for words in ("label smoothing 0.1", "mixup 0.2", "clipped to 1", "no decay of biases"):
@@ -134,12 +137,12 @@ def test_evaluation_alone(script, tmp_path, capsys):
 def test_benchmark_of_resnet50_prints_json(script, capsys, dtype):
     arguments = f"--benchmark --dtype {dtype} --batch-size 1 --max-batches 1".split()
     assert script.main(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["model"], told["image_shape"]) == ("resnet50_v1", [3, 224, 224])
-    assert told["observed_dtypes"]["conv_compute"] == dtype == told["dtype"]
-    assert told["emulated"] == (dtype == "float16")
-    assert told["images_per_second"] == pytest.approx(1e3 / told["median_ms"])
-    assert told["fastest_ms"] <= told["median_ms"] <= told["slowest_ms"]
+    result = json.loads(capsys.readouterr().out)
+    assert (result["model"], result["image_shape"]) == ("resnet50_v1", [3, 224, 224])
+    assert result["observed_dtypes"]["conv_compute"] == dtype == result["dtype"]
+    assert result["emulated"] == (dtype == "float16")
+    assert result["images_per_second"] == pytest.approx(1e3 / result["median_ms"])
+    assert result["fastest_ms"] <= result["median_ms"] <= result["slowest_ms"]
 
 
 def test_input_alone(script, tmp_path, capsys):
@@ -149,15 +152,12 @@ def test_input_alone(script, tmp_path, capsys):
         "--test-io",
         "--data-dir",
         str(tmp_path),
-        "--batch-size",
-        "4",
-        "--input-size",
-        "32",
+        *"--batch-size 4 --input-size 32".split(),
     ]
     assert script.main(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["image_shape"] == [3, 32, 32]
-    assert told["images_per_second"] > 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["image_shape"] == [3, 32, 32]
+    assert result["images_per_second"] > 0
 
 
 def test_a_corrupt_image_is_named_and_left_out(script, tmp_path, capsys):
@@ -165,8 +165,9 @@ def test_a_corrupt_image_is_named_and_left_out(script, tmp_path, capsys):
         write_folders(tmp_path, part, ["cat", "dog"], images=4)
     bad = sorted((tmp_path / "train" / "cat").iterdir())[1]
     bad.write_bytes(b"no image")
-    arguments = ["--model", "mobilenet0.25", "--input-size", "32", "--batch-size", "4",
-                 "--epochs", "1", "--warmup-epochs", "0", "--lr", "0"]  # fmt: skip
+    arguments = (
+        "--model mobilenet0.25 --input-size 32 --batch-size 4 --epochs 1 --warmup-epochs 0 --lr 0"
+    ).split()
     assert script.main([*arguments, "--data-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert f"[Epoch 0] 1 unreadable image: {bad}" in out
@@ -179,10 +180,13 @@ def test_unreadable_validation_images_are_left_out_and_counted(script, tmp_path,
     bad = sorted((tmp_path / "val" / "ant").iterdir())[:3]
     for path in bad:
         path.write_bytes(b"no image")
-    arguments = ["--model", "mobilenet0.25", "--input-size", "32", "--batch-size", "4",
-                 "--epochs", "1", "--warmup-epochs", "0", "--lr", "0", "--confusions", "9",
-                 "--data-dir", str(tmp_path),
-                 "--summary-json", str(tmp_path / "s.json")]  # fmt: skip
+    arguments = [
+        *(
+            "--model mobilenet0.25 --input-size 32 --batch-size 4 --epochs 1 "
+            "--warmup-epochs 0 --lr 0 --confusions 9"
+        ).split(),
+        *("--data-dir", str(tmp_path), "--summary-json", str(tmp_path / "s.json")),
+    ]
     assert script.main(arguments) == 0
     out = capsys.readouterr().out
     assert f"[Epoch 0] not validated: 3 unreadable images: {', '.join(map(str, bad))}" in out
@@ -194,7 +198,10 @@ def test_unreadable_validation_images_are_left_out_and_counted(script, tmp_path,
     wrong = sum(confusion["count"] for confusion in summary["confusions"])
     assert summary["top1"] == pytest.approx(100 * (9 - wrong) / 9)
     assert {c["true"]: c["images"] for c in summary["confusions"]}.items() <= {
-        "ant": 1, "bee": 4, "cat": 4}.items()  # fmt: skip
+        "ant": 1,
+        "bee": 4,
+        "cat": 4,
+    }.items()
 
 
 # ------------------------------------------------------------------------------------- outputs
@@ -204,9 +211,12 @@ def test_records_tensorboard_plot_and_log_file(script, tmp_path, capsys):
     pytest.importorskip("tensorboardX")
     files = {name: tmp_path / name for name in ("log.jsonl", "errors.png", "run.log")}
     train(
-        script, tmp_path, "--dtype", "float16", "--log-json", files["log.jsonl"], "--plot",
-        files["errors.png"], "--logging-file", files["run.log"], "--tensorboard", tmp_path / "tb",
-    )  # fmt: skip
+        script,
+        tmp_path,
+        *("--dtype", "float16"),
+        *("--log-json", files["log.jsonl"], "--plot", files["errors.png"]),
+        *("--logging-file", files["run.log"], "--tensorboard", tmp_path / "tb"),
+    )
     records = [json.loads(line) for line in files["log.jsonl"].read_text().splitlines()]
     kinds = [record["record"] for record in records]
     assert kinds == [*["batch"] * 3, "epoch", "validation"] * 2
@@ -223,8 +233,10 @@ def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-u", str(SCRIPT), *TINY],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     process.stdout.readline()
     process.stdout.close()
     error = process.stderr.read()
@@ -244,10 +256,12 @@ def test_a_full_disk_loses_nothing(script, tmp_path, capsys):
     before = files()
     largest = (100_000, 100_000)
     full = subprocess.run(
-        [sys.executable, str(SCRIPT), *again], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), *again],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, largest),
-    )  # fmt: skip
+    )
     assert full.returncode == 1
     assert re.fullmatch(
         r"train_imagenet.py: .*epoch002-sample00000000.ckpt was not written \(File too large\): "
@@ -314,9 +328,9 @@ def main():
     summary = run.train(*read(words))
     masters = kept[0].trainer.master_params()
     data = b"".join(masters[name].asnumpy().tobytes() for name in sorted(masters))
-    told = {"top1": summary.top1, "workers": summary.workers, "total": summary.total_batch,
+    results = {"top1": summary.top1, "workers": summary.workers, "total": summary.total_batch,
             "steps": summary.steps, "masters": hashlib.sha256(data).hexdigest()}
-    print(json.dumps(told), flush=True)
+    print(json.dumps(results), flush=True)
     return 0
 
 leave(main)
@@ -331,20 +345,24 @@ def two_workers(tmp_path, line):
     done = subprocess.run(
         [*LAUNCH, "-n", "2", "-s", "1", "--", *worker],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
-    assert len(told) == 2
-    assert told[0] == told[1]
-    return told
+    results = [
+        json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line
+    ]
+    assert len(results) == 2
+    assert results[0] == results[1]
+    return results
 
 
 @pytest.mark.slow
 def test_two_workers_train_the_digits_in_float16(tmp_path):
-    told = two_workers(tmp_path, "--batch-size 32 --epochs 8 --lr 0.2")
-    assert (told[0]["workers"], told[0]["total"]) == (2, 64)
-    assert told[0]["top1"] >= 97.0
+    results = two_workers(tmp_path, "--batch-size 32 --epochs 8 --lr 0.2")
+    assert (results[0]["workers"], results[0]["total"]) == (2, 64)
+    assert results[0]["top1"] >= 97.0
 
 
 def test_the_summary_of_a_run_has_its_memory_and_wait(script, tmp_path, capsys):

@@ -177,14 +177,14 @@ REFUSALS = {
     "no validation records": (["--rec-train", "train.rec"], "--rec-val is missing"),
     "batch size 0": (["--batch-size", "0"], "expected a whole number of at least 1, got '0'"),
     "unknown model": (["--model", "resnet50_v3"], "did you mean resnet50_v"),
-    "a detector": (["--model", "yolo3_darknet53_voc"], "no image classifier"),
+    "a detector": (["--model", "yolo3_darknet53_voc"], "is not an image classifier"),
     "a model for larger images": (
         ["--model", "alexnet", "--input-size", "32"],
-        "alexnet cannot take images of 3×32×32",
+        "alexnet does not accept images of 3×32×32",
     ),
     "no folder for json": (["--summary-json", "/none/at/all.json"], "no directory /none/at"),
     "json is a folder": (lambda f: ["--summary-json", str(f)], "is a directory, expected a file"),
-    "save into a file": (lambda f: ["--save-dir", __file__], "cannot be made"),
+    "save into a file": (lambda f: ["--save-dir", __file__], "cannot be created"),
     "classes differ": (folders_with(["cat", "dog"], ["cat"]), "class dog is only in "),
     "unknown option": (["--turbo"], "unrecognized arguments: --turbo"),
     "no GPU": pytest.param(

@@ -1,15 +1,14 @@
-"""A character language model and what trains it on a chunk of text."""
+"""A character language model, and its engine, which trains it on chunks of text."""
 
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp.data.text import Chunk
-from gluon_amp.recipes.engine import split
+from gluon_amp.recipes.engines.base import TrainerEngine, split
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.meters import Mean
 from gluon_amp.trainer import StepReport, Trainer
-from gluon_amp.trainer.loss_scale import LossScale
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -22,12 +21,14 @@ States = List[NDArray]
 
 
 class LanguageModel(HybridBlock):
-    """Embedding, LSTM, and a dense layer that tells the next character.
+    """Embedding, LSTM, and a dense layer that predicts the next character.
 
     Parameters
     ----------
-    classes, embedding, hidden, layers : int
-        Characters there are, and the sizes of the rest.
+    classes : int
+        Number of characters.
+    embedding, hidden, layers : int
+        Size of a character's vector, size of an LSTM layer, and number of such layers.
     """
 
     def __init__(self, classes: int, embedding: int, hidden: int, layers: int):
@@ -39,24 +40,21 @@ class LanguageModel(HybridBlock):
             self.decoder = gluon.nn.Dense(classes, flatten=False, in_units=hidden)
 
     def begin(self, streams: int, device: mx.Context) -> States:
-        """Return the hidden state and the cell at the start of streams: zeros."""
+        """Return hidden state and cell of new streams: zeros, (layers, streams, hidden)."""
         shape = (self.layers, streams, self.hidden)
         return [nd.zeros(shape, ctx=device) for _ in range(2)]
 
     def hybrid_forward(self, F, inputs, hidden, cell):
-        """Take classes (streams, length) and states; return logits and the states after them.
-
-        Logits are (streams, length, classes).
-        """
+        """Return logits (streams, length, classes) of inputs (streams, length), and new states."""
         features, (hidden, cell) = self.lstm(self.embedding(inputs), [hidden, cell])
         return self.decoder(features), hidden, cell
 
 
-class LanguageEngine:
-    """A language model and its trainer: a `gluon_amp.recipes.engine.Engine` for chunks of text.
+class LanguageEngine(TrainerEngine):
+    """A language model and its trainer: an engine for chunks of text.
 
-    The state of every stream is carried on from chunk to chunk, without its gradient. A skipped
-    step leaves it as it was, since what overflowed may be in it.
+    Each chunk begins with the state in which its stream's last chunk ended, without its gradient.
+    A skipped step leaves the state as it was, since the new one may have overflowed.
 
     Parameters
     ----------
@@ -67,9 +65,10 @@ class LanguageEngine:
     devices : sequence of Context
         The streams are split over them.
     clip : float, optional
-        The longest that the gradient of the mean loss may be.
-
+        Largest norm of the gradient of the mean loss.
     """
+
+    statistics: Sequence[gluon.Parameter] = ()
 
     def __init__(
         self,
@@ -89,34 +88,26 @@ class LanguageEngine:
         self._nats = Mean()
 
     @property
-    def loss_scale(self) -> LossScale:
-        return self.trainer.loss_scale
-
-    @property
-    def scale(self) -> float:
-        return self.trainer.loss_scale.scale
-
-    @property
     def nats(self) -> float:
-        """Mean loss of all that was predicted since the streams of a text last began."""
+        """Mean loss of all predictions since the streams of a text last began."""
         return self._nats.value
 
     def state(self) -> List[List]:
         """Return hidden state and cell of all streams, as nested lists, for `restore`."""
-        return [np.concatenate([array.asnumpy() for array in parts], axis=1).tolist()
-                for parts in zip(*self._states)]  # fmt: skip
+        return [
+            np.concatenate([array.asnumpy() for array in parts], axis=1).tolist()
+            for parts in zip(*self._states)
+        ]
 
     def restore(self, state: List[List]) -> None:
-        """Go on with a `state` that was carried on, on whatever devices."""
-        parts = [split_and_load(nd.array(one), self.devices, batch_axis=1, even_split=False)
-                 for one in state]  # fmt: skip
+        """Restore what `state` returned, on any number of devices."""
+        parts = [
+            split_and_load(nd.array(values), self.devices, batch_axis=1, even_split=False)
+            for values in state
+        ]
         self._states = [list(part) for part in zip(*parts)]
 
-    def set_learning_rate(self, rate: float) -> None:
-        self.trainer.set_learning_rate(rate)
-
     def step(self, batches: List[Chunk], epoch: int, number: int, counts: Counts) -> StepReport:
-        """Update on a chunk, or skip where gradients overflowed; count answers and losses."""
         (chunk,) = batches
         before = self._begin(chunk) if chunk.first else self._states
         with autograd.record():
@@ -127,8 +118,8 @@ class LanguageEngine:
         if self.clip is not None:
             self.trainer.clip_global_norm(self.clip, size)
         report = self.trainer.step(size)
-        carried = [[array.detach() for array in states] for states in after]
-        self._states = carried if report.applied else before
+        detached = [[array.detach() for array in states] for states in after]
+        self._states = detached if report.applied else before
         for logits, labels in parts:
             counts.accuracy.update(labels, logits)
         if report.applied:

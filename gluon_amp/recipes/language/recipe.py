@@ -1,73 +1,18 @@
-"""The recipe of a language model, read from the command line of train_lstm.py."""
+"""The recipe of a language run: the options of train_lstm.py."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Optional, Sequence, Tuple, Union
+import argparse
+from typing import Optional, Sequence
 
-from gluon_amp.command_line import (
-    UsageError,
-    option,
-    parser,
-    positive,
-    positive_int,
-    same_option,
-    whole,
-)
-from gluon_amp.recipes.recipe import Recipe
+from gluon_amp.command_line import non_negative, positive, share, whole
+from gluon_amp.recipes import options
+from gluon_amp.recipes.options import COUNT
+from gluon_amp.recipes.parser import TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 
-@dataclass(frozen=True)
-class LanguageRecipe:
-    """Everything that decides a run; what images need as well is as in `Recipe`."""
-
-    dtype: str = same_option(Recipe, "dtype")
-    loss_scale: Optional[Union[str, float]] = same_option(Recipe, "loss_scale")
-    batch_size: int = same_option(
-        Recipe, "batch_size", 32, help="streams of text in a batch, per device"
-    )
-    bptt: int = option(
-        32, "--bptt", type=positive_int, metavar="N",
-        help="characters that a gradient goes back through",
-    )  # fmt: skip
-    characters: int = option(
-        500_000, "--characters", type=positive_int, metavar="N",
-        help="train on so many; a tenth as many, of other files, validate",
-    )  # fmt: skip
-    embedding: int = option(
-        64, "--embedding", type=whole(1, 65536), metavar="N", help="size of a character's vector"
-    )
-    hidden: int = option(
-        128, "--hidden", type=whole(1, 65536), metavar="N", help="size of an LSTM layer"
-    )
-    layers: int = option(1, "--layers", type=whole(1, 1024), metavar="N", help="LSTM layers")
-    num_epochs: int = same_option(Recipe, "num_epochs", 4, help="passes over the text")
-    lr: Optional[float] = same_option(
-        Recipe, "lr", type=positive,
-        help="learning rate, which falls as a cosine (default: 0.004 * total batch / 32)",
-    )  # fmt: skip
-    optimizer: str = same_option(Recipe, "optimizer", "adam", choices=OPTIMIZERS)
-    momentum: float = same_option(Recipe, "momentum", help="of sgd and nag")
-    wd: float = same_option(Recipe, "wd", 0.0)
-    clip_grad: Optional[float] = same_option(Recipe, "clip_grad", 1.0)
-    num_gpus: Optional[int] = same_option(Recipe, "num_gpus")
-    gpus: Optional[Tuple[int, ...]] = same_option(Recipe, "gpus")
-    cpus: Optional[int] = same_option(Recipe, "cpus")
-    seed: int = same_option(Recipe, "seed")
-    deterministic: bool = same_option(Recipe, "deterministic")
-    save_dir: Optional[Path] = same_option(Recipe, "save_dir")
-    save_batches: Optional[int] = same_option(
-        Recipe,
-        "save_batches",
-        help="write a checkpoint every N batches, too, not only after an epoch",
-    )
-    keep: int = same_option(Recipe, "keep", help="keep the newest N checkpoints")
-    resume: Optional[str] = same_option(Recipe, "resume")
-    max_batches: Optional[int] = same_option(Recipe, "max_batches")
-    log_interval: int = same_option(Recipe, "log_interval", 100)
-    log_json: Optional[Path] = same_option(Recipe, "log_json")
-    summary_json: Optional[Path] = same_option(Recipe, "summary_json")
+class LanguageRecipe(argparse.Namespace):
+    """All options of a language run, as attributes."""
 
     @property
     def model(self) -> str:
@@ -75,35 +20,81 @@ class LanguageRecipe:
         return f"{self.layers}-layer LSTM of {self.hidden}, embedding of {self.embedding}"
 
 
-def learning_rate(recipe: LanguageRecipe, total_batch: int) -> float:
-    """Return the learning rate: as given, or 0.004 for each 32 streams of a batch."""
-    return 0.004 * total_batch / 32 if recipe.lr is None else recipe.lr
+def parser() -> TrainingParser:
+    """Return the parser of train_lstm.py."""
+    parser = TrainingParser(
+        description="Train a character language model, an LSTM, in mixed precision.",
+        epilog="The text is the source code of Python's standard library.",
+    )
+    _add_network(parser)
+    options.add_precision(parser)
+    options.add_devices(parser)
+    _add_training(parser)
+    options.add_random_numbers(parser)
+    options.add_checkpoints(parser, kept="keep the newest N checkpoints")
+    options.add_logs(parser, interval=100)
+    options.add_trials(parser)
+    return parser
+
+
+def _add_network(parser: TrainingParser) -> None:
+    size = {"type": whole(1, 65536), "metavar": "N"}
+    add = parser.add_argument_group("network").add_argument
+    add("--embedding", **size, default=64, help="size of the vector of a character")
+    add("--hidden", **size, default=128, help="size of an LSTM layer")
+    add("--layers", type=whole(1, 1024), default=1, metavar="N", help="number of LSTM layers")
+
+
+def _add_training(parser: TrainingParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add(
+        "--characters",
+        **COUNT,
+        default=500_000,
+        help="characters to train on; a tenth as many, from other files, are for validation",
+    )
+    add("--batch-size", "-b", **COUNT, default=32, help="streams of text on each device")
+    add("--bptt", **COUNT, default=32, help="characters that a gradient is propagated back through")
+    add(
+        "--num-epochs",
+        "--epochs",
+        type=whole(1, 10**6),
+        default=4,
+        metavar="N",
+        help="passes over the text",
+    )
+    add(
+        "--lr",
+        type=positive,
+        metavar="RATE",
+        help="learning rate, which falls as a cosine (default: 0.004 * total batch / 32)",
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="adam", help="update rule")
+    add("--momentum", "--mom", type=share, default=0.9, metavar="M", help="momentum of sgd and nag")
+    add("--wd", "--weight-decay", type=non_negative, default=0.0, metavar="WD", help="weight decay")
+    add(
+        "--clip-grad",
+        type=positive,
+        default=1.0,
+        metavar="NORM",
+        help="clip the gradient of the mean loss to this norm",
+    )
 
 
 def read(arguments: Optional[Sequence[str]] = None) -> LanguageRecipe:
-    """Read the command line of train_lstm.py.
+    """Return the recipe of a command line of train_lstm.py.
 
     Raises
     ------
     UsageError
         Two options contradict each other.
     """
-    made = parser(
-        LanguageRecipe,
-        "Train a character language model, an LSTM, in mixed precision.",
-        "The text is the sources of Python's own standard library.",
-    )
-    recipe = LanguageRecipe(**vars(made.parse_args(arguments)))
-    gpus = ",".join(map(str, recipe.gpus or ()))
-    conflicts = [
-        (recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus),
-         f"--num-gpus {recipe.num_gpus} and --gpus {gpus} disagree: give one of them."),
-        (recipe.cpus and (recipe.gpus or recipe.num_gpus),
-         "--cpus and GPUs were both asked for: give one of them."),
-        (recipe.resume == "auto" and recipe.save_dir is None,
-         "--resume auto looks into --save-dir, which was not given."),
-    ]  # fmt: skip
-    for wrong, sentence in conflicts:
-        if wrong:
-            raise UsageError(sentence)
+    recipe = parser().parse_args(arguments, LanguageRecipe())
+    options.check_devices(recipe)
+    options.check_resume(recipe)
     return recipe
+
+
+def learning_rate(recipe: LanguageRecipe, total_batch: int) -> float:
+    """Return ``--lr``, or else 0.004 for every 32 streams of a batch."""
+    return 0.004 * total_batch / 32 if recipe.lr is None else recipe.lr

@@ -1,62 +1,52 @@
 """One run of a language model: a recipe in, a summary out."""
 
-import contextlib
 import dataclasses
 import math
-import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.casting.cast import cast
 from gluon_amp.command_line import UsageError
 from gluon_amp.data.text import CLASSES, Chunks, open_text
-from gluon_amp.hardware import peak_mebibytes
+from gluon_amp.distributed.workers import Workers
 from gluon_amp.inspection.describe import describe
 from gluon_amp.recipes import log, report
-from gluon_amp.recipes.checkpoints import Checkpoints, Position, Saved
+from gluon_amp.recipes.checkpoints import Position
 from gluon_amp.recipes.devices import contexts, is_emulated
-from gluon_amp.recipes.history import Counts, History
-from gluon_amp.recipes.interruption import Interruption
-from gluon_amp.recipes.keeper import Keeper
+from gluon_amp.recipes.engines.build import build_trainer
+from gluon_amp.recipes.history import Validation
 from gluon_amp.recipes.language.model import LanguageEngine, LanguageModel
 from gluon_amp.recipes.language.recipe import LanguageRecipe, learning_rate
-from gluon_amp.recipes.loop import Loop, TrainingError
-from gluon_amp.recipes.observe import join_dtypes
-from gluon_amp.recipes.outcome import save_parameters
-from gluon_amp.recipes.run import (
-    DETERMINISTIC,
-    OPTIMIZER_OPTIONS,
-    check_outputs,
-    optimizer_settings,
-    scaling,
-    set_seed,
-)
+from gluon_amp.recipes.loop import Loop
+from gluon_amp.recipes.observe import check_compute_dtype, join_dtypes
+from gluon_amp.recipes.outputs import Output, check_outputs, save_parameters
 from gluon_amp.recipes.schedule import Schedule
-from gluon_amp.trainer import Trainer
-from gluon_amp.trainer.loss_scale import NoLossScale
+from gluon_amp.recipes.seeds import set_seed, use_deterministic_algorithms
+from gluon_amp.recipes.training import Training
 
 import mxnet as mx
 
-# Validation does not depend on the batch: rows of a table are measured alike.
+# Validation does not depend on the batch, so that the rows of a table are measured in the same way.
 VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 
 PARAMETERS = "lstm-{}.params"
 BITS = "[Epoch %d] validation: bits per character=%f"
 EMULATED = (
-    "emulated on this CPU, not at a GPU's speed: what goes into the LSTM and out of it at the end "
-    "of a chunk is rounded, its state in between is not"
+    "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
+    "end of a chunk, are rounded; its state in between is not"
 )
 OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to; every field is in the JSON file.
+    """The results of a run; every field is in the JSON file.
 
-    Fields are those of `gluon_amp.recipes.report.Summary`, where an image is a character; a few at
-    the end of the training text may be left out, as they do not fill a chunk.
+    The fields are those of `gluon_amp.recipes.report.Summary`, where an image is a character. A few
+    characters at the end of the training text may be left out, as they do not fill a chunk.
 
     Attributes
     ----------
@@ -114,224 +104,13 @@ def _in_words(observed: Dict[str, str]) -> str:
     return ", ".join(f"{op} {dtype}" for op, dtype in observed.items())
 
 
-class Run:
-    """Everything that a run has, ready to train.
+class TextSize(NamedTuple):
+    """What a run reports of its text, in the words of image data (see `training.Data`)."""
 
-    Raises
-    ------
-    UsageError, DataError
-        What was asked for cannot be done.
-    TrainingError
-        The network computes in another dtype than asked for.
-    """
-
-    def __init__(self, recipe: LanguageRecipe):
-        self.recipe = recipe
-        self.devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
-        self.total = recipe.batch_size * len(self.devices)
-        self.text = open_text(recipe.characters)
-        self.batches = Chunks(self.text.train, self.total, recipe.bptt, whole=True)
-        self.val_batches = Chunks(self.text.val, VALIDATION_STREAMS, VALIDATION_LENGTH, whole=False)
-        if not (len(self.batches) and len(self.val_batches)):
-            raise UsageError(
-                f"--characters {recipe.characters} are not enough for {self.total} streams of "
-                f"{recipe.bptt} characters and a tenth as many for validation: give more."
-            )
-        set_seed(recipe.seed)
-        self.net = self._build()
-        self.observed = self._observe()
-        self.schedule = Schedule(
-            learning_rate(recipe, self.total), recipe.num_epochs, len(self.batches), "cosine"
-        )
-        trainer = Trainer(
-            self.net.collect_params(), recipe.optimizer,
-            optimizer_settings(recipe, self.schedule.rate), kvstore="device", **scaling(recipe),
-        )  # fmt: skip
-        self.engine = LanguageEngine(self.net, trainer, self.devices, recipe.clip_grad)
-        self.loop = Loop(
-            self.engine, self.schedule, records=log.Records(_expanded(recipe.log_json)),
-            log_interval=recipe.log_interval, max_batches=recipe.max_batches, unit="char",
-            input_bound="",
-        )  # fmt: skip
-        folder = _expanded(recipe.save_dir)
-        self.checkpoints = None if folder is None else Checkpoints(folder, recipe.keep)
-        self.history = History()
-        self.bits = math.nan
-
-    def _build(self) -> LanguageModel:
-        recipe = self.recipe
-        with mx.name.NameManager():  # the same names in every process
-            net = LanguageModel(CLASSES, recipe.embedding, recipe.hidden, recipe.layers)
-        net.initialize(mx.init.Xavier(), ctx=self.devices)
-        try:
-            cast(net, recipe.dtype)
-        except ValueError as error:
-            raise UsageError(f"--dtype {recipe.dtype}: {error}") from None
-        net.hybridize(static_alloc=True)
-        return net
-
-    def _observe(self) -> Dict[str, str]:
-        inputs = mx.nd.zeros((1, 2), ctx=self.devices[0], dtype="int32")
-        rows = describe(self.net, inputs, *self.net.begin(1, self.devices[0])).rows
-        seen = {
-            op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
-        }
-        if seen["FullyConnected"] != self.recipe.dtype:
-            raise TrainingError(
-                f"{self.recipe.dtype} was asked for, but the network computes in {_in_words(seen)}."
-            )
-        return seen
-
-    @property
-    def emulated(self) -> bool:
-        """Whether float16 is computed on a CPU."""
-        return is_emulated(self.recipe.dtype, self.devices)
-
-    @property
-    def identity(self) -> Dict[str, Any]:
-        """What a checkpoint has to agree with."""
-        return {
-            "model": self.recipe.model, "data": self.text.name, "classes": CLASSES,
-            "train_images": len(self.text.train), "dtype": self.recipe.dtype,
-            "total_batch": f"{self.total} × {self.recipe.bptt}", "seed": self.recipe.seed,
-            "workers": 1,
-        }  # fmt: skip
-
-    def plan(self) -> str:
-        """Say what is going to happen, and what was seen rather than asked for."""
-        recipe, scale = self.recipe, self.engine.loss_scale
-        settings = ", ".join(
-            f"{k} {getattr(recipe, k):g}" for k in OPTIMIZER_OPTIONS[recipe.optimizer]
-        )
-        scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
-        clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
-        return report.table(
-            [
-                ("batch", f"{recipe.batch_size} streams per device × {len(self.devices)} "
-                          f"({', '.join(map(str, self.devices))}), {recipe.bptt} characters each"),
-                ("model", f"{recipe.model}, {CLASSES} classes"),
-                ("data", f"{self.text.name}: {self.batches.images} training and "
-                         f"{self.val_batches.images} validation characters"),
-                ("asked", f"{recipe.dtype}, {EMULATED if self.emulated else 'native'}"),
-                ("observed", _in_words(self.observed)),
-                ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
-                ("optimizer", f"{recipe.optimizer}, {settings}, loss scale {scales}{clipped}"),
-                ("seed", recipe.seed),
-            ]
-        )  # fmt: skip
-
-    # -------------------------------------------------------------------------- going on
-
-    def keeper(self, interruption: Interruption) -> Keeper:
-        """Return what saves this run and ends it."""
-        return Keeper(
-            self.checkpoints, self.net, self.engine.trainer, self.identity, self.progress,
-            interruption, every=self.recipe.save_batches,
-        )  # fmt: skip
-
-    def progress(self, position: Position) -> Dict[str, Any]:
-        """Return what the run restores besides its network and trainer."""
-        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
-        return {
-            "history": self.history.state(),
-            "bits": self.bits,
-            "state": self.engine.state() if position.samples else [],  # an epoch starts anew
-        }
-
-    def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
-        """Return where the run begins: at the start, or where a checkpoint left it."""
-        recipe = self.recipe
-        if recipe.resume is None:
-            if self.checkpoints:
-                self.checkpoints.check_unused()
-            return Position(0, 0), Counts()
-        if recipe.resume == "auto":
-            saved = self.checkpoints.newest()
-        else:
-            saved = Saved.read(Path(recipe.resume).expanduser())
-            if self.checkpoints:
-                self.checkpoints.check_last(saved)
-        if saved is None:
-            log.logger.info("No checkpoint in %s yet: training from the start.\n", recipe.save_dir)
-            return Position(0, 0), Counts()
-        counts = keeper.begin(saved)
-        progress = saved.progress
-        self.history, self.bits = History.restored(progress["history"]), progress["bits"]
-        self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
-        self.engine.restore(progress["state"])
-        log.logger.info(
-            "Going on from %s: epoch %d, %d samples done.\n", saved.path, *saved.position
-        )
-        return saved.position, counts
-
-    # -------------------------------------------------------------------------- training
-
-    def train(self, interruption: Interruption) -> None:
-        """Train and validate, epoch by epoch.
-
-        Raises
-        ------
-        RunInterruptedError
-            A signal came.
-        """
-        keeper = self.keeper(interruption)
-        size = self.total * self.recipe.bptt
-        whole = len(self.batches) * size
-        with keeper.naming_last_good():
-            position, counts = self.begin(keeper)
-            for epoch in range(position.epoch, self.recipe.num_epochs):
-                begun = epoch == position.epoch
-                start = position.first_batch(size, whole) if begun else 0
-                result = self.loop.train(
-                    self.batches, epoch, start, counts if start else None,
-                    lambda done, counts, epoch=epoch: keeper.after_update(
-                        done, Position(epoch, done * size), counts
-                    ),
-                )  # fmt: skip
-                found = self.loop.validate(self.val_batches, self.val_batches.images, epoch)
-                self.bits = self.engine.nats / math.log(2)
-                log.logger.info(BITS, epoch, self.bits)
-                self.history.trained.append(result)
-                self.history.validated.append(found)
-                last = epoch + 1 == self.recipe.num_epochs
-                keeper.after_epoch(epoch, due=True, last=last, best=False)
-
-    def summary(self, seconds: float) -> Summary:
-        """Return what the run came to, in so many seconds altogether."""
-        recipe, trained, last = self.recipe, self.history.trained, self.history.validated[-1]
-        scale, took = self.engine.loss_scale, sum(result.seconds for result in trained)
-        return Summary(
-            model=recipe.model,
-            data=self.text.name,
-            dtype=recipe.dtype,
-            observed_dtypes=self.observed,
-            emulated=self.emulated,
-            devices=", ".join(map(str, self.devices)),
-            batch_size=recipe.batch_size,
-            total_batch=self.total,
-            epochs=recipe.num_epochs,
-            lr=self.schedule.rate,
-            seed=recipe.seed,
-            top1=100 * last.top1,
-            top5=100 * last.top5,
-            top1_by_epoch=[100 * found.top1 for found in self.history.validated],
-            bits_per_character=self.bits,
-            validated=last.images,
-            val_images=self.val_batches.images,
-            train_images=len(self.text.train),
-            train_loss=None if math.isnan(trained[-1].loss) else trained[-1].loss,
-            loss_scale=None if isinstance(scale, NoLossScale) else scale.scale,
-            skipped_steps=self.loop.skipped,
-            steps=self.loop.steps,
-            images_per_second=sum(result.images for result in trained) / took,
-            peak_mebibytes=peak_mebibytes(),
-            train_seconds=took,
-            seconds=seconds,
-        )
-
-
-def _expanded(path: Optional[Path]) -> Optional[Path]:
-    return path and path.expanduser()
+    name: str
+    classes: int
+    train_images: int
+    val_images: int
 
 
 def train(recipe: LanguageRecipe) -> Summary:
@@ -340,32 +119,150 @@ def train(recipe: LanguageRecipe) -> Summary:
     Raises
     ------
     UsageError, DataError
-        What was asked for cannot be done; nothing was trained.
+        The recipe cannot be followed; nothing was trained.
     TrainingError, FloatingPointError
-        Training cannot go on.
+        Training cannot continue.
     SavingError
-        A checkpoint cannot be written.
+        A checkpoint or a result cannot be written.
     RunInterruptedError
         SIGTERM or SIGINT came.
     """
     started = time.perf_counter()
     check_outputs(recipe)
+    return prepare(recipe).run(started)
+
+
+def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
+    """Open the text and build the network, its engine and the loop.
+
+    Raises
+    ------
+    UsageError, DataError
+        The recipe cannot be followed.
+    TrainingError
+        The network computes in another dtype than requested.
+    """
     if recipe.deterministic:
-        os.environ.update(DETERMINISTIC)
-    run = Run(recipe)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(log.to_stdout())
-        interruption = stack.enter_context(Interruption())
-        if run.checkpoints is not None:
-            stack.enter_context(run.checkpoints.locked())
-        log.logger.info("%s\n", run.plan())
-        run.train(interruption)
-        run.loop.records.close()
-        summary = run.summary(time.perf_counter() - started)
-        if recipe.summary_json:
-            report.write_json(_expanded(recipe.summary_json), dataclasses.asdict(summary))
-        if run.checkpoints is not None:
-            path = run.checkpoints.folder / PARAMETERS.format(recipe.num_epochs - 1)
-            save_parameters(run.net, path)
-        interruption.leave_after("the run is over and everything was written")
-        return summary
+        use_deterministic_algorithms()
+    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
+    streams = recipe.batch_size * len(devices)
+    text = open_text(recipe.characters)
+    batches = Chunks(text.train, streams, recipe.bptt, whole=True)
+    val_batches = Chunks(text.val, VALIDATION_STREAMS, VALIDATION_LENGTH, whole=False)
+    if not (len(batches) and len(val_batches)):
+        raise UsageError(
+            f"--characters {recipe.characters} are not enough for {streams} streams of "
+            f"{recipe.bptt} characters and a tenth as many for validation: give more."
+        )
+    set_seed(recipe.seed)
+    net = build_network(recipe, devices)
+    schedule = Schedule(learning_rate(recipe, streams), recipe.num_epochs, len(batches), "cosine")
+    trainer = build_trainer(recipe, net, schedule.rate)
+    path = recipe.log_json
+    return LanguageTraining(
+        recipe,
+        TextSize(text.name, CLASSES, len(text.train), val_batches.images),
+        recipe.dtype,
+        observe(recipe, net, devices[0]),
+        is_emulated(recipe.dtype, devices),
+        devices,
+        Workers(),
+        Loop(
+            LanguageEngine(net, trainer, devices, recipe.clip_grad),
+            schedule,
+            records=log.Records(path and path.expanduser()),
+            log_interval=recipe.log_interval,
+            max_batches=recipe.max_batches,
+            unit="char",
+            input_bound="",
+        ),
+        batches,
+        val_batches,
+    )
+
+
+def build_network(recipe: LanguageRecipe, devices: Sequence[mx.Context]) -> LanguageModel:
+    """Return the network, initialized on the devices and cast."""
+    with mx.name.NameManager():  # the same names in every process
+        net = LanguageModel(CLASSES, recipe.embedding, recipe.hidden, recipe.layers)
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    try:
+        cast(net, recipe.dtype)
+    except ValueError as error:
+        raise UsageError(f"--dtype {recipe.dtype}: {error}") from None
+    net.hybridize(static_alloc=True)
+    return net
+
+
+def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> Dict[str, str]:
+    """Return the dtypes in which the network really computes."""
+    inputs = mx.nd.zeros((1, 2), ctx=device, dtype="int32")
+    rows = describe(net, inputs, *net.begin(1, device)).rows
+    observed = {
+        op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
+    }
+    check_compute_dtype(recipe.dtype, observed["FullyConnected"], recipe.model)
+    return observed
+
+
+@dataclass
+class LanguageTraining(Training):
+    """A run of a language model that is ready to start.
+
+    Attributes
+    ----------
+    bits : float
+        Bits per character of the last validation.
+    """
+
+    bits: float = math.nan
+
+    def plan(self) -> List[Tuple[str, object]]:
+        recipe, data = self.recipe, self.data
+        devices = f"{len(self.devices)} ({', '.join(map(str, self.devices))})"
+        clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
+        characters = f"{self.batches.images} training and {data.val_images} validation characters"
+        streams = f"{recipe.batch_size} streams per device × {devices}"
+        return [
+            ("batch", f"{streams}, {recipe.bptt} characters each"),
+            ("model", f"{recipe.model}, {data.classes} classes"),
+            ("data", f"{data.name}: {characters}"),
+            ("requested", f"{recipe.dtype}, {EMULATED if self.emulated else 'native'}"),
+            ("observed", _in_words(self.observed)),
+            ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
+            ("optimizer", f"{self.optimizer_in_words()}{clipped}"),
+            ("seed", recipe.seed),
+        ]
+
+    def validate(self, epoch: int) -> Validation:
+        result = super().validate(epoch)
+        self.bits = self.engine.nats / math.log(2)
+        log.logger.info(BITS, epoch, self.bits)
+        return result
+
+    @property
+    def identity(self) -> Dict[str, Any]:
+        return {**super().identity, "total_batch": f"{self.total} × {self.recipe.bptt}"}
+
+    def progress(self, position: Position) -> Dict[str, Any]:
+        state = self.engine.state() if position.samples else []  # an epoch begins with zeros
+        return {**super().progress(position), "bits": self.bits, "state": state}
+
+    def restore(self, progress: Dict[str, Any]) -> None:
+        super().restore(progress)
+        self.bits = progress["bits"]
+        self.engine.restore(progress["state"])
+
+    def summary(self, last: Validation, started: float) -> Summary:
+        return Summary(bits_per_character=self.bits, **self.results(last, started))
+
+    def outputs(self, summary: Summary) -> List[Output]:
+        outputs = []
+        if self.recipe.summary_json:
+            path = self.recipe.summary_json.expanduser()
+            values = dataclasses.asdict(summary)
+            outputs.append(Output(partial(report.write_json, path, values)))
+        if self.checkpoints:
+            params: Path = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
+            outputs.append(Output(partial(save_parameters, self.engine.block, params)))
+        return outputs

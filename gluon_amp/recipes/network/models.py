@@ -12,19 +12,20 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 from mxnet.gluon.model_zoo import vision
 
-MXNET_MODELS: Tuple[str, ...] = (
-    "alexnet",
-    "densenet121", "densenet161", "densenet169", "densenet201",
-    "inceptionv3",
-    "mobilenet0.25", "mobilenet0.5", "mobilenet0.75", "mobilenet1.0",
-    "mobilenetv2_0.25", "mobilenetv2_0.5", "mobilenetv2_0.75", "mobilenetv2_1.0",
-    "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet101_v1", "resnet152_v1",
-    "resnet18_v2", "resnet34_v2", "resnet50_v2", "resnet101_v2", "resnet152_v2",
-    "squeezenet1.0", "squeezenet1.1",
-    "vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn",
-)  # fmt: skip
+_MXNET_FAMILIES = """
+alexnet
+densenet121 densenet161 densenet169 densenet201
+inceptionv3
+mobilenet0.25 mobilenet0.5 mobilenet0.75 mobilenet1.0
+mobilenetv2_0.25 mobilenetv2_0.5 mobilenetv2_0.75 mobilenetv2_1.0
+resnet18_v1 resnet34_v1 resnet50_v1 resnet101_v1 resnet152_v1
+resnet18_v2 resnet34_v2 resnet50_v2 resnet101_v2 resnet152_v2
+squeezenet1.0 squeezenet1.1
+vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
+"""
+MXNET_MODELS: Tuple[str, ...] = tuple(_MXNET_FAMILIES.split())
 
-# GluonCV lists detectors, segmenters, pose, depth and video networks under the same roof.
+# GluonCV's list also has detectors, segmenters, and pose, depth and video networks.
 GLUONCV_CLASSIFIER = re.compile(
     r"(se_)?resnet\d+_v[12]|resnet\d+_v1[bcdes](_gn|_0\.\d+)?|resnest\d+|(se_)?resnext\w+|senet_\w+"
     r"|vgg\d+(_bn)?|alexnet|densenet\d+|shufflenet_v\d|squeezenet[\d.]+|googlenet|inceptionv3"
@@ -32,7 +33,7 @@ GLUONCV_CLASSIFIER = re.compile(
     r"|nasnet_\w+|(cifar_)?residualattentionnet\d+|hrnet_\w+_c|cifar_\w+"
 )
 
-# MXNet's example scripts have a family and --num-layers; the layers here are their defaults.
+# MXNet's example scripts name a family and --num-layers; the layers here are their defaults.
 EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
     "resnet": ("resnet{}_v2", 50),
     "resnet-v1": ("resnet{}_v1", 50),
@@ -47,8 +48,8 @@ EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
     "inception-v3": ("inceptionv3", None),
 }
 
-# Pixels a side, tried in this order: that of small data sets, multiples of the 32 by which most
-# networks reduce an image, and that of Inception.
+# Heights and widths in pixels, tried in this order: that of small data sets, multiples of the 32 by
+# which most networks reduce an image, and that of Inception.
 SIZES: Tuple[int, ...] = (*range(32, 289, 32), 299, *range(320, 513, 32))
 
 GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
@@ -77,12 +78,12 @@ def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
 
 
 def full_name(name: str, layers: Optional[int] = None) -> str:
-    """Return a zoo's name for what MXNet's examples call `name` with so many layers.
+    """Return the zoo's name of a network that MXNet's examples call `name`.
 
     Raises
     ------
     UsageError
-        A number of layers for a name that has one already.
+        A number of layers is given for a name that already has one.
     """
     pattern, default = EXAMPLE_NAMES.get(name, (name, None))
     if layers is not None and default is None and str(layers) not in name:
@@ -93,19 +94,19 @@ def full_name(name: str, layers: Optional[int] = None) -> str:
 
 
 def build(name: str, classes: int) -> HybridBlock:
-    """Return an untrained image classifier, not initialized.
+    """Return an image classifier that is not initialized.
 
     Parameters
     ----------
     name : str
-        MXNet's model of that name, else GluonCV's.
+        A model of MXNet's zoo, or else of GluonCV's.
     classes : int
-        Outputs.
+        Number of outputs.
 
     Raises
     ------
     UsageError
-        No classifier has that name, and the message lists near matches; or GluonCV cannot build it.
+        No classifier has that name (the message lists similar ones), or GluonCV cannot build it.
     """
     if name in MXNET_MODELS:
         return vision.get_model(name, classes=classes)
@@ -113,29 +114,32 @@ def build(name: str, classes: int) -> HybridBlock:
     if name in others:
         try:
             return others[name](classes=classes)
-        except (KeyError, TypeError, mx.MXNetError) as error:  # not made for this MXNet
+        except (KeyError, TypeError, mx.MXNetError) as error:  # not written for this MXNet
             raise _unusable(name, error) from None
     known = sorted({*MXNET_MODELS, *others})
     near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
     hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
     if not others:
-        hint = f"{GLUONCV_MISSING}, or take one of MXNet's, such as {', '.join(near or known[:2])}."
-    raise UsageError(f"--model {name} is no image classifier of MXNet's or GluonCV's: {hint}")
+        hint = f"{GLUONCV_MISSING}, or use one of MXNet's, such as {', '.join(near or known[:2])}."
+    raise UsageError(f"--model {name} is not an image classifier of MXNet or GluonCV: {hint}")
 
 
-def least_size(name: str, classes: int) -> int:
-    """Return the least of `SIZES` that a network accepts as the height and width of its images.
+def smallest_size(name: str, classes: int) -> int:
+    """Return the smallest of `SIZES` that a network accepts as height and width of its images.
 
     Raises
     ------
     UsageError
-        It accepts none of them, or does not have an output for each class.
+        It accepts none of them, or does not have one output per class.
     """
     with mx.name.NameManager():
         net = build(name, classes)
         try:
             outputs = mx.sym.Group([net(mx.sym.var("data"))])
-        except (TypeError, mx.MXNetError) as error:  # several outputs, or not made for this MXNet
+        except (
+            TypeError,
+            mx.MXNetError,
+        ) as error:  # several outputs, or not written for this MXNet
             raise _unusable(name, error) from None
     reason = ""
     for size in SIZES:

@@ -1,4 +1,4 @@
-"""The Symbol and Module API behind the training loop: the twin of MXNet's float16 FAQ."""
+"""Training by the Symbol and Module API: the twin of MXNet's float16 FAQ."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.command_line import UsageError
-from gluon_amp.recipes.engine import Batch
+from gluon_amp.recipes.engines.base import Batch
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.observe import join_dtypes
@@ -19,7 +19,7 @@ from mxnet import nd
 from mxnet.gluon import Block, HybridBlock, Parameter
 from mxnet.ndarray import NDArray
 
-TINY = 1e-30  # keeps the logarithm of a share of 0 finite
+TINY = 1e-30  # keeps the logarithm of a probability of 0 finite
 
 
 class _ModuleBlock(Block):
@@ -39,7 +39,7 @@ class ModuleEngine:
     Parameters
     ----------
     net : HybridBlock
-        Initialized, in float32; its values are taken over.
+        Initialized, in float32; the module begins with its values.
     objective : Objective
         Without mixup.
     devices : sequence of Context
@@ -49,10 +49,10 @@ class ModuleEngine:
         (channels, height, width).
     optimizer : str
     settings : dict
-        Of the optimizer.
+        Options of the optimizer.
     kvstore : str or KVStore
     workers : int
-        How many such engines train together.
+        Number of such engines that train together.
     before_step : callable
         As in `GluonEngine`.
     **options
@@ -78,13 +78,13 @@ class ModuleEngine:
         self.workers = workers
         self.before_step = before_step
         logits = net(mx.sym.var("data"))
-        # smooth_alpha goes to the other classes alone, label smoothing's share to all of them
+        # smooth_alpha is divided among the other classes, the share of label smoothing among all
         alpha = objective.smoothing * (1 - 1 / objective.classes)
         symbol = mx.sym.SoftmaxOutput(logits, name="softmax", smooth_alpha=alpha)
         self.module = Module(symbol, context=list(devices), **options)
         self.module.bind([("data", (batch_size, *image_shape))], [("softmax_label", (batch_size,))])
-        values = {name: param.data(param.list_ctx()[0]) for name, param in
-                  net.collect_params().items()}  # fmt: skip
+        params = net.collect_params()
+        values = {name: param.data(param.list_ctx()[0]) for name, param in params.items()}
         arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
         self.module.init_params(
             arg_params={name: values[name] for name in arguments if name in values},
@@ -93,7 +93,7 @@ class ModuleEngine:
         self.module.init_optimizer(kvstore, optimizer, settings)
 
     def weight_dtypes(self) -> str:
-        """Return the dtypes of the weights of products, as `observed_dtypes` writes them."""
+        """Return the dtypes of the weights, as `observed_dtypes` writes them."""
         arrays = self.module.executors[0].arg_dict
         weights = {name: array for name, array in arrays.items() if name.endswith("weight")}
         return join_dtypes(np.dtype(array.dtype).name for array in weights.values())
@@ -114,15 +114,10 @@ class ModuleEngine:
     def loss_scale(self) -> Any:
         return self.module.loss_scale
 
-    @property
-    def scale(self) -> float:
-        return self.module.loss_scale.scale
-
     def set_learning_rate(self, rate: float) -> None:
         self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
-        """Update on a batch, or skip where gradients overflowed; count answers and losses."""
         self.before_step(epoch, number)
         ((images, labels),) = batches
         self.module.optimizer.rescale_grad = 1 / (len(images) * self.workers)
@@ -130,23 +125,23 @@ class ModuleEngine:
         self.module.backward()
         self.module.update()
         report = self.module.last_report
-        shares = self.module.get_outputs()[0]
-        labels = labels.as_in_context(shares.context)
-        counts.accuracy.update(labels, shares)
+        probabilities = self.module.get_outputs()[0]
+        labels = labels.as_in_context(probabilities.context)
+        counts.accuracy.update(labels, probabilities)
         if report.applied:
-            counts.loss.update(self._losses(shares, labels))
+            counts.loss.update(self._losses(probabilities, labels))
         return report
 
-    def _losses(self, shares: NDArray, labels: NDArray) -> NDArray:
-        """Cross entropy, of which SoftmaxOutput has the gradient but not the value."""
-        logs = nd.log(shares.astype("float32") + TINY)
+    def _losses(self, probabilities: NDArray, labels: NDArray) -> NDArray:
+        """Return the cross entropy, whose gradient SoftmaxOutput has, but not its value."""
+        logs = nd.log(probabilities.astype("float32") + TINY)
         return -(self.objective.shares(labels) * logs).sum(axis=1)
 
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
         images, labels = batch
         self.module.forward(mx.io.DataBatch([images], [labels]), is_train=False)
-        shares = self.module.get_outputs()[0]
-        yield labels.as_in_context(shares.context), shares
+        probabilities = self.module.get_outputs()[0]
+        yield labels.as_in_context(probabilities.context), probabilities
 
     def wait(self) -> None:
         for param in self.trainer.parameters:
@@ -158,12 +153,12 @@ class ModuleEngine:
         self.module.save_checkpoint(str(folder / name), epoch, save_optimizer_states=True)
 
     def load(self, folder: Path, name: str, epoch: int) -> None:
-        """Read what `save` wrote after so many epochs.
+        """Load what `save` wrote after `epoch` epochs.
 
         Raises
         ------
         UsageError
-            It is not there, or of another network.
+            The files are missing, or belong to another network.
         """
         prefix = f"{folder / name}"
         try:

@@ -1,0 +1,100 @@
+"""Options of the images to train on: where they are, and how they become the network's input."""
+
+from pathlib import Path
+
+from gluon_amp.command_line import real, several, threads, whole
+from gluon_amp.recipes.options import COUNT, FOLDER, INPUT, SWITCH
+from gluon_amp.recipes.parser import TrainingParser
+
+DATASETS = ("imagenet", "caltech101", "caltech256", "folder", "rec", "digits")
+
+
+def image_side(text: str) -> int:
+    """Read a size as one number, or as MXNet's examples write it: 3,224,224."""
+    parts = text.split(",")
+    if len(parts) == 3 and parts[0] == "3" and parts[1] == parts[2]:
+        text = parts[1]
+    return whole(1, 8192)(text)
+
+
+colours = several(real(-1e3, 1e3), "three numbers, as in 123,117,104", 3)
+colour_ranges = several(real(1e-3, 1e3), "three numbers from 0.001 to 1000, as in 58,57,57", 3)
+
+
+def add_data(parser: TrainingParser) -> None:
+    """Add the data set and its preparation."""
+    add = parser.add_argument_group("data").add_argument
+    add(
+        "--dataset",
+        choices=DATASETS,
+        help="data set (default: the one that --data-dir or --rec-train names)",
+    )
+    add(
+        "--data-dir",
+        "--data",
+        **FOLDER,
+        default=Path("~/.mxnet/datasets/imagenet"),
+        help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg",
+    )
+    add("--rec-train", "--data-train", **INPUT, help="packed training images")
+    add(
+        "--rec-train-idx",
+        "--data-train-idx",
+        **INPUT,
+        help="index of the training images (default: the .idx beside the .rec)",
+    )
+    add("--rec-val", "--data-val", **INPUT, help="packed validation images")
+    add(
+        "--rec-val-idx",
+        "--data-val-idx",
+        **INPUT,
+        help="index of the validation images (default: the .idx beside the .rec)",
+    )
+    add("--use-rec", **SWITCH, help="read DATA_DIR/rec/{train,val}.rec; implied by --rec-train")
+    add("--num-classes", **COUNT, help="stop if the data has another number of classes")
+    add(
+        "--num-training-samples",
+        "--num-examples",
+        **COUNT,
+        help="stop if the data has another number of training images",
+    )
+    add(
+        "--input-size",
+        "--image-shape",
+        type=image_side,
+        metavar="N",
+        help="height and width of the network's input (default: 224; for the digits, the smallest "
+        "that the network accepts)",
+    )
+    add(
+        "--crop-ratio",
+        type=real(0, 1, above=True),
+        default=0.875,
+        metavar="SHARE",
+        help="validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre",
+    )
+    add(
+        "--rgb-mean",
+        type=colours,
+        default=(123.68, 116.779, 103.939),
+        metavar="R,G,B",
+        help="mean to subtract from pixels, which range from 0 to 255",
+    )
+    add(
+        "--rgb-std",
+        type=colour_ranges,
+        default=(58.393, 57.12, 57.375),
+        metavar="R,G,B",
+        help="standard deviation to divide pixels by",
+    )
+    add(
+        "--num-workers",
+        "-j",
+        "--num-data-workers",
+        "--workers",
+        "--num-worker",
+        "--data-nthreads",
+        type=threads,
+        metavar="N",
+        help="threads that load images, 0 for none (default: one for each core)",
+    )

@@ -1,0 +1,112 @@
+"""The engine that a recipe describes: its objective, optimizer and loss scale."""
+
+from typing import Any, Callable, Dict, Sequence
+
+from gluon_amp.casting.cast import cast
+from gluon_amp.data import Source
+from gluon_amp.distributed.workers import Workers
+from gluon_amp.inspection.describe import describe
+from gluon_amp.recipes.engines.base import Engine
+from gluon_amp.recipes.engines.gluon import GluonEngine
+from gluon_amp.recipes.engines.module import ModuleEngine
+from gluon_amp.recipes.objective import Objective
+from gluon_amp.recipes.recipe import Recipe
+from gluon_amp.recipes.seeds import step_seed
+from gluon_amp.trainer import Trainer
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+# The options that each optimizer has besides the learning rate.
+OPTIMIZER_OPTIONS = {
+    "sgd": ("momentum", "wd"),
+    "nag": ("momentum", "wd"),
+    "adam": ("wd",),
+    "adamw": ("wd",),
+    "lars": ("momentum", "wd"),
+    "lamb": ("wd",),
+}
+
+
+def optimizer_options(recipe: Any) -> Dict[str, float]:
+    """Return the options of the recipe's optimizer, without the learning rate."""
+    return {name: getattr(recipe, name) for name in OPTIMIZER_OPTIONS[recipe.optimizer]}
+
+
+def loss_scale_option(recipe: Any) -> Dict[str, Any]:
+    """Return the argument for the recipe's loss scale; empty for the policy's default."""
+    if recipe.loss_scale is None:
+        return {}
+    return {"loss_scale": None if recipe.loss_scale == "none" else recipe.loss_scale}
+
+
+def build_trainer(recipe: Any, net: HybridBlock, rate: float, kvstore: Any = "device") -> Trainer:
+    """Return the trainer of a network, with the recipe's optimizer and loss scale.
+
+    Parameters
+    ----------
+    recipe : Recipe or LanguageRecipe
+    net : HybridBlock
+        Initialized and cast.
+    rate : float
+        The learning rate.
+    kvstore : str or KVStoreBase
+    """
+    settings = {**optimizer_options(recipe), "learning_rate": rate}
+    return Trainer(
+        net.collect_params(),
+        recipe.optimizer,
+        settings,
+        kvstore=kvstore,
+        **loss_scale_option(recipe),
+    )
+
+
+def build_engine(
+    recipe: Recipe,
+    net: HybridBlock,
+    data: Source,
+    devices: Sequence[mx.Context],
+    rate: float,
+    workers: Workers,
+) -> Engine:
+    """Return the engine for images, by Gluon or by Module.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    net : HybridBlock
+        Initialized on the devices and cast.
+    data : Source
+    devices : sequence of Context
+    rate : float
+        The learning rate.
+    workers : Workers
+    """
+    mixup_epochs = recipe.num_epochs - recipe.mixup_off_epoch
+    objective = Objective(
+        data.classes, recipe.label_smoothing, recipe.mixup, mixup_epochs, recipe.seed
+    )
+    images = mx.nd.zeros((1, *data.image_shape), ctx=devices[0])
+    seeding: Dict[str, Callable[[int, int], None]] = {}
+    if any(row.op == "Dropout" for row in describe(net, images).rows):
+        seeding["before_step"] = lambda epoch, number: mx.random.seed(
+            step_seed(recipe.seed, workers.rank, epoch, number)
+        )
+    if recipe.mode == "module":
+        return ModuleEngine(
+            cast(net, "float32"),
+            objective,
+            devices,
+            recipe.batch_size * len(devices),
+            data.image_shape,
+            recipe.optimizer,
+            {**optimizer_options(recipe), "learning_rate": rate},
+            workers.kvstore,
+            workers.count,
+            policy=recipe.policy,
+            **loss_scale_option(recipe),
+            **seeding,
+        )
+    trainer = build_trainer(recipe, net, rate, workers.kvstore)
+    return GluonEngine(net, trainer, objective, devices, workers.count, recipe.clip_grad, **seeding)

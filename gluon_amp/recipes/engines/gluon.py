@@ -1,0 +1,99 @@
+"""Training by Gluon: a network and its trainer."""
+
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+
+from gluon_amp.casting.statistics import is_statistic
+from gluon_amp.recipes.engines.base import Batch, TrainerEngine, split
+from gluon_amp.recipes.history import Counts
+from gluon_amp.recipes.objective import Objective
+from gluon_amp.trainer import StepReport, Trainer
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block, Parameter
+from mxnet.ndarray import NDArray
+
+
+class GluonEngine(TrainerEngine):
+    """A network and its trainer.
+
+    Parameters
+    ----------
+    net : Block
+        Initialized on `devices`; float32 output. If a step has several batches, the ``grad_req`` of
+        its parameters is 'add'.
+    trainer : gluon_amp.Trainer
+        Over the parameters of `net`.
+    objective : Objective
+    devices : sequence of Context
+        Every batch is split over them.
+    workers : int
+        Number of such engines that train together.
+    clip : float, optional
+        Largest norm of the gradient of the mean loss.
+    before_step : callable
+        Called with epoch and batch number; seeds random numbers that a resumed run draws again.
+    """
+
+    def __init__(
+        self,
+        net: Block,
+        trainer: Trainer,
+        objective: Objective,
+        devices: Sequence[mx.Context],
+        workers: int = 1,
+        clip: Optional[float] = None,
+        before_step: Callable[[int, int], None] = lambda epoch, number: None,
+    ):
+        self.net = net
+        self.trainer = trainer
+        self.objective = objective
+        self.devices = devices
+        self.workers = workers
+        self.clip = clip
+        self.before_step = before_step
+        self._params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        self._accumulates = any(p.grad_req == "add" for p in self._params)
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        return [p for p in self.net.collect_params().values() if is_statistic(p)]
+
+    def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
+        self.before_step(epoch, number)
+        passes = [
+            self._backward(batch, self.objective.weight(epoch, number + offset))
+            for offset, batch in enumerate(batches)
+        ]
+        size = self.workers * sum(len(batch[0]) for batch in batches)
+        if self.clip is not None:
+            self.trainer.clip_global_norm(self.clip, size)
+        report = self.trainer.step(size)
+        if self._accumulates:
+            for param in self._params:
+                param.zero_grad()
+        for labels, outputs, losses in passes:
+            for part in zip(labels, outputs):
+                counts.accuracy.update(*part)
+            if report.applied:
+                for loss in losses:
+                    counts.loss.update(loss)
+        return report
+
+    def _backward(self, batch: Batch, weight: float) -> Tuple[List, List, List]:
+        """Compute gradients; return labels, outputs and losses of each device."""
+        images, labels = split(batch, self.devices)
+        pairs = [self.objective.mixed(*part, weight) for part in zip(images, labels)]
+        with autograd.record():
+            outputs = [self.net(part) for part, _ in pairs]
+            losses = self.objective.losses(outputs, [target for _, target in pairs])
+        self.trainer.backward(losses)
+        return labels, outputs, losses
+
+    def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
+        for images, labels in zip(*split(batch, self.devices)):
+            yield labels, self.net(images)
+
+    def wait(self) -> None:
+        for array in self._params[-1].list_data():  # the trainer updates it last
+            array.wait_to_read()

@@ -1,0 +1,163 @@
+"""The weights a network begins with: random ones, a zoo's, or those of a file."""
+
+import re
+from pathlib import Path
+from typing import Callable, List, Sequence
+
+from gluon_amp.command_line import UsageError
+
+import mxnet as mx
+from mxnet import nd
+from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.gluon.model_zoo import model_store
+from mxnet.gluon.nn import BatchNorm
+
+
+def zero_last_gammas(net: Block, model: str) -> int:
+    """Make each residual block begin as the identity; return the number of such blocks.
+
+    The gamma of a block's last BatchNorm starts at 0 (Goyal et al. 2017, section 5.1). MXNet's zoo
+    has these layers in a block's ``body``, GluonCV's later networks as ``bn2`` or ``bn3``.
+
+    Raises
+    ------
+    UsageError
+        No residual block of the network ends in a BatchNorm.
+    """
+    norms: List[BatchNorm] = []
+    net.apply(lambda block: norms.extend(_last_norm(block)))
+    for norm in norms:
+        norm.gamma.init = mx.init.Zero()
+    if not norms:
+        raise UsageError(
+            f"--last-gamma: {model} has no residual blocks that end in a BatchNorm: leave it out."
+        )
+    return len(norms)
+
+
+def _last_norm(block: Block) -> List[BatchNorm]:
+    """Return the BatchNorm that ends a residual block; none for any other block."""
+    if not hasattr(block, "downsample"):
+        return []
+    if hasattr(block, "body"):
+        last = block.body[-1] if len(block.body) else None
+    else:
+        last = getattr(block, "bn3", None) or getattr(block, "bn2", None)
+    # A block that begins with its norms (ResNet v2) also names them bn1, bn2 and bn3.
+    first = next(iter(block.collect_params()), None)
+    norm_first = hasattr(block, "conv1") and first not in list(block.conv1.collect_params())
+    return [last] if isinstance(last, BatchNorm) and not norm_first else []
+
+
+def zoo_file(model: str, root: Path) -> Path:
+    """Return the path of a zoo's weights, which are downloaded if they are not there yet.
+
+    Raises
+    ------
+    UsageError
+        No zoo has weights of that name, or there is no connection.
+    """
+    folder = str(root.expanduser())
+    for get_model_file in _download_functions():
+        try:
+            return Path(get_model_file(model, root=folder))
+        except ValueError:  # this zoo has no such weights
+            continue
+        except Exception as error:  # requests' errors, and whatever a proxy answers
+            raise UsageError(_unreachable(model, error)) from None
+    raise UsageError(
+        f"--use-pretrained: no zoo has weights of {model}: choose another --model, or give "
+        "--pretrained-file."
+    )
+
+
+def _download_functions() -> List[Callable[..., str]]:
+    """Return the function ``(model, root)`` of each installed zoo that downloads its weights."""
+    functions = [model_store.get_model_file]
+    try:
+        from gluoncv.model_zoo.model_store import get_model_file
+    except ImportError:
+        return functions
+    return [*functions, get_model_file]
+
+
+def _unreachable(model: str, error: Exception) -> str:
+    return (
+        f"--use-pretrained: the weights of {model} cannot be downloaded "
+        f"({type(error).__name__}): set MXNET_GLUON_REPO to a mirror, or give --pretrained-file."
+    )
+
+
+def load_matching(net: HybridBlock, path: Path) -> List[str]:
+    """Load the parameters of a file that fit an initialized network; return the others' names.
+
+    A network for other classes keeps only the layers of its head as they were initialized.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Initialized.
+    path : Path
+        Written by `save_parameters`, in any dtype.
+
+    Returns
+    -------
+    list of str
+        Parameters of the network that the file does not have, or has in another shape.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or belongs to another network.
+    """
+    path = path.expanduser()
+    try:
+        arrays = nd.load(str(path))
+    except (mx.MXNetError, OSError) as error:
+        reason = "it was not found" if not path.exists() else str(error).strip().splitlines()[0]
+        raise UsageError(f"{path} cannot be read as parameters: {reason[:200]}.") from None
+    if not isinstance(arrays, dict):
+        raise UsageError(f"{path} holds arrays without names, expected what save_parameters wrote.")
+    arrays = {re.sub("^(arg|aux):", "", name): array for name, array in arrays.items()}
+    params = net._collect_params_with_prefix()  # the names that `save_parameters` writes
+    if not arrays.keys() & params.keys():  # `export` and zoo files before 2018 have full names
+        params = {p.name: p for p in params.values()}
+    missing = []
+    for name, param in params.items():
+        array = arrays.get(name)
+        if array is None or not _fits(param.shape, array.shape):
+            missing.append(name)
+        else:
+            _set_value(param, array.astype("float32"))
+    weights = [name for name in params if name.endswith("weight")]
+    fitting = len(set(weights) - set(missing))
+    if fitting < len(weights) / 2:
+        raise UsageError(
+            f"{path} is of another network: only {fitting} of {len(weights)} layers fit."
+        )
+    return missing
+
+
+def copy_features(source: Block, net: Block, head: List[Parameter]) -> None:
+    """Copy the values of all parameters but the head's from another such network.
+
+    The head is not copied even if its shape fits: its classes are not those of the other network.
+    """
+    excluded = {id(param) for param in head}
+    for param, value in zip(net.collect_params().values(), source.collect_params().values()):
+        if id(param) not in excluded:
+            _set_value(param, value.data())
+
+
+def _set_value(param: Parameter, value: nd.NDArray) -> None:
+    """Set the value of an initialized parameter, whose shape may be unknown."""
+    if any(size <= 0 for size in param.shape):
+        # `set_data` alone would only store the value, in this dtype, until the shape is known.
+        param.shape = value.shape
+        param.initialize(mx.init.Zero(), ctx=param.list_ctx())
+    param.set_data(value)
+
+
+def _fits(own: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether shapes agree, where one's own may still be unknown (0 or -1)."""
+    return len(own) == len(other) and all(a in (b, 0, -1) for a, b in zip(own, other))

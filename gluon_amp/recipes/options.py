@@ -1,0 +1,168 @@
+"""Options that image and language runs share.
+
+Each function adds a group to a parser and returns the group's `add_argument`.
+"""
+
+import argparse
+import math
+from typing import Callable, Union
+
+from gluon_amp.command_line import (
+    UsageError,
+    input_file,
+    natural,
+    path,
+    positive,
+    positive_int,
+    several,
+    whole,
+)
+from gluon_amp.recipes.parser import TrainingParser
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+# The `add_argument` of a group.
+Add = Callable[..., argparse.Action]
+
+# What options of a kind have in common.
+SWITCH = {"action": "store_true"}
+COUNT = {"type": positive_int, "metavar": "N"}
+NUMBER = {"type": natural, "metavar": "N"}
+INPUT = {"type": input_file, "metavar": "FILE"}
+OUTPUT = {"type": path, "metavar": "FILE"}
+FOLDER = {"type": path, "metavar": "DIR"}
+
+
+def loss_scale(text: str) -> Union[str, float]:
+    """Read a loss scale: 'dynamic', 'none', or a power of two."""
+    if text in ("dynamic", "none"):
+        return text
+    value = positive(text)
+    if math.frexp(value)[0] != 0.5 or not 2.0**-24 <= value <= 2.0**24:
+        raise argparse.ArgumentTypeError(
+            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, "
+            f"got {text!r}"
+        )
+    return value
+
+
+def checkpoint(text: str) -> str:
+    """Read 'auto', or the path of a checkpoint."""
+    return text if text == "auto" else str(input_file(text))
+
+
+device_numbers = several(natural, "the numbers of devices, as in 0,1")
+
+
+def add_precision(parser: TrainingParser) -> Add:
+    """Add the dtype and the loss scale."""
+    add = parser.add_argument_group("precision").add_argument
+    add("--dtype", choices=DTYPES, default="float32", help="dtype of the matrix products")
+    add(
+        "--loss-scale",
+        type=loss_scale,
+        metavar="dynamic|none|NUMBER",
+        help="factor of the loss (default: dynamic for float16, none for the others)",
+    )
+    return add
+
+
+def add_devices(parser: TrainingParser) -> Add:
+    """Add the choice of devices."""
+    add = parser.add_argument_group("devices").add_argument
+    add(
+        "--num-gpus",
+        type=whole(0, 1024),
+        metavar="N",
+        help="use the first N GPUs, 0 for the CPU (default: all GPUs)",
+    )
+    add("--gpus", type=device_numbers, metavar="0,1", help="use the GPUs with these numbers")
+    add(
+        "--cpus",
+        type=whole(1, 1024),
+        metavar="N",
+        help="train on N CPU devices, to test what several GPUs would do",
+    )
+    return add
+
+
+def add_random_numbers(parser: TrainingParser) -> Add:
+    """Add what makes runs repeat."""
+    add = parser.add_argument_group("reproducibility").add_argument
+    add("--seed", **NUMBER, default=0, help="seed of all random numbers")
+    add(
+        "--deterministic",
+        **SWITCH,
+        help="on GPUs, use only algorithms that repeat bit for bit (CPUs always do)",
+    )
+    return add
+
+
+def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
+    """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
+    add = parser.add_argument_group("checkpoints").add_argument
+    add(
+        "--save-dir",
+        "--model-prefix",
+        **FOLDER,
+        help="save checkpoints and the trained float32 parameters here (default: do not save)",
+    )
+    add("--save-batches", **COUNT, help="also save a checkpoint every N batches")
+    add("--keep", **COUNT, default=3, help=kept)
+    add(
+        "--resume",
+        type=checkpoint,
+        nargs="?",
+        const="auto",
+        metavar="auto|FILE",
+        help="resume from this checkpoint, or from the newest in SAVE_DIR, if there is one",
+    )
+    return add
+
+
+def add_logs(parser: TrainingParser, interval: int) -> Add:
+    """Add what is logged and written; `interval` is the default of ``--log-interval``."""
+    add = parser.add_argument_group("logs and results").add_argument
+    add(
+        "--log-interval",
+        "--disp-batches",
+        **NUMBER,
+        default=interval,
+        help="log every N batches, 0 for never",
+    )
+    add(
+        "--log-json",
+        **OUTPUT,
+        help="append a line of JSON for each interval and epoch to this file",
+    )
+    add("--summary-json", **OUTPUT, help="write the results to this file")
+    return add
+
+
+def add_trials(parser: TrainingParser) -> Add:
+    """Add the option that shortens a run."""
+    add = parser.add_argument_group("trials and measurements").add_argument
+    add(
+        "--max-batches",
+        "--benchmark-iters",
+        **COUNT,
+        help="train on at most N batches of each epoch",
+    )
+    return add
+
+
+def check_devices(recipe: argparse.Namespace) -> None:
+    """Raise `UsageError` if options of devices contradict each other."""
+    if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):
+        gpus = ",".join(map(str, recipe.gpus))
+        raise UsageError(
+            f"--num-gpus {recipe.num_gpus} and --gpus {gpus} disagree: give one of them."
+        )
+    if recipe.cpus and (recipe.gpus or recipe.num_gpus):
+        raise UsageError("--cpus and GPUs were both asked for: give one of them.")
+
+
+def check_resume(recipe: argparse.Namespace) -> None:
+    """Raise `UsageError` if there is no folder to find the newest checkpoint in."""
+    if recipe.resume == "auto" and recipe.save_dir is None:
+        raise UsageError("--resume auto looks into --save-dir, which was not given.")

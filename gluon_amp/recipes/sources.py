@@ -1,0 +1,140 @@
+"""The images that a recipe names: digits, folders, packed files, Caltech's or synthetic ones."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from gluon_amp.command_line import UsageError
+from gluon_amp.data import (
+    Look,
+    RecordFiles,
+    Source,
+    open_digits,
+    open_folders,
+    open_records,
+    open_synthetic,
+)
+from gluon_amp.recipes.devices import contexts
+from gluon_amp.recipes.network.models import full_name, smallest_size
+from gluon_amp.recipes.recipe import IMAGENET_SIZE, Recipe, for_data
+
+DEFAULT_DATA_DIR = Recipe().data_dir
+FINE_TUNED_DIGITS = range(5, 10)
+
+
+def open_data(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
+    """Open the data to train on.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    options : dict
+        The options on the command line, by field name.
+
+    Returns
+    -------
+    Source, str or None
+        The data, and a sentence if it is not what the options name.
+
+    Raises
+    ------
+    UsageError, DataError
+        There is no such data, or it does not agree with the options.
+    """
+    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
+        raise UsageError(
+            f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
+        )
+    if recipe.benchmark:
+        images = recipe.batch_size * len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
+        shape = (3, *(recipe.input_size or IMAGENET_SIZE,) * 2)
+        return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed), None
+    source, notice = _open_real(recipe, options)
+    for name, expected, actual in (
+        ("--num-classes", recipe.num_classes, source.classes),
+        ("--num-training-samples", recipe.num_training_samples, source.train_images),
+    ):
+        if expected is not None and expected != actual:
+            raise UsageError(f"{name} {expected} was given, but {source.name} has {actual}.")
+    return source, notice
+
+
+def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
+    mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
+    look = Look(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
+    if recipe.dataset == "digits":
+        digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
+        return _open_digits(recipe, options, digits), None
+    if recipe.dataset in ("caltech101", "caltech256"):
+        records = open_records(_caltech_files(recipe), recipe.seed, look)
+        return dataclasses.replace(records, name=recipe.dataset), None
+    if recipe.reads_records or recipe.dataset == "rec":
+        files = record_files(recipe)
+        return _named(open_records(files, recipe.seed, look), recipe, files.train.parent), None
+    root = recipe.data_dir.expanduser()
+    if root.exists() or recipe.dataset:
+        return _named(open_folders(root, recipe.seed, look), recipe, root), None
+    return _open_digits(recipe, options, range(10)), (
+        f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
+    )
+
+
+def _named(source: Source, recipe: Recipe, folder: Path) -> Source:
+    """Return a source with the name of its folder, unless it is ImageNet."""
+    if recipe.dataset == "imagenet" or recipe.data_dir == DEFAULT_DATA_DIR:
+        return source
+    return dataclasses.replace(source, name=f"folder-{folder.resolve().name}")
+
+
+def _open_digits(recipe: Recipe, options: Dict[str, Any], digits: Sequence[int]) -> Source:
+    """Return the digits in the requested size, or else in the smallest the network accepts."""
+    recipe = for_data(recipe, options, "digits")
+    model = full_name(recipe.model, recipe.num_layers)
+    size = recipe.input_size or smallest_size(model, len(digits))
+    return open_digits(recipe.seed, digits, size)
+
+
+def _caltech_files(recipe: Recipe) -> RecordFiles:
+    """Return the files in which prepare_caltech.py packs a data set, or those of the recipe."""
+    if recipe.reads_records:
+        return record_files(recipe)
+    root = recipe.data_dir
+    if root == DEFAULT_DATA_DIR:
+        root = Path(f"~/.mxnet/datasets/{recipe.dataset}")
+    if not (root.expanduser() / "rec" / "train.rec").is_file():
+        raise UsageError(
+            f"{recipe.dataset} is not at {root}: run `python scripts/prepare_caltech.py --dataset "
+            f"{recipe.dataset}`, or give --data-dir."
+        )
+    return _beside(root / "rec" / "train.rec", root / "rec" / "val.rec")
+
+
+def record_files(recipe: Recipe) -> RecordFiles:
+    """Return the four files of a packed data set.
+
+    A missing index is expected beside its images; without any option, files have GluonCV's names.
+
+    Raises
+    ------
+    UsageError
+        There are training files without validation files, or the other way round.
+    """
+    options = {"train": recipe.rec_train, "val": recipe.rec_val}
+    if not recipe.use_rec:
+        for part, path in options.items():
+            if path is None:
+                raise UsageError(
+                    f"--rec-{part} is missing: packed data needs --rec-train and --rec-val."
+                )
+    folder = recipe.data_dir / "rec"
+    train, val = (path or folder / f"{part}.rec" for part, path in options.items())
+    return _beside(train, val, recipe.rec_train_idx, recipe.rec_val_idx)
+
+
+def _beside(
+    train: Path, val: Path, train_idx: Optional[Path] = None, val_idx: Optional[Path] = None
+) -> RecordFiles:
+    """Return packed files; an index that is not given is beside its images."""
+    train_idx = train_idx or train.with_suffix(".idx")
+    val_idx = val_idx or val.with_suffix(".idx")
+    return RecordFiles(*(path.expanduser() for path in (train, train_idx, val, val_idx)))

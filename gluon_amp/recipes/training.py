@@ -1,0 +1,306 @@
+"""A training run from its first epoch to its last file: the same for images and for text."""
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+
+from gluon_amp.data import TrainingBatches, unreadable_in_words
+from gluon_amp.data.text import Chunks
+from gluon_amp.distributed.workers import Workers, average_statistics
+from gluon_amp.hardware import peak_mebibytes
+from gluon_amp.recipes import log, report
+from gluon_amp.recipes.checkpoints import Checkpoints, Position
+from gluon_amp.recipes.engines.base import Engine
+from gluon_amp.recipes.engines.build import optimizer_options
+from gluon_amp.recipes.history import Counts, History, Validation
+from gluon_amp.recipes.interruption import Interruption
+from gluon_amp.recipes.keeper import Keeper
+from gluon_amp.recipes.loop import Loop
+from gluon_amp.recipes.outputs import Output, write_outputs
+from gluon_amp.recipes.schedule import Schedule
+from gluon_amp.trainer.loss_scale import NoLossScale
+
+import mxnet as mx
+
+
+class Data(Protocol):
+    """What a run reports of its data; `gluon_amp.data.Source` is one."""
+
+    name: str
+    classes: int
+    train_images: int
+    val_images: int
+
+
+@dataclass
+class Training:
+    """A run that is ready to start.
+
+    Attributes
+    ----------
+    recipe : Recipe or LanguageRecipe
+    data : Data
+    policy : str
+        The policy by which the network is cast.
+    observed : dict of str to str
+        The dtypes that the network really uses.
+    emulated : bool
+        Whether float16 is emulated on a CPU.
+    devices : sequence of Context
+    workers : Workers
+    loop : Loop
+    batches : TrainingBatches or Chunks
+    val_batches : ValidationBatches or Chunks
+    notice : str, optional
+        A sentence to log before the plan.
+    log_file : Path, optional
+        The log is appended to it.
+    eval_only : bool
+        Validate once and train nothing.
+    eval_frequency, save_frequency : int
+        Validate, and write a checkpoint, after this many epochs and after the last.
+    keeps_best : bool
+        Keep the checkpoint of the best epoch besides the newest.
+    history : History
+        Results of the epochs so far.
+    """
+
+    recipe: Any
+    data: Data
+    policy: str
+    observed: Dict[str, str]
+    emulated: bool
+    devices: Sequence[mx.Context]
+    workers: Workers
+    loop: Loop
+    batches: Union[TrainingBatches, Chunks]
+    val_batches: Any
+    notice: Optional[str] = None
+    log_file: Optional[Path] = None
+    eval_only: bool = False
+    eval_frequency: int = 1
+    save_frequency: int = 1
+    keeps_best: bool = False
+    history: History = field(default_factory=History)
+
+    # ------------------------------------------------------------------ what images and text add
+
+    def plan(self) -> List[Tuple[str, object]]:
+        """Return what is going to happen, as names and texts."""
+        raise NotImplementedError
+
+    def summary(self, last: Validation, started: float) -> Any:
+        """Return the summary of the run, which began at `started` and ended with a validation."""
+        raise NotImplementedError
+
+    def outputs(self, summary: Any) -> List[Output]:
+        """Return the files to write at the end, the most important first."""
+        raise NotImplementedError
+
+    def save_epoch(self, epoch: int) -> None:
+        """Write what an epoch leaves besides its checkpoint, in the first worker."""
+
+    # ----------------------------------------------------------------------------------- the walk
+
+    def run(self, started: float) -> Any:
+        """Train, validate, log, and write the outputs.
+
+        Parameters
+        ----------
+        started : float
+            When the run began, by `time.perf_counter`.
+
+        Returns
+        -------
+        The summary.
+        """
+        first = self.workers.first
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(log.to_stdout(self.log_file, quiet=not first))
+            interruption = stack.enter_context(Interruption(quiet=not first))
+            if self.checkpoints and first and not self.eval_only:
+                stack.enter_context(self.checkpoints.locked())
+            if self.notice:
+                log.logger.info("%s\n", self.notice)
+            log.logger.info("%s\n", report.table(self.plan()))
+            last = self.train(interruption)
+            summary = self.summary(last, started)
+            self.loop.records.close()
+            log.logger.info("\n%s", summary)
+            if first:
+                write_outputs(self.outputs(summary))
+            interruption.leave_after("the run is over and everything was written")
+            return summary
+
+    def train(self, interruption: Interruption) -> Validation:
+        """Train and validate, epoch by epoch; return the validation of the final network."""
+        keeper = Keeper(
+            self.checkpoints,
+            self.engine.block,
+            self.engine.trainer,
+            self.identity,
+            self.progress,
+            interruption,
+            self.workers,
+            self.engine.statistics,
+            self.recipe.save_batches,
+            self.loop.accumulate,
+        )
+        with keeper.naming_last_good():
+            position, counts = self.begin(keeper)
+            if self.eval_only:
+                finished = position.epoch if position.samples else max(position.epoch - 1, 0)
+                return self.validate(finished)
+            for epoch in range(position.epoch, self.recipe.num_epochs):
+                start = position.first_batch(*self.samples) if epoch == position.epoch else 0
+                self._train_epoch(keeper, epoch, start, counts if start else Counts())
+        last = self.history.validated[-1]
+        if last is None:  # the run was over already, and this epoch was not validated
+            return self.validate(len(self.history.validated) - 1)
+        return last
+
+    def _train_epoch(self, keeper: Keeper, epoch: int, start: int, counts: Counts) -> None:
+        history = self.history
+        result = self.loop.train(
+            self.batches,
+            epoch,
+            start,
+            counts,
+            lambda done, counts: keeper.after_update(done, self.position(epoch, done), counts),
+        )
+        if self.batches.unreadable:
+            log.logger.info(log.UNREADABLE, epoch, unreadable_in_words(self.batches.unreadable))
+        history.trained.append(result)
+        average_statistics(self.engine.statistics, self.workers)
+        last = epoch + 1 == self.recipe.num_epochs
+        validates = last or (epoch + 1) % self.eval_frequency == 0
+        history.validated.append(self.validate(epoch) if validates else None)
+        saves = last or (epoch + 1) % self.save_frequency == 0
+        if saves and self.workers.first:
+            self.save_epoch(epoch)
+        best = self.keeps_best and history.best_epoch == epoch
+        keeper.after_epoch(epoch, saves, last, best)
+
+    def validate(self, epoch: int) -> Validation:
+        """Validate the network as it is in this epoch."""
+        return self.loop.validate(self.val_batches, self.data.val_images, epoch)
+
+    # --------------------------------------------------------------------- checkpoints and resuming
+
+    def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
+        """Return where the run begins: at the start, or where a checkpoint was written."""
+        saved = None
+        if self.recipe.resume is not None:
+            saved, counts = keeper.resume(self.recipe.resume)
+        elif self.checkpoints and self.workers.first and not self.eval_only:
+            self.checkpoints.check_unused()
+        if saved is None:
+            return Position(0, 0), Counts()
+        self.restore(saved.progress)
+        log.logger.info(
+            "Going on from %s: epoch %d, %d samples done.\n", saved.path, *saved.position
+        )
+        return saved.position, counts
+
+    @property
+    def checkpoints(self) -> Optional[Checkpoints]:
+        """The checkpoints of the run; None if it saves nothing."""
+        folder = self.recipe.save_dir
+        return None if folder is None else Checkpoints(folder.expanduser(), self.recipe.keep)
+
+    @property
+    def identity(self) -> Dict[str, Any]:
+        """What a checkpoint must agree with (see `gluon_amp.recipes.checkpoints.SAME`)."""
+        return {
+            "model": self.recipe.model,
+            "data": self.data.name,
+            "classes": self.data.classes,
+            "train_images": self.data.train_images,
+            "dtype": self.policy,
+            "total_batch": self.total,
+            "seed": self.recipe.seed,
+            "workers": self.workers.count,
+        }
+
+    def progress(self, position: Position) -> Dict[str, Any]:
+        """Return what the run restores besides its network and trainer."""
+        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
+        return {"history": self.history.state()}
+
+    def restore(self, progress: Dict[str, Any]) -> None:
+        """Restore what `progress` returned."""
+        self.history = History.restored(progress["history"])
+        self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
+
+    # --------------------------------------------------------------------------------- quantities
+
+    @property
+    def engine(self) -> Engine:
+        """What trains on a batch."""
+        return self.loop.engine
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of every batch."""
+        return self.loop.schedule
+
+    @property
+    def total(self) -> int:
+        """Images in one update: of all devices, workers, and accumulated batches."""
+        batch = self.recipe.batch_size * len(self.devices)
+        return batch * self.workers.count * self.loop.accumulate
+
+    @property
+    def samples(self) -> Tuple[int, int]:
+        """Samples in a batch and in an epoch, of all workers together."""
+        count = self.workers.count
+        return self.batches.batch_size * count, self.batches.images * count
+
+    def position(self, epoch: int, done: int) -> Position:
+        """Return where the run is after `done` batches of an epoch."""
+        batch, whole = self.samples
+        return Position(epoch, min(done * batch, whole))
+
+    def optimizer_in_words(self) -> str:
+        """Describe the optimizer and its loss scale for the plan."""
+        options = [f"{k} {v:g}" for k, v in optimizer_options(self.recipe).items()]
+        scale = self.engine.loss_scale
+        scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
+        return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
+
+    def results(self, last: Validation, started: float) -> Dict[str, Any]:
+        """Return the fields that the summaries of images and of text have in common."""
+        trained, scale = self.history.trained, self.engine.loss_scale
+        validated = self.history.validated or [last]  # --eval-only with an untrained network
+        seconds = sum(result.seconds for result in trained)
+        samples = sum(result.images for result in trained)
+        return {
+            "model": self.recipe.model,
+            "data": self.data.name,
+            "dtype": self.policy,
+            "observed_dtypes": self.observed,
+            "emulated": self.emulated,
+            "devices": ", ".join(map(str, self.devices)),
+            "batch_size": self.recipe.batch_size,
+            "total_batch": self.total,
+            "epochs": self.recipe.num_epochs,
+            "lr": self.schedule.rate,
+            "seed": self.recipe.seed,
+            "top1": 100 * last.top1,
+            "top5": 100 * last.top5,
+            "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
+            "validated": last.images,
+            "val_images": self.data.val_images,
+            "train_images": self.data.train_images,
+            "train_loss": None if not trained or math.isnan(trained[-1].loss) else trained[-1].loss,
+            "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
+            "skipped_steps": self.loop.skipped,
+            "steps": self.loop.steps,
+            "images_per_second": samples / seconds if seconds else None,
+            "peak_mebibytes": peak_mebibytes(),
+            "train_seconds": seconds,
+            "seconds": time.perf_counter() - started,
+        }

@@ -1,0 +1,28 @@
+"""The devices of a run."""
+
+import pytest
+
+from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.devices import contexts, is_emulated
+
+import mxnet as mx
+
+
+@pytest.mark.skipif(mx.context.num_gpus() > 0, reason="this machine has a GPU")
+def test_devices_on_a_machine_without_gpus():
+    assert contexts() == contexts(num_gpus=0) == contexts(gpus=()) == [mx.cpu()]
+    with pytest.raises(UsageError, match="GPU 0 was asked for, but MXNet sees no GPU here"):
+        contexts(gpus=(0,))
+    with pytest.raises(UsageError, match="GPU 0 was asked for"):
+        contexts(num_gpus=1)
+
+
+def test_devices_are_named_once():
+    with pytest.raises(UsageError, match="--gpus 0,0 names a GPU twice"):
+        contexts(gpus=(0, 0))
+
+
+def test_only_float16_on_a_cpu_is_emulated():
+    assert is_emulated("float16", [mx.cpu()])
+    assert not is_emulated("float16", [mx.gpu(0)])
+    assert not is_emulated("bfloat16", [mx.cpu()]) and not is_emulated("float32", [mx.cpu()])
