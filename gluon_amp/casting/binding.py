@@ -136,12 +136,12 @@ class Cast(Mixin):
         binding = self._amp
         inputs, symbol = self._get_graph(*args)
         flat = [a for a in flatten(args, "input")[0] if a is not None]
-        params = binding.parameters_of(self)
-        dtypes = {p.name: dtype_of(p) for p in params}
+        dtypes = {p.name: dtype_of(p) for p in self.collect_params().values()}
         dtypes.update({s.name: a.dtype for s, a in zip(inputs, flat)})
         device = flat[0].context.device_type
+        frozen = frozen_names(binding.parameters_of(self))
         try:
-            binding.lowered = inputs, lower(symbol, dtypes, device, frozen_names(params))
+            binding.lowered = inputs, lower(symbol, dtypes, device, frozen)
         except mx.base.MXNetError as error:
             received = ", ".join(dtype_name(a.dtype) for a in flat)
             raise TypeError(

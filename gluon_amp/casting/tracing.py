@@ -76,8 +76,6 @@ def traced(block: HybridBlock, path: str, trace: Callable):
     trace : callable
         Calls the block on symbols.
     """
-    scope = mx.AttrScope._current
-    outside = getattr(scope, "value", None)
     for param in block.collect_params().values():
         param.var()  # created outside the scope, as a Parameter keeps its variable and its label
     handles = []
@@ -102,11 +100,8 @@ def traced(block: HybridBlock, path: str, trace: Callable):
         _state.depth -= 1
         for handle in handles:
             handle.detach()
-        # an exception in a child skips its `leave`, so the scope is restored from here
-        if outside is not None:
-            scope.value = outside
-        elif hasattr(scope, "value"):
-            del scope.value
+        while stack:  # of the block itself, and of children that raised
+            leave()
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:
