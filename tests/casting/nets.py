@@ -3,9 +3,10 @@
 import numpy as np
 
 from gluon_amp.dtypes import dtype_name
+from gluon_amp.mxnet_internals import flatten
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, nd
 from mxnet.gluon import nn
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
@@ -28,7 +29,7 @@ def backward(net, *inputs):
     """Run a training pass whose loss weighs all outputs differently, and return the outputs."""
     with autograd.record():
         out = net(*inputs)
-        flat, _ = gluon.block._flatten(out, "output")
+        flat, _ = flatten(out, "output")
     heads = [nd.array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
     autograd.backward(flat, heads)
     return out

@@ -1,9 +1,12 @@
 """Calls of a cast net on symbols, by a user and by a parent that is not cast."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward, small_net
+from tests.casting.nets import backward, images, small_net
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -29,6 +32,35 @@ def test_a_cast_part_of_a_hybridized_net_that_is_not_cast():
     assert np.array_equal(backward(net, x).asnumpy(), expected)
     assert net.body.weight.grad().dtype == np.float16
     assert net.head.weight.grad().dtype == np.float32
+
+
+def nested(child, prefixes):
+    """Return blocks of these prefixes around a child, the outermost hybridized."""
+    for prefix in prefixes:
+        outer = nn.HybridSequential(prefix=prefix)
+        outer.add(child)
+        child = outer
+    child.hybridize()
+    return child
+
+
+@pytest.mark.parametrize("prefixes", [[""], ["", "outer_"], ["middle_", ""], ["", ""]])
+def test_a_parent_created_after_the_cast_whatever_its_prefix(prefixes, tmp_path):
+    child, x = amp.cast(small_net(), "float16"), images()
+    expected = child(x).asnumpy()
+    parent = nested(child, prefixes)
+    assert np.array_equal(parent(x).asnumpy(), expected)
+    parent.export(str(tmp_path / "net"))
+    assert "gluon_amp" not in (tmp_path / "net-symbol.json").read_text()
+
+
+def test_parents_in_several_threads():
+    x = images()
+    children = [amp.cast(small_net(), "float16") for _ in range(8)]
+    expected = [child(x).asnumpy() for child in children]
+    with ThreadPoolExecutor(4) as threads:
+        outputs = threads.map(lambda child: nested(child, [""])(x).asnumpy(), children)
+        assert all(map(np.array_equal, outputs, expected))
 
 
 def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
