@@ -1,10 +1,10 @@
-"""Read arrays from the host, once no operator uses them any more.
+"""Read arrays on the host, once no operator uses them any more.
 
-In inference oneDNN keeps the weight of a convolution in a layout of its own. MXNet's operator has
-the weight as an input and, while it runs, asks the engine to reorder it in place afterwards. As
-`asnumpy` and `wait_to_read` wait only for the writes that the engine knows when they are called,
-they can read a weight while it is being reordered. Operators such as `copyto` are safe, since the
-engine puts them in order. Source: `MKLDNNConvolutionForwardFullFeature` in
+In inference, oneDNN converts the weight of a convolution to a layout of its own. While MXNet's
+operator runs, with the weight as an input, it schedules a reorder of the weight in place. `asnumpy`
+and `wait_to_read` wait only for writes that are scheduled when they are called, so they can read a
+weight while it is being reordered. Operators such as `copyto` are safe, because the engine runs
+them in order. Source: `MKLDNNConvolutionForwardFullFeature` in
 src/operator/nn/mkldnn/mkldnn_convolution.cc of MXNet 1.9.1.
 """
 
@@ -12,7 +12,7 @@ import ctypes
 
 import numpy as np
 
-from mxnet.base import _LIB, check_call
+from gluon_amp.mxnet_internals import LIB, check_call
 
 
 def on_cpu(array) -> bool:
@@ -23,28 +23,28 @@ def on_cpu(array) -> bool:
 def wait_until_unused(array) -> None:
     """Wait until no pending operator reads or writes the array.
 
-    The operators have then requested all their reorders, and `asnumpy` waits for these.
+    By then these operators have scheduled their reorders, for which `asnumpy` waits.
     """
-    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+    check_call(LIB.MXNDArrayWaitToWrite(array.handle))
 
 
 def host_copy(array) -> np.ndarray:
-    """Return the values of an NDArray, once it is unused, as a numpy array."""
+    """Return a copy of an NDArray as a numpy array, once the NDArray is unused."""
     wait_until_unused(array)
     return array.asnumpy()
 
 
 def host_view(array) -> np.ndarray:
-    """Return a flat numpy view, no copy, of a dense NDArray in host memory, once it is unused.
+    """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
 
-    Read it at once, while the NDArray is alive, and do not write to it.
+    The view does not keep the NDArray alive, so read it at once. Do not write to it.
     """
     if array.size == 0:
         return np.empty(0, array.dtype)
     address = ctypes.c_void_p()
     wait_until_unused(array)
     array.wait_to_read()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     dtype = np.dtype(array.dtype)
     buffer = (ctypes.c_uint8 * (array.size * dtype.itemsize)).from_address(address.value)
     return np.frombuffer(buffer, dtype)

@@ -4,7 +4,7 @@ import contextlib
 from typing import Dict, Union
 
 from gluon_amp.casting import statistics
-from gluon_amp.casting.binding import FED_DTYPES, bind, clear, name_of, reason_of, release, unbind
+from gluon_amp.casting.binding import INPUT_DTYPES, bind, clear, name_of, reason_of, release, unbind
 from gluon_amp.casting.parameters import (
     bind_parameter,
     cast_parameter,
@@ -22,17 +22,18 @@ from mxnet import autograd
 
 
 def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
-    """Let a net compute as a policy says, in place, and return it.
+    """Cast a net in place, so that it computes in the dtypes of a policy, and return it.
 
-    Works before or after `initialize` and `hybridize`, on a `HybridBlock`, a `SymbolBlock`, or a
-    plain `Block`, whose largest `HybridBlock` parts are cast, each with outputs in the policy's
-    output dtype, so that the Block's own Python code sees one dtype. The net is hybridized. Cast
-    again, after changing the net or to change the policy; `cast(net, 'float32')` undoes it, giving
-    the parameters the float32 masters of their Trainer, bit for bit, if they have one.
+    Works before or after `initialize` and `hybridize`, and hybridizes the net. The net is a
+    `HybridBlock`, a `SymbolBlock` or a plain `Block`. Of a plain Block, the outermost HybridBlocks
+    are cast. Their outputs are in the policy's output dtype, so that the Block's Python code sees
+    one dtype. After a change of the net, or to change the policy, call `cast` again.
+    `cast(net, 'float32')` undoes the cast: parameters whose Trainer has float32 masters become
+    equal to them, bit for bit.
 
-    All ways to save the net's parameters write float32, and all ways to load them read it: the
-    masters, or the float16 values in float32 without a Trainer. Copies by `copy.deepcopy` and
-    `pickle` are cast as well; they have no Trainer.
+    All functions that save or load the net's parameters write and read float32: the masters, or
+    without a Trainer the parameters cast to float32. Copies by `copy.deepcopy` and `pickle` are
+    cast too and have no Trainer.
 
     Parameters
     ----------
@@ -45,19 +46,21 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     -------
     Block
         `net`. Parameters that only matrix products read are in the policy's `param_dtype`, all
-        others in float32. It takes float32 and float16 data (and integers for ids), and returns
-        the policy's output dtype.
+        others in float32. Inputs may be float32, float16, or integer ids. Outputs are in the
+        policy's output dtype.
 
     Raises
     ------
     TypeError
-        `net` is no Block, has no HybridBlock in it, or has float64 or trainable integer parameters.
+        `net` is not a Block, contains no HybridBlock, or has float64 or trainable integer
+        parameters.
     ValueError
-        Unknown or contradictory policy; bfloat16 on a GPU; a forward that cannot be traced.
+        The policy is unknown or contradictory, bfloat16 was requested on a GPU, or a forward cannot
+        be traced.
     RuntimeError
         Autograd is recording.
 
-    Nothing is changed when an error is raised. A Trainer that was built before the cast raises a
+    An error leaves the net unchanged. A Trainer that was built before the cast raises a
     `RuntimeError` at its next step.
 
     Examples
@@ -115,12 +118,12 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
 
 
 def _try_trace(path: str, block: HybridBlock) -> None:
-    """Refuse a forward that needs values, shapes or NumPy: it cannot become a graph."""
+    """Raise if a forward needs values, shapes or NumPy, so that it cannot become a graph."""
     try:
         symbol_of(path, block)
     except (mx.base.NotImplementedForSymbol, AttributeError) as error:
         if isinstance(error, AttributeError) and "symbol" not in str(error).lower():
-            return  # our guess of its inputs was wrong; its first call tells
+            return  # `symbol_of` passed wrong inputs; an error at the first call, if any, is exact
         raise ValueError(
             f"{name_of(block)} cannot be cast, because its hybrid_forward does not trace "
             f"({reason_of(error)}): use only operators of `F` in it, no shapes, values or NumPy."
@@ -130,21 +133,21 @@ def _try_trace(path: str, block: HybridBlock) -> None:
 
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
-    """Return the dtype each parameter is to have, by its id; those that it leaves out stay."""
+    """Return the new dtype of each parameter, by its id; parameters not in it do not change."""
     dtypes = {}
     for path, block in hybrid:
-        own = [p for p in block._reg_params.values() if dtype_of(p) in FED_DTYPES]
+        own = [p for p in block._reg_params.values() if dtype_of(p) in INPUT_DTYPES]
         if not own:
             continue
         stored = {}
         if policy.param_dtype != "float32":
-            # where tracing fails, float32 is always right: the graph casts it
+            # if tracing fails, float32 is always correct: the graph casts it
             with contextlib.suppress(Exception):
                 symbol, inputs = symbol_of(path, block)
                 stored = graph.parameter_dtypes(symbol, policy, inputs)
         for param in own:
             wanted = stored.get(param.name, "float32")
-            # a parameter that two blocks share is float16 only where both read it so
+            # a parameter that two blocks share is float16 only if both read it in float16
             dtypes[id(param)] = wanted if dtypes.get(id(param), wanted) == wanted else "float32"
     return dtypes
 
@@ -152,7 +155,7 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
 def _check_parameters(params) -> None:
     for param in params:
         dtype = dtype_of(param)
-        if dtype in FED_DTYPES or (param.grad_req == "null" and dtype != "float64"):
+        if dtype in INPUT_DTYPES or (param.grad_req == "null" and dtype != "float64"):
             continue
         raise TypeError(
             f"Parameter {param.name} is {dtype}, expected float32: "
@@ -161,7 +164,7 @@ def _check_parameters(params) -> None:
 
 
 def _check_pins(policy: Policy, hybrid: list) -> None:
-    """Refuse patterns that match no block or pin one block both ways."""
+    """Raise if a pattern matches no block, or a block is pinned to two dtypes."""
     labels = [(path, block.prefix) for path, block in hybrid]
     nodes = [
         ("", node)

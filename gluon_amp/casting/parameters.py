@@ -1,12 +1,14 @@
-"""A net's parameters: their dtypes, and what a parameter of a cast net does differently.
+"""A net's parameters: their dtypes, and the class of a parameter of a cast net.
 
-Its class is a subclass of its own class, made for it, as with blocks (`binding.py`). What it saves
-and loads is float32, whichever function does it: `save_parameters`, `export`,
-`ParameterDict.save` and their counterparts all go through `_reduce` and `_load_init`.
+A parameter of a cast net saves and loads float32 values. All functions of MXNet that save or load
+parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_reduce` or
+`_load_init`.
 """
 
 import contextlib
+from typing import FrozenSet, Iterable, List
 
+from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
 from gluon_amp.optimizer.masters import master_of, set_master
@@ -16,14 +18,14 @@ from mxnet import autograd
 from mxnet.gluon import Parameter
 
 
-class CastParameter:
-    """Mixed into the class of a parameter of a cast net."""
+class CastParameter(Mixin):
+    """Mixed into the class of a parameter of a cast net.
 
-    def __init_subclass__(cls):
-        """Hide the class made of a user's class from whatever that registers its subclasses in."""
+    Its attribute `_amp_compute_dtype` is the policy's compute dtype.
+    """
 
     def _reduce(self):
-        """Return the values to save, in host memory: the float32 master, or the values widened."""
+        """Return the float32 values to save, in host memory: the master, or the cast values."""
         with autograd.pause():
             master = master_of(self) if dtype_of(self) == "float16" else None
             if master is not None:
@@ -33,10 +35,10 @@ class CastParameter:
             return saved.astype("float32") if dtype_of(self) == "float16" else saved
 
     def _load_init(self, data, ctx, cast_dtype=True, dtype_source="current"):
-        """Set loaded values, of any dtype, and the masters to the same values.
+        """Set the parameter and its masters to loaded values of any dtype.
 
-        The policy decides the dtype of a cast net's parameters, so the two options of
-        `load_parameters` that would decide it do nothing.
+        The policy decides the dtype of the parameter, so the options `cast_dtype` and
+        `dtype_source` of `load_parameters` have no effect.
         """
         super()._load_init(data, ctx, True, "current")
         if dtype_of(self) == "float16" and dtype_name(data.dtype) in ("float32", "float64"):
@@ -44,7 +46,7 @@ class CastParameter:
                 set_master(self, data)
 
     def _init_impl(self, data, ctx_list):
-        # what `reset_ctx` and a deferred `set_data` pass is float32
+        # `reset_ctx` and a deferred `set_data` pass float32 data
         super()._init_impl(data.astype(self.dtype, copy=False), ctx_list)
 
     def __reduce_ex__(self, protocol):
@@ -54,48 +56,33 @@ class CastParameter:
 
     def __setstate__(self, state):
         vars(self).update(state)
-        if self._grad is not None:  # a copied array has forgotten its gradient
+        if self._grad is not None:  # a copied array has no gradient attached
             autograd.mark_variables(self._data, self._grad, self.grad_req)
 
 
-_cast_classes = {}  # by mixin and by the class it was mixed into
-
-
-def cast_class(mixin: type, base: type) -> type:
-    """Return the subclass of a class that a mixin makes of it; always the same one."""
-    if (mixin, base) not in _cast_classes:
-        members = {"__module__": base.__module__, "__doc__": base.__doc__}
-        _cast_classes[mixin, base] = type(base.__name__, (mixin, base), members)
-    return _cast_classes[mixin, base]
-
-
-def stock_class(cast) -> type:
-    """Return the class that a cast block or parameter had before the cast."""
-    return type(cast).__mro__[2]
-
-
 def _new_parameter(base: type) -> Parameter:
+    """Create a parameter as `pickle` and `copy` do, with the cast class."""
     cls = cast_class(CastParameter, base)
     return cls.__new__(cls)
 
 
 def bind_parameter(param: Parameter, compute_dtype: str) -> None:
-    """Make a parameter one of a cast net."""
+    """Change the class of a parameter to its cast class."""
     if not isinstance(param, CastParameter):
         param.__class__ = cast_class(CastParameter, type(param))
-    param._amp_compute_dtype = compute_dtype
+    vars(param)["_amp_compute_dtype"] = compute_dtype
 
 
 def unbind_parameter(param: Parameter) -> None:
-    """Give a parameter its own class back; its values stay as they are."""
+    """Restore the class of a parameter; its values do not change."""
     if isinstance(param, CastParameter):
         param.__class__ = stock_class(param)
-        del param._amp_compute_dtype
+        del vars(param)["_amp_compute_dtype"]
 
 
 @contextlib.contextmanager
-def saved_as_stored(params):
-    """Save parameters of a cast net in their own dtypes within this context."""
+def saved_as_stored(params: Iterable[Parameter]):
+    """Within this context, parameters of a cast net are saved in their own dtypes."""
     bound = [(param, type(param)) for param in params if isinstance(param, CastParameter)]
     try:
         for param, _ in bound:
@@ -107,32 +94,41 @@ def saved_as_stored(params):
 
 
 def dtype_of(param: Parameter) -> str:
-    """Return the name of a Parameter's dtype, which Gluon keeps as a name or as a class."""
+    """Return the name of a Parameter's dtype, which Gluon stores as a name or as a class."""
     return dtype_name(param.dtype)
 
 
-def contexts_of(param: Parameter) -> list:
-    """Return the contexts that a Parameter lives on, or will when its shape is known."""
-    if param._deferred_init:
-        return list(param._deferred_init[1])
-    return list(param._ctx_list or [])
+def contexts_of(param: Parameter) -> List[mx.Context]:
+    """Return the contexts of a Parameter; none before `initialize`."""
+    try:
+        return list(param.list_ctx())
+    except RuntimeError:
+        return []
+
+
+def frozen_names(params: Iterable[Parameter]) -> FrozenSet[str]:
+    """Return the names of the parameters without a gradient; none unless autograd is recording."""
+    if not autograd.is_recording():
+        return frozenset()
+    return frozenset(p.name for p in params if p.grad_req == "null")
 
 
 def cast_parameter(param: Parameter, dtype: str) -> None:
-    """Cast a Parameter; one that becomes float32 and has a master takes the master's value."""
+    """Cast a Parameter. If it becomes float32 and has a master, set it to the master."""
     master = master_of(param) if dtype == "float32" else None
     param.cast(dtype)
-    param._var = None  # a Parameter keeps its variable, with the old dtype
+    param._var = None  # the variable that a Parameter keeps has the old dtype
     if master is not None:
         param.set_data(master)
 
 
 def to_plain_layout(param: Parameter) -> None:
-    """Take a parameter out of oneDNN's own layout, in which float32 inference leaves weights.
+    """Copy a parameter to arrays in the plain memory layout.
 
-    oneDNN cannot convert some of these layouts (depthwise convolutions') to bfloat16.
+    Inference in float32 leaves weights in layouts of oneDNN's own, of which it cannot convert some
+    (those of depthwise convolutions) to bfloat16.
     """
-    if param._data is None or param._stype != "default":
+    if param._data is None or param._data[0].stype != "default":
         return
     with autograd.pause():
         plain = [mx.nd.array(host_copy(d), d.context, d.dtype) for d in param._data]
@@ -140,5 +136,5 @@ def to_plain_layout(param: Parameter) -> None:
             new.as_np_ndarray() if isinstance(old, mx.np.ndarray) else new
             for old, new in zip(param._data, plain)
         ]
-        if param._grad is not None:
-            autograd.mark_variables(param._data, param._grad, param.grad_req)
+        if param.grad_req != "null":
+            autograd.mark_variables(param._data, param.list_grad(), param.grad_req)

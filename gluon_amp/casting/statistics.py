@@ -1,7 +1,7 @@
-"""BatchNorm's running statistics: which parameters they are, and which passes use them.
+"""BatchNorm's running statistics: which parameters they are, and when a pass uses them.
 
-Every forward pass, cast or not, hybridized or not, calls `data` of its parameters. So a parameter
-that is watched notifies the listeners of each training pass that is about to use it.
+Each forward pass, cast or not, hybridized or not, calls `Parameter.data`. The class `Statistic`
+notifies listeners there.
 """
 
 from typing import Callable, Iterable, List
@@ -9,7 +9,7 @@ from typing import Callable, Iterable, List
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-# Called with the statistics that a training pass is about to use.
+# Each is called with the statistics that a training pass is about to use.
 listeners: List[Callable[[Iterable[gluon.Parameter]], None]] = []
 
 
@@ -22,7 +22,7 @@ class Statistic(gluon.Parameter):
     """A running statistic that notifies the listeners of each training pass that uses it."""
 
     def data(self, ctx=None):
-        """As `gluon.Parameter.data`."""
+        """As `gluon.Parameter.data`; notifies the listeners."""
         data = super().data(ctx)
         if autograd.is_recording() and autograd.is_training():
             notify([self])
@@ -36,7 +36,7 @@ def notify(statistics: Iterable[gluon.Parameter]) -> None:
 
 
 def watch(parameters: Iterable[gluon.Parameter]) -> None:
-    """Make the statistics among these parameters notify the listeners."""
+    """Change the class of the statistics among these parameters to `Statistic`."""
     for parameter in parameters:
         if is_statistic(parameter) and type(parameter) is gluon.Parameter:
             parameter.__class__ = Statistic
@@ -50,5 +50,5 @@ def unwatch(parameters: Iterable[gluon.Parameter]) -> None:
 
 
 def arrays_of(parameters: Iterable[gluon.Parameter]) -> List[NDArray]:
-    """Return the arrays of these parameters on all devices; uninitialized ones have none."""
+    """Return the arrays of the initialized ones of these parameters, on all devices."""
     return [array for p in parameters if p._data is not None for array in p.list_data()]

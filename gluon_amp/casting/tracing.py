@@ -3,32 +3,33 @@
 import inspect
 import sys
 import threading
-from typing import Iterator, Optional, Tuple
+from typing import Callable, Iterator, Set, Tuple
 
+from gluon_amp.casting.classes import stock_class
+from gluon_amp.mxnet_internals import RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.policy import graph
 
 import mxnet as mx
-from mxnet.gluon.block import _check_same_symbol_type, _flatten
 from mxnet.gluon.rnn.rnn_cell import RecurrentCell
 
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
 
-# What a block's `forward` is where calling it runs its graph
+# The `forward` methods that run the block's graph
 GRAPH_FORWARDS = (HybridBlock.forward, mx.gluon.SymbolBlock.forward, RecurrentCell.forward)
 
 _state = threading.local()
 
 
 def named_blocks(net: Block, path: str = "") -> Iterator[Tuple[str, Block]]:
-    """Yield path and block of a net and of everything in it, as in `'features.0'`."""
+    """Yield the path, such as `'features.0'`, and the block of a net and all its descendants."""
     yield path, net
     for name, child in net._children.items():
         yield from named_blocks(child, f"{path}.{name}" if path else name)
 
 
 def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
-    """Yield path and block of everything in the net that a graph can be made of."""
+    """Yield path and block, each block once, of all blocks in the net that can be traced."""
     seen = set()
     for path, block in named_blocks(net):
         if _traceable(block) and id(block) not in seen:
@@ -37,7 +38,7 @@ def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
 
 
 def roots(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBlock]]:
-    """Yield path and block of the largest parts that a graph can be made of."""
+    """Yield path and block of the outermost blocks that can be traced."""
     if _traceable(net):
         yield path, net
         return
@@ -47,12 +48,16 @@ def roots(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBlock]]:
 
 def _traceable(block: Block) -> bool:
     """Return whether calling the block runs its graph: a HybridBlock without its own `forward`."""
-    bound = "_amp" in vars(block)
-    return isinstance(block, HybridBlock) and (bound or type(block).forward in GRAPH_FORWARDS)
+    return isinstance(block, HybridBlock) and stock_class(block).forward in GRAPH_FORWARDS
 
 
 class _Label(mx.AttrScope):
-    """Gives new nodes an attribute, but not `Custom` ones: it would be their class's argument."""
+    """Sets an attribute of all new nodes but those of `Custom`.
+
+    MXNet passes each attribute of a `Custom` node to the constructor of the user's class. It calls
+    `get` without the operator, before it has a name, so only the caller's frame has the operator.
+    An attribute that is added to the finished node reaches the constructor as well.
+    """
 
     def get(self, attr):
         if sys._getframe(1).f_code.co_name == "Custom":
@@ -60,12 +65,19 @@ class _Label(mx.AttrScope):
         return super().get(attr)
 
 
-def traced(block: HybridBlock, path: str, trace):
-    """Return what `trace` returns, each node labelled with the path of its block."""
-    scope = mx.AttrScope._current
-    outside = getattr(scope, "value", None)
+def traced(block: HybridBlock, path: str, trace: Callable):
+    """Return what `trace()` returns, each of whose nodes has the path of its block as a label.
+
+    Parameters
+    ----------
+    block : HybridBlock
+    path : str
+        The block's own path.
+    trace : callable
+        Calls the block on symbols.
+    """
     for param in block.collect_params().values():
-        param.var()  # made outside the scope: a Parameter keeps its variable, and so its attributes
+        param.var()  # created outside the scope, as a Parameter keeps its variable and its label
     handles = []
     stack = []
 
@@ -88,31 +100,30 @@ def traced(block: HybridBlock, path: str, trace):
         _state.depth -= 1
         for handle in handles:
             handle.detach()
-        if outside is not None:
-            scope.value = outside
-        elif hasattr(scope, "value"):
-            del scope.value
+        while stack:  # of the block itself, and of children that raised
+            leave()
 
 
-def symbol_of(path: str, block: HybridBlock) -> Optional[Tuple[mx.sym.Symbol, set]]:
-    """Trace a block by itself; None where its inputs cannot be told from its signature."""
+def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:
+    """Trace a block by itself; return the symbol and the names of its inputs."""
     if isinstance(block, mx.gluon.SymbolBlock):
         inputs, symbol = block._cached_graph
         return symbol, {s.name for s in inputs}
     args = _symbol_inputs(block)
-    out = traced(block, path, lambda: block.forward(*args))  # not its hooks, which expect arrays
-    names = {s.name for s in _flatten(args, "input")[0]}
-    out = _flatten(out, "output")[0]
-    return mx.sym.Group(out, _check_same_symbol_type(out)), names
+    out = traced(block, path, lambda: block.forward(*args))  # without hooks, which expect arrays
+    names = {s.name for s in flatten(args, "input")[0]}
+    out = flatten(out, "output")[0]
+    return mx.sym.Group(out, check_same_symbol_type(out)), names
 
 
 def _symbol_inputs(block: HybridBlock) -> list:
+    """Return variables for the arguments of a block without a default, by its signature."""
     if isinstance(block, RecurrentCell):
         states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
         return [_variable("_data"), states]
-    if isinstance(block, mx.gluon.rnn.rnn_layer._RNNLayer):
+    if isinstance(block, RNNLayer):
         states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
-        block.skip_states = False  # set by the layer's own __call__
+        block.skip_states = False  # as `RNNLayer.__call__` sets it
         return [_variable("_data"), states, *([_variable("_len")] * block._use_sequence_length)]
     signature = inspect.signature(block.hybrid_forward).parameters.values()
     needed = [
@@ -122,7 +133,7 @@ def _symbol_inputs(block: HybridBlock) -> list:
         and p.default is p.empty
         and p.name not in block._reg_params
     ]
-    return [_variable(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # less `F`
+    return [_variable(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # without `F`
 
 
 def _variable(name: str) -> mx.sym.Symbol:

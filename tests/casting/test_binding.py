@@ -1,9 +1,16 @@
-"""The binding of a cast block."""
+"""A cast block: its binding, its calls, and its exports."""
+
+import warnings
+
+import numpy as np
+import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.policy import Policy
+from gluon_amp.policy import Policy, graph
+from tests.casting.nets import POLICIES, backward, images, small_net
 
+import mxnet as mx
 from mxnet import gluon, nd
 from mxnet.gluon import nn
 
@@ -35,3 +42,140 @@ def test_a_plain_block_has_no_binding_and_its_hybrid_parts_have():
     amp.cast(net)
     assert binding_of(net) is None
     assert binding_of(net[0]).path == "0"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_with_hybridize_before_or_after(when):
+    net, x = small_net(), images()
+    if when == "before":
+        net.hybridize(static_alloc=True, static_shape=True)
+        net(x)
+    amp.cast(net, "float16")
+    flags = dict(net._flags)
+    if when == "before":
+        assert flags["static_alloc"] and flags["static_shape"]
+    else:
+        net.hybridize(static_alloc=True, static_shape=True)
+    assert backward(net, x).dtype == np.float32
+
+
+def test_a_cast_net_stays_hybridized_and_says_so():
+    net = amp.cast(small_net(), "float16")
+    with pytest.warns(UserWarning, match="stays hybridized"):
+        net.hybridize(False)
+    assert net(images()).dtype == np.float32
+
+
+def test_batch_size_may_change():
+    net = amp.cast(small_net(), "float16")
+    net.hybridize(static_alloc=True, static_shape=True)
+    whole = net(images(6)).asnumpy()
+    for n in (1, 4, 6):
+        assert np.array_equal(net(images(6)[:n]).asnumpy(), whole[:n])
+
+
+def test_summary_prints_and_changes_nothing(capsys):
+    net = amp.cast(small_net(), "float16")
+    out = net(images()).asnumpy()
+    net.summary(images())
+    assert "Conv2D-1" in capsys.readouterr().out
+    assert net[0].weight.dtype == "float16"
+    assert np.array_equal(net(images()).asnumpy(), out)
+
+
+def test_several_contexts():
+    net = small_net()
+    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
+    amp.cast(net, "float16")
+    x = images(4)
+    whole = net(x).asnumpy()
+    parts = gluon.utils.split_and_load(x, [mx.cpu(0), mx.cpu(1)])
+    outs = [net(part) for part in parts]
+    assert [o.context for o in outs] == [mx.cpu(0), mx.cpu(1)]
+    assert np.array_equal(np.concatenate([o.asnumpy() for o in outs]), whole)
+    net.collect_params().reset_ctx([mx.cpu(1)])
+    assert np.array_equal(net(parts[1]).asnumpy(), whole[2:])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_export_loads_and_runs_in_stock_mxnet(policy, tmp_path):
+    net, x = small_net(), images()
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    net(x)
+    net.export(str(tmp_path / "net"))
+    text = (tmp_path / "net-symbol.json").read_text()
+    assert "amp" not in text and "Cast" not in text
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    block = gluon.SymbolBlock.imports(*files)
+    assert np.abs(block(x).asnumpy() - expected).max() < 1e-3
+
+    symbol, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    module = mx.mod.Module(symbol, label_names=None)
+    module.bind([("data", x.shape)], for_training=False)
+    module.set_params(args, auxs)
+    module.forward(mx.io.DataBatch([x]))
+    assert np.abs(module.get_outputs()[0].asnumpy() - block(x).asnumpy()).max() < 1e-6
+
+
+def test_a_float16_export_is_imported_and_becomes_float32_again(tmp_path):
+    """Its casts go with its float16 weights: they would feed float32 weights float16 data."""
+    net, x = amp.cast(small_net(), "float16"), images()
+    expected = net(x).asnumpy()
+    net.export(str(tmp_path / "net"), remove_amp_cast=False)
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MXNet's, of the data's dtype
+        block = gluon.SymbolBlock.imports(*files)
+    amp.cast(block, "float32")
+    assert {np.dtype(p.dtype).name for p in block.collect_params().values()} == {"float32"}
+    casts = [n for n in graph.to_json(block._cached_graph[1])["nodes"] if n["op"] == "amp_cast"]
+    assert [cast["attrs"]["dtype"] for cast in casts] == [
+        "float32"
+    ]  # MXNet keeps that of an output
+    found = block(x)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.asnumpy(), expected, atol=5e-3)
+    np.testing.assert_allclose(amp.cast(block, "float16")(x).asnumpy(), expected, atol=5e-3)
+
+
+def test_export_of_the_float16_model_is_a_float16_graph(tmp_path):
+    net = amp.cast(small_net(), "float16")
+    net(images())
+    net.export(str(tmp_path / "net"), remove_amp_cast=False)
+    symbol, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    assert args["net_conv0_weight"].dtype == np.float16
+    assert args["net_batchnorm0_gamma"].dtype == np.float32
+    ops = {node["op"] for node in graph.to_json(symbol)["nodes"]}
+    assert "amp_cast" in ops and "Cast" not in ops  # no emulation in it
+    internals = symbol.get_internals()
+    types = {name: a.dtype for name, a in {**args, **auxs}.items()}
+    _, found, _ = internals.infer_type(data="float32", **types)
+    outputs = dict(zip(internals.list_outputs(), found))
+    assert outputs["net_conv0_fwd_output"] == np.float16
+    assert outputs["net_dense0_fwd_output"] == np.float16
+    assert found[-1] == np.float32
+
+
+@pytest.mark.parametrize(
+    "x, text",
+    [
+        (nd.ones((2, 3, 8, 8), dtype="float64"), "got float64 data, expected float32 or float16"),
+        (nd.ones((2, 3, 8, 8), dtype="int32"), "got int32 data, .* pass float32 data"),
+        (nd.ones((2, 3, 8, 8), dtype="uint8"), "got uint8 data, .* pass float32 data"),
+    ],
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_data_of_other_dtypes_gets_one_sentence_at_once(policy, x, text):
+    net = amp.cast(small_net(), policy)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=text) as caught:
+            net(x)
+        assert "\n" not in str(caught.value)
+    assert net(images()).dtype == np.float32  # and the net still works
+
+
+def test_gluons_own_cast_on_a_cast_net_is_refused():
+    net = amp.cast(small_net(), "float16")
+    with pytest.raises(RuntimeError, match="call amp.cast"):
+        net.cast("float32")

@@ -261,11 +261,9 @@ def test_another_process_reads_it(tmp_path):
         "print(net.weight.dtype)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
-    assert b"float16" in done.stdout
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment)
+    assert b"float16" in printed
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), net(data()).asnumpy())
 
 

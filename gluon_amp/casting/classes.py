@@ -1,0 +1,27 @@
+"""The class of a cast block or parameter: a subclass of its own class, with a mixin in front.
+
+Changing the class of one object changes no other object and no class of MXNet, and can be undone.
+"""
+
+_cast_classes = {}  # (mixin, class) -> subclass
+
+
+class Mixin:
+    """Base class of the mixins."""
+
+    def __init_subclass__(cls):
+        """Skip the user's `__init_subclass__`, which may register subclasses."""
+
+
+def cast_class(mixin: type, base: type) -> type:
+    """Return the subclass of `mixin` and `base`; the same one at each call."""
+    if (mixin, base) not in _cast_classes:
+        members = {"__module__": base.__module__, "__doc__": base.__doc__}
+        _cast_classes[mixin, base] = type(base.__name__, (mixin, base), members)
+    return _cast_classes[mixin, base]
+
+
+def stock_class(cast: object) -> type:
+    """Return the class that an object had before `cast_class`, or has."""
+    cls = type(cast)
+    return cls.__bases__[1] if issubclass(cls, Mixin) else cls

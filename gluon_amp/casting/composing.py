@@ -1,0 +1,70 @@
+"""Calls of a cast block on symbols, by a parent that is not cast or by a user.
+
+Three kinds of callers need three graphs. A parent that is traced in order to run needs the graph
+that the device can run, a parent that is saved needs the graph for the file (`saving.py`), and a
+user gets the cast graph.
+"""
+
+import copy
+from typing import Any, Callable
+
+from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names
+from gluon_amp.casting.saving import prepare_tracing_parent, saved_form
+from gluon_amp.lowering import lower
+from gluon_amp.mxnet_internals import NumpySymbol, flatten, regroup
+from gluon_amp.policy import graph
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+
+def compose(block: HybridBlock, *args):
+    """Return the outputs of a cast block for symbols: one of its graphs, with these as inputs."""
+    # Gluon recognizes the NumPy interface by arrays alone
+    inputs, symbol = block._get_graph(*map_arrays(args, _array_for_numpy_symbol))
+    form = saved_form()
+    if form == "plain":
+        symbol = block._cached_graph[1]
+    elif form is None and prepare_tracing_parent():
+        symbol = _lowered(block, inputs, symbol)
+    elif form is None:
+        symbol = _without_float16_variables(symbol)
+    composed = copy.copy(symbol)
+    flat = [a for a in flatten(args, "input")[0] if a is not None]
+    composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
+    outputs = list(composed.as_nd_ndarray())  # NumPy's symbols are not iterable
+    if isinstance(composed, NumpySymbol):
+        outputs = [output.as_np_ndarray() for output in outputs]
+    return regroup(outputs, block._out_format)
+
+
+def map_arrays(x: Any, change: Callable) -> Any:
+    """Return nested lists with a function applied to each item."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(map_arrays(item, change) for item in x)
+    return change(x)
+
+
+def _array_for_numpy_symbol(argument):
+    return mx.np.zeros(()) if isinstance(argument, NumpySymbol) else argument
+
+
+def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return the graph that the block's device can run, for float32 inputs."""
+    params = block.collect_params().values()
+    dtypes = {s.name: "float32" for s in inputs}
+    dtypes.update((p.name, dtype_of(p)) for p in params)
+    devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
+    return lower(symbol, dtypes, "gpu" if "gpu" in devices else "cpu", frozen_names(params))
+
+
+def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a cast graph without the float16 dtypes of its variables, which MXNet then infers.
+
+    `Symbol.save` removes the casts, so the saved graph is float32.
+    """
+    nodes = graph.to_json(symbol)
+    for node in nodes["nodes"]:
+        if node["op"] == "null" and node.get("attrs", {}).get("__dtype__") == "2":
+            del node["attrs"]["__dtype__"]
+    return graph.from_json(nodes, like=symbol)

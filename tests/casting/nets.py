@@ -1,0 +1,39 @@
+"""Small nets and data, and a training pass."""
+
+import numpy as np
+
+from gluon_amp.dtypes import dtype_name
+from gluon_amp.mxnet_internals import flatten
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+POLICIES = ("float16", "mixed_float16", "bfloat16")
+
+
+def small_net(prefix="net_"):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=8))
+        net.add(nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(4, in_units=8))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def images(n=2, seed=0, size=8):
+    return nd.array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
+
+
+def backward(net, *inputs):
+    """Run a training pass whose loss weighs all outputs differently, and return the outputs."""
+    with autograd.record():
+        out = net(*inputs)
+        flat, _ = flatten(out, "output")
+    heads = [nd.array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
+    autograd.backward(flat, heads)
+    return out
+
+
+def dtypes_of(net):
+    return {name.split("_", 1)[1]: dtype_name(p.dtype) for name, p in net.collect_params().items()}

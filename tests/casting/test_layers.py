@@ -1,0 +1,299 @@
+"""Layers, recurrent cells, losses and custom operators in a cast net."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.dtypes import dtype_name
+from tests.casting.nets import POLICIES, backward
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn, rnn
+
+
+class Double(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        assert in_data[0].dtype == np.float32
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("gluon_amp_test_double")
+class DoubleProp(mx.operator.CustomOpProp):
+    def __init__(self):  # takes no arguments, so it must not be given any
+        super().__init__(need_top_grad=True)
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Double()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_custom_operators_run_in_float32(policy):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3), nn.HybridLambda(lambda F, x: F.Custom(x, op_type="gluon_amp_test_double")))
+    net.add(nn.Dense(2))
+    net.initialize()
+    x = nd.ones((2, 3))
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    assert np.abs(backward(net, x).asnumpy() - expected).max() < 0.01
+    assert {r.op: r.compute_dtype for r in amp.describe(net).rows}["Custom"] == "float32"
+
+
+def test_weights_tied_to_an_embedding_stay_float32_and_are_cast_in_the_graph():
+    class Tied(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.embed = nn.Embedding(9, 4)
+                self.decode = nn.Dense(9, flatten=False, params=self.embed.params)
+
+        def hybrid_forward(self, F, ids):
+            return self.decode(self.embed(ids))
+
+    net = Tied()
+    net.initialize()
+    amp.cast(net, "float16")
+    assert dtype_name(net.embed.weight.dtype) == "float32"
+    ran = {row.op: row.compute_dtype for row in amp.describe(net, nd.array([[1, 2]])).rows}
+    assert ran["FullyConnected"] == "float16"
+    assert backward(net, nd.array([[1, 2]], dtype="int32")).shape == (1, 2, 9)
+
+
+LAYERS = [
+    (lambda: nn.LayerNorm(), (2, 6)),
+    (lambda: nn.GroupNorm(2), (2, 4, 3, 3)),
+    (lambda: nn.InstanceNorm(), (2, 4, 3, 3)),
+    (lambda: gluon.contrib.nn.SyncBatchNorm(num_devices=1), (2, 4, 3, 3)),
+    (lambda: nn.BatchNorm(), (2, 4, 3, 3)),
+    (lambda: nn.PReLU(), (2, 4)),
+    (lambda: nn.LeakyReLU(0.1), (2, 4)),
+    (lambda: nn.ELU(), (2, 4)),
+    (lambda: nn.SELU(), (2, 4)),
+    (lambda: nn.GELU(), (2, 4)),
+    (lambda: nn.Swish(), (2, 4)),
+    (lambda: nn.Dropout(0.5), (2, 4)),
+    (lambda: nn.Flatten(), (2, 4, 3)),
+    (lambda: nn.HybridLambda(lambda F, x: F.LRN(x, nsize=3)), (2, 4, 3, 3)),
+    (lambda: nn.HybridLambda("tanh"), (2, 4)),
+    (lambda: nn.Conv1D(3, 3), (2, 4, 8)),
+    (lambda: nn.Conv2D(4, 3, groups=4), (2, 4, 8, 8)),
+    (lambda: nn.Conv3D(3, 2), (2, 2, 4, 4, 4)),
+    (lambda: nn.Conv1DTranspose(3, 3), (2, 4, 8)),
+    (lambda: nn.Conv2DTranspose(3, 3), (2, 4, 8, 8)),
+    (lambda: nn.MaxPool1D(), (2, 4, 8)),
+    (lambda: nn.AvgPool2D(), (2, 4, 8, 8)),
+    (lambda: nn.MaxPool3D(), (2, 4, 8, 8, 8)),
+    (lambda: nn.GlobalAvgPool1D(), (2, 4, 8)),
+    (lambda: nn.GlobalMaxPool2D(), (2, 4, 8, 8)),
+    (lambda: nn.ReflectionPad2D(1), (2, 4, 8, 8)),
+    (lambda: gluon.contrib.nn.PixelShuffle2D(2), (2, 4, 3, 3)),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "make, shape", LAYERS, ids=lambda v: str(v) if isinstance(v, tuple) else ""
+)
+def test_each_layer_between_two_others(make, shape, policy):
+    """Behind a convolution (so that its data is low precision) and before a dense layer."""
+    first = {2: lambda: nn.Dense(shape[1]), 3: lambda: nn.Conv1D(shape[1], 1)}.get(
+        len(shape), lambda: (nn.Conv2D if len(shape) == 4 else nn.Conv3D)(shape[1], 1)
+    )
+    net = nn.HybridSequential()
+    net.add(first(), make(), nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    x = nd.array(np.random.RandomState(0).normal(size=shape))
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    got = net(x)
+    assert got.dtype == np.float32
+    unit = {"float16": 2**-11, "bfloat16": 2**-8}[amp.Policy.parse(policy).compute_dtype]
+    assert np.abs(got.asnumpy() - expected).max() <= 16 * unit * max(1, np.abs(expected).max())
+    backward(net, x).wait_to_read()
+    assert np.isfinite(net[0].weight.grad().asnumpy()).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("layer", [rnn.RNN, rnn.LSTM, rnn.GRU])
+@pytest.mark.parametrize("states", [False, True])
+def test_recurrent_layers(layer, states, policy):
+    net = layer(5, num_layers=2, bidirectional=True, layout="NTC")
+    net.initialize()
+    x = nd.random.normal(shape=(2, 3, 4))
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    low = amp.Policy.parse(policy).param_dtype
+    assert {dtype_name(p.dtype) for p in net.collect_params().values()} == {low}
+    if states:
+        got, last = net(x, net.begin_state(2))
+        assert all(s.dtype == np.float32 for s in last)
+    else:
+        got = net(x)
+    assert got.dtype == np.float32
+    assert np.abs(got.asnumpy() - expected).max() < 0.01
+    backward(net, x)
+    rows = amp.describe(net).rows
+    compute = amp.Policy.parse(policy).compute_dtype
+    if compute == "float16":
+        assert [r.compute_dtype for r in rows if r.op == "RNN"] == ["float16"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("cell", [rnn.RNNCell, rnn.LSTMCell, rnn.GRUCell])
+def test_recurrent_cells_unrolled(cell, policy):
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.cell = rnn.HybridSequentialRNNCell()
+                self.cell.add(cell(5))
+                self.cell.add(rnn.ResidualCell(cell(5)))
+                self.cell.add(rnn.DropoutCell(0.1))
+
+        def hybrid_forward(self, F, x):
+            outs, _ = self.cell.unroll(3, x, layout="NTC", merge_outputs=True)
+            return outs
+
+    net = Net()
+    net.initialize()
+    x = nd.random.normal(shape=(2, 3, 5))
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    assert np.abs(net(x).asnumpy() - expected).max() < 0.02
+    assert backward(net, x).dtype == np.float32
+    products = [r for r in amp.describe(net).rows if r.op == "FullyConnected"]
+    assert {r.compute_dtype for r in products} == {amp.Policy.parse(policy).compute_dtype}
+    if policy == "float16":
+        assert net.cell[0].i2h_weight.dtype == "float16"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cell_in_a_symbolic_loop(policy):
+    class Loop(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.cell = rnn.LSTMCell(4, input_size=3)
+
+        def hybrid_forward(self, F, x, h, c):
+            outs, _ = F.contrib.foreach(self.cell, x, [h, c])
+            return outs
+
+    net = Loop()
+    net.initialize()
+    args = nd.random.normal(shape=(3, 2, 3)), nd.zeros((2, 4)), nd.zeros((2, 4))
+    expected = net(*args).asnumpy()
+    amp.cast(net, policy)
+    assert 0 < np.abs(backward(net, *args).asnumpy() - expected).max() < 0.01
+    assert net.cell.i2h_weight.grad().asnumpy().any()
+    products = {r.compute_dtype for r in amp.describe(net).rows if r.op == "FullyConnected"}
+    assert products == {amp.Policy.parse(policy).compute_dtype}
+
+
+def test_a_cell_called_step_by_step():
+    net = rnn.LSTMCell(5, input_size=4)
+    net.initialize()
+    x = nd.random.normal(shape=(2, 4))
+    expected, _ = net(x, net.begin_state(2))
+    expected = expected.asnumpy()
+    amp.cast(net, "float16")
+    assert net.i2h_weight.dtype == "float16"
+    out, states = net(x, net.begin_state(2))
+    out2, _ = net(x, states)
+    assert np.abs(out.asnumpy() - expected).max() < 1e-3
+    assert out2.dtype == np.float32
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_attention_with_interleaved_products(policy):
+    class Attention(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.qkv = nn.Dense(24, flatten=False)
+
+        def hybrid_forward(self, F, x):
+            qkv = self.qkv(x)
+            scores = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=2)
+            weights = F.softmax(scores)
+            return F.contrib.interleaved_matmul_selfatt_valatt(qkv, weights, heads=2)
+
+    net = Attention()
+    net.initialize()
+    x = nd.random.normal(shape=(3, 2, 8))
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    assert np.abs(net(x).asnumpy() - expected).max() < 1e-3
+    backward(net, x)
+    ran = {row.op: row.compute_dtype for row in amp.describe(net).rows}
+    assert ran["_contrib_interleaved_matmul_selfatt_qk"] == "float16"
+    assert ran["softmax"] == "float32"
+
+
+LOSSES = [
+    (gluon.loss.SoftmaxCrossEntropyLoss, lambda: (nd.array([1, 3]),)),
+    (
+        lambda: gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=False),
+        lambda: (nd.ones((2, 4)) / 4,),
+    ),
+    (gluon.loss.SigmoidBCELoss, lambda: (nd.ones((2, 4)),)),
+    (gluon.loss.L1Loss, lambda: (nd.ones((2, 4)),)),
+    (gluon.loss.L2Loss, lambda: (nd.ones((2, 4)) * 300,)),
+    (gluon.loss.HuberLoss, lambda: (nd.ones((2, 4)),)),
+    (gluon.loss.HingeLoss, lambda: (nd.ones((2, 4)),)),
+    (gluon.loss.PoissonNLLLoss, lambda: (nd.ones((2, 4)),)),
+    (gluon.loss.KLDivLoss, lambda: (nd.ones((2, 4)) / 4,)),
+    (lambda: gluon.loss.CTCLoss(layout="NTC"), lambda: (nd.array([[1], [2]]),)),
+    (gluon.loss.CosineEmbeddingLoss, lambda: (nd.ones((2, 4)), nd.array([1, -1]))),
+    (gluon.loss.TripletLoss, lambda: (nd.ones((2, 4)), nd.zeros((2, 4)))),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("make, others", LOSSES)
+def test_losses_behind_a_cast_net_are_finite_float32(make, others, policy):
+    net, loss = nn.Dense(12 if "CTC" in str(make()) else 4), make()
+    net.initialize()
+    amp.cast(net, policy)
+    labels = others()
+    with autograd.record():
+        out = net(nd.ones((2, 3)))
+        out = out.reshape((2, 3, 4)) if out.shape[1] == 12 else out
+        value = loss(out, *labels)
+    value.backward()
+    assert value.dtype == np.float32
+    assert np.isfinite(value.asnumpy()).all()
+    assert np.isfinite(net.weight.grad().asnumpy()).all()
+
+
+def test_a_loss_inside_the_net_is_float32_and_its_epsilon_survives():
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(3)
+                self.loss = gluon.loss.SigmoidBCELoss(from_sigmoid=True)
+
+        def hybrid_forward(self, F, x, label):
+            return self.loss(F.sigmoid(self.dense(x) * 100), label)
+
+    net = Net()
+    net.initialize(mx.init.One())
+    amp.cast(net, "float16")
+    with autograd.record():
+        loss = net(nd.ones((2, 2)), nd.zeros((2, 3)))  # sigmoid is exactly 1: log(1 - 1 + eps)
+    loss.backward()
+    assert np.isfinite(loss.asnumpy()).all()
+    assert loss.asscalar() if loss.size == 1 else loss.asnumpy().min() > 20
+
+
+def test_an_attention_mask_of_minus_1e18_does_not_become_nan():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, flatten=False), nn.HybridLambda(lambda F, x: F.softmax(x - 1e18 * (x < 0))))
+    net.initialize()
+    amp.cast(net, "float16")
+    assert np.isfinite(net(nd.random.normal(shape=(2, 3, 5))).asnumpy()).all()

@@ -1,0 +1,44 @@
+"""The description of a net: its rows and its table."""
+
+import pytest
+
+import gluon_amp as amp
+from tests.casting.nets import images, small_net
+
+import mxnet as mx
+
+
+def test_describe_as_a_table():
+    policy = amp.Policy.parse("float16").pin(blocks=["^5$"])
+    text = str(amp.describe(amp.cast(small_net(), policy), images()))
+    lines = text.splitlines()
+    assert lines[0].split() == ["block", "op", "computes", "in", "parameters", "because"]
+    assert lines[2].split() == ["0", "Convolution", "float16", "2×float16"]
+    assert lines[3].split() == ["1", "BatchNorm", "float32", "4×float32", "[1]"]
+    assert lines[-3] == f"[1] {policy.why('BatchNorm')}"
+    assert lines[-2].startswith("[2] ")
+    assert lines[-2].endswith("pinned to float32 by the policy's own pin")
+    assert lines[-1] == "6 operators: 4 in float16, 2 in float32"
+
+
+def test_describe_fits_80_columns():
+    net = mx.gluon.model_zoo.vision.resnet50_v1()
+    net.initialize()
+    policy = amp.Policy.parse("float16").pin(ops=["Pooling"])
+    text = str(amp.describe(amp.cast(net, policy), mx.nd.ones((1, 3, 32, 32))))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count(policy.why("BatchNorm")) == 1
+
+
+def test_describe_without_inputs():
+    net = amp.cast(small_net(), "float16")
+    with pytest.raises(ValueError, match="describe\\(\\) needs inputs"):
+        amp.describe(net)
+    net(images())
+    assert len(amp.describe(net).rows) == 6
+
+
+def test_describe_of_a_net_that_is_not_cast():
+    rows = amp.describe(small_net(), images()).rows
+    assert {row.compute_dtype for row in rows} == {"float32"}
+    assert {row.reason for row in rows} == {""}

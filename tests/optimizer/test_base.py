@@ -1,0 +1,98 @@
+"""What all optimizers share: the layout of states, devices, exact attributes."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gluon_amp import optimizer
+from gluon_amp.optimizer import ExactFloat
+from tests.optimizer.reference import SHAPES, build, gradient, start, trained
+
+import mxnet as mx
+from mxnet import nd
+
+law = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+def test_one_weight_at_a_time_as_a_kvstore_calls_it():
+    for name in optimizer.OPTIMIZERS:
+        together, _ = trained(name, steps=3)
+        _, updater = build(name)
+        weights = [nd.array(start(i), dtype="float16") for i in range(len(SHAPES))]
+        for step in range(3):
+            for i, weight in enumerate(weights):
+                updater(i, nd.array(gradient(step, i), dtype="float16"), weight)
+        for i, want in enumerate(together):
+            np.testing.assert_array_equal(updater.states[i][0].asnumpy(), want.astype("float32"))
+
+
+def test_devices_count_their_updates_apart():
+    built, _ = build("adam", learning_rate=0.5)
+    updaters = [mx.optimizer.get_updater(built) for _ in range(2)]
+    weights = [nd.ones((2,), ctx=mx.cpu(d), dtype="float16") for d in range(2)]
+    for _ in range(3):
+        for device in range(2):
+            grad = nd.ones((2,), ctx=mx.cpu(device), dtype="float16")
+            updaters[device]([0], [grad], [weights[device]])
+    assert built.num_update == 3
+    np.testing.assert_array_equal(weights[0].asnumpy(), weights[1].asnumpy())
+
+
+def test_loaded_states_move_to_the_device_of_the_weight():
+    built, updater = build("adam")
+    updater([0], [nd.ones((2,), dtype="float16")], [nd.ones((2,), dtype="float16")])
+    again = mx.optimizer.get_updater(built)
+    again.set_states(updater.get_states())
+    weight = nd.ones((2,), ctx=mx.cpu(1), dtype="float16")
+    again([0], [nd.ones((2,), ctx=mx.cpu(1), dtype="float16")], [weight])
+    assert all(part.context == mx.cpu(1) for part in again.states[0])
+
+
+def test_states_have_one_layout_and_pickle():
+    for name, params, arrays in [
+        ("sgd", {}, 0),
+        ("nag", {"momentum": 0.9}, 1),
+        ("adam", {}, 2),
+        ("lamb", {}, 2),
+        ("lars", {"momentum": 0.9}, 1),
+    ]:
+        for dtype in ("float16", "float32"):
+            built, updater = build(name, **params)
+            updater([0], [nd.ones((2,), dtype=dtype)], [nd.ones((2,), dtype=dtype)])
+            again = mx.optimizer.get_updater(built)
+            again.set_states(updater.get_states())
+            state = again.states[0]
+            assert type(state) is tuple
+            assert (state[0] is None) == (dtype == "float32")
+            assert len(state) == 1 + arrays
+            assert all(part.dtype == np.float32 for part in state if part is not None)
+            assert isinstance(pickle.loads(updater.get_states(dump_optimizer=True))[1], type(built))
+
+
+def test_float16_without_masters_is_refused():
+    for name in optimizer.OPTIMIZERS:
+        _, updater = build(name, multi_precision=False)
+        with pytest.raises(ValueError, match="float16 weight with multi_precision=False"):
+            updater([0], [nd.ones((2,), dtype="float16")], [nd.ones((2,), dtype="float16")])
+        updater([0], [nd.ones((2,))], [nd.ones((2,))])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 32, 100, 256, 1000, 0.3])
+def test_rescale_grad_arrives_exactly_for_every_scale(batch):
+    for exponent in range(29):
+        weight = nd.zeros((1,))
+        factor = ExactFloat(1.0 / batch / 2.0**exponent)
+        nd.sgd_update(weight, nd.full((1,), 2.0**exponent), out=weight, lr=1, rescale_grad=factor)
+        assert weight.asscalar() == -np.float32(1.0 / batch)
+
+
+@law
+@given(st.floats(1e-11, 1e11))
+def test_the_text_of_an_exact_float_has_no_exponent_and_is_the_same_float32(value):
+    text = str(ExactFloat(value))
+    assert "e" not in text
+    assert np.float32(text) == np.float32(value)
+    assert ExactFloat(value) == value

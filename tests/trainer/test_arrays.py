@@ -1,0 +1,67 @@
+"""Whether arrays are finite, and their norm."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gluon_amp.host import host_view
+from gluon_amp.trainer.arrays import all_finite, global_norm
+
+import mxnet as mx
+from mxnet import nd
+
+law = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+@law
+@given(
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.sampled_from([np.inf, -np.inf, np.nan, -np.nan]),
+    st.integers(1, 70000),
+    st.data(),
+)
+def test_one_bad_element_is_seen_wherever_it_is(dtype, bad, size, data):
+    array = nd.random.normal(shape=(size,)).astype(dtype)
+    assert all_finite([array])
+    array[data.draw(st.integers(0, size - 1))] = bad
+    assert not all_finite([nd.ones((3,)), array, nd.ones((2,), dtype="float16")])
+
+
+def test_all_65536_float16_values():
+    values = np.arange(65536, dtype=np.uint16).view(np.float16)
+    array = nd.array(values, dtype="float16")
+    np.testing.assert_array_equal(host_view(array), values)
+    finite = [all_finite([array[i : i + 1]]) for i in range(0, 65536, 97)]
+    np.testing.assert_array_equal(finite, np.isfinite(values[::97]))
+
+
+def test_large_finite_float32_is_no_overflow():
+    assert all_finite([nd.full((4,), 3e38), nd.full((4,), -1e-45)])
+
+
+def test_nothing_is_finite_and_has_norm_0():
+    assert all_finite([])
+    assert global_norm([]) == 0.0
+    assert all_finite([nd.zeros((0,))] if mx.util.is_np_shape() else [])
+
+
+def test_the_norm_is_that_of_all_dtypes_together_in_float32():
+    grads = [nd.full((2, 2), 3e4, dtype="float16"), nd.full((4,), -3e4), nd.zeros((5,))]
+    np.testing.assert_allclose(global_norm(grads), 3e4 * np.sqrt(8), rtol=1e-6)
+    sparse = nd.ones((3, 2)).tostype("row_sparse")
+    np.testing.assert_allclose(global_norm([sparse]), np.sqrt(6), rtol=1e-6)
+
+
+def test_the_norm_of_very_large_and_very_small_float32():
+    np.testing.assert_allclose(global_norm([nd.full((4,), 1e30)]), 2e30, rtol=1e-6)
+    np.testing.assert_allclose(global_norm([nd.full((4,), 1e-30)]), 2e-30, rtol=1e-6)
+    assert global_norm([nd.array([np.inf])]) == np.inf
+    assert np.isnan(global_norm([nd.array([np.nan])]))
+
+
+@law
+@given(st.integers(0, 2**31 - 1), st.integers(-14, 15))
+def test_a_power_of_two_goes_through_the_norm_exactly(seed, exponent):
+    values = np.random.RandomState(seed).randn(1000).astype(np.float32)
+    norm = global_norm([nd.array(values)])
+    assert global_norm([nd.array(values * 2.0**exponent)]) == norm * 2.0**exponent
