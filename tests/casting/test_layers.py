@@ -255,7 +255,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make, others", LOSSES)
-def test_losses_behind_a_cast_net_are_finite_float32(make, others, policy):
+def test_losses_of_a_cast_net_are_finite_float32(make, others, policy):
     net, loss = nn.Dense(12 if "CTC" in str(make()) else 4), make()
     net.initialize()
     amp.cast(net, policy)

@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 
-def test_a_forward_that_asks_for_autograds_mode():
+def test_a_forward_that_depends_on_autograds_mode():
     class Detector(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
