@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from experiments.standalone import options
+from experiments import ROOT
+from experiments.standalone import command_line
 
-ROOT = Path(__file__).resolve().parents[1]
 PAIRS = [("3.8", "1.23.5"), ("3.11", "1.23.5"), ("3.11", "1.26.4"), ("3.12", "1.26.4")]
 EXTRAS = "cpu,gluoncv,data,results,test"
-TESTS = ["tests/test_train_script.py", "-k", "short_run"]
+TESTS = ["tests/recipes/test_train_script.py", "-k", "short_run"]
 VERSIONS = (
     "import gluon_amp, mxnet, numpy, platform; "
     "print(platform.python_version(), numpy.__version__, mxnet.__version__)"
@@ -79,7 +79,7 @@ def check(python: str, numpy: str, folder: Path) -> bool:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Check every pair; return 0 if all that could run passed, and at least one could."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
+    parser = command_line.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=sorted({python for python, _ in PAIRS}),
         help="only this Python")  # fmt: skip
     only = parser.parse_args(arguments).only

@@ -16,10 +16,11 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
+from experiments import ROOT
 from gluon_amp.command_line import Parser, UsageError, positive_int
 from gluon_amp.files import atomic
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+FOLDER = ROOT / "notebooks"
 WARNING = re.compile(r"\w*Warning\b.*")
 INJECTED = ["injected-parameters"]
 # What would make a kernel of this machine or of this process another one

@@ -17,9 +17,9 @@ from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequenc
 
 import numpy as np
 
-from experiments.standalone import hardware, options
+from experiments import ROOT
+from experiments.standalone import command_line, hardware
 
-ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "tensor_cores.md"
 GPU_FACTS, CPU_FACTS = "gpu.json", "cpu.json"
 FIRST_TENSOR_CORES = (7, 0)
@@ -335,7 +335,7 @@ def fail(sentence: str) -> NoReturn:
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run one of the three steps."""
-    parser = options.Parser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_mutually_exclusive_group(required=True)
@@ -344,9 +344,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         ("--gpu", "write the GPU's outputs"),
         ("--compare", "compare them, write the table"),
     ):
-        steps.add_argument(flag, type=options.path, metavar="DIR", help=what)
+        steps.add_argument(flag, type=command_line.path, metavar="DIR", help=what)
     parser.add_argument(
-        "--output", type=options.path, default=RESULT, metavar="FILE",
+        "--output", type=command_line.path, default=RESULT, metavar="FILE",
         help="where --compare writes it (default: docs/results/tensor_cores.md)",
     )  # fmt: skip
     try:

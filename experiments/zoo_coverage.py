@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import Optional, Sequence
 
-from experiments.standalone import options
+from experiments.standalone import command_line
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 
@@ -110,14 +110,19 @@ def pattern(text: str) -> "re.Pattern[str]":
 
 def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = options.Parser(description=__doc__.split("\n")[0])
+    parser = command_line.Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--networks", type=pattern, default=pattern(""), metavar="PATTERN",
         help="regular expression, as in 'mx/resnet' or 'cv/ssd'")  # fmt: skip
     add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
-    add("--json", type=options.output_file, metavar="FILE", help="also write the rows to this file")
+    add(
+        "--json",
+        type=command_line.output_file,
+        metavar="FILE",
+        help="also write the rows to this file",
+    )
     add("--list", action="store_true", help="print the networks and leave")
-    add("--timeout", type=options.positive_int, default=600, metavar="SECONDS",
+    add("--timeout", type=command_line.positive_int, default=600, metavar="SECONDS",
         help="for one network (default: %(default)s)")  # fmt: skip
     add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -25,6 +25,24 @@ def metadata():
     return given
 
 
+def test_an_installation_has_the_whole_package_and_nothing_else(tmp_path):
+    """Every source, also those that are compiled on first use; no experiments, scripts or tests."""
+    source = tmp_path / "source"
+    copied = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "docs", "tests")
+    shutil.copytree(ROOT, source, ignore=copied)
+    (source / "tests").mkdir()
+    (source / "tests" / "__init__.py").touch()
+    build = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")]
+    subprocess.run(build, cwd=source, check=True)
+    assert files_in(tmp_path / "built") == {
+        f"gluon_amp/{name}" for name in files_in(source / "gluon_amp")
+    }
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def name_of(requirement):
     return re.match(r"[A-Za-z0-9_.-]+", requirement).group().lower()
 

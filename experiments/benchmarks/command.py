@@ -7,7 +7,7 @@ from typing import NoReturn, Optional, Sequence
 
 from experiments.benchmarks import measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, chosen
-from experiments.standalone import hardware, options
+from experiments.standalone import command_line, hardware
 
 EPILOG = """Every case runs in a process of its own; they take turns, so that a disturbance
 meets all of them. In the float32 and contrib.amp cases gluon_amp is not even
@@ -22,24 +22,24 @@ def fail(sentence: str) -> NoReturn:
 
 def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = options.Parser(description=__doc__, epilog=EPILOG)
-    positive = options.positive_int
+    parser = command_line.Parser(description=__doc__, epilog=EPILOG)
+    positive = command_line.positive_int
     add = parser.add_argument
     add("--suite", choices=(*SUITES, "all"), default="step", help="default: %(default)s")
     add("--network", nargs="+", default=[REFERENCE["network"]],
         help="networks of MXNet's Model Zoo (default: resnet50_v1)")  # fmt: skip
     add("--batch-size", type=positive, default=REFERENCE["batch"], help="default: %(default)s")
-    add("--pixels", type=options.whole(1, 8192), default=REFERENCE["pixels"],
+    add("--pixels", type=command_line.whole(1, 8192), default=REFERENCE["pixels"],
         help="height and width of the images (default: %(default)s)")  # fmt: skip
     add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES),
         help="what to compare (default: all three)")  # fmt: skip
     add("--rounds", type=positive, default=7, help="turns of each case (default: %(default)s)")
-    add("--threads", type=options.whole(1, 1024), metavar="N",
+    add("--threads", type=command_line.whole(1, 1024), metavar="N",
         default=hardware.count_cores() or hardware.count_processors(),
         help="default: one for each core")  # fmt: skip
     add("--profile", action="store_true",
         help="tell what a training step of each dtype spends its time in, and leave")  # fmt: skip
-    add("--output", type=options.path, metavar="DIR",
+    add("--output", type=command_line.path, metavar="DIR",
         help="write NAME.json, NAME.png and NAME.md there")  # fmt: skip
     return parser.parse_args(arguments)
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from experiments import ROOT
 from experiments.benchmarks.measure import BenchmarkError
 from experiments.benchmarks.suites import Case
 
@@ -86,8 +87,7 @@ def _gpu_kernels_of(case: Case) -> str:
 
 
 def _run(case: Case, before: Sequence[str]) -> str:
-    checkout = str(Path(__file__).parents[2])
-    code = ONE_STEP.format(checkout=checkout, steps=STEPS)
+    code = ONE_STEP.format(checkout=str(ROOT), steps=STEPS)
     done = subprocess.run(
         [*before, sys.executable, "-c", code, json.dumps(asdict(case)), "2"],
         env={**os.environ, "DNNL_VERBOSE": "1"}, capture_output=True, text=True,

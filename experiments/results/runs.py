@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Sequence, Set
 
+from experiments import ROOT
 from experiments.results.machine import describe
 from experiments.results.recipes import Experiment, Options
 from experiments.results.record import LOG, RUN, SUMMARY, Configuration, Run, read, read_json
@@ -26,7 +27,6 @@ from gluon_amp.files import atomic
 from gluon_amp.hardware import count_cores
 from gluon_amp.recipes.interruption import SIGNALS, RunInterruptedError
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 BEGUN = "begun.json"
 AGAIN = "run the same command again to go on."
 # The second is what a terminal sends when it is closed.
@@ -81,7 +81,7 @@ def jobs(
             given += ["--batch-size", str(configuration.batch // devices), *extra]
             given += ["--summary-json", f"{folder}/{SUMMARY}"]
             arguments = tuple(text.replace("{folder}", str(folder)) for text in given)
-            script = SCRIPTS / experiment.script
+            script = ROOT / "scripts" / experiment.script
             made.append(Job(configuration, seed, folder, script, arguments))
     return made
 
