@@ -1,6 +1,6 @@
-"""Train float16, bfloat16 and float32 over several seeds, and make the table of their results.
+"""Train in float16, bfloat16 and float32 over several seeds, and compare their accuracies.
 
-python scripts/results_table.py                  # the digits, on any machine
+python scripts/results_table.py                  # handwritten digits, on any machine
 """
 
 import sys
