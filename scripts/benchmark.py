@@ -1,4 +1,4 @@
-"""Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, taking turns.
+"""Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, in turns.
 
 python scripts/benchmark.py --suite step
 """
