@@ -16,16 +16,16 @@ import numpy as np
 from gluon_amp.casting.cast import cast
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import (
-    Look,
+    Preprocessing,
     RecordFiles,
     Source,
     TrainingBatches,
+    ValidationBatches,
+    describe_unreadable,
     open_digits,
     open_folders,
     open_records,
     open_synthetic,
-    unreadable_in_words,
-    validation_batches,
 )
 from gluon_amp.distributed.workers import Workers, average_statistics, connect
 from gluon_amp.hardware import peak_mebibytes
@@ -128,7 +128,7 @@ def open_data(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Source, Optional[s
 
 def _open_real(recipe: Recipe, given: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
-    look = Look(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
+    look = Preprocessing(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
     if recipe.dataset == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
         return _open_digits(recipe, given, digits), None
@@ -251,7 +251,7 @@ def observe(recipe: Recipe, net: HybridBlock, data: Source, device: mx.Context) 
     TrainingError
         It computes in another dtype than asked for.
     """
-    images, labels = next(iter(validation_batches(data.val, 2, num_workers=0)))
+    images, labels = next(iter(ValidationBatches(data.val, 2, num_workers=0)))
     try:
         seen = observed_dtypes(
             net, SoftmaxCrossEntropyLoss(), images.as_in_context(device),
@@ -530,7 +530,7 @@ def train(recipe: Recipe, given: Dict[str, Any]) -> report.Summary:
 def _train_epochs(run: Run, interruption: Interruption) -> Tuple[History, Validation]:
     """Return the run's results, and the validation of the final network."""
     recipe, loop, workers = run.recipe, run.loop, run.workers
-    val_batches = validation_batches(
+    val_batches = ValidationBatches(
         run.data.val, recipe.batch_size * len(run.devices), recipe.num_workers, workers.rank,
         workers.count,
     )  # fmt: skip
@@ -554,7 +554,7 @@ def _train_epochs(run: Run, interruption: Interruption) -> Tuple[History, Valida
                 ),
             )  # fmt: skip
             if run.batches.unreadable:
-                words = unreadable_in_words(run.batches.unreadable)
+                words = describe_unreadable(run.batches.unreadable)
                 log.logger.info(log.UNREADABLE, epoch, words)
             history.trained.append(result)
             average_statistics(run.engine.statistics, workers)
@@ -697,7 +697,7 @@ def _confusions(run: Run) -> List[outcome.Confusion]:
     recipe = run.recipe
     if not recipe.confusions or run.workers.count > 1:
         return []
-    batches = validation_batches(
+    batches = ValidationBatches(
         run.data.val, recipe.batch_size * len(run.devices), recipe.num_workers
     )  # fmt: skip
     matrix = outcome.confusion_matrix(run.engine, batches, run.data.classes)

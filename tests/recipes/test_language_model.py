@@ -110,7 +110,7 @@ def test_the_split_does_not_depend_on_the_order_or_on_what_is_cut_off(sources):
 
 
 def test_too_few_characters(sources):
-    with pytest.raises(DataError, match="has 3600 characters to train on, and 3601 were asked"):
+    with pytest.raises(DataError, match="has 3600 characters for training, but 3601 were req"):
         open_text(3601, sources)
 
 
@@ -377,7 +377,7 @@ def uninterrupted(tmp_path_factory):
         (["--resume", "auto"], "--resume auto looks into --save-dir, which was not given."),
         (["--cpus", "2", "--gpus", "0"], "--cpus and GPUs were both asked for"),
         (["--characters", "1000", "--batch-size", "64"], "--characters 1000 are not enough for 64"),
-        (["--characters", "999999999"], "and 999999999 were asked for"),
+        (["--characters", "999999999"], "but 999999999 were requested"),
         (["--gpus", "99"], "GPU 99 was asked for, but MXNet sees"),
         (["--summary-json", "absent/file"], "--summary-json absent/file cannot be written"),
     ],

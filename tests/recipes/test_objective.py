@@ -6,7 +6,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import TrainingBatches
-from gluon_amp.data.augment import Augmented
+from gluon_amp.data.datasets import Augmented
 from gluon_amp.recipes import initial
 from gluon_amp.recipes.engine import GluonEngine
 from gluon_amp.recipes.heads import freeze_features, head_of
