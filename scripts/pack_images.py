@@ -1,4 +1,4 @@
-"""Pack folders of images, as ImageNet's, into RecordIO files for training.
+"""Pack folders of images, such as ImageNet's, into RecordIO files for training.
 
 python scripts/pack_images.py IMAGENET IMAGENET/rec
 python scripts/train_imagenet.py --data-dir IMAGENET --use-rec
@@ -15,23 +15,28 @@ from gluon_amp.data.prepare.pack_folders import pack_folders
 NAME = "pack_images.py"
 
 
-def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line."""
+def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    # fmt: off
-    add("root", type=path, metavar="ROOT",
-        help="holds train/CLASS/* and val/CLASS/*, or CLASS/* to be divided")
-    add("out", type=path, metavar="OUT",
-        help="folder to write, as a rule ROOT/rec; its content is replaced as a whole")
-    # fmt: on
-    add_options(parser, "(default: ROOT is divided already)")
-    return parser.parse_args(given)
+    parser.add_argument(
+        "root",
+        type=path,
+        metavar="ROOT",
+        help="folder with train/CLASS/* and val/CLASS/*, or with CLASS/* to be split",
+    )
+    parser.add_argument(
+        "out",
+        type=path,
+        metavar="OUT",
+        help="new folder, usually ROOT/rec; an existing one is replaced",
+    )
+    add_options(parser, "(default: ROOT is split already)")
+    return parser.parse_args(command_line)
 
 
-def main(given: Optional[Sequence[str]] = None) -> int:
-    """Pack; return 0, 2 where it cannot be done, or 130 where it was interrupted."""
-    options = read(given)
+def main(command_line: Optional[Sequence[str]] = None) -> int:
+    """Pack; return the status of the process."""
+    options = read(command_line)
     packing = arguments(options)
     return run(NAME, lambda: pack_folders(options.root, options.out, **packing), options.out)
 

@@ -3,7 +3,7 @@
     python scripts/prepare_caltech.py --dataset caltech256
     python scripts/train_imagenet.py --data-dir ~/.mxnet/datasets/caltech256 --use-rec
 
-What is done already is not done again, so an interrupted run goes on where it stopped.
+Steps that are complete are skipped, so an interrupted run can be resumed.
 """
 
 import argparse
@@ -18,31 +18,46 @@ from gluon_amp.data.prepare.commands import add_options, arguments, run
 NAME = "prepare_caltech.py"
 
 
-def read(given: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line."""
+def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
     add = parser.add_argument
-    # fmt: off
     add("--dataset", choices=tuple(DATASETS), required=True)
-    add("--root", type=path, metavar="DIR",
-        help="gets the archive, its images, and what is packed in DIR/rec "
-             "(default: ~/.mxnet/datasets/DATASET)")
-    add("--archive", type=path, metavar="FILE",
-        help="an archive that was downloaded already, whatever its name")
+    add(
+        "--root",
+        type=path,
+        metavar="DIR",
+        help="folder for the archive, its images, and the packed images in DIR/rec "
+        "(default: ~/.mxnet/datasets/DATASET)",
+    )
+    add(
+        "--archive",
+        type=path,
+        metavar="FILE",
+        help="an archive that was downloaded already, with any name",
+    )
     clutter = parser.add_mutually_exclusive_group()
-    clutter.add_argument("--include-clutter", dest="clutter", action="store_true", default=None,
-        help="count clutter as a class (default for caltech256: 257 classes)")
-    clutter.add_argument("--no-clutter", dest="clutter", action="store_false",
-        help="leave it out (default for caltech101: 101 classes)")
-    # fmt: on
+    clutter.add_argument(
+        "--include-clutter",
+        dest="clutter",
+        action="store_true",
+        default=None,
+        help="count clutter as a class (default for caltech256: 257 classes)",
+    )
+    clutter.add_argument(
+        "--no-clutter",
+        dest="clutter",
+        action="store_false",
+        help="leave out clutter (default for caltech101: 101 classes)",
+    )
     numbers = ", ".join(f"{data.train_per_class} for {name}" for name, data in DATASETS.items())
     add_options(parser, f"(default: {numbers})")
-    return parser.parse_args(given)
+    return parser.parse_args(command_line)
 
 
-def main(given: Optional[Sequence[str]] = None) -> int:
-    """Prepare; return 0, 2 where it cannot be done, or 130 where it was interrupted."""
-    options = read(given)
+def main(command_line: Optional[Sequence[str]] = None) -> int:
+    """Prepare the data set; return the status of the process."""
+    options = read(command_line)
     root = (options.root or Path("~/.mxnet/datasets") / options.dataset).expanduser()
     return run(
         NAME,

@@ -1,8 +1,8 @@
 """Means and standard deviations over seeds, and tests whether two means differ or are equivalent.
 
-Welch's t test can only show that two means differ. If it does not, this may be for want of seeds.
-An equivalence test (two one-sided tests, TOST) shows that two means lie within a margin of each
-other: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach"
+Welch's t test can only show that two means differ. With few seeds, its failure to do so means
+nothing. An equivalence test (two one-sided tests, TOST) shows that two means differ by less than a
+margin: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach"
 (1987). statsmodels computes both.
 """
 

@@ -442,4 +442,4 @@ def test_the_recipe_gives_a_table(tmp_path, capsys):
     for text in (told, page):
         assert "1-layer LSTM of 8, embedding of 4 on standard library of Python 3." in text
         assert "(4,000 + 384 samples)" in text
-        assert "MXNet 1.9.1 has no bfloat16 kernel for it that pays." in text
+        assert "MXNet 1.9.1 has no faster bfloat16 kernel for it." in text
