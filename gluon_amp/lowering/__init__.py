@@ -1,8 +1,9 @@
-"""From a cast graph to one that the device at hand can run.
+"""Turns a cast graph into one that a certain device can run.
 
-A GPU has float16 kernels. MXNet's CPU kernels have no float16 matrix products, so there float16 is
-emulated (`float16_emulation`). bfloat16 runs natively on a CPU (oneDNN), and only there. On both,
-gradients have to be added correctly where the user asks for it (`added_gradients`).
+A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, so float16 is emulated
+there (`float16_emulation`). Only CPUs run bfloat16, with oneDNN, and some of its kernels need a
+workaround (`onednn`, `frozen_weights`). On both devices, gradients that are added to others need
+some more changes (`added_gradients`).
 """
 
 from typing import Dict, FrozenSet
@@ -26,25 +27,26 @@ def lower(
     symbol : Symbol
         A graph as `graph.apply` returns it.
     dtypes : dict of str to dtype
-        Dtypes of all its variables, as they are fed.
+        Dtypes of the arrays that its variables are bound to.
     device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
     frozen : frozenset of str
-        Names of the variables that get no gradient, where the graph is used for training.
+        Names of the variables that get no gradient, if the graph is used for training.
 
     Raises
     ------
     MXNetError
         The dtypes contradict each other.
     ValueError
-        Float16 sums asked for on a GPU.
+        The policy accumulates in float16, and the device is a GPU.
     """
     if device_type == "gpu":
         if any(ACCUMULATE_ATTR in attrs for attrs in symbol.attr_dict().values()):
             raise ValueError(
                 "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel "
-                "decides, as amp.accumulation_dtype(ctx) tells: leave it out of the policy."
+                "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
             )
     else:
-        symbol = onednn.settle(float16_emulation.emulate(symbol, dtypes), dtypes)
-        symbol = frozen_weights.add_biases(symbol, dtypes, frozen)
-    return added_gradients.separate(symbol, dtypes, device_type)
+        symbol = float16_emulation.emulate(symbol, dtypes)
+        symbol = onednn.apply_workarounds(symbol, dtypes)
+        symbol = frozen_weights.separate_biases(symbol, dtypes, frozen)
+    return added_gradients.make_addable(symbol, dtypes, device_type)

@@ -1,4 +1,4 @@
-"""Where bfloat16 can run: on CPUs that MXNet's oneDNN has kernels for, and on no GPU."""
+"""Which devices run bfloat16: CPUs that MXNet's oneDNN has kernels for, and no GPU."""
 
 import functools
 import os
@@ -9,14 +9,14 @@ from gluon_amp.hardware import cpu_flags
 
 import mxnet as mx
 
-# What oneDNN's bfloat16 kernels need, by Linux's names; and the values of DNNL_MAX_CPU_ISA that
-# leave that out (oneDNN's "CPU Dispatcher Control")
+# The CPU flags that oneDNN's bfloat16 kernels need, as Linux names them
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-LESS = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
+# The values of DNNL_MAX_CPU_ISA that exclude AVX512 (oneDNN's "CPU Dispatcher Control")
+WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 
 
 def check_device(device_type: str) -> None:
-    """Refuse a device that cannot compute in bfloat16.
+    """Raise an error if a device cannot compute in bfloat16.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def check_device(device_type: str) -> None:
     Raises
     ------
     ValueError
-        Any GPU, and a CPU without AVX512.
+        The device is a GPU, or a CPU without AVX512.
     """
     if device_type == "gpu":
         raise ValueError(
@@ -42,14 +42,16 @@ def check_device(device_type: str) -> None:
 
 @functools.lru_cache(maxsize=None)
 def runs_on_cpu() -> bool:
-    """Return whether this CPU multiplies bfloat16 matrices, by trying it where it has AVX512.
+    """Return whether this CPU multiplies bfloat16 matrices, by a trial if it has AVX512.
 
-    Elsewhere the answer is known, and MXNet would complain on standard error.
+    Without AVX512 no trial is needed, and MXNet would print an error.
     """
-    has = cpu_flags()
-    if (has and not has >= AVX512) or os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in LESS:
+    flags = cpu_flags()
+    if flags and not flags >= AVX512:
         return False
-    # NDArray functions take MXNet's structured dtype; only graphs take the name 'bfloat16'
+    if os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in WITHOUT_AVX512:
+        return False
+    # NDArray functions accept MXNet's structured dtype, but not the name 'bfloat16'.
     bfloat16 = np.dtype([("bfloat16", np.uint16)])
     one = mx.nd.amp_cast(mx.nd.ones((2, 2), ctx=mx.cpu()), dtype=bfloat16)
     try:

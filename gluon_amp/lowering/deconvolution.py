@@ -1,20 +1,20 @@
 """Deconvolutions by MXNet's own kernels, for the emulation of float16 on a CPU.
 
-oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or the process ends)
-unless the gradient of the weight is an array of the user's. Where the weight is rounded it never
-is. MXNet's own kernels take over where the dtype is float64, with two limits:
+oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or a crash) unless the
+gradient of the weight is written to an array of the user. The gradient of a rounded weight is not.
+For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits:
 
-- They are wrong where both stride and dilation are above 1. They get a larger kernel with zeros in
-  between instead, which is the same as a dilated one.
-- They are 1-D and 2-D. A 3-D deconvolution is two 2-D ones. The first deconvolves height and width
-  of every slice, once for each position of the kernel in depth. The second, over depth and all
-  pixels, adds what the positions contribute to each slice: its weight is an identity matrix for
-  each filter.
+- They are wrong if both stride and dilation are above 1. The dilated kernel is replaced by the
+  equivalent larger kernel with zeros in between.
+- They are 1-D and 2-D. A 3-D deconvolution is computed as two 2-D ones. The first deconvolves
+  height and width of every slice, once for each position of the kernel in depth. The second, over
+  depth and all pixels, adds the contributions of the positions to each slice: its weight is an
+  identity matrix for each filter.
 """
 
 from typing import Callable, Dict, List, Tuple
 
-# Attributes with a value for each dimension, and their defaults
+# Attributes with one value per dimension, and their defaults
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
 
 
@@ -26,12 +26,13 @@ def tuple_of(text: str) -> Tuple[int, ...]:
 def deconvolve(
     emit: Callable[..., list], name: str, attrs: Dict[str, str], inputs: List[list]
 ) -> list:
-    """Write the nodes that compute a `Deconvolution` of float64 inputs.
+    """Append the nodes that compute a `Deconvolution` of float64 inputs to a graph.
 
     Parameters
     ----------
     emit : callable
-        ``emit(op, name, *inputs, **attrs)`` writes a node and returns its entry.
+        ``emit(op, name, *inputs, **attrs)`` appends a node and returns its entry, as
+        `graph.Writer.emit` does.
     name : str
         Name of the last node.
     attrs : dict of str to str
@@ -48,14 +49,14 @@ def deconvolve(
     Raises
     ------
     ValueError
-        A 3-D one with a target shape, whose padding depends on the shape of the data.
+        It is 3-D and has a target shape, so that its padding depends on the shape of the data.
     """
     if len(tuple_of(attrs["kernel"])) < 3:
         return _with_dense_kernel(emit, name, attrs, inputs)
     if any(tuple_of(attrs.get("target_shape", ""))):
         raise ValueError(
-            f"{name} is a 3-D Deconvolution with target_shape, whose float16 cannot be emulated on "
-            "a CPU: give it pad and adj instead, or pin it to float32."
+            f"{name} is a 3-D Deconvolution with target_shape, which cannot be emulated in float16 "
+            "on a CPU: give it pad and adj instead, or pin it to float32."
         )
     return _in_two_dimensions(emit, name, attrs, inputs)
 
@@ -69,18 +70,19 @@ def _spatial(attrs: Dict[str, str]) -> Dict[str, Tuple[int, ...]]:
 
 
 def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
+    """A deconvolution with stride or dilation; for both, with zeros written into its kernel."""
     kernel, spatial = tuple_of(attrs["kernel"]), _spatial(attrs)
     if max(spatial["stride"]) == 1 or max(spatial["dilate"]) == 1:
         return emit("Deconvolution", name, *inputs, **attrs)
     data, weight, *bias = inputs
-    zeros = (0,) * len(kernel)
+    zeros, ones = (0,) * len(kernel), (1,) * len(kernel)
     images = emit("Reshape", f"{name}_kernels", weight, shape=str((-3, *zeros)))
     images = emit("expand_dims", f"{name}_images", images, axis="1")
-    one = emit("_ones", f"{name}_one", shape=str((1, 1, *(1 for _ in kernel))), dtype="float64")
-    spread = emit(
-        "Deconvolution", f"{name}_spread", images, one, num_filter="1", no_bias="True",
-        kernel=str(tuple(1 for _ in kernel)), stride=str(spatial["dilate"]),
-    )  # fmt: skip
+    one = emit("_ones", f"{name}_one", shape=str((1, 1, *ones)), dtype="float64")
+    # Deconvolving with a 1×1 kernel of one and a stride puts zeros between the values.
+    spreading = {"kernel": str(ones), "stride": str(spatial["dilate"])}
+    spreading.update(num_filter="1", no_bias="True")
+    spread = emit("Deconvolution", f"{name}_spread", images, one, **spreading)
     spread = _reshaped(emit, f"{name}_dense", spread, (0, 2), weight, (0, 2))
     larger = tuple(d * (k - 1) + 1 for k, d in zip(kernel, spatial["dilate"]))
     attrs = {key: value for key, value in attrs.items() if key != "dilate"}
@@ -89,6 +91,7 @@ def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> 
 
 
 def _in_two_dimensions(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
+    """A 3-D deconvolution as two 2-D ones."""
     data, weight, *bias = inputs
     filters, (depth, *window) = int(attrs["num_filter"]), tuple_of(attrs["kernel"])
     spatial = _spatial(attrs)

@@ -1,17 +1,18 @@
-"""Float16 on a CPU: float16 values carried in float32 tensors, rounded where an operator ends.
+"""Emulates float16 on a CPU: float32 tensors hold float16 values, rounded after each operator.
 
-MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"). Here each
-operator that the cast graph runs in float16 reads float16 values, computes in float32 and has its
-outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. That is
-what a Tensor Core does, which multiplies float16 and accumulates in float32 (a policy can ask for
-float16 sums instead: `float16_sums`). Gradients are rounded
-at the same places on the way back, so they underflow and overflow as they do on a GPU.
+MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"). In the
+emulation, each operator that the cast graph runs in float16 reads float16 values, computes in
+float32 and has its outputs rounded to float16: to nearest even, with subnormals, with overflow to
+infinity. A Tensor Core does the same: it multiplies float16 and accumulates in float32. (A policy
+can accumulate in float16 instead: `float16_sums`.) Gradients are rounded at the same places in the
+backward pass, so they underflow and overflow as on a GPU.
 
-Operators that only move or select values (reshape, relu, max-pooling) need no rounding: what they
-return is float16 already.
+Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
+return float16 values already.
 
-A value is rounded by one of our own operators where they are available (`native`), in place, else
-by two of MXNet's `Cast`, to float16 and back. Both give the same bits, NaN payloads aside.
+Values are rounded in place by an operator of gluon_amp's C++ library if it is available (`native`),
+otherwise by two of MXNet's `Cast`, to float16 and back. Both give the same bits, except in the
+payload of NaNs.
 """
 
 import os
@@ -21,22 +22,28 @@ from typing import Dict
 from gluon_amp.lowering import float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
-from gluon_amp.policy.graph import ACCUMULATE_ATTR, MX_DTYPE_CODES, edge_dtypes, from_json, to_json
+from gluon_amp.policy.graph import (
+    ACCUMULATE_ATTR,
+    CASTS,
+    MX_DTYPE_CODES,
+    Writer,
+    edge_dtypes,
+    from_json,
+    to_json,
+)
 
 import mxnet as mx
 
-CASTS = ("Cast", "amp_cast")
-
-# operators that are exact for one value of an attribute (the operator's default given last)
+# Operator: attribute, its value for which the operator is exact, its default value
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
 
-# our own operators; the last is a relu of what the first returns
+# Operators of gluon_amp's C++ library; the last computes the relu of the first one's result
 ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narrow"
 ROUND_RELU = "_gluon_amp_round_relu"
 
 
 def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
-    """Return a graph that gives what `symbol` gives where float16 is real, and runs on a CPU.
+    """Return a graph that runs on a CPU and returns what `symbol` returns with float16 kernels.
 
     Parameters
     ----------
@@ -48,7 +55,7 @@ def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
     Returns
     -------
     Symbol
-        `symbol` itself where nothing in it is float16.
+        `symbol` itself if nothing in it is float16.
 
     Raises
     ------
@@ -62,145 +69,152 @@ def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
 
 def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
     edges = edge_dtypes(graph, dtypes, like)
-    bodies = any("subgraphs" in node for node in graph["nodes"])
-    if "float16" not in edges.values() and not bodies:
+    has_bodies = any("subgraphs" in node for node in graph["nodes"])
+    if "float16" not in edges.values() and not has_bodies:
         return graph
-    out = _Carrier(edges, native.available())
+    out = _EmulatedGraph(edges, native.available())
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null":
-            out.variable(i, node)
+            out.add_variable(i, node)
         elif node["op"] in CASTS:
-            out.cast(i, node)
+            out.add_cast(i, node)
         else:
             if "subgraphs" in node:
-                # the bodies of loops and branches: all their inputs are float32 or integers
+                # The inputs of a loop's or branch's body are all float32 or integers.
                 bodies = [_emulate(body, {}, like) for body in node["subgraphs"]]
                 node = {**node, "subgraphs": bodies}
-            out.operator(i, node)
+            out.add_operator(i, node)
     heads = [out.head(entry) for entry in graph["heads"]]
     emulated = {**graph, "nodes": out.nodes, "heads": heads}
     return _fuse_relu(emulated) if out.native else emulated
 
 
-class _Carrier:
-    """The emulated graph being written; `carried` maps old tensors to the new ones.
+class _EmulatedGraph(Writer):
+    """The emulated graph being written.
 
-    `native` tells whether it may hold our own operators.
+    Parameters
+    ----------
+    edges : dict of (int, int) to str
+        Dtypes of the old graph's tensors (`graph.edge_dtypes`).
+    native : bool
+        Whether the operators of gluon_amp's C++ library may be used.
+
+    Attributes
+    ----------
+    entries : dict of (int, int) to list
+        For each tensor of the old graph, by node and output, the entry of the tensor that
+        represents it: for a float16 tensor a float32 tensor of the same values.
     """
 
     def __init__(self, edges: Dict, native: bool) -> None:
+        super().__init__()
         self.edges = edges
         self.native = native
-        self.nodes = []
-        self.carried = {}
+        self.entries = {}
 
-    def variable(self, i: int, node: dict) -> None:
+    def add_variable(self, i: int, node: dict) -> None:
+        """Append a variable; a float16 variable stays float16 and is widened for its readers."""
         if self._is_float16(i):
             attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            self.carried[i, 0] = self._widen(self._emit({**node, "attrs": attrs}, []))
+            self.entries[i, 0] = self._widen(self.copy({**node, "attrs": attrs}, []))
         else:
-            self.carried[i, 0] = self._emit(node, [])
+            self.entries[i, 0] = self.copy(node, [])
 
-    def cast(self, i: int, node: dict) -> None:
+    def add_cast(self, i: int, node: dict) -> None:
+        """Append what a cast is in the emulation: rounding, nothing, or a cast."""
         source = tuple(node["inputs"][0][:2])
-        entry = self.carried[source]
+        entry = self.entries[source]
         before, after = self.edges[source], self.edges.get((i, 0))
         if after == before or (before == "float16" and after == "float32"):
-            self.carried[i, 0] = entry
+            self.entries[i, 0] = entry
         elif after == "float16":
             if before != "float32":
-                entry = self._cast_node(entry, "float32")
-            self.carried[i, 0] = self._round(entry)
+                entry = self._cast(entry, "float32")
+            self.entries[i, 0] = self._round(entry)
         else:
-            self.carried[i, 0] = self._emit(node, [entry])
+            self.entries[i, 0] = self.copy(node, [entry])
 
-    def operator(self, i: int, node: dict) -> None:
+    def add_operator(self, i: int, node: dict) -> None:
+        """Append an operator, which then computes in float32, and round its float16 outputs."""
         attrs = {
             key: "float32" if key in ("dtype", "out_dtype") and value == "float16" else value
             for key, value in node.get("attrs", {}).items()
         }
         inputs = [
-            [*self.carried[source, k][:2], *version] for source, k, *version in node["inputs"]
+            [*self.entries[source, k][:2], *version] for source, k, *version in node["inputs"]
         ]
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
         if node["op"] == "Deconvolution" and self._is_float16(i):
-            wide = [self._cast_node(entry, "float64") for entry in inputs]
-            new = deconvolve(self._write, node["name"], attrs, wide)
-            new = self._cast_node(new, "float32")[0]
+            wide = [self._cast(entry, "float64") for entry in inputs]
+            result = deconvolve(self.emit, node["name"], attrs, wide)
+            number = self._cast(result, "float32")[0]
         else:
-            new = self._emit(new, inputs)[0]
+            number = self.copy(new, inputs)[0]
         exact = is_exact(node["op"], attrs)
         for edge in (edge for edge in self.edges if edge[0] == i):
-            entry = [new, edge[1], 0]
-            rounded = self.edges[edge] == "float16" and not exact
-            self.carried[edge] = self._round(entry) if rounded else entry
+            entry = [number, edge[1], 0]
+            must_round = self.edges[edge] == "float16" and not exact
+            self.entries[edge] = self._round(entry) if must_round else entry
 
     def head(self, entry: list) -> list:
-        carried = self.carried[tuple(entry[:2])]
-        return self._narrow(carried) if self._is_float16(*entry[:2]) else carried
+        """Return the entry for an output of the graph; a float16 output is narrowed to float16."""
+        result = self.entries[tuple(entry[:2])]
+        return self._narrow(result) if self._is_float16(*entry[:2]) else result
 
     def _round(self, entry: list) -> list:
+        """Append the rounding of float32 values to float16 values."""
         if self.native:
-            return self._own_node(entry, ROUND, "rounded")
+            return self.emit(ROUND, self._name(entry, "rounded"), entry)
         return self._widen(self._narrow(entry))
 
     def _widen(self, entry: list) -> list:
+        """Append the conversion of a float16 tensor to float32."""
         if self.native:
-            return self._own_node(entry, WIDEN, "float32")
-        return self._cast_node(entry, "float32")
+            return self.emit(WIDEN, self._name(entry, "float32"), entry)
+        return self._cast(entry, "float32")
 
     def _narrow(self, entry: list) -> list:
+        """Append the conversion of a float32 tensor to float16."""
         if self.native:
-            return self._own_node(entry, NARROW, "float16")
-        return self._cast_node(entry, "float16")
+            return self.emit(NARROW, self._name(entry, "float16"), entry)
+        return self._cast(entry, "float16")
 
-    def _cast_node(self, entry: list, dtype: str) -> list:
-        node = {"op": "Cast", "name": self._name(entry, dtype), "attrs": {"dtype": dtype}}
-        return self._emit(node, [entry])
-
-    def _own_node(self, entry: list, op: str, suffix: str) -> list:
-        return self._emit({"op": op, "name": self._name(entry, suffix), "attrs": {}}, [entry])
+    def _cast(self, entry: list, dtype: str) -> list:
+        return self.emit("Cast", self._name(entry, dtype), entry, dtype=dtype)
 
     def _name(self, entry: list, suffix: str) -> str:
         return f"{self.nodes[entry[0]]['name']}_{entry[1]}_{suffix}"
-
-    def _write(self, op: str, name: str, *inputs: list, **attrs: str) -> list:
-        return self._emit({"op": op, "name": name, "attrs": attrs}, list(inputs))
-
-    def _emit(self, node: dict, inputs: list) -> list:
-        self.nodes.append({**node, "inputs": inputs})
-        return [len(self.nodes) - 1, 0, 0]
 
     def _is_float16(self, i: int, k: int = 0) -> bool:
         return self.edges.get((i, k)) == "float16"
 
 
 def _fuse_relu(graph: dict) -> dict:
-    """Let one operator round and clip at zero where nothing else reads the rounded tensor.
+    """Replace a rounding and the relu that alone reads its result by one operator.
 
-    The fused operator gives what oneDNN's relu gives; MXNet's own differs in NaN, so without oneDNN
-    nothing is fused.
+    The fused operator returns what oneDNN's relu returns. MXNet's own relu differs for NaN, so
+    nothing is fused without oneDNN.
     """
     if os.environ.get("MXNET_MKLDNN_ENABLED", "1") == "0":
         return graph
     nodes = graph["nodes"]
-    read = Counter(entry[0] for node in nodes for entry in node["inputs"])
-    read.update(entry[0] for entry in graph["heads"])
+    readers = Counter(entry[0] for node in nodes for entry in node["inputs"])
+    readers.update(entry[0] for entry in graph["heads"])
     fused = list(nodes)
     for i, node in enumerate(nodes):
         if node["op"] == "Activation" and node["attrs"]["act_type"] == "relu":
             source = node["inputs"][0][0]
-            if nodes[source]["op"] == ROUND and read[source] == 1:
+            if nodes[source]["op"] == ROUND and readers[source] == 1:
                 inputs = nodes[source]["inputs"]
                 fused[i] = {"op": ROUND_RELU, "name": node["name"], "attrs": {}, "inputs": inputs}
     return {**graph, "nodes": fused}
 
 
 def is_exact(op: str, attrs: Dict[str, str]) -> bool:
-    """Return whether an operator turns float16 values into float16 values without rounding."""
+    """Return whether an operator returns float16 values for float16 values without rounding."""
     if op in EXACT_WITH:
-        attr, value, default = EXACT_WITH[op]
-        return attrs.get(attr, default) == value
+        name, value, default = EXACT_WITH[op]
+        return attrs.get(name, default) == value
     return op in op_table.EXACT

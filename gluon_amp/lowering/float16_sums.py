@@ -1,15 +1,15 @@
-"""Matrix products that also add up in float16, for the emulation on a CPU.
+"""Matrix products that accumulate in float16, for the emulation on a CPU.
 
-Tensor Cores can add up in float16 too, which is faster on some GPUs; so does cuBLAS's Hgemm, which
-MXNet's `batch_dot` calls (apache/mxnet 18584). Then a sum that passes 65504 on its way is infinite,
-or NaN, though its end would fit. A policy with `accumulate=float16` shows what that does to a
-network. It is an operator in numpy: for small networks, not for training runs.
+Tensor Cores can accumulate in float16, which is faster on some GPUs, and so does cuBLAS's Hgemm,
+which MXNet's `batch_dot` calls (apache/mxnet 18584). If a partial sum passes 65504, the result is
+infinite or NaN even if the whole sum would fit. A policy with `accumulate=float16` shows the effect
+on a network. The operator is written in numpy: for small networks, not for training runs.
 
-Products are added up in chunks of 16, each chunk and its sum with what came before exactly (in
-float64), and that is rounded to float16. 16 is the depth of the matrix product that one instruction
-of a Tensor Core computes (mma.m16n8k16 and wmma's 16 × 16 × 16 in NVIDIA's PTX ISA); within one,
-hardware keeps more digits. Real kernels choose their own order and split of a sum, so no bits of
-theirs are promised. Gradients are such sums too.
+Products are accumulated in chunks of 16. Each chunk is added exactly (in float64) to the sum so
+far, and the new sum is rounded to float16. 16 is the depth of the matrix product that one Tensor
+Core instruction computes (mma.m16n8k16 and wmma's 16 × 16 × 16 in NVIDIA's PTX ISA). Within an
+instruction the hardware keeps more digits. GPU kernels choose their own order of a sum, so the
+emulation does not promise their bits. Gradients are accumulated in the same way.
 """
 
 from typing import List, Tuple
@@ -25,12 +25,12 @@ OPERATOR = "gluon_amp_float16_sums"
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Multiply float16 matrices, rounding the sum to float16 after every 16 products.
+    """Multiply float16 matrices, rounding the sum to float16 after each chunk of 16 products.
 
     Parameters
     ----------
     left : ndarray, shape (..., M, K)
-        Values that float16 can hold, in any float dtype.
+        Float16 values, in any float dtype.
     right : ndarray, shape (..., K, N)
 
     Returns
@@ -47,11 +47,25 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def node(op: str, attrs: dict) -> dict:
-    """Return operator and attributes of the node that replaces one of `graph.ACCUMULATING`."""
+    """Return operator and attributes of the node that replaces one of `graph.ACCUMULATING`.
+
+    Parameters
+    ----------
+    op : str
+    attrs : dict of str to str
+        The node's attributes, as in a symbol's JSON.
+    """
     return {"op": "Custom", "attrs": {"op_type": OPERATOR, "of": op, **attrs}}
 
 
 # ---------------------------------------------------- operators as products of two matrices
+#
+# Each class describes how an operator of certain shapes is a matrix product:
+#   operands(data, weight)  the matrices to multiply
+#   output(result)          the operator's output from their product
+#   result(gradient)        the gradient of the product from the gradient of the output
+#   gradients(left, right)  the gradients of data and weight from those of the two matrices
+#   bias_axis               the axis of the output that a bias belongs to
 
 
 class _FullyConnected:
@@ -75,7 +89,7 @@ class _FullyConnected:
 
 
 class _Dot:
-    """The left one's last axis against the right one's first, each transposed before if asked."""
+    """The left tensor's last axis times the right one's first; both may be transposed before."""
 
     def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
         self.left, self.right, self.out = shapes
@@ -106,7 +120,7 @@ class _Dot:
 
 
 class _BatchDot:
-    """Stacks of matrices, each transposed before if asked."""
+    """Stacks of matrices, which may be transposed before."""
 
     def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
         self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
@@ -141,7 +155,7 @@ class _Convolution:
         self.groups = int(attrs.get("num_group", 1))
 
     def operands(self, data, weight) -> tuple:
-        """Return the weight, and the windows (unfolded: im2col)."""
+        """Return the weight and the unfolded windows (im2col)."""
         padded = np.pad(data, [(0, 0), (0, 0), *((p, p) for p in self.pad)])
         windows = np.stack([padded[at] for at in self._positions()], axis=2)
         windows = windows.reshape(len(data), self.groups, -1, int(np.prod(self.out[2:])))
@@ -157,7 +171,7 @@ class _Convolution:
         return gradient.swapaxes(0, 1).reshape(self.groups, self.out[1] // self.groups, -1)
 
     def gradients(self, left, right) -> tuple:
-        """Return the gradients of data and weight; windows that overlap are added (col2im)."""
+        """Return the gradients of data and weight; overlapping windows are added (col2im)."""
         batch, channels = self.data[:2]
         windows = right.reshape(self.groups, -1, batch, int(np.prod(self.out[2:])))
         windows = windows.transpose(2, 0, 1, 3).astype(np.float32)
@@ -170,7 +184,7 @@ class _Convolution:
         return padded[(slice(None), slice(None), *inner)], left.reshape(self.weight)
 
     def _positions(self) -> List[Tuple[slice, ...]]:
-        """For each element of the kernel, where it reads the padded data."""
+        """Return, for each element of the kernel, the slices of the padded data that it reads."""
         return [
             (
                 slice(None),
@@ -196,6 +210,8 @@ _PRODUCTS = {
 
 
 class _Float16Sums(mx.operator.CustomOp):
+    """The custom operator; `view` is one of the classes above."""
+
     def __init__(self, view) -> None:
         super().__init__()
         self.view = view
@@ -221,12 +237,14 @@ class _Float16Sums(mx.operator.CustomOp):
         if len(in_data) > 2:
             others = tuple(k for k in range(gradient.ndim) if k != self.view.bias_axis)
             grads.append(gradient.sum(axis=others))
-        for target, how, grad in zip(in_grad, req, grads):
-            self.assign(target, how, mx.nd.array(grad, dtype=np.float32))
+        for target, grad_req, grad in zip(in_grad, req, grads):
+            self.assign(target, grad_req, mx.nd.array(grad, dtype=np.float32))
 
 
 @mx.operator.register(OPERATOR)
 class _Float16SumsProp(mx.operator.CustomOpProp):
+    """Names, shapes and dtypes of the custom operator that replaces operator `of`."""
+
     def __init__(self, of: str, **attrs: str) -> None:
         super().__init__(need_top_grad=True)
         self.of = of

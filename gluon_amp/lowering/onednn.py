@@ -1,23 +1,25 @@
-"""Ways around three kernels of oneDNN 2.4, which MXNet 1.9.1 has, in bfloat16 on a CPU.
+"""Workarounds for three kernels of oneDNN 2.4, the version in MXNet 1.9.1, in bfloat16 on a CPU.
 
-BatchNorm is slow where its data and its gradient lie in two layouts, as they do between the AMX
-kernels and those of depthwise convolutions; see `native/layouts.cc`.
+BatchNorm is slow if its data and its gradient have two different layouts, as they have between the
+AMX kernels and those of depthwise convolutions; see `native/src/layouts.cc`.
 
-1×1 convolutions have an AMX kernel that writes past the end of its result where the positions of an
-image make three tiles: 27, 33, 36, 39, 42, 45 or 48 of them, 6×6 for example. A 1×1 kernel stays
-what it is when it is dilated, but that one takes no dilation, so another one computes it.
+1×1 convolutions have an AMX kernel that writes past the end of its result if the positions of an
+image fill three tiles: 27, 33, 36, 39, 42, 45 or 48 positions, such as 6×6. Such convolutions are
+dilated: that does not change the result of a 1×1 kernel, but selects another kernel, since the AMX
+kernel does not support dilation.
 
-The gradient of a convolution's weight is garbage where an image is narrower than the last stride,
-such as a 1×1 image with a stride of 2. The shape is known when the operator runs. So an operator of
-our own stands for a convolution with strides: it computes such gradients in float32, and calls
-MXNet's kernels otherwise; see `native/convolutions.cc`. Without it they all run in float32.
+The gradient of a convolution's weight is garbage if an image is narrower than the last stride, such
+as a 1×1 image with a stride of 2. The shape is only known when the operator runs. An operator of
+gluon_amp's C++ library therefore replaces each convolution with strides: it computes such gradients
+in float32 and calls MXNet's kernels otherwise; see `native/src/convolutions.cc`. Without the
+library, all convolutions with strides run in float32.
 """
 
 from typing import Dict
 
 from gluon_amp.lowering import native
 from gluon_amp.lowering.deconvolution import tuple_of
-from gluon_amp.policy.graph import edge_dtypes, from_json, to_json
+from gluon_amp.policy.graph import Writer, edge_dtypes, from_json, to_json
 from gluon_amp.startup import cpu
 
 import mxnet as mx
@@ -26,8 +28,8 @@ NORM_LAYOUT = "_gluon_amp_norm_layout"
 CONVOLUTION = "_gluon_amp_convolution"
 
 
-def settle(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
-    """Return a symbol of the same values that keeps clear of these kernels.
+def apply_workarounds(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
+    """Return a symbol of the same values that does not use these kernels.
 
     Parameters
     ----------
@@ -39,59 +41,55 @@ def settle(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
     Returns
     -------
     Symbol
-        `symbol` itself where it has no bfloat16 BatchNorm, 1×1 convolution or strided convolution.
+        `symbol` itself if it has no bfloat16 BatchNorm, 1×1 convolution or strided convolution.
     """
     graph = to_json(symbol)
-    settled = _settle(graph, dtypes, symbol)
-    return symbol if settled is graph else from_json(settled, like=symbol)
+    rewritten = _rewrite(graph, dtypes, symbol)
+    return symbol if rewritten is graph else from_json(rewritten, like=symbol)
 
 
-def _settle(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
-    if not any(node["op"] in ("BatchNorm", "Convolution") or "subgraphs" in node
-               for node in graph["nodes"]):  # fmt: skip
+def _rewrite(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
+    """Return the rewritten graph, or `graph` itself if nothing has to change."""
+    affected = ("BatchNorm", "Convolution")
+    if not any(node["op"] in affected or "subgraphs" in node for node in graph["nodes"]):
         return graph
     edges = edge_dtypes(graph, dtypes, like)
-    nodes, moved, changed = [], {}, False
-
-    def emit(op: str, name: str, inputs: list, **attrs: str) -> list:
-        nodes.append({"op": op, "name": name, "attrs": attrs, "inputs": inputs})
-        return [len(nodes) - 1, 0, 0]
-
+    out, changed = Writer(), False
+    places = {}  # (old node, output) -> (new node, output)
     for i, node in enumerate(graph["nodes"]):
-        inputs = [[*moved[source, k], *version] for source, k, *version in node["inputs"]]
+        inputs = [[*places[source, k], *version] for source, k, *version in node["inputs"]]
         name, low = node["name"], edges.get((i, 0)) == "bfloat16"
-        in_float32 = False
         if "subgraphs" in node:
-            bodies = [_settle(body, {}, like) for body in node["subgraphs"]]
+            bodies = [_rewrite(body, {}, like) for body in node["subgraphs"]]
             changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
             node = {**node, "subgraphs": bodies}
+        in_float32 = False
         if low and node["op"] == "Convolution":
-            settled = _convolution(node)
-            changed = changed or settled is not node
-            node = settled
+            convolution = _safe_convolution(node)
+            changed = changed or convolution is not node
+            node = convolution
             in_float32 = _is_strided(node) and not native.available()
         if in_float32:
             inputs = [
-                emit("amp_cast", f"{name}_input{k}", [entry], dtype="float32")
+                out.emit("amp_cast", f"{name}_input{k}", entry, dtype="float32")
                 for k, entry in enumerate(inputs)
             ]
-        new = len(nodes)
-        moved.update({edge: (new, edge[1]) for edge in edges if edge[0] == i})
-        nodes.append({**node, "inputs": inputs})
+        entry = out.copy(node, inputs)
+        places.update({edge: (entry[0], edge[1]) for edge in edges if edge[0] == i})
         if in_float32:
-            result = emit("amp_cast", f"{name}_bfloat16", [[new, 0, 0]], dtype="bfloat16")
-            moved[i, 0] = tuple(result[:2])
+            result = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
+            places[i, 0] = tuple(result[:2])
             changed = True
         if low and node["op"] == "BatchNorm" and native.available():
-            result = emit(NORM_LAYOUT, f"{name}_layout", [[new, 0, 0], inputs[0]])
-            moved[i, 0] = tuple(result[:2])
+            result = out.emit(NORM_LAYOUT, f"{name}_layout", entry, inputs[0])
+            places[i, 0] = tuple(result[:2])
             changed = True
-    heads = [[*moved[source, k], *version] for source, k, *version in graph["heads"]]
-    return {**graph, "nodes": nodes, "heads": heads} if changed else graph
+    heads = [[*places[source, k], *version] for source, k, *version in graph["heads"]]
+    return {**graph, "nodes": out.nodes, "heads": heads} if changed else graph
 
 
-def _convolution(node: dict) -> dict:
-    """Return a bfloat16 convolution that keeps clear of both kernels."""
+def _safe_convolution(node: dict) -> dict:
+    """Return a bfloat16 convolution that uses neither of the two wrong kernels."""
     attrs = node["attrs"]
     if cpu.has_amx() and set(tuple_of(attrs["kernel"])) == {1}:
         node = {**node, "attrs": {**attrs, "dilate": attrs["kernel"].replace("1", "2")}}

@@ -1,16 +1,16 @@
-"""Which operators run in bfloat16 under a bfloat16 policy, by their attributes.
+"""Which operators run in bfloat16 under a bfloat16 policy, depending on their attributes.
 
-oneDNN has correct CPU kernels for these, forward and backward, or they only reinterpret a shape.
-For the others, MXNet's CPU build has no bfloat16 kernel ("Unknown type enum 12", raised only when
-the result is read), a wrong one (`transpose` writes past the end of its output), or a slow one: 12
-ns per element for `_plus_scalar` and `broadcast_add` and 16 for `clip`, where float32 needs 2 and
-the two casts need 1.3. No operator has a bfloat16 kernel on a GPU.
+These operators have correct oneDNN kernels for a CPU, forward and backward, or only change a shape.
+For the others MXNet's CPU build has no bfloat16 kernel ("Unknown type enum 12", raised only when
+the result is read), a wrong one (`transpose` writes past the end of its output), or a slow one:
+`_plus_scalar` and `broadcast_add` need 12 ns per element and `clip` 16 ns, where the float32 kernel
+needs 2 ns and the two casts 1.3 ns. On a GPU, no operator has a bfloat16 kernel.
 """
 
 import re
 from typing import Mapping, Optional, Tuple
 
-from gluon_amp.policy import op_table
+from gluon_amp.policy import registry
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
 
@@ -18,16 +18,17 @@ TRUE = ("True", "true", "1")
 
 
 def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
-    """Return whether an operator has a CPU kernel for bfloat16 that is correct and fast.
+    """Return whether an operator has a correct and fast CPU kernel for bfloat16.
 
     Parameters
     ----------
     op : str
         The operator's name.
     attrs : dict of str to str, optional
-        The node's attributes, as in a symbol's JSON. None asks whether some attributes have one.
+        The node's attributes, as in a symbol's JSON. With None, the function returns whether the
+        operator has a kernel for some attributes.
     """
-    op = op_table.canonical(op)
+    op = registry.canonical(op)
     return op in KERNELS and (attrs is None or KERNELS[op](attrs))
 
 
@@ -40,13 +41,13 @@ def _activation(attrs: Mapping[str, str]) -> bool:
 
 
 def _convolution(attrs: Mapping[str, str]) -> bool:
-    """All but 3-D ones with stride and padding, whose weight gradient reads unwritten memory."""
+    """Not 3-D with stride and padding: its weight gradient would read uninitialized memory."""
     strided = any(s > 1 for s in _integers(attrs, "stride"))
     return not (len(_integers(attrs, "kernel")) == 3 and strided and any(_integers(attrs, "pad")))
 
 
 def _pooling(attrs: Mapping[str, str]) -> bool:
-    """Maxima and averages over a kernel that is given, be it a global pooling's."""
+    """Maxima and averages, if the attributes have a kernel (a global pooling needs none)."""
     kernel = _integers(attrs, "kernel")
     if attrs.get("pool_type", "max") not in ("max", "avg") or not kernel:
         return False
@@ -54,14 +55,14 @@ def _pooling(attrs: Mapping[str, str]) -> bool:
         return False
     if attrs.get("pooling_convention") != "full" or attrs.get("global_pool") in TRUE:
         return True
-    # else the last window may lie in the padding alone, and its average is 0/0
+    # Otherwise the last window may contain only padding, and its average is 0/0.
     stride = _integers(attrs, "stride") or (1,) * len(kernel)
     pad = _integers(attrs, "pad") or (0,) * len(kernel)
     return all(k >= s + p for k, s, p in zip(kernel, stride, pad))
 
 
 def _reshape(attrs: Mapping[str, str]) -> bool:
-    """No more dimensions than can be cast; -2 stands for any number, -4 takes two more entries."""
+    """At most six dimensions; -2 stands for any number of them, -4 is followed by two sizes."""
     shape = _integers(attrs, "shape")
     return -2 not in shape and len(shape) - shape.count(-4) <= MOST_DIMENSIONS
 
@@ -70,7 +71,7 @@ def _integers(attrs: Mapping[str, str], name: str) -> Tuple[int, ...]:
     return tuple(map(int, re.findall(r"-?\d+", attrs.get(name, ""))))
 
 
-# Operator: whether it has a kernel, of its attributes
+# Operator: function of its attributes that returns whether there is a kernel
 KERNELS = {
     "Activation": _activation,
     "BatchNorm": _always,

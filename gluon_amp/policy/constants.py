@@ -1,22 +1,22 @@
 """The numeric constants that operators carry, and which of them float16 can hold.
 
-An epsilon of 1e-12 is 0 in float16 and a mask value of -1e9 is -inf, so that `log` returns -inf and
-`softmax` NaN where float32 returns numbers. An operator with such a constant runs in float32
-(`Policy.decide`). What reads its output runs in float32 too, by the rules of `op_table`, up to the
-next convolution or matrix product: a mask stays finite on its way to the softmax.
+In float16 an epsilon of 1e-12 is 0 and a mask value of -1e9 is -inf: `log` returns -inf and
+`softmax` returns NaN where float32 returns numbers. An operator with such a constant runs in
+float32 (`Policy.decide`). By the rules of `op_table`, the operators after it also run in float32 up
+to the next convolution or matrix product, so a mask stays finite until the softmax.
 """
 
 import math
 from typing import Dict, Mapping, Optional, Tuple
 
-from gluon_amp.policy import op_table
+from gluon_amp.policy import registry
 
-# A constant below the smallest normal number of float16 would lose digits: 1e-7 becomes 1.19e-7.
-# One above a quarter of float16's range would overflow as soon as a few masks are added up.
+# A constant below float16's smallest normal number loses digits: 1e-7 becomes 1.19e-7. A sum of a
+# few constants above a quarter of float16's range overflows.
 SMALLEST = 2.0**-14
 LARGEST = 2.0**14
 
-# (attributes, operators that have them), for all operators that may compute in float16
+# (attributes with constants, operators that have them), for all operators that may run in float16
 _GROUPS = (
     (
         "scalar",
@@ -51,23 +51,23 @@ CONSTANTS: Dict[str, Tuple[str, ...]] = {
     op: tuple(attributes.split()) for attributes, ops in _GROUPS for op in ops.split()
 }
 
-# Numbers that never meet a tensor's values in its own dtype, and why
+# (operator, attribute) of numbers that are not combined with a tensor's values, and why
 NOT_VALUES: Dict[Tuple[str, str], str] = {
     ("Dropout", "p"): "a probability; the factor 1/(1-p) overflows only for p above 0.99998",
     ("RNN", "p"): "a probability, as Dropout's",
     ("_random_negative_binomial_like", "p"): "a probability",
     ("_contrib_BilinearResize2D", "scale_height"): "sets the size of the output",
     ("_contrib_BilinearResize2D", "scale_width"): "sets the size of the output",
-    # 0 and inf give the same result for any two float16 values
+    # with a tolerance of 0 or inf, the result is the same for any two float16 values
     ("_contrib_allclose", "rtol"): "a tolerance",
     ("_contrib_allclose", "atol"): "a tolerance",
 }
 
 
 def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
-    """Return the constant of a node that float16 cannot hold, or None where there is none.
+    """Return a constant of a node that float16 cannot hold, None if there is none.
 
-    Zero, infinities and NaN are the same in every dtype. The defaults of all constants fit.
+    Every dtype can hold zero, infinity and NaN, and float16 can hold the defaults of all constants.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     str or None
         Attribute and value, as in `'a_min=1e-12'`.
     """
-    for name in CONSTANTS.get(op_table.canonical(op), ()):
+    for name in CONSTANTS.get(registry.canonical(op), ()):
         text = attrs.get(name, "None")
         if text != "None" and not fits(float(text)):
             return f"{name}={text}"
@@ -89,7 +89,7 @@ def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
 
 
 def fits(value: float) -> bool:
-    """Return whether float16 holds a constant, with all its digits and room to add others."""
+    """Return whether float16 holds a constant with all its digits, and sums of a few of them."""
     if value == 0 or not math.isfinite(value):
         return True
     return SMALLEST <= abs(value) <= LARGEST

@@ -1,40 +1,60 @@
-"""Apply a policy to a symbol: a pure function that inserts casts. Knows nothing of nets or devices.
+"""Apply a policy to a symbol: a pure function that inserts casts, independent of nets and devices.
 
-The symbol's JSON is rewritten in Python, because MXNet's own `ReducePrecision` pass takes the dtype
-of a cast for the dtype of the tensor it read, and fails on `concat(conv(x), conv(pool(x)))`
-(apache/mxnet 20983).
+The symbol's JSON is rewritten in Python, because MXNet's own `ReducePrecision` pass confuses the
+dtype of a cast with the dtype of the tensor that it casts, and fails on
+`concat(conv(x), conv(pool(x)))` (apache/mxnet 20983).
+
+In that JSON a graph is a list of nodes in topological order. A node refers to the tensors that it
+reads by entries `[node, output, version]`, and so do the graph's outputs, its heads.
 """
 
 import json
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.policy import Decision, Policy, constants, op_table
 
 import mxnet as mx
 
-# Attribute that tells a node's block; `cast` sets it while tracing, `apply` takes it off again.
+# Attribute with the path of a node's block: `cast` sets it while tracing, `apply` removes it.
 BLOCK_ATTR = "__gluon_amp_block__"
 
-# Attribute of the products of a cast graph that are to add up in float16, where it is emulated.
+# Attribute of the matrix products in a cast graph whose emulation accumulates in float16
 ACCUMULATE_ATTR = "__gluon_amp_accumulate__"
 ACCUMULATING = ("Convolution", "FullyConnected", "dot", "batch_dot")
 
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 LOW_PRECISION = ("float16", "bfloat16")
 
+CASTS = ("Cast", "amp_cast")
+
 VERSION = {"mxnet_version": ["int", 10901]}
 
 FLOAT16_MAX = 65504.0
 FLOAT16_TINY = 2.0**-24  # the smallest subnormal
 
-# Norms whose kernels take low-precision data with float32 parameters; all others are wrapped in
-# casts. Their statistics are float32 by construction (src/operator/nn/batch_norm.cc).
+# Norms whose kernels read low-precision data together with float32 parameters, and compute their
+# statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
 NATIVELY_MIXED = ("BatchNorm",)
+
+# Dtype of a tensor of integers or booleans, of any width, while the casts are inserted
+INTEGER = "integer"
 
 
 class Node(NamedTuple):
-    """One operator of a graph and how it runs; `dtype` is None where nothing is ever cast."""
+    """One operator of a graph and how it runs.
+
+    Attributes
+    ----------
+    name, op : str
+    block : str
+        Path of the block that the node belongs to, as in `'features.0'`.
+    dtype : str or None
+        What it runs in; None where that depends on the dtype of the data.
+    params : dict of str to str
+        The parameters that it reads, possibly through a cast, and their storage dtypes.
+    decision : Decision
+    """
 
     name: str
     op: str
@@ -45,7 +65,7 @@ class Node(NamedTuple):
 
 
 def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.sym.Symbol:
-    """Return a symbol that computes as `policy` says; `symbol` is left as it is.
+    """Return a symbol that computes as `policy` says; `symbol` itself does not change.
 
     Parameters
     ----------
@@ -53,8 +73,8 @@ def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.s
         A network, or several outputs grouped.
     policy : Policy
     dtypes : dict of str to str
-        Storage dtype of each parameter (see `parameter_dtypes`). Variables that are not in it are
-        inputs: they may hold floats of any dtype, which are cast, or integers, which never are.
+        Storage dtype of each parameter (see `parameter_dtypes`). All other variables are inputs:
+        floats of any dtype, which are cast, or integers, which are not.
 
     Returns
     -------
@@ -68,7 +88,7 @@ def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.s
 def plan(
     symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]
 ) -> Tuple[mx.sym.Symbol, List[Node]]:
-    """Like `apply`, and also return how each operator runs, in the graph's order."""
+    """Return the symbol that `apply` returns, and how each of its operators runs, in order."""
     rewriter = _Rewriter(policy, dtypes)
     rewritten = rewriter.rewrite(to_json(symbol), policy.output_dtype if rewriter.casting else None)
     return from_json(rewritten, like=symbol), rewriter.nodes
@@ -79,9 +99,9 @@ def parameter_dtypes(
 ) -> Dict[str, str]:
     """Return the storage dtype that a policy gives each parameter of a graph.
 
-    A parameter is stored in the policy's `param_dtype` where only matrix products read it, possibly
-    reshaped, concatenated or otherwise moved on the way; everything else (norms, embeddings,
-    scales, running statistics) stays float32.
+    A parameter is stored in the policy's `param_dtype` if only convolutions and matrix products
+    read it, directly or through operators that move values (reshape, concatenate). All other
+    parameters (of norms and embeddings, scales, running statistics) are stored in float32.
 
     Parameters
     ----------
@@ -106,8 +126,8 @@ def parameter_dtypes(
             decision = _decide(policy, node)
             if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
                 continue
-            moved = node["op"] in op_table.MOVES and not decision.pinned
-            if not moved or not only_products_read(reader):
+            moves_values = node["op"] in op_table.MOVES and not decision.pinned
+            if not moves_values or not only_products_read(reader):
                 return False
         return True
 
@@ -129,12 +149,12 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
     dtypes : dict of str to dtype
         Dtypes of the variables; those left out are float32.
     like : Symbol
-        The symbol of which the JSON was made.
+        The symbol that the JSON comes from.
 
     Returns
     -------
     dict of (int, int) to str
-        Node and output number to dtype name.
+        Dtype name by node and output number.
 
     Raises
     ------
@@ -145,11 +165,11 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
     edges.update(tuple(entry[:2]) for entry in graph["heads"])
     edges = sorted(edges)
     heads = [[i, out, 0] for i, out in edges]
-    # the body of a loop has no version of its own, and a graph without one is taken for an old one
-    every_edge = from_json({"attrs": VERSION, **graph, "heads": heads}, like=like)
-    fed = {name: dtypes.get(name, "float32") for name in every_edge.list_inputs()}
-    _, found, _ = every_edge.infer_type(**fed)
-    return {edge: dtype_name(dtype) for edge, dtype in zip(edges, found)}
+    # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
+    all_edges = from_json({"attrs": VERSION, **graph, "heads": heads}, like=like)
+    variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
+    _, inferred, _ = all_edges.infer_type(**variables)
+    return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
 
 
 def to_json(symbol: mx.sym.Symbol) -> dict:
@@ -158,14 +178,20 @@ def to_json(symbol: mx.sym.Symbol) -> dict:
 
 
 def from_json(graph: dict, like: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Build a symbol from a dict as `to_json` returns it, of the same interface as `like`."""
+    """Build a symbol from a dict such as `to_json` returns.
+
+    Parameters
+    ----------
+    graph : dict
+    like : Symbol
+        The result is a `mx.np` symbol if this is one, else a `mx.sym` symbol.
+    """
     symbol = mx.sym.load_json(json.dumps(_indexed(graph)))
-    numpy_interface = isinstance(like, mx.symbol.numpy._Symbol)
-    return symbol.as_np_ndarray() if numpy_interface else symbol
+    return symbol.as_np_ndarray() if isinstance(like, type(symbol.as_np_ndarray())) else symbol
 
 
 def _indexed(graph: dict) -> dict:
-    """Return a graph with its index of variables renewed, and so those of its nodes' bodies."""
+    """Return a graph with the index of its variables recomputed, in its nodes' bodies too."""
     nodes = [
         {**node, "subgraphs": [_indexed(body) for body in node["subgraphs"]]}
         if "subgraphs" in node
@@ -177,6 +203,40 @@ def _indexed(graph: dict) -> dict:
     return {**kept, "nodes": nodes, "arg_nodes": variables}
 
 
+def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:
+    """Return the node that a tensor originally comes from.
+
+    Parameters
+    ----------
+    nodes : list of dict
+        The nodes of a graph.
+    i : int
+        The node whose first output is the tensor.
+    through : container of str, optional
+        Operators to walk back through; by default casts. None walks back through every operator
+        of one input.
+    """
+    while len(nodes[i]["inputs"]) == 1 and (through is None or nodes[i]["op"] in through):
+        i = nodes[i]["inputs"][0][0]
+    return i
+
+
+class Writer:
+    """Collects the nodes of a new graph; `nodes` is the list so far."""
+
+    def __init__(self) -> None:
+        self.nodes = []
+
+    def copy(self, node: dict, inputs: List[list]) -> list:
+        """Append a node of another graph with new inputs; return its first output's entry."""
+        self.nodes.append({**node, "inputs": inputs})
+        return [len(self.nodes) - 1, 0, 0]
+
+    def emit(self, op: str, name: str, *inputs: list, **attrs: str) -> list:
+        """Append a new node; return its first output's entry."""
+        return self.copy({"op": op, "name": name, "attrs": attrs}, [list(e) for e in inputs])
+
+
 def _decide(policy: Policy, node: dict) -> Decision:
     attrs = node.get("attrs", {})
     return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs)
@@ -186,59 +246,69 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     """Return how each operator of a graph runs.
 
     An operator that a constant keeps in float32 also keeps in float32 the operators whose results
-    only it reads, back to the last product or norm: in `log(clip(sigmoid(x), 1e-12, 1))` a sigmoid
-    in float16 would be 0 long before the clip, and the slope of 1e12 would be infinite in the
+    only it reads, back to the last matrix product or norm. In `log(clip(sigmoid(x), 1e-12, 1))` a
+    float16 sigmoid would be 0 long before the clip, and the slope of 1e12 would be infinite in the
     backward pass.
     """
     nodes = graph["nodes"]
-    found = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
+    decisions = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
     if policy.compute_dtype != "float16":
-        return found
+        return decisions
     readers = {}
     for i, node in enumerate(nodes):
         for source, *_ in node["inputs"]:
             readers.setdefault(source, set()).add(i)
     outputs = {source for source, *_ in graph["heads"]}
-    wide = {i for i in found if found[i].kind == "float32" and _unfit(nodes[i])}
-    for i in sorted(found, reverse=True):
-        led = i not in outputs and readers.get(i, {None}) <= wide
-        if led and found[i].kind in ("follow", "widest") and not found[i].pinned:
+    wide = {
+        i
+        for i, decision in decisions.items()
+        if decision.kind == "float32" and _unfit_constant(nodes[i])
+    }
+    for i in sorted(decisions, reverse=True):  # from the outputs back
+        only_wide_readers = i not in outputs and readers.get(i, {None}) <= wide
+        decision = decisions[i]
+        if only_wide_readers and decision.kind in ("follow", "widest") and not decision.pinned:
             wide.add(i)
-            found[i] = Decision("float32", "only leads to a constant that does not fit float16")
-    return found
+            decisions[i] = Decision("float32", "only leads to a constant that does not fit float16")
+    return decisions
 
 
-def _unfit(node: dict) -> Optional[str]:
+def _unfit_constant(node: dict) -> Optional[str]:
     return constants.unfit(node["op"], node.get("attrs", {}))
 
 
 class _Rewriter:
-    """One rewriting of one graph (and of the bodies of its loops and branches).
+    """Inserts the casts into one graph, and into the bodies of its loops and branches.
 
-    A tensor's dtype is None where only the data can tell: such a tensor is taken for float32, but
-    is cast wherever a dtype is required, since the user may feed float16. `amp_cast` leaves
-    integers alone; what an operator is known to return as 'integer' it does not even get to see,
-    because on a CPU it knows no int64 and no bool.
+    It tracks the dtype of each tensor as the name of a float dtype, `INTEGER`, or None.
+
+    `INTEGER` is what operators such as `argmax` of `mx.np` return. Such a tensor is never cast:
+    on a CPU, `amp_cast` fails on int64 and bool.
+
+    None means that the dtype depends on the data, as for an input of the network. Where tensors of
+    several dtypes meet, None counts as float32. Where an operator requires a certain dtype, the
+    tensor is cast, since it may be float16; `amp_cast` returns int32 and other integers unchanged.
     """
 
     def __init__(self, policy: Policy, dtypes: Dict[str, str]) -> None:
         self.policy = policy
         self.param_dtypes = dtypes
         self.nodes = []
-        self.casting = policy.compute_dtype != "float32"  # else the network stays as it is
+        self.casting = policy.compute_dtype != "float32"  # a float32 policy inserts no casts
 
     def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
+        """Return the graph with casts, its outputs cast too; add its operators to `nodes`."""
         out = _Emitter()
         decisions = _decisions(self.policy, graph)
         for i, old in enumerate(graph["nodes"]):
             node = {**old, "attrs": dict(old.get("attrs", {}))}
             block = node["attrs"].pop(BLOCK_ATTR, "")
-            inputs = [out.moved(entry) for entry in old["inputs"]]
+            inputs = [out.remap(entry) for entry in old["inputs"]]
             if node["op"] == "null":
                 self._variable(i, node, out)
             else:
                 self._operator(i, node, block, inputs, decisions[i], out)
-        heads = [out.moved(entry) for entry in graph["heads"]]
+        heads = [out.remap(entry) for entry in graph["heads"]]
         if output_dtype:
             heads = [out.cast(head, output_dtype) for head in heads]
         return {**graph, "nodes": out.nodes, "heads": heads}
@@ -247,25 +317,27 @@ class _Rewriter:
         dtype = self.param_dtypes.get(node["name"])
         if dtype in MX_DTYPE_CODES:
             node["attrs"]["__dtype__"] = MX_DTYPE_CODES[dtype]
-        out.place(i, node, [], dtype)
+        out.add(i, node, [], dtype, dtype)
 
     def _operator(self, i, node, block, inputs, decision, out) -> None:
         rule = op_table.rule(node["op"])
         castable = [k for k in range(len(inputs)) if k not in rule.uncast]
-        read = [out.dtype_of(inputs[k]) for k in castable]
-        dtype = self._dtype(decision, read)
-        data = read[0] if read else None
+        input_dtypes = [out.dtype_of(inputs[k]) for k in castable]
+        data_dtype = input_dtypes[0] if input_dtypes else None
+        dtype = self._dtype(decision, input_dtypes)
+
         natively_mixed = decision.kind == "norm" and node["op"] in NATIVELY_MIXED
         if natively_mixed:
+            # Only the data may be cast, and only by a pin: the parameters stay in float32.
             castable = castable[:1]
-            dtype = self.policy.compute_dtype if decision.pinned else data
-        if self.casting and dtype not in (None, "integer"):
+            dtype = self.policy.compute_dtype if decision.pinned else data_dtype
+        if self.casting and dtype not in (None, INTEGER):
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
         if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
             node["attrs"][ACCUMULATE_ATTR] = "float16"
         if "subgraphs" in node:
-            # a loop or branch reads and returns float32, and casts inside, its weights too
+            # A loop or branch reads and returns float32. Its body casts, also its weights.
             inside = _Rewriter(self.policy, dict.fromkeys(self.param_dtypes, "float32"))
             node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
             self.nodes += inside.nodes
@@ -273,86 +345,86 @@ class _Rewriter:
         sources = {out.source_name(entry) for entry in inputs}
         params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}
         self.nodes.append(Node(node["name"], node["op"], block, dtype, params, decision))
+
         if node["op"] in op_table.RETURNS_INTEGERS:
-            made = "integer"
+            output_dtype = INTEGER
         else:
-            made = _declared_dtype(node["attrs"], dtype)
-        out.place(i, node, inputs, made, natively_mixed)
-        if decision.kind == "norm" and not natively_mixed and data in LOW_PRECISION:
-            out.replace(i, data)
+            output_dtype = _declared_dtype(node["attrs"], dtype)
+        # The other outputs of a BatchNorm are its statistics.
+        out.add(i, node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
+        if decision.kind == "norm" and not natively_mixed and data_dtype in LOW_PRECISION:
+            out.redirect(i, data_dtype)
 
-    def _dtype(self, decision: Decision, read: List[Optional[str]]) -> Optional[str]:
-        """Return the dtype that an operator runs in; `read` are those of its castable inputs."""
-        return {
-            "compute": lambda: self.policy.compute_dtype,
-            "float32": lambda: "float32",
-            "norm": lambda: "float32",
-            "follow": lambda: read[0] if read else None,
-            "widest": lambda: _widest(read),
-            "integer": lambda: None,
-        }[decision.kind]()
+    def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
+        """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
+        if decision.kind == "compute":
+            return self.policy.compute_dtype
+        if decision.kind in ("float32", "norm"):
+            return "float32"
+        if decision.kind == "follow":
+            return input_dtypes[0] if input_dtypes else None
+        if decision.kind == "widest":
+            return _widest(input_dtypes)
+        return None  # uncast
 
 
-class _Emitter:
-    """The graph being written: its nodes, their dtypes, and where the old graph's tensors went."""
+class _Emitter(Writer):
+    """The graph being written, with the dtypes of its tensors.
+
+    Casts come between the nodes, so a node has another number than in the old graph: `remap`
+    translates the old graph's entries.
+    """
 
     def __init__(self) -> None:
-        self.nodes = []
-        self.dtypes = []  # of the first output of each node, and of the others
-        self.casts = {}
-        self.places = {}  # old node -> new node
-        self.replaced = {}  # old node -> the cast that stands for its first output
+        super().__init__()
+        self.dtypes = []  # by new node: dtype of its first output, dtype of its other outputs
+        self.casts = {}  # (new node, output, dtype) -> entry of the cast
+        self.numbers = {}  # old node -> new node
+        self.redirected = {}  # old node -> entry that replaces its first output
 
-    def place(self, old, node, inputs, dtype, others_float32=False) -> None:
-        """Write the node that stands for node `old` of the old graph."""
-        self.places[old] = self._emit(node, inputs, (dtype, "float32" if others_float32 else dtype))
+    def add(self, old: int, node: dict, inputs: list, *dtypes: Optional[str]) -> None:
+        """Append node `old` of the old graph; `dtypes` as in `self.dtypes`."""
+        self.numbers[old] = self.copy(node, inputs)[0]
+        self.dtypes.append(dtypes)
 
-    def replace(self, old: int, dtype: str) -> None:
-        """Let readers of the old node's first output read it in `dtype` from here on."""
-        self.replaced[old] = self.cast([self.places[old], 0], dtype)
+    def redirect(self, old: int, dtype: str) -> None:
+        """Make all later readers of the old node's first output read a cast of it."""
+        self.redirected[old] = self.cast([self.numbers[old], 0], dtype)
 
-    def moved(self, entry: list) -> list:
-        """Return where a tensor of the old graph is now: node, output, version."""
+    def remap(self, entry: list) -> list:
+        """Return the entry in this graph of a tensor of the old graph."""
         old, k, *version = entry
-        if k == 0 and old in self.replaced:
-            return list(self.replaced[old])
-        return [self.places[old], k, *version]
+        if k == 0 and old in self.redirected:
+            return list(self.redirected[old])
+        return [self.numbers[old], k, *version]
 
     def dtype_of(self, entry: list) -> Optional[str]:
         return self.dtypes[entry[0]][min(entry[1], 1)]
 
     def cast(self, entry: list, dtype: str) -> list:
         """Return `entry` in `dtype`; each tensor is cast to each dtype at most once."""
-        if self.dtype_of(entry) in (dtype, "integer"):
+        if self.dtype_of(entry) in (dtype, INTEGER):
             return entry
         key = (entry[0], entry[1], dtype)
         if key not in self.casts:
-            source = self.nodes[entry[0]]["name"]
-            name = f"{source}_{entry[1]}_cast_{dtype}"
-            node = {"op": "amp_cast", "name": name, "attrs": {"dtype": dtype}}
-            self.casts[key] = [self._emit(node, [list(entry)], (dtype, dtype)), 0, 0]
+            name = f"{self.nodes[entry[0]]['name']}_{entry[1]}_cast_{dtype}"
+            self.casts[key] = self.emit("amp_cast", name, entry, dtype=dtype)
+            self.dtypes.append((dtype, dtype))
         return self.casts[key]
 
     def source_name(self, entry: list) -> str:
-        """Return the name of the node that made a tensor, behind the cast where there is one."""
-        node = self.nodes[entry[0]]
-        return (
-            self.nodes[node["inputs"][0][0]]["name"] if node["op"] == "amp_cast" else node["name"]
-        )
-
-    def _emit(self, node: dict, inputs: list, dtypes: tuple) -> int:
-        self.nodes.append({**node, "inputs": inputs})
-        self.dtypes.append(dtypes)
-        return len(self.nodes) - 1
+        """Return the name of the node that a tensor comes from, before it was cast."""
+        return self.nodes[source_of(self.nodes, entry[0], ("amp_cast",))]["name"]
 
 
-def _widest(dtypes: list) -> Optional[str]:
-    found = set(dtypes)
-    if len(found) > 1:
-        found.discard("integer")
-    if len(found) > 1:
-        return "float32"  # one of two is float32, or taken for it
-    return next(iter(found), None)
+def _widest(dtypes: List[Optional[str]]) -> Optional[str]:
+    """Return the widest of several dtypes; integers beside floats do not count."""
+    distinct = set(dtypes)
+    if len(distinct) > 1:
+        distinct.discard(INTEGER)
+    if len(distinct) > 1:
+        return "float32"  # the policy has one low precision, so another dtype is float32 or None
+    return next(iter(distinct), None)
 
 
 def _declared_dtype(attrs: dict, default: Optional[str]) -> Optional[str]:

@@ -1,36 +1,38 @@
-"""Which operators may compute in a low precision, and which may not: a table of them all.
+"""Which operators may compute in a low precision, and which may not: a table of all operators.
 
-Every operator registered in MXNet 1.9.1 stands here once, under the name that a symbol's JSON shows
-(`ALIASES` gives the others), in a group with its kind and the reason for it. The graph pass reads
-the kind and inserts the casts:
+Every operator registered in MXNet 1.9.1 is listed once, under the name that a symbol's JSON has
+for it (`registry.canonical`), in a group with a kind and a reason. The graph pass inserts the casts
+that the kind requires:
 
 =========  =======================================  ================================
 kind       its float inputs are cast to             its output is in
 =========  =======================================  ================================
 `compute`  the policy's compute dtype               the policy's compute dtype
 `float32`  float32                                  float32
-`norm`     float32                                  the dtype its data input had
+`norm`     float32                                  the dtype of its data input
 `follow`   the dtype of the first of them           that dtype
 `widest`   the widest dtype among them              that dtype
-`integer`  nothing: no input is ever cast           whatever the operator says
+`uncast`   nothing                                  whatever the operator returns
 =========  =======================================  ================================
 
-Some inputs keep the dtype they arrive with whatever the kind (`UNCAST`): ids, indices, lengths,
-conditions. Float16 counts without gaps only to 2048, so a cast would silently corrupt them. Only
-inputs whose dtype the operator leaves free are listed; one that demands the same dtype of all its
-inputs, and gets coordinates (`_contrib_ROIAlign`) or labels (`SoftmaxOutput`), is in float32.
+Some inputs are never cast, whatever the kind: ids, indices, lengths, conditions. Float16 holds all
+integers only up to 2048, so a cast would silently corrupt them. `UNCAST` lists those that may have
+another dtype than the operator's other inputs. An operator that requires one dtype for all inputs,
+among them coordinates (`_contrib_ROIAlign`) or labels (`SoftmaxOutput`), runs in float32 instead.
 
-What is said of kernels is so in MXNet's source at tag 1.9.1. Numbers in parentheses are issues of
+Statements about kernels refer to MXNet's source at tag 1.9.1. Numbers in parentheses are issues of
 apache/mxnet.
 """
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-KINDS = ("compute", "float32", "norm", "follow", "widest", "integer")
+from gluon_amp.policy import registry
+
+KINDS = ("compute", "float32", "norm", "follow", "widest", "uncast")
 
 
 class OpRule(NamedTuple):
-    """What the graph pass does with one operator.
+    """How the graph pass treats one operator.
 
     Attributes
     ----------
@@ -39,7 +41,7 @@ class OpRule(NamedTuple):
     reason : str
         Why, in one line.
     uncast : tuple of int
-        Positions in the node's inputs of those that are never cast.
+        Positions of the inputs that are never cast.
     """
 
     kind: str
@@ -47,31 +49,31 @@ class OpRule(NamedTuple):
     uncast: Tuple[int, ...] = ()
 
 
-_SUM = "a sum or product over many values: it saturates, or leaves the range of float16 (15125)"
+_SUM = "a sum or product of many values: it saturates or leaves the range of float16 (15125)"
 
 # (kind, reason, names as in a symbol's JSON)
 GROUPS = (
     # ------------------------------------------------------------ convolutions, matrix products
     (
         "compute",
-        "Tensor Cores multiply float16 and add up in float32",
+        "Tensor Cores multiply float16 and accumulate in float32",
         "Convolution Deconvolution FullyConnected RNN",
     ),
-    # `dot` of two vectors has no float16 kernel on a GPU ("Not implmented!", dot_engine-inl.h), but
-    # a graph's JSON has no shapes to tell that by: pin it
+    # `dot` of two vectors has no float16 kernel on a GPU ("Not implmented!", dot_engine-inl.h). A
+    # graph's JSON has no shapes, so such a `dot` has to be pinned.
     (
         "compute",
-        "its product, cublasSgemmEx, adds up in float32, though not on Tensor Cores (17665)",
+        "its kernel, cublasSgemmEx, accumulates in float32, but not on Tensor Cores (17665)",
         "dot _np_dot _npi_tensordot _npi_tensordot_int_axes",
     ),
     (
         "compute",
-        "its kernel multiplies and adds up in float32 (np_einsum_op-inl.h)",
+        "its kernel multiplies and accumulates in float32 (np_einsum_op-inl.h)",
         "_npi_einsum",
     ),
     (
         "compute",
-        "its products, cublasGemmStridedBatchedEx, read float16 and add up in float32",
+        "its kernel, cublasGemmStridedBatchedEx, reads float16 and accumulates in float32",
         """
         _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
         _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
@@ -79,22 +81,22 @@ GROUPS = (
     ),
     (
         "float32",
-        "its float16 product, cublasHgemmStridedBatched, also adds up in float16 (18584)",
+        "its float16 kernel, cublasHgemmStridedBatched, accumulates in float16 (18584)",
         "batch_dot _npi_matmul",
     ),
     (
         "float32",
-        "a pixel's position plus its offset, added in float16, is off by half a pixel past 1024",
+        "its sampling positions are off by half a pixel past 1024 in float16",
         "_contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution",
     ),
     (
         "float32",
-        "a sum of products in the dtype of its inputs (correlation-inl.h)",
+        "accumulates products in the dtype of its inputs (correlation-inl.h)",
         "Correlation",
     ),
     (
         "float32",
-        "a forerunner of an operator of today, without care for float16",
+        "a legacy operator that was not written for float16",
         "Convolution_v1 Pooling_v1 Crop",
     ),
     (
@@ -112,7 +114,7 @@ GROUPS = (
     # ------------------------------------------------------------ normalisation
     (
         "norm",
-        "statistics are summed in float32; a normalised value fits float16",
+        "sums its statistics in float32; a normalized value fits float16",
         """
         BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm LayerNorm GroupNorm
         InstanceNorm
@@ -120,13 +122,13 @@ GROUPS = (
     ),
     (
         "norm",
-        "squares are summed in float32; divided by their root, a value fits float16",
+        "sums squares in float32; a value divided by their root fits float16",
         "L2Normalization LRN",
     ),
     # ------------------------------------------------------------ softmax, losses, embedding
     (
         "float32",
-        "exponentials are summed in the dtype of the input; dtype='float32' does not change that",
+        "sums exponentials in the dtype of its input, even with dtype='float32'",
         "softmax log_softmax softmin SoftmaxActivation",
     ),
     (
@@ -164,7 +166,7 @@ GROUPS = (
     ),
     (
         "float32",
-        "an index in the dtype of the values, and float16 counts without gaps only to 2048",
+        "returns an index in the dtype of the values: float16 is exact only up to 2048",
         """
         argmax argmin argmax_channel _contrib_arange_like _ravel_multi_index _unravel_index
         """,
@@ -174,11 +176,11 @@ GROUPS = (
         "sorts: no float16 kernel, or indices in the dtype of the values",
         "sort argsort topk _npi_unique _npi_percentile",
     ),
-    ("follow", "one of the values it reads", "max min _np_max _np_min"),
+    ("follow", "returns one of its values", "max min _np_max _np_min"),
     # ------------------------------------------------------------ one input, elementwise
     (
         "float32",
-        "a power or an exponential: its values or its slopes leave the range of float16",
+        "a power or an exponential: its values or its gradients leave the range of float16",
         """
         exp expm1 square reciprocal rsqrt rcbrt sinh cosh tan gamma gammaln degrees
         _power_scalar _rpower_scalar _rdiv_scalar _hypot_scalar
@@ -189,14 +191,14 @@ GROUPS = (
     ),
     (
         "float32",
-        "a logarithm: float16 turns a small argument into 0, and the result into -inf",
+        "a logarithm: float16 rounds a small argument to 0, and the result is -inf",
         """
         log log10 log2 log1p _npi_log _npi_log10 _npi_log2 _npi_log1p
         """,
     ),
     (
         "float32",
-        "turns an infinity into the largest float32 number, which float16 cannot hold",
+        "replaces infinity by the largest float32 number, which float16 cannot hold",
         "_npi_nan_to_num",
     ),
     (
@@ -208,7 +210,7 @@ GROUPS = (
     ),
     (
         "follow",
-        "bounded, or about as large as its input; in float32 inside the kernel",
+        "bounded, or about as large as its input; its kernel computes in float32",
         """
         Activation LeakyReLU relu sigmoid tanh hard_sigmoid softsign erf
         sin cos arctan arcsinh arccosh sqrt cbrt radians
@@ -228,7 +230,7 @@ GROUPS = (
     ),
     (
         "follow",
-        "one tensor and a constant, which takes the tensor's dtype",
+        "one tensor and a constant, which is rounded to the tensor's dtype",
         """
         _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
         _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
@@ -241,10 +243,10 @@ GROUPS = (
     ),
     ("follow", "drops values and scales the others by a small constant", "Dropout"),
     # ------------------------------------------------------------ pooling, resizing
-    # but see `BY_ATTRIBUTE`
+    # see also `BY_ATTRIBUTE`
     (
         "follow",
-        "pools or resizes in float32 inside the kernel; an average is no larger than its values",
+        "its kernel pools or resizes in float32; an average is no larger than its values",
         "Pooling UpSampling _contrib_AdaptiveAvgPooling2D _contrib_BilinearResize2D",
     ),
     # ------------------------------------------------------------ moving values
@@ -273,17 +275,17 @@ GROUPS = (
     ),
     (
         "follow",
-        "makes values of its own, in the dtype of its input",
+        "creates values in the dtype of its input",
         """
         zeros_like ones_like _npi_full_like
         _random_exponential_like _random_gamma_like _random_generalized_negative_binomial_like
         _random_negative_binomial_like _random_normal_like _random_poisson_like _random_uniform_like
         """,
     ),
-    # ------------------------------------------------------------ several inputs of equal rank
+    # ------------------------------------------------------------ several inputs
     (
         "widest",
-        "arithmetic of several tensors of equal rank",
+        "arithmetic on several tensors",
         """
         elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _mod
         broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
@@ -293,7 +295,7 @@ GROUPS = (
     ),
     (
         "widest",
-        "one of several tensors of equal rank, or their comparison",
+        "selects from several tensors, or compares them",
         """
         _maximum _minimum broadcast_maximum broadcast_minimum
         _equal _not_equal _greater _greater_equal _lesser _lesser_equal
@@ -307,7 +309,7 @@ GROUPS = (
     ),
     (
         "widest",
-        "puts several tensors of equal rank together",
+        "joins several tensors",
         """
         Concat stack _rnn_param_concat
         _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
@@ -316,7 +318,7 @@ GROUPS = (
     ),
     (
         "widest",
-        "picks from, or writes into, tensors of equal rank",
+        "picks from several tensors, or writes into one",
         """
         where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
         _npi_boolean_mask_assign_tensor
@@ -331,7 +333,7 @@ GROUPS = (
     # ------------------------------------------------------------ boxes, grids, regions
     (
         "float32",
-        "coordinates: float16 has no half pixels past 1024, and no odd ones past 2048 (16669)",
+        "reads coordinates: float16 has no half pixels past 1024, no odd pixels past 2048 (16669)",
         """
         ROIPooling _contrib_ROIAlign _contrib_RROIAlign _contrib_PSROIPooling
         _contrib_DeformablePSROIPooling _contrib_Proposal _contrib_MultiProposal
@@ -341,20 +343,20 @@ GROUPS = (
         GridGenerator BilinearSampler SpatialTransformer
         """,
     ),
-    # ------------------------------------------------------------ code and graphs of their own
+    # ------------------------------------------------------------ user code and subgraphs
     (
         "float32",
-        "runs code of its own, which may expect float32",
+        "runs user code, which may expect float32",
         "Custom _CustomFunction _NDArray _Native",
     ),
     (
         "float32",
-        "runs a graph of its own, which may expect float32",
+        "runs a subgraph, which may expect float32",
         "_foreach _while_loop _cond _CachedOp _CachedOpThreadSafe",
     ),
     (
         "float32",
-        "made by a later pass for one device, from operators that were cast before",
+        "created by a later pass for one device, from operators that are already cast",
         """
         _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
         _TensorRT _FusedOp _FusedOpHelper _FusedOpOutHelper
@@ -363,7 +365,7 @@ GROUPS = (
     # ------------------------------------------------------------ random numbers
     (
         "float32",
-        "parameters of a distribution",
+        "reads the parameters of a distribution",
         """
         _sample_exponential _sample_gamma _sample_generalized_negative_binomial _sample_multinomial
         _sample_negative_binomial _sample_normal _sample_poisson _sample_uniform
@@ -373,7 +375,7 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
+        "uncast",
         "has no inputs",
         """
         _random_exponential _random_gamma _random_generalized_negative_binomial
@@ -385,10 +387,10 @@ GROUPS = (
         """,
     ),
     # ------------------------------------------------------------ integers, booleans, shapes
-    ("integer", "a cast already", "Cast amp_cast amp_multicast"),
+    ("uncast", "a cast itself", "Cast amp_cast amp_multicast"),
     (
-        "integer",
-        "reads ids, integers or truth values",
+        "uncast",
+        "reads ids, integers or booleans",
         """
         one_hot _npi_where_scalar2 _npx_constraint_check _npi_lcm _npi_lcm_scalar
         _npi_bitwise_and _npi_bitwise_and_scalar _npi_bitwise_or _npi_bitwise_or_scalar
@@ -396,8 +398,8 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
-        "its result, a count, index or truth value, does not depend on the dtype of its input",
+        "uncast",
+        "returns a count, an index or a boolean, whatever the dtype of its input",
         """
         shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
         _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any all_finite multi_all_finite
@@ -407,8 +409,8 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
-        "a graph of int64 edges",
+        "uncast",
+        "reads a graph with int64 edges",
         """
         _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
         _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph
@@ -416,8 +418,8 @@ GROUPS = (
         """,
     ),
     (
-        "integer",
-        "int8 arithmetic with float32 ranges",
+        "uncast",
+        "computes in int8, with ranges in float32",
         """
         _contrib_dequantize _contrib_requantize
         _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
@@ -428,14 +430,14 @@ GROUPS = (
     ),
     (
         "float32",
-        "reads float32 or int8 only",
+        "reads only float32 or int8",
         """
         _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2 _contrib_calibrate_entropy
         """,
     ),
     (
-        "integer",
-        "prepares an image before it reaches a network",
+        "uncast",
+        "prepares an image for a network",
         """
         _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize _imdecode
         _image_adjust_lighting _image_crop _image_flip_left_right _image_flip_top_bottom
@@ -446,8 +448,8 @@ GROUPS = (
     ),
     # ------------------------------------------------------------ not in a network's graph
     (
-        "integer",
-        "changes its inputs in place, so a cast would leave the originals as they were",
+        "uncast",
+        "updates its inputs in place: it would update the cast copies instead",
         """
         _adamw_update _mp_adamw_update _multi_adamw_update _multi_mp_adamw_update
         _contrib_group_adagrad_update _sparse_adagrad_update adam_update ftml_update ftrl_update
@@ -461,10 +463,10 @@ GROUPS = (
         reset_arrays _set_value _onehot_encode fill_element_0index
         """,
     ),
-    ("float32", "learning rates from sums of squares", "multi_lars"),
+    ("float32", "computes learning rates from sums of squares", "multi_lars"),
     (
-        "integer",
-        "part of a gradient: never in a forward graph",
+        "uncast",
+        "part of a gradient, never in a forward graph",
         """
         _NoGradient _grad_add _broadcast_backward _split_v2_backward _npi_hsplit_backward
         _contrib_backward_gradientmultiplier _contrib_backward_hawkesll
@@ -474,12 +476,12 @@ GROUPS = (
     ),
 )
 
-# Positions in the node's inputs, and what is there. Optional inputs keep their place, as `inputs`
-# lists no gaps: `CTCLoss` has its lengths at 2 and 3, or either of them at 2.
+# Positions of the inputs that are never cast, and what they are. A node lists no gaps for optional
+# inputs: `CTCLoss` has its two lengths at 2 and 3, or one of them at 2.
 UNCAST = {
     "CTCLoss": (1, 2, 3),  # labels, lengths
     "Embedding": (0,),  # ids
-    "RNN": (4,),  # lengths; at 3 in a GRU, which has no cell, where a cast is exact to 2048 steps
+    "RNN": (4,),  # lengths; a GRU has them at 3, where a cast is exact up to 2048 steps
     "SequenceLast": (1,),  # lengths
     "SequenceMask": (1,),  # lengths
     "SequenceReverse": (1,),  # lengths
@@ -509,246 +511,8 @@ UNCAST = {
     "where": (0,),  # condition
 }
 
-# Canonical name: other names
-_ALIASES = """
-    Activation: _npx_activation
-    BatchNorm: _npx_batch_norm
-    BlockGrad: _sparse_stop_gradient stop_gradient
-    CTCLoss: _contrib_CTCLoss _contrib_ctc_loss ctc_loss
-    Cast: _npi_cast _npx_cast cast
-    Concat: _sparse_concat concat
-    Convolution: _npx_convolution
-    Custom: _npi_Custom
-    Deconvolution: _npx_deconvolution
-    Dropout: _npx_dropout
-    Embedding: _npx_embedding _sparse_Embedding
-    Flatten: _npx_batch_flatten flatten
-    FullyConnected: _npx_fully_connected _sparse_FullyConnected
-    LayerNorm: _npx_layer_norm
-    LeakyReLU: _npx_leaky_relu
-    LinearRegressionOutput: _sparse_LinearRegressionOutput
-    LogisticRegressionOutput: _sparse_LogisticRegressionOutput
-    MAERegressionOutput: _sparse_MAERegressionOutput
-    Pad: pad
-    Pooling: _npx_pooling
-    RNN: _npx_rnn
-    ROIPooling: _npx_roi_pooling
-    Reshape: reshape
-    SequenceMask: _npx_sequence_mask
-    SliceChannel: split
-    SoftmaxOutput: Softmax
-    SwapAxis: _npi_swapaxes swapaxes
-    _contrib_MultiBoxDetection: _npx_multibox_detection
-    _contrib_MultiBoxPrior: _npx_multibox_prior
-    _contrib_MultiBoxTarget: _npx_multibox_target
-    _contrib_arange_like: _npx_arange_like
-    _contrib_boolean_mask: _npi_boolean_mask
-    _contrib_box_nms: _contrib_box_non_maximum_suppression
-    _contrib_round_ste: _sparse__contrib_round_ste
-    _contrib_sign_ste: _sparse__contrib_sign_ste
-    _copy: identity
-    _copyto: _npi_copyto
-    _cvimdecode: _npi_cvimdecode
-    _cvimread: _npi_cvimread
-    _cvimresize: _npi_cvimresize
-    _div_scalar: _DivScalar
-    _equal: _Equal
-    _equal_scalar: _EqualScalar
-    _full: _npi_full
-    _greater: _Greater
-    _greater_equal: _Greater_Equal
-    _greater_equal_scalar: _GreaterEqualScalar
-    _greater_scalar: _GreaterScalar
-    _histogram: _npi_histogram
-    _hypot: _Hypot
-    _hypot_scalar: _HypotScalar _npi_hypot_scalar
-    _image_adjust_lighting: _npx__image_adjust_lighting
-    _image_crop: _npx__image_crop
-    _image_flip_left_right: _npx__image_flip_left_right
-    _image_flip_top_bottom: _npx__image_flip_top_bottom
-    _image_normalize: _npx__image_normalize
-    _image_random_brightness: _npx__image_random_brightness
-    _image_random_color_jitter: _npx__image_random_color_jitter
-    _image_random_contrast: _npx__image_random_contrast
-    _image_random_flip_left_right: _npx__image_random_flip_left_right
-    _image_random_flip_top_bottom: _npx__image_random_flip_top_bottom
-    _image_random_hue: _npx__image_random_hue
-    _image_random_lighting: _npx__image_random_lighting
-    _image_random_saturation: _npx__image_random_saturation
-    _image_resize: _npx__image_resize
-    _image_to_tensor: _npx__image_to_tensor
-    _lesser: _Lesser
-    _lesser_equal: _Lesser_Equal
-    _lesser_equal_scalar: _LesserEqualScalar
-    _lesser_scalar: _LesserScalar
-    _linalg_det: _npi_det linalg_det
-    _linalg_extractdiag: linalg_extractdiag
-    _linalg_extracttrian: linalg_extracttrian
-    _linalg_gelqf: linalg_gelqf
-    _linalg_gemm: linalg_gemm
-    _linalg_gemm2: linalg_gemm2
-    _linalg_inverse: _npi_inv linalg_inverse
-    _linalg_makediag: linalg_makediag
-    _linalg_maketrian: linalg_maketrian
-    _linalg_potrf: linalg_potrf
-    _linalg_potri: linalg_potri
-    _linalg_slogdet: _npi_slogdet linalg_slogdet
-    _linalg_sumlogdiag: linalg_sumlogdiag
-    _linalg_syrk: linalg_syrk
-    _linalg_trmm: linalg_trmm
-    _linalg_trsm: linalg_trsm
-    _linspace: _npi_linspace
-    _logical_and: _Logical_And
-    _logical_and_scalar: _LogicalAndScalar
-    _logical_or: _Logical_Or
-    _logical_or_scalar: _LogicalOrScalar
-    _logical_xor: _Logical_Xor
-    _logical_xor_scalar: _LogicalXorScalar
-    _maximum: _Maximum
-    _maximum_scalar: _MaximumScalar _npi_maximum_scalar
-    _minimum: _Minimum
-    _minimum_scalar: _MinimumScalar _npi_minimum_scalar
-    _minus_scalar: _MinusScalar
-    _mod: _Mod
-    _mod_scalar: _ModScalar
-    _mul_scalar: _MulScalar
-    _not_equal: _Not_Equal
-    _not_equal_scalar: _NotEqualScalar
-    _np_any: _np_sometrue
-    _np_cumsum: cumsum
-    _np_max: _np_amax
-    _np_min: _np_amin
-    _np_prod: _np_product
-    _npi_absolute: _npi_abs
-    _npx_nonzero: _npi_nonzero
-    _npx_reshape: _npi_reshape
-    _plus_scalar: _PlusScalar
-    _power: _Power
-    _power_scalar: _PowerScalar
-    _random_exponential: random_exponential
-    _random_gamma: random_gamma
-    _random_generalized_negative_binomial: random_generalized_negative_binomial
-    _random_negative_binomial: random_negative_binomial
-    _random_normal: normal random_normal
-    _random_pdf_dirichlet: random_pdf_dirichlet
-    _random_pdf_exponential: random_pdf_exponential
-    _random_pdf_gamma: random_pdf_gamma
-    _random_pdf_generalized_negative_binomial: random_pdf_generalized_negative_binomial
-    _random_pdf_negative_binomial: random_pdf_negative_binomial
-    _random_pdf_normal: random_pdf_normal
-    _random_pdf_poisson: random_pdf_poisson
-    _random_pdf_uniform: random_pdf_uniform
-    _random_poisson: random_poisson
-    _random_randint: _npi_random_randint random_randint
-    _random_uniform: random_uniform uniform
-    _ravel_multi_index: ravel_multi_index
-    _rdiv_scalar: _RDivScalar
-    _rminus_scalar: _RMinusScalar
-    _rmod_scalar: _RModScalar
-    _rnn_param_concat: _npi_rnn_param_concat
-    _rpower_scalar: _RPowerScalar
-    _sample_exponential: sample_exponential
-    _sample_gamma: sample_gamma
-    _sample_generalized_negative_binomial: sample_generalized_negative_binomial
-    _sample_multinomial: sample_multinomial
-    _sample_negative_binomial: sample_negative_binomial
-    _sample_normal: sample_normal
-    _sample_poisson: sample_poisson
-    _sample_uniform: sample_uniform
-    _scatter_set_nd: _npi_scatter_set_nd
-    _shuffle: _npi_shuffle shuffle
-    _slice_assign: _crop_assign _npi_slice_assign
-    _slice_assign_scalar: _crop_assign_scalar _npi_slice_assign_scalar
-    _split_v2: _npi_split
-    _unravel_index: unravel_index
-    abs: _sparse_abs
-    adam_update: _sparse_adam_update
-    add_n: ElementWiseSum _sparse_ElementWiseSum _sparse_add_n
-    arccos: _sparse_arccos
-    arccosh: _sparse_arccosh
-    arcsin: _sparse_arcsin
-    arcsinh: _sparse_arcsinh
-    arctan: _sparse_arctan
-    arctanh: _sparse_arctanh
-    argsort: _npi_argsort
-    batch_dot: _npx_batch_dot
-    broadcast_add: _sparse_broadcast_add _sparse_broadcast_plus broadcast_plus
-    broadcast_axis: broadcast_axes
-    broadcast_div: _sparse_broadcast_div
-    broadcast_maximum: _npi_maximum
-    broadcast_minimum: _npi_minimum
-    broadcast_mul: _sparse_broadcast_mul
-    broadcast_sub: _sparse_broadcast_minus _sparse_broadcast_sub broadcast_minus
-    cast_storage: _sparse_cast_storage
-    cbrt: _sparse_cbrt
-    ceil: _sparse_ceil
-    clip: _npi_clip _sparse_clip
-    cos: _sparse_cos
-    cosh: _sparse_cosh
-    degrees: _sparse_degrees
-    dot: _sparse_dot
-    elemwise_add: _Plus _add _plus _sparse_elemwise_add
-    elemwise_div: _Div _div _sparse_elemwise_div
-    elemwise_mul: _Mul _mul _sparse_elemwise_mul
-    elemwise_sub: _Minus _minus _sparse_elemwise_sub _sub
-    erf: _npx_erf
-    erfinv: _npx_erfinv
-    exp: _sparse_exp
-    expand_dims: _npi_expand_dims
-    expm1: _sparse_expm1
-    fix: _sparse_fix
-    floor: _sparse_floor
-    ftrl_update: _sparse_ftrl_update
-    gamma: _npx_gamma _sparse_gamma
-    gammaln: _npx_gammaln _sparse_gammaln
-    gather_nd: _npi_gather_nd _npx_gather_nd
-    log: _sparse_log
-    log10: _sparse_log10
-    log1p: _sparse_log1p
-    log2: _sparse_log2
-    log_softmax: _npx_log_softmax
-    make_loss: _sparse_make_loss
-    max: max_axis
-    mean: _sparse_mean
-    min: min_axis
-    negative: _sparse_negative
-    norm: _sparse_norm
-    one_hot: _npx_one_hot
-    pick: _npx_pick choose_element_0index
-    radians: _sparse_radians
-    relu: _sparse_relu
-    repeat: _np_repeat
-    reshape_like: _npx_reshape_like
-    reverse: flip
-    rint: _sparse_rint
-    round: _sparse_round
-    rsqrt: _sparse_rsqrt
-    sgd_mom_update: _sparse_sgd_mom_update
-    sgd_update: _sparse_sgd_update
-    shape_array: _npx_shape_array
-    sigmoid: _sparse_sigmoid
-    sign: _sparse_sign
-    sin: _sparse_sin
-    sinh: _sparse_sinh
-    slice: _npi_slice _npx_slice _sparse_slice crop
-    smooth_l1: _npx_smooth_l1
-    softmax: _npx_softmax
-    sort: _npi_sort
-    sqrt: _sparse_sqrt
-    square: _sparse_square
-    sum: _sparse_sum sum_axis
-    take: _npi_take
-    tan: _sparse_tan
-    tanh: _sparse_tanh
-    tile: _npi_tile
-    topk: _npx_topk
-    trunc: _sparse_trunc
-    where: _sparse_where
-    zeros_like: _sparse_zeros_like
-"""
-
-# Operators that only move values: each value of an input is at most once in the outputs, so that
-# the gradient, too, is only moved. (A repeated value's gradient is a sum.)
+# Operators that only move values: each input value occurs at most once in the outputs, so the
+# gradient is only moved too. (The gradient of a repeated value would be a sum.)
 _MOVES = """
     _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
     Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
@@ -761,10 +525,10 @@ _MOVES = """
     _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
 """
 
-# Operators that return float16 values for float16 values, though they compute in float32: besides
-# those that move values, those that choose among them, or return small whole numbers. Left out is
-# what depends on attributes: a constant need not be a float16 value (`clip`, `Pad`, `SequenceMask`,
-# `_maximum_scalar`), and `Pooling` and `UpSampling` are exact in some of their modes only.
+# Operators that return float16 values for float16 values even if they compute in float32: they move
+# values, choose among them or return small integers. Operators that are exact for some attributes
+# only are not listed: a constant may not be a float16 value (`clip`, `Pad`, `SequenceMask`,
+# `_maximum_scalar`), and not all modes of `Pooling` and `UpSampling` are exact.
 _CHOOSES = """
     max min _np_max _np_min _maximum _minimum broadcast_maximum broadcast_minimum
     relu _npx_relu abs _npi_absolute negative _npi_negative sign _npi_sign
@@ -786,8 +550,8 @@ _CHOOSES = """
     _logical_and_scalar _logical_or_scalar _logical_xor_scalar
 """
 
-# Operators whose outputs are integers or truth values, whatever they read: never cast those either,
-# as MXNet's amp_cast fails on int64 and bool on a CPU.
+# Operators that return integers or booleans, whatever they read. Their outputs are never cast:
+# MXNet's amp_cast fails on int64 and bool on a CPU.
 _RETURNS_INTEGERS = """
     shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
     _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any
@@ -797,14 +561,14 @@ _RETURNS_INTEGERS = """
     _npi_less_scalar _npi_less_equal_scalar _contrib_allclose
 """
 
-# Operator, attribute, value: the kind and reason of its nodes that have this value
+# (operator, attribute, value): the rule for nodes whose attribute has this value
 BY_ATTRIBUTE = {
     ("Pooling", "pool_type", "sum"): OpRule("float32", _SUM),
     ("Pooling", "pool_type", "lp"): OpRule("float32", _SUM),
 }
 
 _UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
-_BACKWARD = OpRule("integer", "part of a gradient: never in a forward graph")
+_BACKWARD = OpRule("uncast", "part of a gradient, never in a forward graph")
 
 _RULES: Dict[str, OpRule] = {
     name: OpRule(kind, reason, UNCAST.get(name, ()))
@@ -812,21 +576,9 @@ _RULES: Dict[str, OpRule] = {
     for name in names.split()
 }
 
-ALIASES: Dict[str, str] = {
-    alias: name
-    for name, _, aliases in (line.partition(":") for line in _ALIASES.split("\n"))
-    for name, alias in ((name.strip(), alias) for alias in aliases.split())
-}
-
-
-def _with_aliases(names: str) -> FrozenSet[str]:
-    found = set(names.split())
-    return frozenset(found | {alias for alias, name in ALIASES.items() if name in found})
-
-
-MOVES = _with_aliases(_MOVES)
-EXACT = MOVES | _with_aliases(_CHOOSES)
-RETURNS_INTEGERS = _with_aliases(_RETURNS_INTEGERS)
+MOVES = frozenset(_MOVES.split())
+EXACT = MOVES | frozenset(_CHOOSES.split())
+RETURNS_INTEGERS = frozenset(_RETURNS_INTEGERS.split())
 
 
 def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
@@ -835,33 +587,28 @@ def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
     Parameters
     ----------
     op : str
-        Its name in a symbol's JSON, or another name of it.
+        The operator's name; an alias is resolved.
     attrs : dict of str to str, optional
         A node's attributes, which may change the rule (`BY_ATTRIBUTE`).
 
     Returns
     -------
     OpRule
-        For an operator that MXNet 1.9.1 does not have, such as a library's, one that keeps it in
-        float32.
+        An operator that MXNet 1.9.1 does not have, such as a library's, stays in float32.
     """
-    name = canonical(op)
+    name = registry.canonical(op)
     for item in (attrs or {}).items():
         if (name, *item) in BY_ATTRIBUTE:
             return BY_ATTRIBUTE[(name, *item)]
     return _BACKWARD if name.startswith("_backward_") else _RULES.get(name, _UNKNOWN)
 
 
-def canonical(op: str) -> str:
-    """Return the name that a symbol's JSON has for an operator: `'Concat'` for `'concat'`."""
-    return ALIASES.get(op, op)
-
-
 def is_known(op: str) -> bool:
     """Return whether MXNet 1.9.1 has an operator of this name."""
-    return canonical(op) in _RULES or op.startswith("_backward_")
+    return registry.canonical(op) in _RULES or op.startswith("_backward_")
 
 
 def names() -> List[str]:
-    """Return the names of all operators, aliases included."""
-    return [*ALIASES, *_RULES]
+    """Return the names of all operators that a forward graph may have, aliases included."""
+    aliases = (name for name in registry.names() if name not in _RULES)
+    return [*(name for name in aliases if registry.canonical(name) in _RULES), *_RULES]

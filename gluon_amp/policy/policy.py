@@ -1,8 +1,8 @@
 """What runs in which dtype, as data: `Policy`, the presets, and the rule for every operator.
 
-A policy knows dtypes, operators and their attributes, not graphs, networks or devices. The
-operators' classes and reasons are in `op_table.py`, their constants in `constants.py`, the bfloat16
-kernels in `bfloat16_kernels.py`.
+A policy refers to dtypes, operators and their attributes, not to graphs, networks or devices. The
+operators' kinds and reasons are in `op_table.py`, their constants in `constants.py`, and the
+bfloat16 kernels in `bfloat16_kernels.py`.
 """
 
 import re
@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Iterable, Mapping, NamedTuple, Optional, Union
 
 from gluon_amp.messages import did_you_mean
-from gluon_amp.policy import bfloat16_kernels, constants, op_table
+from gluon_amp.policy import bfloat16_kernels, constants, op_table, registry
 
 DTYPES = ("float32", "float16", "bfloat16")
 
-# Keras's names where it has one; `float16` is the MXNet FAQ's recipe (float16 weights, float32
+# The names are Keras's, except `float16`: the recipe of MXNet's FAQ (float16 weights, float32
 # masters in the optimizer), which Keras does not have.
 PRESETS = {
     "float32": ("float32", "float32", "float32"),
@@ -34,7 +34,7 @@ STRING_KEYS = {
 
 
 class Pin(NamedTuple):
-    """Operators and blocks that run in `dtype`, whatever the table says of them."""
+    """Operators and blocks that run in `dtype` instead of what `op_table` says."""
 
     ops: tuple
     blocks: tuple
@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """Which dtypes a network's parameters, its matrix products and its outputs have.
+    """The dtypes of a network's parameters, matrix products and outputs.
 
     Parameters
     ----------
@@ -60,15 +60,15 @@ class Policy:
         convolutions, dense and recurrent layers). All other parameters stay float32. Float16
         parameters need float32 masters in the optimizer (`amp.Trainer` keeps them).
     compute_dtype : {'float32', 'float16', 'bfloat16'}
-        What convolutions and matrix products compute in, accumulating in float32.
+        What convolutions and matrix products compute in. They accumulate in float32.
     output_dtype : {'float32', 'float16'}
-        What the network returns; float32 keeps the loss and the metric out of float16.
+        What the network returns. With float32, loss and metric are computed in float32.
     pins : tuple of Pin
-        Made by `pin`; empty in the presets.
+        Added by `pin`; empty in the presets.
     accumulate_dtype : {'float32', 'float16'}
-        What convolutions and matrix products add up in where float16 is emulated, on a CPU:
-        'float16' shows what a kernel does that has no float32 sums (`amp.accumulation_dtype`). A
-        policy cannot choose that on a GPU.
+        What convolutions and matrix products accumulate in on a CPU, where float16 is emulated.
+        'float16' shows the effect of a kernel without float32 accumulation
+        (`amp.accumulation_dtype`). On a GPU the kernel decides, not the policy.
 
     Raises
     ------
@@ -118,7 +118,6 @@ class Policy:
                 f"Policy output_dtype {self.output_dtype} is neither float32 nor the compute "
                 f"dtype {self.compute_dtype}: use output=float32."
             )
-
         if self.accumulate_dtype == "float16" and self.compute_dtype != "float16":
             raise ValueError(
                 f"Policy accumulates in float16 but computes in {self.compute_dtype}: "
@@ -127,14 +126,14 @@ class Policy:
 
     @classmethod
     def parse(cls, policy: Union[str, "Policy"]) -> "Policy":
-        """Make a policy of a preset's name, of `'params=...,compute=...'`, or of itself.
+        """Return the policy for a preset's name or a string like `'params=...,compute=...'`.
 
-        Keys that the string leaves out default to float32, `output` too.
+        A `Policy` is returned unchanged. Keys missing from the string default to float32.
 
         Raises
         ------
         ValueError
-            An unknown preset, key or dtype; near matches are listed.
+            An unknown preset, key or dtype; the message lists near matches.
         TypeError
             Neither a string nor a `Policy`.
         """
@@ -176,21 +175,21 @@ class Policy:
         ops : list of str
             Operator names as in a symbol's graph (`'softmax'`, `'dot'`, `'elemwise_add'`).
         blocks : list of str
-            Regular expressions, searched in the block's path (`'features.0'`) and name, and in a
-            symbol in its nodes' names; all nodes inside a matching block are pinned. Where a node's
-            operator and its block are both pinned, the block wins, since it says more.
+            Regular expressions, searched in the block's path (`'features.0'`) and name, or in the
+            names of a symbol's nodes. All nodes inside a matching block are pinned. A pin of a
+            node's block overrides a pin of its operator.
         dtype : str
             `'float32'` or the policy's compute dtype.
 
         Raises
         ------
         ValueError
-            An unknown operator (near matches are listed), an invalid regular expression, another
-            dtype, or a pin that contradicts an earlier one.
+            An unknown operator (the message lists near matches), an invalid regular expression,
+            another dtype, or a pin that contradicts an earlier one.
         """
-        for name, given in (("ops", ops), ("blocks", blocks)):
-            if isinstance(given, str):
-                raise ValueError(f"pin({name}=...) got the string {given!r}: give a list of them.")
+        for name, value in (("ops", ops), ("blocks", blocks)):
+            if isinstance(value, str):
+                raise ValueError(f"pin({name}=...) got the string {value!r}: give a list of them.")
         pin = Pin(tuple(ops), tuple(blocks), dtype)
         if not pin.ops and not pin.blocks:
             raise ValueError("pin() got neither ops nor blocks: name at least one of them.")
@@ -238,8 +237,9 @@ class Policy:
         node : str
             The node's name.
         attrs : dict of str to str, optional
-            The node's attributes, as in a symbol's JSON: constants that float16 cannot hold, and
-            cases without a bfloat16 kernel, run in float32. A pin overrides that.
+            The node's attributes, as in a symbol's JSON. A node runs in float32 if they have a
+            constant that float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin
+            overrides that.
 
         Returns
         -------
@@ -254,14 +254,14 @@ class Policy:
         rule = op_table.rule(op, attrs)
         pinned = self._block_pin(block, node) or self._op_pin(op)
         if self.compute_dtype == "float32":
-            return Decision("float32" if rule.kind != "integer" else "integer", "float32 policy")
-        if pinned and rule.kind != "integer":
+            return Decision("float32" if rule.kind != "uncast" else "uncast", "float32 policy")
+        if pinned and rule.kind != "uncast":
             kind = "float32" if pinned == "float32" else "compute"
             if kind == "compute" and rule.kind == "norm":
-                kind = "norm"  # its parameters have no half kernels; its data is in compute already
+                kind = "norm"  # a norm's parameters stay float32: no kernel reads float16 ones
             return Decision(kind, f"pinned to {pinned} by the policy's own pin", True)
         reason = ""
-        if rule.kind not in ("float32", "integer"):
+        if rule.kind not in ("float32", "uncast"):
             reason = self._float32_reason(op, attrs)
         return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
 
@@ -269,7 +269,7 @@ class Policy:
         """Return why a node of a low-precision operator runs in float32, or '' if it does not."""
         if self.compute_dtype == "bfloat16":
             if not bfloat16_kernels.has_kernel(op, attrs):
-                return "MXNet 1.9.1 has no bfloat16 kernel for it that pays"
+                return "MXNet 1.9.1 has no fast and correct bfloat16 kernel for it"
             return ""
         constant = constants.unfit(op, attrs or {})
         return f"its constant {constant} does not fit float16" if constant else ""
@@ -280,7 +280,7 @@ class Policy:
         Raises
         ------
         ValueError
-            An unknown operator; near matches are listed.
+            An unknown operator; the message lists near matches.
         """
         if not op_table.is_known(op):
             raise ValueError(
@@ -301,8 +301,8 @@ class Policy:
         Raises
         ------
         ValueError
-            A pattern that matches no block (near matches are listed), or two that pin one block
-            to different dtypes.
+            A pattern that matches no block (the message lists near matches), or two that pin one
+            block to different dtypes.
         """
         labels = list(labels)
         for pin in self.pins:
@@ -318,22 +318,22 @@ class Policy:
             self._block_pin(block, name)
 
     def _op_pin(self, op: str) -> Optional[str]:
-        name = op_table.canonical(op)
+        name = registry.canonical(op)
         for pin in self.pins:
-            if name in map(op_table.canonical, pin.ops):
+            if name in map(registry.canonical, pin.ops):
                 return pin.dtype
         return None
 
     def _block_pin(self, block: str, node: str) -> Optional[str]:
-        found = {}
+        patterns = {}  # dtype -> first pattern that matches
         for pin in self.pins:
             for pattern in pin.blocks:
                 if re.search(pattern, block) or re.search(pattern, node):
-                    found.setdefault(pin.dtype, pattern)
-        if len(found) > 1:
-            pairs = " and ".join(f"{pattern!r} to {dtype}" for dtype, pattern in found.items())
+                    patterns.setdefault(pin.dtype, pattern)
+        if len(patterns) > 1:
+            pairs = " and ".join(f"{pattern!r} to {dtype}" for dtype, pattern in patterns.items())
             raise ValueError(
                 f"Contradictory pins: block {block or node!r} matches {pairs}; "
                 "narrow one of the two patterns."
             )
-        return next(iter(found), None)
+        return next(iter(patterns), None)

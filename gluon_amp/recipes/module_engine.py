@@ -32,7 +32,7 @@ class _ModuleBlock(Block):
     def _collect_params_with_prefix(self, prefix: str = "") -> Dict[str, Parameter]:
         # the caller may write to the parameters
         self._module._params_dirty = True
-        return {param.name: param for param in self._module._trainer._params}
+        return {param.name: param for param in self._module._trainer.parameters}
 
 
 class ModuleEngine:
@@ -110,7 +110,7 @@ class ModuleEngine:
 
     @property
     def statistics(self) -> List[Parameter]:
-        return [p for p in self.trainer._params if is_statistic(p)]
+        return [p for p in self.trainer.parameters if is_statistic(p)]
 
     @property
     def loss_scale(self) -> Any:

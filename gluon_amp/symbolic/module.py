@@ -392,16 +392,16 @@ class Module(mx.mod.Module):
             current = dict(zip(group.param_names, (arrays[0] for arrays in group.param_arrays)))
         else:
             trainer.refresh_masters()
-            current = {parameter.name: parameter.data() for parameter in trainer._params}
+            current = {parameter.name: parameter.data() for parameter in trainer.parameters}
             current.update(
-                (trainer._params[index].name, master)
-                for (device, index), _, master in trainer._master_entries()
+                (trainer.parameters[index].name, master)
+                for (device, index), _, master in trainer.masters()
                 if device == 0
             )
         for name, held in self._arg_params.items():
             value = current[name].as_in_context(mx.cpu())
             if np.dtype(value.dtype) == np.float16:
-                masters.follow(value, held)  # has no master, as nothing updates it
+                masters.sync_master(value, held)  # has no master, as nothing updates it
             else:
                 value.copyto(held)
         # every device has its own running statistics
@@ -470,7 +470,7 @@ class Module(mx.mod.Module):
         # Module finds lr_mult and wd_mult by name, in the symbol's attributes and the optimizer
         optimizer.param_dict = {}
         optimizer.idx2name = names
-        trainer._prepare_kvstore()
+        trainer.ready()
         self._trainer = trainer
         self._optimizer, self._kvstore = optimizer, kvstore
         self._update_on_kvstore, self._updater = False, None
@@ -501,7 +501,7 @@ class Module(mx.mod.Module):
 
     def _point_trainer_here(self):
         """Let the trainer work on the arrays of executors that were bound after it was built."""
-        for parameter in self._trainer._params:
+        for parameter in self._trainer.parameters:
             parameter.point(*self._arrays(parameter.name))
         self._write_masters()
 
@@ -516,8 +516,8 @@ class Module(mx.mod.Module):
     def _create_masters(self):
         """Create the optimizer's states of float16 weights now, and not at the first update."""
         trainer = self._trainer
-        for device, updater in enumerate(trainer._updaters):
-            for index, parameter in enumerate(trainer._params):
+        for device, updater in enumerate(trainer.updaters):
+            for index, parameter in enumerate(trainer.parameters):
                 if np.dtype(parameter.dtype) == np.float16 and parameter.grad_req != "null":
                     weight = parameter.list_data()[device]
                     updater.states[index] = self._optimizer.create_state_multi_precision(
@@ -528,8 +528,8 @@ class Module(mx.mod.Module):
     def _write_masters(self):
         """Give the masters the float32 values of which the weights are the roundings."""
         if self._trainer is not None:
-            for (_, index), _, master in self._trainer._master_entries():
-                self._arg_params[self._trainer._params[index].name].copyto(master)
+            for (_, index), _, master in self._trainer.masters():
+                self._arg_params[self._trainer.parameters[index].name].copyto(master)
 
     # ------------------------------------------------------------------ the step
 
@@ -537,7 +537,7 @@ class Module(mx.mod.Module):
         """As `mx.mod.Module.forward`."""
         training = self.for_training if is_train is None else is_train
         if training and self._trainer is not None:
-            statistics.notify(self._trainer._statistics)
+            statistics.notify(self._trainer.statistics)
         super().forward(data_batch, is_train)
 
     def backward(self, out_grads=None):
@@ -552,7 +552,7 @@ class Module(mx.mod.Module):
         trainer = self._trainer
         scaling = trainer is not None and self._scaling
         outputs = [out for executor in self._exec_group.execs for out in executor.outputs]
-        with trainer._scaled_pass(outputs) if scaling else nullcontext(1.0) as scale:
+        with trainer.scaled_pass(outputs) if scaling else nullcontext(1.0) as scale:
             for executor in self._exec_group.execs:
                 if SCALE in executor.arg_dict:
                     executor.arg_dict[SCALE][:] = scale
@@ -567,7 +567,7 @@ class Module(mx.mod.Module):
         self._input_scale = scale
         self._gradients_wait = True
         if trainer is not None:
-            for parameter in trainer._params:
+            for parameter in trainer.parameters:
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
                     for array in parameter.list_data():
                         array._fresh_grad = True
@@ -602,7 +602,7 @@ class Module(mx.mod.Module):
         trainer, optimizer = self._trainer, self._optimizer
         # Whoever sets optimizer.rescale_grad during training finds it respected, and without the
         # loss scale in it.
-        own = trainer._scale = optimizer.rescale_grad
+        own = trainer.rescale = optimizer.rescale_grad
         try:
             # In bucketing, some parameters may have no gradients this time.
             self.last_report = trainer.step(1, ignore_stale_grad=True)

@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.lowering import bfloat16, lower, native
-from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16, separate
+from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16, make_addable
 from gluon_amp.lowering.float16_emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import graph as graph_pass
 from gluon_amp.policy.graph import to_json
@@ -136,8 +136,8 @@ def test_a_parameter_without_gradient_and_one_that_adds(policy):
             out = net(x)
         out.backward()
         if count == 1:
-            once = {p.name: p.grad().asnumpy() for p in net.collect_params().values()
-                    if p.grad_req != "null"}  # fmt: skip
+            trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+            once = {p.name: p.grad().asnumpy() for p in trained}
         for param in net.collect_params().values():
             if param.grad_req != "null":
                 times = count if param is last else 1
@@ -245,8 +245,11 @@ def cond(cells, F, x, h, scale):
 @pytest.mark.parametrize("executor", ["dynamic", "static_shape"])
 def test_loops_and_branches(policy, run, executor):
     # sum(h) is negative in the second part, so that each branch is taken
-    parts = [[normal(5, 3, 4, seed=k), sign * np.abs(normal(3, 4, seed=k))]
-             for k, sign in enumerate((1, -1, 1))]  # fmt: skip
+    signs = (1, -1, 1)
+    parts = [
+        [normal(5, 3, 4, seed=k), sign * np.abs(normal(3, 4, seed=k))]
+        for k, sign in enumerate(signs)
+    ]
     check_sums(lambda: Cells(run), policy, parts, executor)
 
 
@@ -364,10 +367,15 @@ CASES = [
     ("LeakyReLU", [(3, 4, 5), (1,)], {"act_type": "prelu"}),
     *(("LeakyReLU", [(3, 4)], {"act_type": act}) for act in ("leaky", "elu", "selu", "gelu")),
     *(
-        ("RNN", [(5, 3, 4), (size,), (1, 3, 6), *extra], {"mode": mode, "state_size": 6,
-                                                          "num_layers": 1})
+        (
+            "RNN",
+            [(5, 3, 4), (size,), (1, 3, 6), *extra],
+            {"mode": mode, "state_size": 6, "num_layers": 1},
+        )
         for mode, size, extra in (
-            ("lstm", 4 * 6 * 12, [(1, 3, 6)]), ("gru", 3 * 6 * 12, []), ("rnn_tanh", 6 * 12, []),
+            ("lstm", 4 * 6 * 12, [(1, 3, 6)]),
+            ("gru", 3 * 6 * 12, []),
+            ("rnn_tanh", 6 * 12, []),
         )
     ),
     ("_copy", [(3, 4)], {}),
@@ -377,7 +385,7 @@ CASES = [
     ("dot", [(4, 3), (5, 4)], {"transpose_a": True, "transpose_b": True}),
     ("dot", [(2, 3, 4), (4, 5)], {}),
     ("dot", [(4,), (4,)], {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -450,9 +458,8 @@ def test_no_weight_is_copied_in_bfloat16():
     x, w = mx.sym.var("x"), mx.sym.var("w")
     dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
     cast = graph_pass.apply(dense, amp.Policy.parse("bfloat16"), {"w": "float32"})
-    assert ops(lower(cast, {"x": "float32", "w": "float32"}, "cpu")) == [
-        BFLOAT16, BFLOAT16, "FullyConnected", "amp_cast",
-    ]  # fmt: skip
+    lowered = lower(cast, {"x": "float32", "w": "float32"}, "cpu")
+    assert ops(lowered) == [BFLOAT16, BFLOAT16, "FullyConnected", "amp_cast"]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -477,9 +484,9 @@ def ops(symbol):
 def test_a_variable_that_is_read_by_what_adds_is_not_copied():
     x, w = mx.sym.var("x"), mx.sym.var("w")
     dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
-    assert separate(dense, {}, "cpu") is dense
-    assert ops(separate(mx.sym.clip(dense, 0, 1), {}, "cpu")) == ["FullyConnected", "clip"]
-    twice = separate(mx.sym.clip(x, 0, 1) + x, {}, "cpu")
+    assert make_addable(dense, {}, "cpu") is dense
+    assert ops(make_addable(mx.sym.clip(dense, 0, 1), {}, "cpu")) == ["FullyConnected", "clip"]
+    twice = make_addable(mx.sym.clip(x, 0, 1) + x, {}, "cpu")
     assert ops(twice) == ["_copy", "clip", "elemwise_add"]
     assert twice.list_arguments() == ["x"]
 
@@ -496,14 +503,14 @@ def test_no_weight_is_copied_where_float16_is_emulated():
 def test_integers_are_not_copied():
     ids = mx.sym.var("ids", dtype="int64")
     picked = mx.sym.take(mx.sym.var("table"), ids)
-    found = to_json(separate(picked, {"ids": "int64", "table": "float32"}, "cpu"))
+    found = to_json(make_addable(picked, {"ids": "int64", "table": "float32"}, "cpu"))
     assert [n["name"] for n in found["nodes"] if n["op"] == "_copy"] == ["table_copy"]
 
 
 def test_a_gpus_cast_adds():
     symbol = mx.sym.amp_cast(mx.sym.var("x"), dtype="float16")
-    assert separate(symbol, {"x": "float32"}, "gpu") is symbol
+    assert make_addable(symbol, {"x": "float32"}, "gpu") is symbol
     same = mx.sym.amp_cast(mx.sym.var("x"), dtype="float32")
-    assert separate(same, {"x": "float32"}, "gpu") is same
-    assert ops(separate(same, {"x": "float32"}, "cpu")) == ["_copy"]
-    assert separate(same, {"x": "float32"}, "cpu").list_outputs() == same.list_outputs()
+    assert make_addable(same, {"x": "float32"}, "gpu") is same
+    assert ops(make_addable(same, {"x": "float32"}, "cpu")) == ["_copy"]
+    assert make_addable(same, {"x": "float32"}, "cpu").list_outputs() == same.list_outputs()

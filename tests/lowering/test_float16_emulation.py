@@ -157,8 +157,8 @@ def test_integers_are_never_rounded():
 def test_float16_outputs_and_inputs_stay_float16():
     policy = Policy.parse("compute=float16,output=float16")
     x = mx.sym.var("x")
-    symbol = graph.apply(mx.sym.FullyConnected(x, mx.sym.var("w"), num_hidden=2, no_bias=True),
-                         policy, {"w": "float32"})  # fmt: skip
+    dense = mx.sym.FullyConnected(x, mx.sym.var("w"), num_hidden=2, no_bias=True)
+    symbol = graph.apply(dense, policy, {"w": "float32"})
     symbol = lower(symbol, {"x": "float16", "w": "float32"}, "cpu")
     out = run(symbol, x=np.ones((1, 2), "float16"), w=np.ones((2, 2), "float32"))
     assert out.dtype == np.float16
@@ -167,6 +167,7 @@ def test_float16_outputs_and_inputs_stay_float16():
 
 # ------------------------------------------------------------------------------- deconvolutions
 
+TWOS = {"stride": (2, 2, 2), "pad": (1, 1, 1), "adj": (1, 1, 1)}
 DECONVOLUTIONS = [
     # spatial size of the data, channels, filters, groups, attributes
     ((4, 5, 3), 3, 2, 1, {"kernel": (2, 3, 1)}),
@@ -174,11 +175,10 @@ DECONVOLUTIONS = [
     ((3, 2, 3), 2, 3, 1, {"kernel": (2, 2, 3), "stride": (3, 2, 2), "adj": (2, 1, 0)}),
     ((3, 3, 3), 4, 4, 4, {"kernel": (3, 3, 2), "dilate": (2, 1, 3), "pad": (2, 1, 0)}),
     ((2, 1, 2), 3, 4, 1, {"kernel": (1, 1, 1), "stride": (2, 2, 2), "adj": (1, 0, 1)}),
-    ((3, 3, 3), 1, 2, 1, {"kernel": (4, 3, 3), "stride": (2, 2, 2), "pad": (1, 1, 1),
-                          "adj": (1, 1, 1), "dilate": (1, 2, 1), "num_group": 1}),
+    ((3, 3, 3), 1, 2, 1, {"kernel": (4, 3, 3), "dilate": (1, 2, 1), "num_group": 1, **TWOS}),
     ((3, 4), 4, 2, 2, {"kernel": (3, 2), "stride": (2, 3), "pad": (1, 0), "adj": (1, 2)}),
     ((5,), 2, 4, 2, {"kernel": (3,), "stride": (2,), "dilate": (2,), "adj": (1,)}),
-]  # fmt: skip
+]
 
 
 def deconvolution(x, w, b, attrs, groups, head):
@@ -259,13 +259,11 @@ def test_conv3d_transpose_trains_under_every_float16_policy():
 
 
 def test_a_3d_deconvolution_with_a_target_shape_is_refused_in_one_sentence():
-    symbol = mx.sym.Deconvolution(
-        mx.sym.var("x"), mx.sym.var("w"), kernel=(2, 2, 2), num_filter=2, target_shape=(4, 4, 4),
-        name="up",
-    )  # fmt: skip
+    attrs = {"kernel": (2, 2, 2), "num_filter": 2, "target_shape": (4, 4, 4)}
+    symbol = mx.sym.Deconvolution(mx.sym.var("x"), mx.sym.var("w"), name="up", **attrs)
     with pytest.raises(ValueError) as error:
         emulated(symbol, x="float32", w="float16")
     assert str(error.value) == (
-        "up is a 3-D Deconvolution with target_shape, whose float16 cannot be emulated on a CPU: "
-        "give it pad and adj instead, or pin it to float32."
+        "up is a 3-D Deconvolution with target_shape, which cannot be emulated in float16 on a "
+        "CPU: give it pad and adj instead, or pin it to float32."
     )

@@ -109,10 +109,9 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
     for k, target in enumerate(targets):
         before = target.asnumpy()
         wd = 0 if decoupled else WDS[k]
-        nd.adam_update(
-            target, grads[k].astype("float32"), means[k], variances[k], out=target,
-            **options(clip, lr=LRS[k], wd=wd, rescale_grad=RESCALE, **betas),
-        )  # fmt: skip
+        arguments = options(clip, lr=LRS[k], wd=wd, rescale_grad=RESCALE, **betas)
+        grad = grads[k].astype("float32")
+        nd.adam_update(target, grad, means[k], variances[k], out=target, **arguments)
         if decoupled:  # as in _adamw_update, one float32 operation after the other
             lr, decay, epsilon = np.float32([LRS[k], LRS[k] * WDS[k], betas["epsilon"]])
             with np.errstate(invalid="ignore"):
@@ -139,10 +138,9 @@ def test_float32_gradients_of_float16_weights():
     targets, grads, momenta = normal(0.1, 0), normal(1, 1), normal(0.01, 2)
     expected = copies(targets)
     for k in range(COUNT):
-        nd.sgd_mom_update(
-            expected[k], grads[k], momenta[k].copy(), out=expected[k],
-            **options(None, lr=LRS[k], wd=WDS[k], rescale_grad=RESCALE, momentum=0.9),
-        )  # fmt: skip
+        arguments = options(None, lr=LRS[k], wd=WDS[k], rescale_grad=RESCALE, momentum=0.9)
+        weight = expected[k]
+        nd.sgd_mom_update(weight, grads[k], momenta[k].copy(), out=weight, **arguments)
     weights = [t.astype("float16") for t in targets]
     arrays, stride = slots(weights, grads, momenta, targets)
     updates.sgd_update(arrays, stride, LRS, WDS, 0.9, RESCALE, None)
@@ -158,7 +156,7 @@ def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
     weights[2][0, 0, 0, 0] = np.nan
     expected = copies(targets)
     for weight, master in zip(weights, expected):
-        masters.follow(weight, master)
+        masters.sync_master(weight, master)
     assert expected[0][0].asscalar() == 0.5
     zeros = [nd.zeros_like(weight) for weight in weights]
     arrays, stride = slots(weights, zeros, targets)

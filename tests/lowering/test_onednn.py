@@ -1,4 +1,4 @@
-"""lowering/onednn.py and native/layouts.cc: bfloat16 clear of three kernels of oneDNN."""
+"""lowering/onednn.py and its operators in C++: bfloat16 without three kernels of oneDNN."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.lowering import bfloat16, lower, native
-from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, settle
+from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, apply_workarounds
 from gluon_amp.policy.graph import to_json
 from gluon_amp.startup import cpu
 
@@ -18,17 +18,9 @@ from mxnet import autograd, nd
 from mxnet.gluon import nn
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+needs_bfloat16 = pytest.mark.skipif(not bfloat16.runs_on_cpu(), reason="no AVX512")
 
-
-def has_bfloat16() -> bool:
-    try:
-        bfloat16.check_device("cpu")
-    except ValueError:
-        return False
-    return True
-
-
-needs_bfloat16 = pytest.mark.skipif(not has_bfloat16(), reason="no AVX512")
+SEARCH_PATH = os.pathsep.join(filter(None, sys.path))
 
 
 def norm_of(data, name="norm"):
@@ -50,28 +42,27 @@ def ops(symbol):
 def test_symbols_without_a_bfloat16_batchnorm_stay_themselves():
     data = mx.sym.var("data")
     for symbol in (mx.sym.relu(low(data)), norm_of(data), norm_of(mx.sym.relu(data))):
-        assert settle(symbol, {}) is symbol
+        assert apply_workarounds(symbol, {}) is symbol
 
 
 @needs_native
 def test_the_operator_stands_behind_each_bfloat16_batchnorm():
     first = norm_of(low(mx.sym.var("data")), "first")
     second = norm_of(mx.sym.Activation(first, act_type="relu"), "second")
-    settled = settle(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
-    assert ops(settled) == [
-        "amp_cast", "BatchNorm", NORM_LAYOUT, "Activation", "BatchNorm", NORM_LAYOUT, "amp_cast",
-        "BatchNorm",
-    ]  # fmt: skip
-    assert settled.list_outputs() == ["third_output"]
+    rewritten = apply_workarounds(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
+    low_norm = ["BatchNorm", NORM_LAYOUT]
+    expected = ["amp_cast", *low_norm, "Activation", *low_norm, "amp_cast", "BatchNorm"]
+    assert ops(rewritten) == expected
+    assert rewritten.list_outputs() == ["third_output"]
     arguments = ["data", "first_gamma", "first_beta", "second_gamma", "second_beta"]
-    assert settled.list_arguments() == [*arguments, "third_gamma", "third_beta"]
+    assert rewritten.list_arguments() == [*arguments, "third_gamma", "third_beta"]
 
 
 @needs_native
-def test_all_readers_and_outputs_get_the_settled_tensor():
+def test_all_readers_and_outputs_read_the_layout_operator():
     norm = norm_of(low(mx.sym.var("data")))
     both = mx.sym.Group([mx.sym.Activation(norm, act_type="relu") + norm, norm])
-    nodes = to_json(settle(both, {}))
+    nodes = to_json(apply_workarounds(both, {}))
     found = [node["op"] for node in nodes["nodes"]]
     readers = [
         node for node in nodes["nodes"] if [found.index("BatchNorm"), 0, 0] in node["inputs"]
@@ -83,9 +74,9 @@ def test_all_readers_and_outputs_get_the_settled_tensor():
 @needs_native
 def test_other_outputs_of_a_batchnorm_are_left_alone():
     norm = mx.sym.BatchNorm(low(mx.sym.var("data")), name="norm", output_mean_var=True)
-    settled = settle(norm, {})
-    assert len(settled.list_outputs()) == 3
-    assert ops(settled).count(NORM_LAYOUT) == 1
+    rewritten = apply_workarounds(norm, {})
+    assert len(rewritten.list_outputs()) == 3
+    assert ops(rewritten).count(NORM_LAYOUT) == 1
 
 
 # ---------------------------------------------------------------------------------- the gradients
@@ -181,9 +172,10 @@ def train_depthwise(path, **environment):
     """Output of a program that trains a small MobileNet and saves its gradients."""
     done = subprocess.run(
         [sys.executable, "-c", DEPTHWISE, str(path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH, **environment},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, np.load(str(path))
 
@@ -245,14 +237,14 @@ def test_pointwise_convolutions_are_dilated_where_there_is_amx(amx, monkeypatch)
     data = mx.sym.var("data")
     for kernel, twos in (((1, 1), "(2, 2)"), ((1,), "(2,)"), ((1, 1, 1), "(2, 2, 2)")):
         low_one = convolution(low(data), kernel)
-        assert dilation(settle(low_one, {})) == (twos if amx else None)
+        assert dilation(apply_workarounds(low_one, {})) == (twos if amx else None)
     for other in (convolution(low(data), (3, 3)), convolution(low(data), (1, 3))):
-        assert settle(other, {}) is other
+        assert apply_workarounds(other, {}) is other
 
 
 def test_float32_convolutions_stay_themselves():
     symbol = mx.sym.Convolution(mx.sym.var("data"), kernel=(1, 1), num_filter=8)
-    assert settle(symbol, {}) is symbol
+    assert apply_workarounds(symbol, {}) is symbol
 
 
 @needs_bfloat16
@@ -290,10 +282,10 @@ net(mx.nd.ones((1, 32, 6, 6))).wait_to_read()
 def test_the_kernel_that_writes_too_far_is_not_used():
     done = subprocess.run(
         [sys.executable, "-c", POINTWISE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-             "DNNL_VERBOSE": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH, "DNNL_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     used = [line.split(",")[4] for line in done.stdout.splitlines() if ",convolution," in line]
     assert used
@@ -311,14 +303,14 @@ def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch
     symbol = convolution(data, kernel, stride=stride)
     monkeypatch.setattr(native, "available", lambda: False)
     cast = "amp_cast"
-    assert ops(settle(symbol, {})) == [cast, cast, cast, cast, "Convolution", cast]
-    assert settle(symbol, {}).list_arguments() == ["data", "w"]
+    assert ops(apply_workarounds(symbol, {})) == [cast, cast, cast, cast, "Convolution", cast]
+    assert apply_workarounds(symbol, {}).list_arguments() == ["data", "w"]
     for other in ((), (1,) * len(stride), (2,) * (len(stride) - 1) + (1,)):
         unstrided = convolution(data, kernel, stride=other)
-        assert settle(unstrided, {}) is unstrided
+        assert apply_workarounds(unstrided, {}) is unstrided
     monkeypatch.undo()
     if native.available():
-        assert ops(settle(symbol, {})) == [cast, cast, CONVOLUTION]
+        assert ops(apply_workarounds(symbol, {})) == [cast, cast, CONVOLUTION]
 
 
 def pixels():
@@ -342,9 +334,9 @@ def test_the_weight_gradient_of_one_pixel(with_native, monkeypatch):
     if not with_native:
         monkeypatch.setattr(native, "available", lambda: False)
     symbol, arrays = pixels()
-    settled = mx.sym.amp_cast(settle(symbol, {}), dtype="float32")
-    run(settled, **{name: np.full(x.shape, np.nan) for name, x in arrays.items()})
-    _, _, found = run(settled, **arrays)
+    rewritten = mx.sym.amp_cast(apply_workarounds(symbol, {}), dtype="float32")
+    run(rewritten, **{name: np.full(x.shape, np.nan) for name, x in arrays.items()})
+    _, _, found = run(rewritten, **arrays)
     heads = np.arange(1, 65)  # as `run` has it
     np.testing.assert_array_equal(found, expected_weight_gradient(arrays["data"], heads))
 
@@ -373,11 +365,13 @@ def test_the_weight_gradient_of_two_readers_is_added(static):
 
 
 @needs_native
-def test_convolutions_in_loops_are_settled():
+def test_convolutions_in_loops_are_rewritten():
     def body(one, states):
         conv = convolution(low(one), (3, 3), stride=(2, 2), pad=(1, 1))
         return mx.sym.amp_cast(conv, dtype="float32"), states
 
     out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [])
-    loop = next(node for node in to_json(settle(out, {}))["nodes"] if "subgraphs" in node)
+    loop = next(
+        node for node in to_json(apply_workarounds(out, {}))["nodes"] if "subgraphs" in node
+    )
     assert CONVOLUTION in [node["op"] for node in loop["subgraphs"][0]["nodes"]]

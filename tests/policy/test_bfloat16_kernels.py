@@ -24,8 +24,11 @@ needs_bfloat16 = pytest.mark.skipif(not bfloat16.runs_on_cpu(), reason="no AVX51
 POLICY = Policy.parse("bfloat16")
 
 # Of 1 to 6 dimensions, with 1 to 17 channels
-SHAPES = [(5,), (2, 3), (1, 1), (4, 17), (2, 3, 5), (2, 3, 4, 4), (1, 17, 1, 1), (2, 3, 2, 2, 2),
-          (1, 2, 2, 2, 2, 2)]  # fmt: skip
+SHAPES = [(5,), (2, 3), (1, 1), (4, 17), (2, 3, 5), (2, 3, 4, 4), (1, 17, 1, 1)]
+SHAPES += [(2, 3, 2, 2, 2), (1, 2, 2, 2, 2, 2)]
+
+# Kernel, stride and padding of a pooling
+WINDOWS = [(1, 1, 0), (2, 1, 0), (2, 2, 0), (3, 2, 1), (1, 2, 0), (2, 2, 1), (2, 3, 1)]
 
 
 def symbol_of(op, attrs, inputs, low):
@@ -111,8 +114,8 @@ def activations():
 
 
 def norms():
-    shapes = [(4, 3), (4, 8), (2, 17), (4, 3, 5), (2, 16, 5), (4, 3, 4, 4), (1, 17, 3, 1),
-              (4, 8, 4, 4), (4, 3, 2, 2, 2)]  # fmt: skip
+    shapes = [(4, 3), (4, 8), (2, 17), (4, 3, 5), (2, 16, 5)]
+    shapes += [(4, 3, 4, 4), (1, 17, 3, 1), (4, 8, 4, 4), (4, 3, 2, 2, 2)]
     for shape, axis, fix, fixed in itertools.product(shapes, (1, -1), (True, False), (True, False)):
         attrs = {"axis": axis, "fix_gamma": fix, "use_global_stats": fixed}
         yield "BatchNorm", attrs, [shape, *[(shape[axis],)] * 4], [0]
@@ -129,8 +132,8 @@ def concatenations():
 
 
 def convolutions():
-    channels = ((1, 1, 1), (3, 5, 1), (17, 2, 1), (15, 16, 1), (16, 17, 1), (4, 4, 4), (8, 16, 8),
-                (6, 3, 3), (32, 16, 2))  # fmt: skip
+    channels = [(1, 1, 1), (3, 5, 1), (17, 2, 1), (15, 16, 1), (16, 17, 1)]
+    channels += [(4, 4, 4), (8, 16, 8), (6, 3, 3), (32, 16, 2)]
     cases = itertools.product(
         (1, 2, 3), (1, 2, 3, 5), (1, 2, 3), (0, 1, 2), (1, 2), channels, (1, 2, 5), (1, 2)
     )
@@ -169,10 +172,9 @@ def poolings():
         shapes = [(2, 3, *[4] * dims), (1, 17, *[5] * dims), (1, 1, *[1] * dims)]
         for shape in shapes:
             for kernel in ((), (1,) * dims, (3,) * dims):
-                given = {"kernel": kernel} if kernel else {}
-                yield "Pooling", {**attrs, **given, "global_pool": True}, [shape]
-            for kernel, stride, pad in ((1, 1, 0), (2, 1, 0), (2, 2, 0), (3, 2, 1), (1, 2, 0),
-                                        (2, 2, 1), (2, 3, 1)):  # fmt: skip
+                optional = {"kernel": kernel} if kernel else {}
+                yield "Pooling", {**attrs, **optional, "global_pool": True}, [shape]
+            for kernel, stride, pad in WINDOWS:
                 window = {
                     "kernel": (kernel,) * dims,
                     "stride": (stride,) * dims,

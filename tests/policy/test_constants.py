@@ -138,12 +138,17 @@ def attend(F, masked, h):
 
 def rows(F, mask):
     """The mask in the shape of the scores."""
-    return F.broadcast_like(F.expand_dims(mask, axis=1), F.batch_dot(
-        F.expand_dims(mask, axis=2), F.expand_dims(mask, axis=1)))  # fmt: skip
+    row, column = F.expand_dims(mask, axis=1), F.expand_dims(mask, axis=2)
+    return F.broadcast_like(row, F.batch_dot(column, row))
 
 
 def per_feature(F, h, mask):
     return F.broadcast_like(F.expand_dims(mask, axis=2), h)
+
+
+def padded(F, h):
+    pad_width = (0,) * 6 + (0, 4)
+    return F.Pad(F.expand_dims(h, 1), mode="constant", pad_width=pad_width, constant_value=1e5)
 
 
 EPSILONS = {
@@ -158,10 +163,8 @@ EPSILONS = {
     "larger than a bound": lambda F, h: F.where(h * 1e4 * 1e4 > 1e5, h, F.zeros_like(h)),
     "hard sigmoid": lambda F, h: F.hard_sigmoid(h, alpha=1e5, beta=0.5),
     "leaky": lambda F, h: F.LeakyReLU(h, act_type="leaky", slope=1e-6) * 1e3,
-    "padded, then summed": lambda F, h: F.sum(
-        F.Pad(F.expand_dims(h, 1), mode="constant", pad_width=(0,) * 6 + (0, 4),
-              constant_value=1e5), axis=1) * 1e-5,
-}  # fmt: skip
+    "padded, then summed": lambda F, h: F.sum(padded(F, h), axis=1) * 1e-5,
+}
 
 
 @pytest.mark.parametrize("policy", LOW)
@@ -232,8 +235,8 @@ def test_sequence_mask_and_pad(value, policy):
         return F.softmax(masked, axis=1)
 
     def pad(F, h):
-        wide = F.Pad(F.expand_dims(h, axis=1), mode="constant", constant_value=value,
-                     pad_width=(0, 0, 0, 0, 1, 1, 2, 2))  # fmt: skip
+        options = {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 1, 2, 2)}
+        wide = F.Pad(F.expand_dims(h, axis=1), constant_value=value, **options)
         return F.squeeze(F.softmax(wide, axis=3), axis=1)
 
     assert_as_float32(sequence, policy)

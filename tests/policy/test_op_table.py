@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gluon_amp.policy import op_table
+from gluon_amp.messages import close_matches
+from gluon_amp.policy import op_table, registry
 from tests.mxnet_operators import registered
 
 import mxnet as mx
@@ -264,7 +265,6 @@ def test_every_registered_operator_is_classified():
 
 def test_every_classified_operator_is_registered():
     classified = {name for _, _, names in op_table.GROUPS for name in names.split()}
-    classified |= set(op_table.ALIASES)
     assert classified - set(REGISTERED) - set(ONLY_IN_SOME_BUILDS) == set()
 
 
@@ -276,9 +276,44 @@ def test_each_operator_is_classified_once_and_by_its_canonical_name():
 
 def test_aliases_resolve_to_the_same_operator():
     for name, found in REGISTERED.items():
-        assert op_table.canonical(name) == found.canonical
+        assert registry.canonical(name) == found.canonical
         assert REGISTERED[found.canonical].handle.value == found.handle.value
         assert op_table.rule(name) == op_table.rule(found.canonical)
+
+
+@pytest.mark.parametrize(
+    "alias, name",
+    [
+        ("concat", "Concat"),
+        ("reshape", "Reshape"),
+        ("split", "SliceChannel"),
+        ("cast", "Cast"),
+        ("identity", "_copy"),
+        ("stop_gradient", "BlockGrad"),
+        ("crop", "slice"),
+        ("flip", "reverse"),
+        ("_Plus", "elemwise_add"),
+        ("broadcast_minus", "broadcast_sub"),
+        ("ElementWiseSum", "add_n"),
+        ("ctc_loss", "CTCLoss"),
+        ("choose_element_0index", "pick"),
+        ("_npx_convolution", "Convolution"),
+        ("_npi_maximum", "broadcast_maximum"),
+        ("_sparse_Embedding", "Embedding"),
+        ("softmax", "softmax"),
+        ("my_gemm", "my_gemm"),
+    ],
+)
+def test_canonical_name(alias, name):
+    assert registry.canonical(alias) == name
+
+
+def test_the_names_are_those_that_mxnet_lists():
+    names = op_table.names()
+    assert len(names) == len(set(names))
+    forward = {name for name in REGISTERED if not name.startswith("_backward_")}
+    backward = {name for name in forward if REGISTERED[name].canonical.startswith("_backward_")}
+    assert set(names) - set(ONLY_IN_SOME_BUILDS) == forward - backward - set(ONLY_IN_SOME_BUILDS)
 
 
 def test_kinds_are_known_and_reasons_are_one_line():
@@ -322,12 +357,12 @@ def test_sets_name_known_operators():
         ("elemwise_add", "widest"),
         ("Concat", "widest"),
         ("where", "widest"),
-        ("Cast", "integer"),
-        ("amp_cast", "integer"),
-        ("one_hot", "integer"),
-        ("shape_array", "integer"),
-        ("sgd_update", "integer"),
-        ("_backward_Convolution", "integer"),
+        ("Cast", "uncast"),
+        ("amp_cast", "uncast"),
+        ("one_hot", "uncast"),
+        ("shape_array", "uncast"),
+        ("sgd_update", "uncast"),
+        ("_backward_Convolution", "uncast"),
     ],
 )
 def test_kind(op, kind):
@@ -347,10 +382,10 @@ def test_an_unknown_operator_stays_in_float32():
 
 
 def test_close_matches():
-    assert op_table.close_matches("convolutions")[0] == "Convolution"
-    assert op_table.close_matches("layernorm")[0] == "LayerNorm"
-    assert op_table.close_matches("batchdot")[0] == "batch_dot"
-    assert op_table.close_matches("xyzzy") == []
+    assert close_matches("convolutions", op_table.names())[0] == "Convolution"
+    assert close_matches("layernorm", op_table.names())[0] == "LayerNorm"
+    assert close_matches("batchdot", op_table.names())[0] == "batch_dot"
+    assert close_matches("xyzzy", op_table.names()) == []
 
 
 # ------------------------------------------------------------------------------ running float16
@@ -419,12 +454,12 @@ def test_batch_norm_takes_float16_data_with_float32_parameters():
 
 
 def test_results_that_are_integers():
-    for op in op_table.RETURNS_INTEGERS - set(op_table.ALIASES):
+    for op in op_table.RETURNS_INTEGERS:
         symbol = node(op)
         given = dict.fromkeys(symbol.list_arguments(), "float16")
         _, (dtype, *_), _ = symbol.infer_type(**given)
         assert np.dtype(dtype).kind in "iub", op
-        assert op_table.rule(op).kind in ("integer", "widest"), op
+        assert op_table.rule(op).kind in ("uncast", "widest"), op
 
 
 # ----------------------------------------------------------------------------- uncast positions

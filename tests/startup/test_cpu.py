@@ -82,8 +82,10 @@ def test_only_cores_that_the_process_may_use_count():
 
 def test_a_users_number_of_threads_stays():
     chosen = {
-        "OMP_NUM_THREADS": "3", "MXNET_CPU_PARALLEL_SIZE": "1000", "MXNET_CPU_TEMP_COPY": "2",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": "3",
+        "MXNET_CPU_PARALLEL_SIZE": "1000",
+        "MXNET_CPU_TEMP_COPY": "2",
+    }
     told = threads(**chosen)
     assert told["threads"] == 3
     assert told["environment"] == chosen

@@ -33,7 +33,7 @@ def values(parameter):
 
 
 def copied(parameters):
-    return snapshot.copies([a for p in parameters for a in p.list_data()])
+    return snapshot.take([a for p in parameters for a in p.list_data()])
 
 
 def ended(copies):

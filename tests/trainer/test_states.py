@@ -12,7 +12,7 @@ import pytest
 from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.files import archive
 from gluon_amp.symbolic import Module
-from gluon_amp.trainer import states, stock_states
+from gluon_amp.trainer import state_files, stock_pickle
 from tests import forging
 
 import mxnet as mx
@@ -114,10 +114,10 @@ def test_a_wrong_bit_in_any_byte_is_refused(path, bit):
             file.seek(position)
             file.write(bytes([data[position] ^ 1 << bit]))
             with pytest.raises(ValueError):
-                states.read(path, trainer)
+                state_files.read(path, trainer)
             file.seek(position)
             file.write(data[position : position + 1])
-    states.read(path, trainer)
+    state_files.read(path, trainer)
 
 
 def test_truncated_files_are_refused_at_every_length(path):
@@ -127,7 +127,7 @@ def test_truncated_files_are_refused_at_every_length(path):
         for length in reversed(range(len(file.read()))):
             file.truncate(length)
             with pytest.raises(ValueError, match="truncated"):
-                states.read(path, trainer)
+                state_files.read(path, trainer)
     refuse(trainer, path, "truncated")
 
 
@@ -164,10 +164,10 @@ def test_a_checkpoint_is_no_states(path):
 
 def edited(path, edit):
     """Change the unpacked states of a file, and write them as anybody can."""
-    header, arrays = archive.read(states.FILE, path)
+    header, arrays = archive.read(state_files.FILE, path)
     saved = archive.unpack(header["trainer"], arrays)
     edit(saved)
-    states.write(path, saved)
+    state_files.write(path, saved)
 
 
 def put(*keys_and_value):
@@ -698,7 +698,7 @@ def test_damaged_stock_files_are_refused_or_read(path, optimizer):
 def test_the_reader_gives_plain_data():
     stock = train(stock_trainer("adam", "float16"))
     content = pickle.dumps((stock._updaters[0].states, stock._optimizer), 3)
-    found = stock_states.read(content)
+    found = stock_pickle.read(content)
     assert found.optimizer.class_name == "mxnet.optimizer.optimizer.Adam"
     assert found.optimizer.fields["beta2"] == 0.999
     assert found.optimizer.fields["_index_update_count"] == {0: 3, 1: 3, 2: 3}

@@ -2,7 +2,7 @@
 
 Each function is one operator of MXNet's engine over any number of arrays on a CPU, which reads and
 writes every array once. Their bits are those of MXNet's own operators for a single parameter.
-Masters follow weights that somebody wrote meanwhile, as `masters.follow` has it, in the same pass.
+The same pass sets masters to weights that somebody wrote meanwhile, as `sync_master` does.
 Only to be called for arrays that it `takes`.
 """
 
