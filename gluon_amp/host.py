@@ -37,7 +37,7 @@ def host_copy(array) -> np.ndarray:
 def host_view(array) -> np.ndarray:
     """Return a flat numpy view, no copy, of a dense NDArray in host memory, once it is unused.
 
-    Read it at once, while the NDArray is alive, and do not write to it.
+    Read it at once, while the NDArray is alive. Write only to an array that no operator has used.
     """
     if array.size == 0:
         return np.empty(0, array.dtype)

@@ -1,6 +1,5 @@
 """Loads batches: in a seeded order for training, every image exactly once for validation."""
 
-import ctypes
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
@@ -9,9 +8,9 @@ import numpy as np
 
 from gluon_amp.data.source import DataError, Images, UnreadableImageError
 from gluon_amp.hardware import count_processors
+from gluon_amp.host import host_view
 
 import mxnet as mx
-from mxnet.base import _LIB, check_call
 from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
@@ -23,18 +22,6 @@ NO_CLASS = -1  # label of an unreadable image, until the image is removed from i
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
     """Return the indices of `length` images in an order that depends on (seed, epoch) alone."""
     return np.random.default_rng((seed, epoch)).permutation(length)
-
-
-def writable(array: NDArray) -> np.ndarray:
-    """Return the memory of a new CPU array as a numpy array, which must not outlive it.
-
-    `mx.nd.from_numpy` also avoids a copy, but calls back into Python when MXNet frees the memory,
-    which may happen in one of MXNet's threads while Python exits.
-    """
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    ctype = np.ctypeslib.as_ctypes_type(array.dtype) * array.size
-    return np.frombuffer(ctype.from_address(pointer.value), array.dtype).reshape(array.shape)
 
 
 class _Items(Images):
@@ -133,7 +120,10 @@ class _Loader:
             mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
             mx.nd.empty((count,), mx.cpu(), np.int32),
         ]
-        batch = _Batch(arrays, *map(writable, arrays), positions.tolist(), unreadable, [])
+        # Workers write into the memory of the arrays. `mx.nd.from_numpy` also avoids a copy, but it
+        # calls into Python when MXNet frees the memory, perhaps in a thread while Python exits.
+        images, labels = (host_view(array).reshape(array.shape) for array in arrays)
+        batch = _Batch(arrays, images, labels, positions.tolist(), unreadable, [])
         for first in range(0, count, TASK):
             rows = range(first, min(first + TASK, count))
             if self._pool:

@@ -15,7 +15,7 @@ from gluon_amp.data import (
     open_folders,
     open_records,
 )
-from gluon_amp.data.loader import epoch_order, writable
+from gluon_amp.data.loader import epoch_order
 from gluon_amp.data.source import Images, UnreadableImageError
 from gluon_amp.hardware import count_processors
 from tests.images import record_files, write_folders, write_records
@@ -118,12 +118,6 @@ def test_kept_batches_are_not_overwritten():
 def test_any_dataset_of_pairs_can_be_loaded():
     pairs = SimpleDataset([(mx.nd.array([n, -n]), n) for n in range(3)])
     assert data(ValidationBatches(pairs, 2)) == [([[0, 0], [1, -1]], [0, 1]), ([[2, -2]], [2])]
-
-
-def test_writable_memory_is_the_array():
-    array = mx.nd.empty((2, 3))
-    writable(array)[:] = [[1, 2, 3], [4, 5, 6]]
-    assert array.asnumpy().tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_workers_default_to_the_processors():

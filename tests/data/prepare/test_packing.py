@@ -435,7 +435,8 @@ def test_interrupted_packing_leaves_nothing_half_written(tmp_path, default_signa
         text=True,
     )
     end = time.monotonic() + 60
-    while not (root / "rec.unfinished" / "train.rec").exists():
+    # train.lst is the last file to be opened; in MXIndexedRecordIO's constructor, Ctrl-C prints more
+    while not (root / "rec.unfinished" / "train.lst").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
     process.send_signal(number)
