@@ -190,7 +190,7 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
     net = build(name, x)
     if not detector:
         calibrate(net, x)
-    expected = [output.asnumpy() for output in flatten(net(x))]
+    expected = [output.asnumpy() for output in outputs_of(net, x)]
 
     yardsticks = {}
     if not detector:
@@ -206,7 +206,7 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
         rows.append(row)
         try:
             amp.cast(net, policy)
-            outputs = flatten(net(x))
+            outputs = outputs_of(net, x)
             nodes = amp.describe(net).rows
             parsed = Policy.parse(policy)
             compute = parsed.compute_dtype
@@ -269,7 +269,7 @@ def calibrate(net, x) -> None:
     for norm in norms:
         norm["momentum"] = 0.0
     with autograd.record():
-        outputs = flatten(net(x))
+        outputs = outputs_of(net, x)
     autograd.backward(outputs)  # on a CPU, this updates the running statistics
     for norm, momentum in zip(norms, before):
         norm["momentum"] = momentum
@@ -287,7 +287,7 @@ def yardstick(net, x, expected, dtype: str) -> float:
         if len(param.shape) > 1:
             before[param] = param.data().copy()
             param.set_data(to_dtype(before[param]))
-    result = largest_distance(flatten(net(to_dtype(x))), expected)
+    result = largest_distance(outputs_of(net, to_dtype(x)), expected)
     for param, value in before.items():
         param.set_data(value)
     return result
@@ -310,7 +310,7 @@ def not_finite(net, x, train_mode: bool) -> set:
     from mxnet import autograd
 
     with autograd.record(train_mode=train_mode):
-        outputs = flatten(net(x))
+        outputs = outputs_of(net, x)
         means = [output.mean() for output in outputs if output.dtype == np.float32]
     autograd.backward(means)
     params = net.collect_params().values()
@@ -318,11 +318,11 @@ def not_finite(net, x, train_mode: bool) -> set:
     return {param.name for param in trained if not np.isfinite(param.grad().asnumpy()).all()}
 
 
-def flatten(outputs) -> list:
+def outputs_of(net, x) -> list:
     """Return the arrays of a network's output, which may be nested in lists and tuples."""
-    if isinstance(outputs, (list, tuple)):
-        return [array for part in outputs for array in flatten(part)]
-    return [outputs]
+    from gluon_amp.trainer.arrays import flatten
+
+    return list(flatten(net(x)))
 
 
 def largest_distance(outputs, expected) -> float:
