@@ -61,8 +61,8 @@ def master_of(param) -> Optional[nd.NDArray]:
     Returns
     -------
     NDArray or None
-        The first device's array in the optimizer's state, whatever the class of the Trainer. None
-        without a Trainer, before the first update, and for a parameter that has no master.
+        The first device's array in the optimizer's state, for a Trainer of any class. None without
+        a Trainer, before the first update, and for a parameter without a master.
     """
     index = _index_of(param)
     for weight, updater in _devices(param):
@@ -114,7 +114,7 @@ def _devices(param) -> list:
         # A local kvstore updates once for all devices. A distributed one updates on its servers.
         updater = getattr(trainer._kvstore, "_updater", None)
         updaters = [updater] if updater is not None else []
-    return list(zip((array.as_nd_ndarray() for array in param._data), updaters))
+    return list(zip((array.as_nd_ndarray() for array in param.list_data()), updaters))
 
 
 def _master(updater, index, weight) -> Optional[nd.NDArray]:

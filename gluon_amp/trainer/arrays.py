@@ -89,7 +89,7 @@ def global_norm(arrays: Iterable) -> float:
 
 
 def _grouped(arrays):
-    """Return non-empty dense arrays in lists of one device and dtype, for multi-tensor operators."""
+    """Return non-empty dense arrays in one list for each device and dtype."""
     groups = defaultdict(list)
     for array in map(dense_part, arrays):
         if array.size:

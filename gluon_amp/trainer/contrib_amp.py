@@ -8,7 +8,8 @@ import numpy as np
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.arrays import flatten
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_steps import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, ScaledSteps
+from gluon_amp.trainer.scaled_gradients import BY_DTYPE
+from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
 
 from mxnet import gluon
 
@@ -49,7 +50,7 @@ def init_trainer(
     65536.0
     """
     if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
+        raise TypeError(f"init_trainer() expects a gluon.Trainer, received {trainer!r}.")
     if isinstance(trainer, ScaledSteps):
         raise ValueError("This trainer scales its steps already: call init_trainer() once.")
     config = trainer._kvstore_params

@@ -15,7 +15,7 @@ def check_kvstore(kvstore, update_on_kvstore: Optional[bool]) -> None:
     if update_on_kvstore:
         raise ValueError(
             "update_on_kvstore=True would apply gradients before their overflow can be seen: leave "
-            "it out, the update is made by the trainer."
+            "it out, the trainer makes the update."
         )
     if "async" in getattr(kvstore, "type", kvstore or ""):
         raise ValueError(

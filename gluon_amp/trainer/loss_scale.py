@@ -230,7 +230,7 @@ class DynamicLossScale(LossScale):
                 self.scale = min(self.scale * self.growth_factor, self.max_scale)
                 self.finite_steps = 0
         else:
-            # The count stops at 0, so that a long run of overflows does not let it fall forever.
+            # The count stops at 0, so that a long run of overflows does not decrease it forever.
             self.overflows_left = max(self.overflows_left - 1, 0)
             self.finite_steps = 0
             if self.overflows_left == 0:

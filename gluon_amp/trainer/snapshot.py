@@ -112,9 +112,9 @@ def _joined(arrays: Iterable[NDArray]) -> NDArray:
 
 # ---------------------------------------------------------------------- pending passes
 #
-# On a GPU a forward pass writes statistics, so their snapshots are taken before it. On a CPU only the
-# backward pass does: a forward pass records its parameters, and snapshots are taken when a backward
-# pass begins.
+# On a GPU a forward pass writes statistics, so their snapshots are taken before it. On a CPU only
+# the backward pass writes them: a forward pass records its parameters, and the snapshots are taken
+# when a backward pass begins.
 
 
 class _Pending(threading.local):

@@ -1,9 +1,9 @@
 """Optimizer states that stock MXNet has pickled, read without executing anything.
 
-`gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles, and loading a pickle
-runs whatever the file asks for. Here its opcodes are interpreted one by one: numbers, strings and
-containers are built, NDArrays are decoded from their bytes, optimizers and learning rate schedulers
-become records of their fields. A pickle that asks for anything else is refused, and nothing that it
+`gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles, and `pickle.load`
+calls any function that the file names. Here the opcodes are interpreted one by one. Numbers,
+strings and containers are built, NDArrays are decoded from their bytes, and optimizers and learning
+rate schedulers become records of their fields. Anything else is an error. Nothing that the file
 names is imported or called.
 """
 
@@ -21,17 +21,17 @@ from gluon_amp.files.schema import brief
 
 import mxnet as mx
 
-MAGIC = b"\x80"  # the opcode PROTO, with which pickles begin since protocol 2
+MAGIC = b"\x80"  # the opcode PROTO: pickles of protocol 2 and later begin with it
 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of an object that is not built.
+    """The fields of an object, which is not built.
 
     Attributes
     ----------
     module, name : str
-        Of its class.
+        The module and the name of its class.
     fields : dict
     """
 
@@ -41,7 +41,7 @@ class Record:
 
     @property
     def class_name(self) -> str:
-        """Module and name of the class."""
+        """The full name of the class."""
         return f"{self.module}.{self.name}"
 
 
@@ -54,15 +54,15 @@ class Global:
 
 
 class StockStates(NamedTuple):
-    """What a file of stock MXNet holds.
+    """The contents of a file of stock MXNet.
 
     Attributes
     ----------
     states : dict
-        By the parameter's index, or its name if the update was made on a kvstore: numpy arrays,
-        None, and tuples and lists of them.
+        Numpy arrays, None, and tuples and lists of them. The keys are the parameters' positions, or
+        their names if a kvstore made the update.
     optimizer : Record or None
-        Module's files have none.
+        None in a Module's file.
     """
 
     states: Dict[Any, Any]
@@ -80,20 +80,20 @@ def read(data: bytes) -> StockStates:
     Raises
     ------
     ValueError
-        One sentence without a full stop, for anything else.
+        For anything else, without a full stop.
     """
     try:
         content = _Machine().run(data)
         optimizer = None
         if type(content) is tuple and len(content) == 2:
             content, optimizer = content
-        # Lists can hold one list many times, and even themselves; MXNet pickles no such thing. So
-        # everything takes up a byte at least.
+        # A forged list can hold another list many times, or itself. MXNet writes no such list, so
+        # each value takes at least one byte of the file.
         states = _arrays(content, itertools.count(), len(data))
         if not isinstance(states, dict):
             raise ValueError("it holds no dict of states")
         if not (optimizer is None or _is_kind(optimizer, mx.optimizer.Optimizer)):
-            raise ValueError("it holds something else than an optimizer")
+            raise ValueError("the second part is not an optimizer")
     except (ValueError, LookupError, RecursionError, MemoryError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(reason) from None
@@ -111,22 +111,22 @@ MAX_DIMENSIONS = 32
 
 
 def ndarray(data: bytes) -> np.ndarray:
-    """Decode the bytes of a dense NDArray; memory is allocated only once they are all present.
+    """Decode the bytes of a dense NDArray; memory is allocated only if all bytes are present.
 
     Raises
     ------
     ValueError
-        One sentence without a full stop.
+        For other bytes, without a full stop.
     """
     try:
         magic, storage, dimensions = struct.unpack_from("<Iii", data)
         if magic not in (NDARRAY_V2, NDARRAY_V3) or storage != DENSE:
             raise ValueError("an NDArray is sparse or of an unknown version")
-        # Of version 2, an array without dimensions is one without a value.
+        # In version 2, an array without dimensions has no value.
         if not (1 if magic == NDARRAY_V2 else 0) <= dimensions <= MAX_DIMENSIONS:
             raise ValueError(f"an NDArray has {dimensions} dimensions")
         shape = struct.unpack_from(f"<{dimensions}q", data, 12)
-        # The device that it was on does not matter here.
+        # The two numbers before the dtype are the device.
         _, _, dtype = struct.unpack_from("<iii", data, 12 + 8 * dimensions)
     except struct.error:
         raise ValueError("an NDArray is truncated") from None
@@ -134,7 +134,7 @@ def ndarray(data: bytes) -> np.ndarray:
         raise ValueError(f"an NDArray has the unknown dtype {dtype}")
     dtype, start = np.dtype(DTYPES[dtype]), 24 + 8 * dimensions
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise ValueError("an NDArray has not the size that it says")
+        raise ValueError("the size of an NDArray is not that of its shape")
     return np.ndarray(shape, dtype, data, start).copy()
 
 
@@ -155,7 +155,7 @@ NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pi
 
 
 class _Machine:
-    """The stack machine of pickles, for the opcodes that protocols 2 to 5 use for plain data."""
+    """The stack machine of pickles, with the opcodes of plain data in protocols 2 to 5."""
 
     def __init__(self):
         self.stack: List[Any] = []
@@ -184,7 +184,7 @@ class _Machine:
 
     def top(self, kind):
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise ValueError(f"it adds items to something else than a {kind.__name__}")
+            raise ValueError(f"it adds items to an object that is not a {kind.__name__}")
         return self.stack[-1]
 
     def pop_mark(self) -> List[Any]:
@@ -210,9 +210,9 @@ class _Machine:
             raise ValueError("a key has no value")
         for key, value in zip(items[::2], items[1::2]):
             if not isinstance(key, (int, float, str, bytes, type(None))):
-                raise ValueError(f"{brief(key)} is a key")
+                raise ValueError(f"{brief(key)} is used as a key")
             if key in target:
-                raise ValueError(f"the key {brief(key)} is there twice")
+                raise ValueError(f"the key {brief(key)} occurs twice")
             target[key] = value
 
     def set_item(self, _):
@@ -226,37 +226,37 @@ class _Machine:
 
     def recall(self, position):
         if position not in self.memo:
-            raise ValueError(f"it recalls what it has not stored ({position})")
+            raise ValueError(f"it recalls the value {position}, which it has not stored")
         self.push(self.memo[position])
 
     def stack_global(self, _):
         name, module = self.pop(), self.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
-            raise ValueError("the name of a class is no text")
+            raise ValueError("the name of a class is not text")
         self.push_global(module, name)
 
     def push_global(self, module, name):
-        found = Global(module, name)
+        named = Global(module, name)
         kinds = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
-        if found not in FUNCTIONS and not any(_is_kind(found, kind) for kind in kinds):
-            raise ValueError(f"it asks for {brief(module + '.' + name)}")
-        self.push(found)
+        if named not in FUNCTIONS and not any(_is_kind(named, kind) for kind in kinds):
+            raise ValueError(f"it names {brief(module + '.' + name)}")
+        self.push(named)
 
     def new_object(self, _):
         arguments, kind = self.pop(), self.pop()
         self.push(_record(kind, arguments))
 
     def reduce(self, _):
-        """Stand in for the calls that pickles of arrays and numbers make."""
+        """Compute the result of a call, for the calls in pickles of arrays and numbers."""
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise ValueError("it calls something else than a function")
+            raise ValueError("it calls an object that is not a function")
         if function in NDARRAYS and arguments == (None,):
             self.push(_Array())
         elif function == BYTEARRAY and len(arguments) <= 1:
             (data,) = arguments or (b"",)
             if not isinstance(data, bytes):
-                raise ValueError("the bytes of an array are something else")
+                raise ValueError("the bytes of an array have another type")
             self.push(data)
         elif function == NUMPY_DTYPE and arguments[:1] and arguments[0] in NUMBERS:
             self.push(_Dtype(arguments[0]))
@@ -266,7 +266,7 @@ class _Machine:
             self.push(_record(function, arguments))
 
     def build(self, _):
-        """Stand in for `__setstate__`."""
+        """Set the state of an object, as `__setstate__` does."""
         state = self.pop()
         target = self.stack[-1] if self.stack else None
         if isinstance(target, _Array) and isinstance(state, dict) and set(state) == {"handle"}:
@@ -274,10 +274,10 @@ class _Machine:
         elif isinstance(target, Record) and isinstance(state, dict):
             target.fields.update(state)
         elif not (isinstance(target, _Dtype) and isinstance(state, tuple) and "<" in state[1:2]):
-            raise ValueError("it gives a state to something that has none")
+            raise ValueError("it sets the state of an object that has none")
 
 
-# What each opcode does, given its argument: see `pickletools`.
+# The opcodes' functions, called with the machine and the opcode's argument: see `pickletools`.
 STEPS = {
     "PROTO": lambda machine, _: None,
     "FRAME": lambda machine, _: None,
@@ -326,7 +326,7 @@ class _Array:
 
     def set(self, handle):
         if not isinstance(handle, (bytes, type(None))):
-            raise ValueError("the bytes of an NDArray are something else")
+            raise ValueError("the bytes of an NDArray have another type")
         self.value = None if handle is None else ndarray(handle)
 
 
@@ -340,30 +340,30 @@ def _number(dtype, data):
         raise ValueError("a numpy scalar has no dtype")
     dtype = np.dtype(f"<{dtype}")
     if len(data) != dtype.itemsize:
-        raise ValueError("a numpy scalar has not the size of its dtype")
+        raise ValueError("the size of a numpy scalar is not that of its dtype")
     return np.frombuffer(data, dtype)[0].item()
 
 
 def _record(kind, arguments) -> Record:
     if not isinstance(kind, Global) or arguments != ():
-        raise ValueError("it makes an object from something else than a class")
+        raise ValueError("it builds an object that has no class")
     if kind in FUNCTIONS:
         raise ValueError(f"it calls {kind.module}.{kind.name} in an unknown way")
     return Record(kind.module, kind.name, {})
 
 
 def _is_kind(named, base) -> bool:
-    """Whether a class of this name is imported already, and is a subclass."""
+    """Return whether a class of this name is imported already, and is a subclass."""
     if not isinstance(named, (Global, Record)) or "." in named.name:
         return False
-    found = vars(sys.modules.get(named.module, object)).get(named.name)
-    return isinstance(found, type) and issubclass(found, base)
+    value = vars(sys.modules.get(named.module, object)).get(named.name)
+    return isinstance(value, type) and issubclass(value, base)
 
 
 def _arrays(state, counter, most: int) -> Any:
-    """Replace NDArrays by numpy arrays, in at most `most` values."""
+    """Return a state with numpy arrays in place of NDArrays; raise above `most` values."""
     if next(counter) > most:
-        raise ValueError("it holds more than its size allows")
+        raise ValueError("it holds more values than bytes")
     if isinstance(state, _Array):
         return state.value
     if isinstance(state, dict):

@@ -21,7 +21,7 @@ outcomes = st.lists(st.booleans(), max_size=80)
 
 
 def used_scales(scale, finites):
-    """The scale used at each step, when the steps come out like this."""
+    """Return the scale of each step, for steps with these outcomes."""
     used = []
     for finite in finites:
         used.append(scale.scale)
@@ -30,7 +30,7 @@ def used_scales(scale, finites):
 
 
 def parse(trace):
-    """'1024×4 2048' as a list."""
+    """Return a trace such as '1024×4 2048' as a list."""
     scales = []
     for part in trace.split():
         value, _, times = part.partition("×")
