@@ -1,1 +1,29 @@
-"""What makes the figures in `docs/`. It is not installed: run it from a checkout."""
+"""Programs that produce the figures in `docs/`. They are not installed: run them from a checkout.
+
+Run one with `python -m experiments.NAME`, or with its make target, as in `make zoo ARGS=--list`.
+``--help`` lists the options. The two packages have a script each.
+
+===================  =================  =========================================================
+NAME                 make target        what it does
+===================  =================  =========================================================
+`ablation`           `make ablation`    trains without masters, without loss scaling, without pins
+`input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
+`matrix`             `make matrix`      installs and trains on every supported Python and numpy
+`run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
+`tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit
+`zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV
+===================  =================  =========================================================
+
+===================  =================  ============================  ============================
+package              make target        script                        what it does
+===================  =================  ============================  ============================
+`results`            `make results`     `scripts/results_table.py`    trains each dtype over seeds
+`benchmarks`         `make benchmark`   `scripts/benchmark.py`        measures time and memory
+===================  =================  ============================  ============================
+
+`standalone` is not a program: it loads the modules of gluon_amp that work without MXNet.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout

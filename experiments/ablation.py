@@ -1,9 +1,9 @@
-"""What masters, loss scaling and pins are for: three networks, each of which fails without one.
+"""Show what master weights, loss scaling and pins are for: without one of them, a network fails.
 
     python -m experiments.ablation --output docs/results
 
-Dense networks learn the handwritten digits in float32, in float16, and in float16 with one of the
-three switched off.
+Dense networks learn the handwritten digits in float32, in float16, and in float16 without one of
+the three.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SUMS_IN_FLOAT16 = amp.Policy.parse("float16").pin(ops=["square", "sum"], dtype="
 
 
 class Row(NamedTuple):
-    """One way to train, as a table names it."""
+    """One way to train: a row of a table."""
 
     label: str
     policy: Any  # of amp.cast
@@ -40,12 +40,12 @@ class Row(NamedTuple):
 
 
 class Study(NamedTuple):
-    """Networks that differ in one thing; the first row is what the others are compared with."""
+    """Networks that differ in one setting. The first row is the reference."""
 
     title: str
     why: str
     network: Callable[[], nn.HybridSequential]
-    pixels: Callable[[np.ndarray], np.ndarray]  # takes 0 to 255, as float32
+    pixels: Callable[[np.ndarray], np.ndarray]  # of values from 0 to 255, in float32
     loss_weight: float
     rate: float
     epochs: int
@@ -53,21 +53,21 @@ class Study(NamedTuple):
 
 
 class UnitLength(gluon.HybridBlock):
-    """Divides each row by its Euclidean norm, as networks that compare by angle do."""
+    """Divides each row by its Euclidean norm, as in networks that compare angles."""
 
     def hybrid_forward(self, F, x):
         return F.broadcast_div(x, F.sqrt(F.sum(F.square(x), axis=1, keepdims=True)))
 
 
 def dense(*first: gluon.HybridBlock) -> nn.HybridSequential:
-    """Three dense layers and no normalisation, which would make up for lost gradients."""
+    """Return three dense layers without normalisation, which would compensate lost gradients."""
     net = nn.HybridSequential()
     net.add(*first, nn.Dense(64, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10))
     return net
 
 
 def centred(pixels: np.ndarray) -> np.ndarray:
-    """Return pixels of -1 to 1."""
+    """Return pixels from -1 to 1."""
     return pixels / 127.5 - 1
 
 
@@ -75,12 +75,16 @@ FLOAT32 = Row("float32", "float32", None)
 
 STUDIES = (
     Study(
-        "Loss scaling",
-        "The loss has a weight of 2^-22, as an auxiliary loss may have in a sum, and the learning "
-        "rate is as much higher. In float32 the weight changes nothing; in float16 the gradients "
-        "underflow unless the loss is scaled.",
-        dense, centred, LOSS_WEIGHT, 0.02 / LOSS_WEIGHT, 12,
-        (
+        title="Loss scaling",
+        why="The loss has a weight of 2^-22, like an auxiliary loss in a sum, and the learning "
+        "rate is higher by the same factor. In float32 the weight has no effect. In float16 the "
+        "gradients underflow unless the loss is scaled.",
+        network=dense,
+        pixels=centred,
+        loss_weight=LOSS_WEIGHT,
+        rate=0.02 / LOSS_WEIGHT,
+        epochs=12,
+        rows=(
             FLOAT32,
             Row("float16, dynamic scale", "float16"),
             Row("float16, static scale 2^15", "float16", 2.0**15),
@@ -88,30 +92,38 @@ STUDIES = (
         ),
     ),
     Study(
-        "Master weights",
-        "The learning rate is small, 0.0001, as at the end of a schedule. Most updates are then "
-        "less than half a unit in the last place of a float16 weight, and are lost where the "
-        "weight itself is all there is to update.",
-        dense, centred, 1.0, 1e-4, 60,
-        (
+        title="Master weights",
+        why="The learning rate is small, 0.0001, as at the end of a schedule. Most updates are "
+        "less than half a unit in the last place of a float16 weight. Without a float32 master, "
+        "they are lost.",
+        network=dense,
+        pixels=centred,
+        loss_weight=1.0,
+        rate=1e-4,
+        epochs=60,
+        rows=(
             FLOAT32,
             Row("float16, masters", "float16"),
             Row("float16, no masters", "float16", None, masters=False),
         ),
     ),
     Study(
-        "Pins",
-        "The first layer divides pixels of 0 to 255 by the root of the sum of their squares. The "
-        "policy keeps that sum in float32; pinned to float16 it exceeds 65,504, becomes infinite, "
-        "and every pixel becomes 0.",
-        lambda: dense(UnitLength()), lambda pixels: pixels, 1.0, 0.05, 40,
-        (
+        title="Pins",
+        why="The first layer divides pixels from 0 to 255 by the root of the sum of their squares. "
+        "The policy keeps this sum in float32. Pinned to float16, it exceeds 65,504 and becomes "
+        "infinite, so every pixel becomes 0.",
+        network=lambda: dense(UnitLength()),
+        pixels=lambda pixels: pixels,
+        loss_weight=1.0,
+        rate=0.05,
+        epochs=40,
+        rows=(
             FLOAT32,
             Row("float16, sums pinned to float32", "float16"),
             Row("float16, sums in float16", SUMS_IN_FLOAT16),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def data(study: Study) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
@@ -125,7 +137,7 @@ def data(study: Study) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray,
 
 
 def train(study: Study, row: Row, seed: int) -> Dict[str, Any]:
-    """Return what one run came to: top-1 errors in percent by epoch, and steps skipped."""
+    """Return the top-1 errors in percent by epoch, and the number of skipped steps."""
     mx.random.seed(seed)
     (images, labels), (val_images, val_labels) = data(study)
     net = study.network()
@@ -133,44 +145,49 @@ def train(study: Study, row: Row, seed: int) -> Dict[str, Any]:
     net(nd.array(images[:1]))
     amp.cast(net, row.policy)
     net.hybridize(static_alloc=True)
-    settings = {"learning_rate": study.rate, "momentum": MOMENTUM}
+    options = {"learning_rate": study.rate, "momentum": MOMENTUM}
     params = net.collect_params()
     if row.masters:
-        trainer = amp.Trainer(params, "sgd", settings, loss_scale=row.loss_scale)
-    else:  # amp.Trainer refuses to train float16 weights without masters
-        trainer = gluon.Trainer(params, "sgd", settings)
+        trainer = amp.Trainer(params, "sgd", options, loss_scale=row.loss_scale)
+    else:  # amp.Trainer does not train float16 weights without masters
+        trainer = gluon.Trainer(params, "sgd", options)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(weight=study.loss_weight)
     errors: List[float] = []
     skipped = 0
     for epoch in range(study.epochs):
         order = np.random.default_rng((seed, epoch)).permutation(len(images))
         for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
+            batch = order[start : start + BATCH]
             with autograd.record():
-                loss = loss_fn(net(nd.array(images[part])), nd.array(labels[part]))
+                loss = loss_fn(net(nd.array(images[batch])), nd.array(labels[batch]))
             (trainer if row.masters else autograd).backward(loss)
-            report = trainer.step(len(part))
+            report = trainer.step(len(batch))
             skipped += row.masters and not report.applied
-        answers = net(nd.array(val_images)).argmax(axis=1).asnumpy()
-        errors.append(100 * float((answers != val_labels).mean()))
+        predictions = net(nd.array(val_images)).argmax(axis=1).asnumpy()
+        errors.append(100 * float((predictions != val_labels).mean()))
     return {"errors": errors, "skipped": skipped}
 
 
-# of a study's title, of a row's label: its runs, a seed each
+# by a study's title and a row's label: the runs, one for each seed
 Results = Dict[str, Dict[str, List[Dict[str, Any]]]]
 
 
-def main(given: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train all rows, write the tables and the figure; return the status of the process."""
-    made = Parser(description=__doc__.split("\n", 1)[0])
-    add = made.add_argument
+    parser = Parser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
     add("--seeds", type=positive_int, default=16, metavar="N", help="default: %(default)s")
-    add("--margin", type=positive, default=1.0, metavar="POINTS",
-        help="differences to float32 below this count as none (default: %(default)s)")  # fmt: skip
+    add(
+        "--margin",
+        type=positive,
+        default=1.0,
+        metavar="POINTS",
+        help="smaller differences from float32 count as none (default: %(default)s)",
+    )
     add("--output", type=path, metavar="DIR", help="write ablation.md, .json and .png there")
-    options = made.parse_args(given)
+    options = parser.parse_args(arguments)
     try:
-        warnings.filterwarnings("ignore", "Accumulating with float16")  # that is the point
+        warnings.filterwarnings("ignore", "Accumulating with float16")  # one row shows just that
         results = {
             study.title: {
                 row.label: [train(study, row, seed) for seed in range(options.seeds)]
@@ -192,29 +209,30 @@ def main(given: Optional[Sequence[str]] = None) -> int:
 
 
 def table(runs_by_label: Dict[str, List[Dict]], margin: float) -> str:
-    """Return a Markdown table of a study's rows, each against the first, seed by seed."""
+    """Return a Markdown table of a study's rows, each compared with the first, seed by seed."""
     top1 = {
         label: [100 - run["errors"][-1] for run in runs] for label, runs in runs_by_label.items()
     }
     reference = next(iter(top1.values()))
     lines = [
-        "| trained in | top-1 in %, mean ± sd | less float32 (95 % interval) | verdict | skipped |",
+        "| trained in | top-1 in %, mean ± sd | minus float32 (95 % interval) | verdict "
+        "| skipped steps |",
         "| :--- | ---: | ---: | :--- | ---: |",
     ]
     for label, values in top1.items():
-        found = spread(values)
-        sd = "" if found.sd is None else f" ± {found.sd:.2f}"
+        accuracy = spread(values)
+        sd = "" if accuracy.sd is None else f" ± {accuracy.sd:.2f}"
         skipped = np.mean([run["skipped"] for run in runs_by_label[label]])
-        less, verdict = "", ""
+        minus, verdict = "", ""
         if values is not reference:
             comparison = compare_pairs(values, reference, margin)
-            less, verdict = difference(comparison), str(comparison)
-        lines.append(f"| {label} | {found.mean:.2f}{sd} | {less} | {verdict} | {skipped:.1f} |")
+            minus, verdict = difference(comparison), str(comparison)
+        lines.append(f"| {label} | {accuracy.mean:.2f}{sd} | {minus} | {verdict} | {skipped:.1f} |")
     return "\n".join(lines)
 
 
 def page(results: Results, options: argparse.Namespace) -> str:
-    """Return the page: for each study why it fails and its table, then how all were made."""
+    """Return the page: an explanation and a table of each study, and how they were measured."""
     parts = [
         "# What masters, loss scaling and pins are for",
         "![Top-1 error by epoch](ablation.png)",
@@ -227,16 +245,16 @@ def page(results: Results, options: argparse.Namespace) -> str:
         command += f" --output {options.output}"
     parts.append(
         f"Dense networks on scikit-learn's digits; means over {options.seeds} seeds of {epochs} "
-        "epochs. Runs of one seed share initial weights and the order of the images, so the tests "
-        f"are paired; “equivalent” is within ±{options.margin:g} points of float32 by two "
-        "one-sided tests at the 5 % level. float16 is emulated on the CPU. Made by "
+        "epochs. Runs of one seed share their initial weights and the order of the images, so the "
+        f"tests are paired. “Equivalent” means within ±{options.margin:g} points of float32 by two "
+        "one-sided tests at the 5 % level. float16 is emulated on the CPU. Command: "
         f"`{command}`."
     )
     return "\n\n".join(parts) + "\n"
 
 
 def write(results: Results, text: str, folder: Path) -> None:
-    """Write the page, the numbers and the picture."""
+    """Write the page, the numbers and the figure."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ablation.md").write_text(text, encoding="utf-8")
     (folder / "ablation.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -244,7 +262,7 @@ def write(results: Results, text: str, folder: Path) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw the error by epoch, a panel a study, with a band of one standard deviation."""
+    """Draw the error by epoch, a panel for each study, with a band of one standard deviation."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,8 +2,8 @@
 
     make matrix
 
-Each pair gets a fresh virtual environment outside the source tree. A Python that is not on this
-machine is reported as skipped.
+Each pair gets a new virtual environment outside the source tree. A Python that is not installed is
+reported as skipped.
 """
 
 import os
@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from experiments.standalone import options
+from experiments import ROOT
+from experiments.standalone import command_line
 
-ROOT = Path(__file__).resolve().parents[1]
 PAIRS = [("3.8", "1.23.5"), ("3.11", "1.23.5"), ("3.11", "1.26.4"), ("3.12", "1.26.4")]
 EXTRAS = "cpu,gluoncv,data,results,test"
-TESTS = ["tests/test_train_script.py", "-k", "short_run"]
+TESTS = ["tests/recipes/test_train_script.py", "-k", "short_run"]
 VERSIONS = (
     "import gluon_amp, mxnet, numpy, platform; "
     "print(platform.python_version(), numpy.__version__, mxnet.__version__)"
@@ -29,30 +29,30 @@ VERSIONS = (
 
 
 def find_python(version: str) -> Optional[str]:
-    """Return an interpreter of that version: by name, or one that pyenv has installed."""
+    """Return an interpreter of this version, from the search path or from pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
     for candidate in [shutil.which(f"python{version}"), *map(str, installed)]:
-        if candidate and _answers(candidate, version):
+        if candidate and _has_version(candidate, version):
             return candidate
     return None
 
 
-def _answers(python: str, version: str) -> bool:
-    """A pyenv shim exists for versions that are switched off, so asking is the only proof."""
+def _has_version(python: str, version: str) -> bool:
+    """Run the interpreter: pyenv also has shims of versions that are not enabled."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([python, "-c", code], capture_output=True, encoding="utf-8")
     return done.returncode == 0 and done.stdout.strip() == version
 
 
 def copy_sources(folder: Path) -> Path:
-    """Copy what is installed and tested, so that the installation leaves nothing in this tree."""
+    """Copy the sources, so that the installation does not write to this tree."""
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
     return Path(shutil.copytree(ROOT, folder / "source", ignore=ignored))
 
 
 def constraints(source: Path, numpy: str) -> Path:
-    """Write the constraints with another numpy."""
+    """Write the constraints with another version of numpy."""
     pinned = (source / "constraints.txt").read_text()
     path = source / f"constraints-numpy-{numpy}.txt"
     path.write_text(re.sub(r"(?m)^numpy==.*$", "", pinned) + f"\nnumpy=={numpy}\n")
@@ -60,42 +60,43 @@ def constraints(source: Path, numpy: str) -> Path:
 
 
 def check(python: str, numpy: str, folder: Path) -> bool:
-    """Install into a fresh environment, import from elsewhere, and run the training tests."""
+    """Install into a new environment, import from another folder, and run the training tests."""
     source = copy_sources(folder)
     venv_python = str(folder / "venv" / "bin" / "python")
+    pip = [venv_python, "-m", "pip", "--disable-pip-version-check"]
+    pinned = str(constraints(source, numpy))
     commands: List[Sequence[str]] = [
         [python, "-m", "venv", str(folder / "venv")],
-        [venv_python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-         "-c", str(constraints(source, numpy)), f"{source}[{EXTRAS}]"],
-        [venv_python, "-m", "pip", "check"],
+        [*pip, "install", "--quiet", "-c", pinned, f"{source}[{EXTRAS}]"],
+        [*pip, "check"],
         [venv_python, "-c", VERSIONS],
-    ]  # fmt: skip
-    for command in commands:  # in an empty folder, so that only the installed package is found
+    ]
+    for command in commands:  # in a folder from which only the installed package can be imported
         if subprocess.run(command, cwd=folder).returncode:
             return False
-    shutil.rmtree(source / "gluon_amp")  # the tests, too, use the installed package
+    shutil.rmtree(source / "gluon_amp")  # the tests also use the installed package
     return subprocess.run([venv_python, "-m", "pytest", *TESTS], cwd=source).returncode == 0
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Check every pair; return 0 if all that could run passed, and at least one could."""
-    parser = options.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=sorted({python for python, _ in PAIRS}),
-        help="only this Python")  # fmt: skip
+    """Check every pair; return 0 if at least one passed and none failed."""
+    parser = command_line.Parser(description=__doc__.splitlines()[0])
+    versions = sorted({version for version, _ in PAIRS})
+    parser.add_argument("--only", choices=versions, help="only this Python")
     only = parser.parse_args(arguments).only
     results = []
     for version, numpy in PAIRS:
         if only not in (None, version):
             continue
         print(f"== Python {version}, numpy {numpy}", flush=True)
-        python, started = find_python(version), time.perf_counter()
+        python, start = find_python(version), time.perf_counter()
         if python is None:
-            results.append((version, numpy, f"skipped: no python{version} here", 0.0))
+            results.append((version, numpy, f"skipped: python{version} is not installed", 0.0))
             continue
         with tempfile.TemporaryDirectory(prefix="gluon_amp_matrix_") as folder:
             passed = check(python, numpy, Path(folder))
-        took = time.perf_counter() - started
-        results.append((version, numpy, "passed" if passed else "FAILED", took))
+        seconds = time.perf_counter() - start
+        results.append((version, numpy, "passed" if passed else "FAILED", seconds))
     print("\nPython  numpy   seconds  result")
     for version, numpy, result, seconds in results:
         print(f"{version:<6}  {numpy:<6}  {seconds:7.0f}  {result}")

@@ -1,9 +1,10 @@
-"""Execute the notebooks: from each source in notebooks/*.py comes the page beside it, *.ipynb.
+"""Execute the notebooks: each source in notebooks/*.py becomes the page *.ipynb beside it.
 
     python -m experiments.run_notebooks [--short] [NAME ...]
 
-A page is written only if its notebook ran without an error, a warning or a word on stderr. The
-cell tagged `parameters` says in its metadata what is `short`: those values follow it with --short.
+A page is written only if its notebook ran without errors, warnings and output on stderr. The
+metadata of the cell tagged `parameters` has values named `short`. With --short, they replace the
+parameters.
 """
 
 import contextlib
@@ -16,35 +17,36 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
+from experiments import ROOT
 from gluon_amp.command_line import Parser, UsageError, positive_int
 from gluon_amp.files import atomic
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+FOLDER = ROOT / "notebooks"
 WARNING = re.compile(r"\w*Warning\b.*")
 INJECTED = ["injected-parameters"]
-# What would make a kernel of this machine or of this process another one
+# The environment of a kernel must not depend on the user or on this process.
 UNSET = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
 SET = {
-    "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel of this Python, not that of the user
-    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # debugpy warns of frozen modules from Python 3.11 on
+    "JUPYTER_PREFER_ENV_PATH": "1",  # use the kernel of this Python, not that of the user
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # debugpy warns about frozen modules since Python 3.11
 }
 
 
 class NotebookError(Exception):
-    """A notebook does not run as it should; the message is one sentence for the user."""
+    """A notebook failed; the message is one sentence for the user."""
 
 
 def sources(names: Sequence[str]) -> List[Path]:
-    """Return the sources of those names, or all."""
-    found = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+    """Return the sources of the named notebooks, or of all."""
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
     for name in names:
-        if name not in found:
-            raise UsageError(f"there is no notebook {name!r} among {', '.join(found) or 'none'}.")
-    return [found[name] for name in names or found]
+        if name not in paths:
+            raise UsageError(f"there is no notebook {name!r} among {', '.join(paths) or 'none'}.")
+    return [paths[name] for name in names or paths]
 
 
 def read(path: Path) -> Any:
-    """Return the notebook of a source, with ids and metadata that are the same each time."""
+    """Return the notebook of a source, with ids and metadata that depend on the source alone."""
     import jupytext
 
     notebook = jupytext.read(path, fmt="py:percent")
@@ -58,32 +60,32 @@ def read(path: Path) -> Any:
 
 
 def inject_short(notebook: Any, name: str) -> None:
-    """Put a cell with the values of the short setting after the cell of parameters."""
+    """Insert a cell with the short values after the cell of parameters."""
     import nbformat
 
     for position, cell in enumerate(notebook.cells, 1):
         if "parameters" in cell.metadata.get("tags", ()) and "short" in cell.metadata:
             lines = [f"{key} = {value!r}" for key, value in cell.metadata["short"].items()]
-            made = nbformat.v4.new_code_cell("\n".join(lines), metadata={"tags": INJECTED})
-            notebook.cells.insert(position, made)
+            injected = nbformat.v4.new_code_cell("\n".join(lines), metadata={"tags": INJECTED})
+            notebook.cells.insert(position, injected)
             return
     raise NotebookError(f"{name} has no cell tagged parameters with values for short.")
 
 
 @contextlib.contextmanager
 def environment() -> Iterator[Dict[str, str]]:
-    """Give the environment of a kernel that reads no settings of the user."""
+    """Yield the environment of a kernel, which does not read the user's settings."""
     with tempfile.TemporaryDirectory() as folder:
-        given = {key: value for key, value in os.environ.items() if key not in UNSET}
-        yield {**given, **SET, "IPYTHONDIR": folder}
+        inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
+        yield {**inherited, **SET, "IPYTHONDIR": folder}
 
 
 def execute(notebook: Any, name: str, timeout: float) -> None:
-    """Run the cells in a fresh kernel, in the folder of the notebooks."""
+    """Run the cells in a new kernel, in the folder of the notebooks."""
     import nbclient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    begun: List[Any] = []
+    started: List[Any] = []
     client = nbclient.NotebookClient(
         notebook,
         timeout=timeout,
@@ -91,14 +93,14 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
         resources={"metadata": {"path": str(FOLDER)}},
         coalesce_streams=True,
         record_timing=False,
-        on_cell_start=lambda cell, cell_index: begun.append(cell),
+        on_cell_start=lambda cell, cell_index: started.append(cell),
     )
     try:
         with environment() as env:
             client.execute(env=env)
     except CellExecutionError as error:
-        told = " ".join(f"{error.ename}: {error.evalue}".split())
-        failure = f"raised {told.rstrip('.:')}"
+        message = " ".join(f"{error.ename}: {error.evalue}".split())
+        failure = f"raised {message.rstrip('.:')}"
     except CellTimeoutError:
         failure = f"took more than {timeout} s"
     except DeadKernelError:
@@ -106,58 +108,65 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
     else:
         notebook.metadata["language_info"].pop("version")
         return
-    raise NotebookError(f"{place(notebook, begun[-1], name)} {failure}.")
+    raise NotebookError(f"{cell_name(notebook, started[-1], name)} {failure}.")
 
 
 def check(notebook: Any, name: str) -> None:
-    """Raise for a cell that warned, or wrote to stderr."""
+    """Raise `NotebookError` for a cell that warned or wrote to stderr."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
             text = output.get("text") or output.get("data", {}).get("text/plain", "")
             warning = WARNING.search(text)
             if warning or output.get("name") == "stderr":
-                what = warning.group() if warning else text.strip().partition("\n")[0]
-                how = "gave a warning" if warning else "wrote to stderr"
-                raise NotebookError(f"{place(notebook, cell, name)} {how}: {what.rstrip('.')}.")
+                message = warning.group() if warning else text.strip().partition("\n")[0]
+                failure = "gave a warning" if warning else "wrote to stderr"
+                cell_id = cell_name(notebook, cell, name)
+                raise NotebookError(f"{cell_id} {failure}: {message.rstrip('.')}.")
 
 
 def code_cells(notebook: Any) -> List[Any]:
+    """Return the cells with code."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def place(notebook: Any, cell: Any, name: str) -> str:
-    """Name a cell as its page does: by its number among the cells of code."""
-    own = [one for one in code_cells(notebook) if one.metadata.get("tags") != INJECTED]
-    return f"{name}, cell [{own.index(cell) + 1}]"
+def cell_name(notebook: Any, cell: Any, name: str) -> str:
+    """Return the number of a cell on the page, without counting injected cells."""
+    cells = [one for one in code_cells(notebook) if one.metadata.get("tags") != INJECTED]
+    return f"{name}, cell [{cells.index(cell) + 1}]"
 
 
 def run(path: Path, short: bool, timeout: float) -> str:
-    """Run one notebook, write its page unless the run is short, and return what there is to say."""
+    """Run one notebook, write its page unless the run is short, and return a summary."""
     import nbformat
 
-    begun = time.monotonic()
+    start = time.monotonic()
     notebook = read(path)
     if short:
         inject_short(notebook, path.stem)
     execute(notebook, path.stem, timeout)
     check(notebook, path.stem)
-    told = f"{len(code_cells(notebook))} cells of code, {time.monotonic() - begun:.0f} s"
+    summary = f"{len(code_cells(notebook))} cells of code, {time.monotonic() - start:.0f} s"
     if short:
-        return told
+        return summary
     page = nbformat.writes(notebook).rstrip("\n").encode() + b"\n"
     atomic.write(path.with_suffix(".ipynb"), page)
-    return f"{told}, {len(page) / 1000:.0f} kB"
+    return f"{summary}, {len(page) / 1000:.0f} kB"
 
 
-def main(given: Optional[Sequence[str]] = None) -> int:
-    """Run the notebooks that are named, or all; return the status of the process."""
-    made = Parser(description=__doc__.split("\n", 1)[0])
-    add = made.add_argument
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the named notebooks, or all; return the status of the process."""
+    parser = Parser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="a notebook without its .py (default: all)")
-    add("--short", action="store_true", help="run with the short values and write no page")
-    add("--timeout", type=positive_int, default=600, metavar="SECONDS",
-        help="longest time for a cell (default: %(default)s)")  # fmt: skip
-    options = made.parse_args(given)
+    add("--short", action="store_true", help="use the short values and write no page")
+    add(
+        "--timeout",
+        type=positive_int,
+        default=600,
+        metavar="SECONDS",
+        help="longest time for a cell (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
     failed = 0
     try:
         for path in sources(options.names):
@@ -171,8 +180,8 @@ def main(given: Optional[Sequence[str]] = None) -> int:
         print(f"run_notebooks.py: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"run_notebooks.py: {error.name} is not installed: run "
-              "`pip install 'gluon-amp[notebooks]'`.", file=sys.stderr)  # fmt: skip
+        remedy = "run `pip install 'gluon-amp[notebooks]'`"
+        print(f"run_notebooks.py: {error.name} is not installed: {remedy}.", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"run_notebooks.py: {error.filename}: {error.strerror}.", file=sys.stderr)

@@ -1,21 +1,20 @@
-"""Parts of gluon_amp that need the standard library alone, for scripts that must not import MXNet.
+"""The modules of gluon_amp that need the standard library alone, for programs without MXNet.
 
-Whoever imports the package imports MXNet, which may not be installed there, or would take memory
-and threads from what is measured.
+Importing gluon_amp imports MXNet. MXNet may not be installed where a program runs, and in the
+process that compares benchmarks it would hold memory and threads.
 """
 
 import importlib.util
-from pathlib import Path
 from types import ModuleType
 
-PACKAGE = Path(__file__).resolve().parents[1] / "gluon_amp"
+from experiments import ROOT
 
 
 def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, PACKAGE / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "gluon_amp" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-hardware, options = _load("hardware"), _load("command_line")
+command_line, hardware = _load("command_line"), _load("hardware")

@@ -1,12 +1,13 @@
 """Compare the emulation of float16 with real Tensor Cores, bit by bit.
 
-Three steps, which may run on three machines, since no GPU that is too new for MXNet can run it:
+There are three steps. They may run on three machines, as MXNet does not run on recent GPUs:
 
-  python -m experiments.tensor_cores --export DIR    needs gluon_amp: inputs and our outputs
-  python -m experiments.tensor_cores --gpu DIR       needs PyTorch and a GPU: the GPU's outputs
-  python -m experiments.tensor_cores --compare DIR   needs numpy: writes the table
+  python -m experiments.tensor_cores --export DIR    needs gluon_amp; writes inputs and outputs
+  python -m experiments.tensor_cores --gpu DIR       needs PyTorch and a GPU; writes its outputs
+  python -m experiments.tensor_cores --compare DIR   needs numpy; writes the table
 
-Only NAME.inputs.npz (28 MB) have to go to the GPU, and NAME.gpu.npy (27 MB) and gpu.json back.
+Copy NAME.inputs.npz (28 MB) to the machine with the GPU, and NAME.gpu.npy (27 MB) and gpu.json
+back.
 """
 
 import argparse
@@ -17,16 +18,16 @@ from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequenc
 
 import numpy as np
 
-from experiments.standalone import hardware, options
+from experiments import ROOT
+from experiments.standalone import command_line, hardware
 
-ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "results" / "tensor_cores.md"
 GPU_FACTS, CPU_FACTS = "gpu.json", "cpu.json"
 FIRST_TENSOR_CORES = (7, 0)
 
 
 class Shape(NamedTuple):
-    """A product: shapes of data and weight; of a convolution, its stride and padding too."""
+    """A matrix product or a convolution: shapes of data and weight, stride and padding."""
 
     op: str
     data: Tuple[int, ...]
@@ -51,17 +52,17 @@ def _normal(random, shape):
 
 
 def _gradients(random, shape):
-    """So small that outputs are subnormal, and some inputs too."""
+    """Return numbers so small that outputs and some inputs are subnormal."""
     return random.normal(0, 2.0**-9, shape)
 
 
 def _wide(random, shape):
-    """Exponents from -12 to 3, as many of each: terms of very different size in a sum."""
+    """Return numbers with exponents from -12 to 3, so that the terms of a sum differ in size."""
     return random.choice([-1, 1], shape) * 2.0 ** random.uniform(-12, 4, shape)
 
 
 def _large(random, shape):
-    """So large that many outputs pass 65504."""
+    """Return numbers so large that many outputs exceed 65504."""
     return random.normal(0, 200, shape)
 
 
@@ -69,7 +70,7 @@ DISTRIBUTIONS = {"normal": _normal, "gradients": _gradients, "wide": _wide, "lar
 
 
 class Case(NamedTuple):
-    """One shape with numbers of one distribution; its name is that of its files."""
+    """One shape with numbers of one distribution. The names of its files begin with its name."""
 
     name: str
     shape: Shape
@@ -82,7 +83,7 @@ def cases(shapes: Dict[str, Shape] = SHAPES) -> Iterable[Case]:
     for i, (name, shape) in enumerate(shapes.items()):
         for j, (kind, draw) in enumerate(DISTRIBUTIONS.items()):
             random = np.random.RandomState(100 * i + j)
-            # weights of a trained network are about as large as the root of the depth is small
+            # weights of a trained network are about the size of 1 / sqrt(depth)
             depth = np.sqrt(np.prod(shape.weight[1:]))
             data = draw(random, shape.data).astype(np.float16)
             weight = (draw(random, shape.weight) / depth).astype(np.float16)
@@ -93,11 +94,11 @@ def cases(shapes: Dict[str, Shape] = SHAPES) -> Iterable[Case]:
 
 
 def export(folder: Path, shapes: Dict[str, Shape] = SHAPES) -> int:
-    """Write each case's inputs, our outputs, and the exact ones; return how many outputs."""
+    """Write each case's inputs, emulated and exact outputs; return the number of outputs."""
     folder.mkdir(parents=True, exist_ok=True)
-    outputs = 0
+    total = 0
     for case in cases(shapes):
-        ours, exact = emulated(case), rounded_once(case)
+        outputs, exact = emulated(case), rounded_once(case)
         np.savez(
             folder / f"{case.name}.inputs.npz",
             data=case.data,
@@ -106,15 +107,15 @@ def export(folder: Path, shapes: Dict[str, Shape] = SHAPES) -> int:
             stride=case.shape.stride,
             pad=case.shape.pad,
         )
-        np.save(folder / f"{case.name}.ours.npy", ours)
+        np.save(folder / f"{case.name}.ours.npy", outputs)
         np.save(folder / f"{case.name}.exact.npy", exact)
-        outputs += ours.size
+        total += outputs.size
     (folder / CPU_FACTS).write_text(json.dumps({"cpu": hardware.cpu_name()}) + "\n")
-    return outputs
+    return total
 
 
 def emulated(case: Case) -> np.ndarray:
-    """Return what a cast graph gives on this CPU, in float16."""
+    """Return the outputs of a cast graph on this CPU, in float16."""
     import gluon_amp as amp
     from gluon_amp.lowering import lower
     from gluon_amp.policy import graph
@@ -131,8 +132,8 @@ def emulated(case: Case) -> np.ndarray:
 
 
 def rounded_once(case: Case) -> np.ndarray:
-    """Return the float64 result rounded to float16, which is what no float32 sum can better."""
-    import gluon_amp  # noqa: F401  (numpy's aliases, for MXNet)
+    """Return the float64 result rounded to float16. No float32 sum is more accurate."""
+    import gluon_amp  # noqa: F401 (restores numpy's aliases for MXNet)
 
     import mxnet as mx
 
@@ -164,20 +165,21 @@ def _symbol(case: Case):
 
 
 def run_on_gpu(folder: Path) -> int:
-    """Write what PyTorch computes on the GPU for each case; return how many there were.
+    """Write PyTorch's outputs on the GPU for each case; return the number of cases.
 
-    Split sums are joined in float32 (`allow_fp16_reduced_precision_reduction` is off), as in the
-    kernels that MXNet calls.
+    Partial sums are added in float32 (`allow_fp16_reduced_precision_reduction` is off), as in the
+    kernels that MXNet uses.
     """
     try:
         import torch
     except ImportError:
-        fail("--gpu needs PyTorch: install it where the GPU is.")
+        fail("--gpu needs PyTorch: install it on the machine with the GPU.")
     names = _names(folder, "inputs.npz")
     if not torch.cuda.is_available():
-        fail("--gpu needs an NVIDIA GPU, which PyTorch does not find here.")
+        fail("--gpu needs an NVIDIA GPU, but PyTorch finds none on this machine.")
     if torch.cuda.get_device_capability() < FIRST_TENSOR_CORES:
-        fail(f"{torch.cuda.get_device_name()} has no Tensor Cores: use one from 7.0 on.")
+        name = torch.cuda.get_device_name()
+        fail(f"{name} has no Tensor Cores: use a GPU of compute capability 7.0 or higher.")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     for name in names:
         with np.load(folder / f"{name}.inputs.npz") as file:
@@ -208,11 +210,11 @@ class Comparison(NamedTuple):
     Attributes
     ----------
     outputs, identical : int
-        How many there are, and how many have the same bits (all NaNs are taken for the same).
+        Number of outputs, and of those with the same bits. All NaNs count as the same.
     ulps : int
-        Largest difference in units in the last place; infinity is one beyond 65504.
+        Largest difference in units in the last place; infinity is one unit above 65504.
     one_nan : int
-        Where one is NaN and the other is not; these are not among the ulps.
+        Number of outputs that are NaN in one array only. They do not count for `ulps`.
     """
 
     outputs: int
@@ -242,23 +244,23 @@ def compare(a: np.ndarray, b: np.ndarray) -> Comparison:
 
 
 def _ordinal(x: np.ndarray) -> np.ndarray:
-    """Number float16 values in their order, neighbours one apart, both zeros 0."""
+    """Return integers in the order of the float16 values; neighbours differ by 1, zeros are 0."""
     bits = x.view(np.uint16).astype(np.int32)
     return np.where(bits & 0x8000, -(bits & 0x7FFF), bits)
 
 
 def join(parts: List[Comparison]) -> Comparison:
-    """Return the comparison of all parts together."""
+    """Return one comparison for all parts."""
     outputs, identical, ulps, one_nan = zip(*parts)
     return Comparison(sum(outputs), sum(identical), max(ulps), sum(one_nan))
 
 
 def compare_folder(folder: Path) -> List[Tuple[str, Comparison, Comparison, Comparison]]:
-    """Compare each case: ours with the GPU's, ours with exact ones, the GPU's with exact ones."""
+    """Compare each case: emulated with GPU, emulated with exact, GPU with exact outputs."""
     rows = []
     for name in _names(folder, "ours.npy"):
         if not (folder / f"{name}.gpu.npy").exists():
-            fail(f"{folder} has no {name}.gpu.npy: run --gpu there, and copy its files back.")
+            fail(f"{folder} has no {name}.gpu.npy: run --gpu and copy its files to this folder.")
         ours, gpu, exact = (
             np.load(folder / f"{name}.{kind}.npy") for kind in ("ours", "gpu", "exact")
         )
@@ -267,11 +269,11 @@ def compare_folder(folder: Path) -> List[Tuple[str, Comparison, Comparison, Comp
 
 
 def facts_of(folder: Path) -> dict:
-    """Return what the two other steps wrote about their machines."""
+    """Return the descriptions of the machines of the other two steps."""
     facts = {}
     for name, step in ((CPU_FACTS, "--export"), (GPU_FACTS, "--gpu")):
         if not (folder / name).exists():
-            fail(f"{folder} has no {name}, which {step} writes: copy it here, too.")
+            fail(f"{folder} has no {name}, which {step} writes: copy it to this folder.")
         try:
             facts.update(json.loads((folder / name).read_text()))
         except (ValueError, TypeError, RecursionError):
@@ -281,12 +283,11 @@ def facts_of(folder: Path) -> dict:
 
 def report(rows, facts: dict) -> str:
     """Return the result as Markdown."""
-    whole = [join([row[k] for row in rows]) for k in (1, 2, 3)]
+    total = [join([row[k] for row in rows]) for k in (1, 2, 3)]
     width = max(len(row[0]) for row in rows)
     titles = f"{'outputs':>9} {'identical':>10} {'ulps':>5} {'NaN':>4} {'ours':>8} {'GPU':>8}"
     lines = [f"{'case':{width}} {titles}"]
-    for name, *found in [*rows, ("all", *whole)]:
-        ours_gpu, ours, gpu = found
+    for name, ours_gpu, ours, gpu in [*rows, ("all", *total)]:
         lines.append(
             f"{name:{width}} {ours_gpu.outputs:9d} {ours_gpu.share:10.4%} {ours_gpu.ulps:5d} "
             f"{ours_gpu.one_nan:4d} {ours.share:8.3%} {gpu.share:8.3%}"
@@ -294,22 +295,23 @@ def report(rows, facts: dict) -> str:
     table = "\n".join(lines)
     return f"""# The emulation against Tensor Cores
 
-The same float16 inputs through PyTorch on a GPU and through the emulation of float16 on a CPU
-(`experiments/tensor_cores.py`). Of {whole[0].outputs:,} outputs, {whole[0].share:.4%} have the same
-bits; the others are at most {whole[0].ulps} units in the last place apart.
+PyTorch on a GPU and the emulation of float16 on a CPU have computed outputs from the same float16
+inputs (`experiments/tensor_cores.py`). Of {total[0].outputs:,} outputs, {total[0].share:.4%} have
+the same bits. The others differ by at most {total[0].ulps} units in the last place.
 
 GPU: {facts["gpu"]} (capability {facts["capability"]}),
 PyTorch {facts["torch"]}, CUDA {facts["cuda"]}, cuDNN {facts["cudnn"]}. CPU: {facts["cpu"]}.
 
-- `identical`, `ulps`, `NaN`: ours against the GPU's: share of outputs with the same bits, largest
-  difference in units in the last place (infinity is one beyond 65504), and how many are NaN in one
-  of the two only. Many units are those of sums that nearly cancel, whose last place is far below
-  the terms'.
-- `ours`, `GPU`: share of outputs that are the float64 result rounded once, which is the best that
-  any order of a float32 sum can give.
+- `identical`, `ulps`, `NaN`: emulation and GPU compared. Share of outputs with the same bits,
+  largest difference in units in the last place (infinity is one unit above 65504), and number of
+  outputs that are NaN in one of the two only. Large differences are those of sums that nearly
+  cancel, whose last place is far below that of the terms.
+- `ours`, `GPU`: share of outputs that equal the float64 result rounded once. No order of a float32
+  sum is more accurate.
 - `normal`: normal numbers; `gradients`: so small that outputs are subnormal; `wide`: exponents from
-  -12 to 3 alike; `large`: so large that many outputs pass 65504. Weights are divided by the root of
-  the depth of the sum. matmul-64 adds up 64 products; conv-3x3 has 64 channels, conv-1x1 256.
+  -12 to 3, equally often; `large`: so large that many outputs exceed 65504. Weights are divided by
+  the root of the depth of the sum. matmul-64 adds 64 products; conv-3x3 has 64 channels, conv-1x1
+  has 256.
 
 ```
 {table}
@@ -320,35 +322,38 @@ PyTorch {facts["torch"]}, CUDA {facts["cuda"]}, cuDNN {facts["cudnn"]}. CPU: {fa
 def _names(folder: Path, suffix: str) -> List[str]:
     names = sorted(path.name[: -len(suffix) - 1] for path in folder.glob(f"*.{suffix}"))
     if not names:
-        fail(f"{folder} has no *.{suffix}: run --export first, and copy its files here.")
+        fail(f"{folder} has no *.{suffix}: run --export and copy its files to this folder.")
     return names
 
 
 # ------------------------------------------------------------------------- command line
 
 
-def fail(sentence: str) -> NoReturn:
-    """End the program with status 2."""
-    print(f"tensor_cores.py: {sentence}", file=sys.stderr)
+def fail(message: str) -> NoReturn:
+    """Print an error message and exit with status 2."""
+    print(f"tensor_cores.py: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run one of the three steps."""
-    parser = options.Parser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_mutually_exclusive_group(required=True)
-    for flag, what in (
-        ("--export", "write inputs and our outputs"),
+    for flag, text in (
+        ("--export", "write the inputs and the emulated outputs"),
         ("--gpu", "write the GPU's outputs"),
-        ("--compare", "compare them, write the table"),
+        ("--compare", "compare the outputs and write the table"),
     ):
-        steps.add_argument(flag, type=options.path, metavar="DIR", help=what)
+        steps.add_argument(flag, type=command_line.path, metavar="DIR", help=text)
     parser.add_argument(
-        "--output", type=options.path, default=RESULT, metavar="FILE",
-        help="where --compare writes it (default: docs/results/tensor_cores.md)",
-    )  # fmt: skip
+        "--output",
+        type=command_line.path,
+        default=RESULT,
+        metavar="FILE",
+        help="file for the table (default: docs/results/tensor_cores.md)",
+    )
     try:
         run(parser.parse_args(arguments))
     except OSError as error:
@@ -356,7 +361,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the step that was asked for."""
+    """Run the chosen step."""
     if options.export:
         print(f"{export(options.export):,} outputs written to {options.export}")
     elif options.gpu:

@@ -1,14 +1,14 @@
-"""Cast the networks of the Model Zoo and of GluonCV by each policy, and print what came of it.
+"""Cast the networks of the Model Zoo and of GluonCV with each policy, and check the results.
 
-For each network and policy: forward and backward on a small random input, whether all outputs are
-float32, how many convolution, dense, dot and RNN nodes there are and how many of them run in the
-compute dtype, and how far the outputs are from the float32 network's (relative L2 distance).
+Each network runs forward and backward on a small random input. A row reports for a network and a
+policy whether all outputs are float32, how many of the convolution, dense, dot and RNN nodes run in
+the compute dtype, and the relative L2 distance of the outputs from those of the float32 network.
 
-How far is near enough depends on the network: a deep random one amplifies any change. So the yard-
-stick is what the float32 network itself does when its weights and its input are rounded once to the
-compute dtype. The cast network also rounds between its layers, and may be FACTOR times as far.
+The accepted distance depends on the network, as a deep random network amplifies any change. The
+yardstick is the distance of the float32 network whose weights and input are rounded once to the
+compute dtype. The cast network also rounds between its layers, so FACTOR times this is accepted.
 
-Each network runs in a process of its own, so that a crash costs one row.
+Each network runs in a process of its own, so that a crash affects only its own rows.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import json
 import re
 import subprocess
 import sys
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
-from experiments.standalone import options
+from experiments.standalone import command_line
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 
@@ -26,11 +26,11 @@ PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot")
 
 FACTOR = 4.0
 
-# bits of a float32 that rounding to the dtype drops, for normal values
+# bits of a normal float32 that are lost when it is rounded to the dtype
 DROPPED_BITS = {"float16": 13, "bfloat16": 16}
 
-# Pixels a side, by the first pattern that finds the name: the smallest that the network's pooling,
-# strides and fixed sizes allow.
+# Height and width by the first pattern that matches the name: the smallest that the network's
+# pooling, strides and fixed sizes allow.
 PIXELS = [
     (r"ssd_300", 300),
     (r"ssd_512", 512),
@@ -48,11 +48,11 @@ PIXELS = [
     (r"mobile_pose", 128),
 ]
 
-# Networks that return sorted detections: their outputs cannot be compared number by number.
+# Networks that return sorted detections. Their outputs cannot be compared element by element.
 DETECTORS = r"yolo|rcnn|ssd|center_net"
 
-# Networks that need ground truth in training mode: their gradient is taken in prediction mode.
-WANT_TRUTH = r"yolo|rcnn"
+# Networks that need ground truth in training mode. Their gradients are computed in prediction mode.
+NEED_GROUND_TRUTH = r"yolo|rcnn"
 
 BUILT_ON_ANOTHER = r"ssd|yolo|rcnn|center_net|fcn|psp|deeplab|danet|icnet|fastscnn|pose"
 
@@ -72,34 +72,35 @@ mobile_pose_resnet18_v1b mobile_pose_mobilenetv3_small alpha_pose_resnet101_v1b_
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Cast the networks asked for; return 0 if all casts are good."""
-    args = parse_args(arguments)
-    if args.worker:
-        print(json.dumps(run(args.worker, args.policies)))
+    """Cast the chosen networks; return 0 if all casts are good."""
+    options = parse(arguments)
+    if options.worker:
+        print(json.dumps(run(options.worker, options.policies)))
         return 0
-    names = [name for name in all_networks() if args.networks.search(name)]
+    pattern = options.networks
+    names = [name for name in all_networks() if pattern.search(name)]
     if not names:
-        shown = f"zoo_coverage.py: no network matches {args.networks.pattern!r}: --list shows them."
-        print(shown, file=sys.stderr)
+        message = f"no network matches {pattern.pattern!r}: --list prints all"
+        print(f"zoo_coverage.py: {message}.", file=sys.stderr)
         return 2
-    if args.list:
+    if options.list:
         print("\n".join(names))
         return 0
     rows = []
     print(HEADER)
     for name in names:
-        for row in run_in_process(name, args):
+        for row in run_in_process(name, options.policies, options.timeout):
             rows.append(row)
             print(line(row), flush=True)
     good = sum(row["ok"] for row in rows)
     print(f"{good} of {len(rows)} casts of {len(names)} networks are good")
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if good == len(rows) else 1
 
 
-def pattern(text: str) -> "re.Pattern[str]":
-    """Read a regular expression."""
+def regular_expression(text: str) -> "re.Pattern[str]":
+    """Return the pattern of an option."""
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
@@ -108,51 +109,70 @@ def pattern(text: str) -> "re.Pattern[str]":
         ) from None
 
 
-def parse_args(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = options.Parser(description=__doc__.split("\n")[0])
+def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = command_line.Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--networks", type=pattern, default=pattern(""), metavar="PATTERN",
-        help="regular expression, as in 'mx/resnet' or 'cv/ssd'")  # fmt: skip
+    add(
+        "--networks",
+        type=regular_expression,
+        default=regular_expression(""),
+        metavar="PATTERN",
+        help="regular expression, for example mx/resnet or cv/ssd",
+    )
     add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
-    add("--json", type=options.output_file, metavar="FILE", help="also write the rows to this file")
-    add("--list", action="store_true", help="print the networks and leave")
-    add("--timeout", type=options.positive_int, default=600, metavar="SECONDS",
-        help="for one network (default: %(default)s)")  # fmt: skip
+    add(
+        "--json",
+        type=command_line.output_file,
+        metavar="FILE",
+        help="also write the rows to this file",
+    )
+    add("--list", action="store_true", help="only print the names of the networks")
+    add(
+        "--timeout",
+        type=command_line.positive_int,
+        default=600,
+        metavar="SECONDS",
+        help="longest time for a network (default: %(default)s)",
+    )
     add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def all_networks() -> list:
+def all_networks() -> List[str]:
+    """Return the names of all networks, with the prefix of their source."""
     import gluon_amp  # noqa: F401
 
     from mxnet.gluon.model_zoo import vision
 
-    return [f"mx/{name}" for name in sorted(zoo_names(vision))] + [f"cv/{n}" for n in GLUONCV]
+    names = sorted(model_zoo_names(vision))
+    return [f"mx/{name}" for name in names] + [f"cv/{name}" for name in GLUONCV]
 
 
-def zoo_names(vision) -> list:
-    """Return the names that `vision.get_model` takes; it lists them only in its error message."""
+def model_zoo_names(vision) -> List[str]:
+    """Return the names of `vision.get_model`, which lists them only in its error message."""
     try:
         vision.get_model("")
     except ValueError as error:
         return str(error).split("\n\t")[1:]
 
 
-def run_in_process(name: str, args: argparse.Namespace) -> list:
+def run_in_process(name: str, policies: Sequence[str], timeout: float) -> List[dict]:
+    """Return the rows of a network, computed in another process."""
     command = [sys.executable, "-m", "experiments.zoo_coverage"]
-    command += ["--worker", name, "--policies", *args.policies]
+    command += ["--worker", name, "--policies", *policies]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])
         error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        error = f"took more than {args.timeout} s"
-    return [{"network": name, "policy": p, "ok": False, "error": error} for p in args.policies]
+        error = f"took more than {timeout} s"
+    return [{"network": name, "policy": p, "ok": False, "error": error} for p in policies]
 
 
-def run(name: str, policies) -> list:
+def run(name: str, policies: Sequence[str]) -> List[dict]:
+    """Return a row for each policy."""
     import numpy as np
 
     import gluon_amp as amp
@@ -160,26 +180,25 @@ def run(name: str, policies) -> list:
 
     import mxnet as mx
     from mxnet import nd
-    from mxnet.gluon.block import _flatten
 
     pixels = next(size for pattern, size in PIXELS if re.search(pattern, name.split("/")[1]))
     detector = bool(re.search(DETECTORS, name))
     np.random.seed(0)
     mx.random.seed(0)
-    images = 1 if "rcnn" in name else 2  # GluonCV's R-CNNs take one image where they are hybridized
+    images = 1 if "rcnn" in name else 2  # GluonCV's hybridized R-CNNs accept only one
     x = nd.random.normal(shape=(images, 3, pixels, pixels))
     net = build(name, x)
     if not detector:
         calibrate(net, x)
-    expected = [o.asnumpy() for o in _flatten(net(x), "output")[0]]
+    expected = [output.asnumpy() for output in outputs_of(net, x)]
 
     yardsticks = {}
     if not detector:
         for dtype in DROPPED_BITS:
             yardsticks[dtype] = yardstick(net, x, expected, dtype)
 
-    train_mode = not re.search(WANT_TRUTH, name)
-    net.hybridize()  # GluonCV's R-CNNs crash in a backward pass that is not
+    train_mode = not re.search(NEED_GROUND_TRUTH, name)
+    net.hybridize()  # otherwise GluonCV's R-CNNs crash in the backward pass
     lost_in_float32 = not_finite(net, x, train_mode)
     rows = []
     for policy in policies:
@@ -187,23 +206,23 @@ def run(name: str, policies) -> list:
         rows.append(row)
         try:
             amp.cast(net, policy)
-            outputs = _flatten(net(x), "output")[0]
-            described = amp.describe(net).rows
+            outputs = outputs_of(net, x)
+            nodes = amp.describe(net).rows
             parsed = Policy.parse(policy)
             compute = parsed.compute_dtype
-            # a bfloat16 deconvolution does not exist, as `policy.why` says
+            # MXNet has no bfloat16 deconvolution (see `policy.why`)
             expected_low = [op for op in PRODUCTS if parsed.decide(op).kind == "compute"]
-            products = [r.compute_dtype for r in described if r.op in expected_low]
+            products = [node.compute_dtype for node in nodes if node.op in expected_low]
             row["products"] = len(products)
             row["low"] = products.count(compute)
-            row["float32_outputs"] = all(o.dtype == np.float32 for o in outputs)
+            row["float32_outputs"] = all(output.dtype == np.float32 for output in outputs)
             if not detector:
-                got = [o.asnumpy() for o in outputs]
-                row["distance"] = max(distance(g, e) for g, e in zip(got, expected))
+                row["distance"] = largest_distance(outputs, expected)
                 row["yardstick"] = yardsticks[compute]
             lost = not_finite(net, x, train_mode) - lost_in_float32
             if lost:
-                raise ArithmeticError(f"{len(lost)} gradients are not finite, as of {min(lost)}")
+                example = min(lost)
+                raise ArithmeticError(f"{len(lost)} gradients are not finite, such as {example}")
             row["ok"] = (
                 row["float32_outputs"]
                 and row["low"] == row["products"] > 0
@@ -216,6 +235,7 @@ def run(name: str, policies) -> list:
 
 
 def build(name: str, x):
+    """Return an initialized network of either source."""
     import mxnet as mx
     from mxnet.gluon.model_zoo import vision
 
@@ -225,54 +245,56 @@ def build(name: str, x):
     else:
         from gluoncv.model_zoo import get_model
 
-        # only networks that are built on another one take this option
+        # only networks with a base network have this option
         base = {"pretrained_base": False} if re.search(BUILT_ON_ANOTHER, model) else {}
         net = get_model(model, pretrained=False, **base)
     try:
         net.initialize(mx.init.MSRAPrelu())
         net(x)
-    except ValueError:  # networks with vectors that have no initializer of their own
+    except ValueError:  # MSRAPrelu does not initialize vectors
         net.initialize(force_reinit=True)
         net(x)
     return net
 
 
 def calibrate(net, x) -> None:
-    """Give the BatchNorms the statistics of this data, so that no layer over- or underflows."""
+    """Set the BatchNorms' statistics to those of this data, so that no layer overflows."""
     from mxnet import autograd
-    from mxnet.gluon.block import _flatten
 
-    norms = []
-    net.apply(lambda b: norms.append(b) if "momentum" in getattr(b, "_kwargs", {}) else None)
-    kept = [norm._kwargs["momentum"] for norm in norms]
+    options = []
+    # MXNet has no public access to the options of a layer
+    net.apply(lambda block: options.append(getattr(block, "_kwargs", {})))
+    norms = [of_layer for of_layer in options if "momentum" in of_layer]
+    before = [norm["momentum"] for norm in norms]
     for norm in norms:
-        norm._kwargs["momentum"] = 0.0
+        norm["momentum"] = 0.0
     with autograd.record():
-        outputs = _flatten(net(x), "output")[0]
-    autograd.backward(outputs)  # the CPU updates running statistics here
-    for norm, momentum in zip(norms, kept):
-        norm._kwargs["momentum"] = momentum
+        outputs = outputs_of(net, x)
+    autograd.backward(outputs)  # on a CPU, this updates the running statistics
+    for norm, momentum in zip(norms, before):
+        norm["momentum"] = momentum
 
 
 def yardstick(net, x, expected, dtype: str) -> float:
-    """Return how far rounding the weights and the input to `dtype` takes the float32 network."""
+    """Return the distance of the float32 network with weights and input rounded to `dtype`."""
     from mxnet import nd
-    from mxnet.gluon.block import _flatten
 
-    kept = {}
+    def to_dtype(array):
+        return nd.array(rounded(array.asnumpy(), DROPPED_BITS[dtype]))
+
+    before = {}
     for param in net.collect_params().values():
         if len(param.shape) > 1:
-            kept[param] = param.data().copy()
-            param.set_data(nd.array(rounded(kept[param].asnumpy(), DROPPED_BITS[dtype])))
-    outputs = _flatten(net(nd.array(rounded(x.asnumpy(), DROPPED_BITS[dtype]))), "output")[0]
-    found = max(distance(o.asnumpy(), e) for o, e in zip(outputs, expected))
-    for param, value in kept.items():
+            before[param] = param.data().copy()
+            param.set_data(to_dtype(before[param]))
+    result = largest_distance(outputs_of(net, to_dtype(x)), expected)
+    for param, value in before.items():
         param.set_data(value)
-    return found
+    return result
 
 
 def rounded(values, dropped: int):
-    """Round float32 values to nearest even, dropping so many of their low bits."""
+    """Round float32 values to nearest even, without `dropped` of their low bits."""
     import numpy as np
 
     bits = values.view(np.uint32)
@@ -282,36 +304,49 @@ def rounded(values, dropped: int):
 
 
 def not_finite(net, x, train_mode: bool) -> set:
-    """Return the parameters whose gradients are not finite."""
+    """Return the names of the parameters whose gradients are not finite."""
     import numpy as np
 
     from mxnet import autograd
-    from mxnet.gluon.block import _flatten
 
     with autograd.record(train_mode=train_mode):
-        outputs = _flatten(net(x), "output")[0]
-        outputs = [o.mean() for o in outputs if o.dtype == np.float32]
-    autograd.backward(outputs)
+        outputs = outputs_of(net, x)
+        means = [output.mean() for output in outputs if output.dtype == np.float32]
+    autograd.backward(means)
     params = net.collect_params().values()
-    trained = [p for p in params if p.grad_req != "null"]
-    return {p.name for p in trained if not np.isfinite(p.grad().asnumpy()).all()}
+    trained = [param for param in params if param.grad_req != "null"]
+    return {param.name for param in trained if not np.isfinite(param.grad().asnumpy()).all()}
 
 
-def distance(got, expected) -> float:
+def outputs_of(net, x) -> list:
+    """Return the arrays of a network's output, which may be nested in lists and tuples."""
+    from gluon_amp.trainer.arrays import flatten
+
+    return list(flatten(net(x)))
+
+
+def largest_distance(outputs, expected) -> float:
+    """Return the largest relative L2 distance of arrays from the expected numpy arrays."""
     import numpy as np
 
-    return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
+    norm = np.linalg.norm
+    return max(
+        float(norm(output.asnumpy() - values) / max(norm(values), 1e-30))
+        for output, values in zip(outputs, expected)
+    )
 
 
 HEADER = f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result"
 
 
 def line(row: dict) -> str:
+    """Return a row as a line of the printed table."""
     products = f"{row['low']}/{row['products']}" if "products" in row else "-"
-    gap = f"{row['distance']:.1e}" if "distance" in row else "-"
-    stick = f"{row['yardstick']:.1e}" if "yardstick" in row else "-"
+    distance = f"{row['distance']:.1e}" if "distance" in row else "-"
+    yardstick = f"{row['yardstick']:.1e}" if "yardstick" in row else "-"
     result = "ok" if row["ok"] else row["error"] or "FAILED"
-    return f"{row['network']:<35} {row['policy']:<13} {products:>7} {gap:>7} {stick:>7} {result}"
+    start = f"{row['network']:<35} {row['policy']:<13}"
+    return f"{start} {products:>7} {distance:>7} {yardstick:>7} {result}"
 
 
 if __name__ == "__main__":

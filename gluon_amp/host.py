@@ -37,7 +37,8 @@ def host_copy(array) -> np.ndarray:
 def host_view(array) -> np.ndarray:
     """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
 
-    The view does not keep the NDArray alive, so read it at once. Do not write to it.
+    The view does not keep the NDArray alive, so read it at once. Write only to an array that no
+    operator has used.
     """
     if array.size == 0:
         return np.empty(0, array.dtype)

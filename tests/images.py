@@ -1,4 +1,4 @@
-"""Small real image files for the data tests, written without OpenCV."""
+"""Small real image files and record files for tests, written without OpenCV."""
 
 import struct
 import zlib
@@ -8,6 +8,7 @@ from typing import Sequence
 import numpy as np
 
 import gluon_amp  # noqa: F401
+from gluon_amp.data import RecordFiles
 
 from mxnet import recordio
 
@@ -28,7 +29,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def picture(number: int, size: int = 40) -> np.ndarray:
-    """Return an image that no other number has."""
+    """Return an image that is different for each number."""
     return np.random.RandomState(number).randint(0, 256, (size, size, 3)).astype(np.uint8)
 
 
@@ -42,6 +43,12 @@ def write_records(folder: Path, name: str, labels: Sequence[float]) -> Path:
         writer.write_idx(number, recordio.pack(header, png(picture(number))))
     writer.close()
     return folder / f"{name}.rec"
+
+
+def record_files(folder: Path) -> RecordFiles:
+    """Return the four files of a packed data set in a folder."""
+    names = ("train.rec", "train.idx", "val.rec", "val.idx")
+    return RecordFiles(*(folder / name for name in names))
 
 
 def write_folders(root: Path, part: str, classes: Sequence[str], images: int = 2) -> Path:

@@ -1,4 +1,4 @@
-"""setup.py, constraints.txt, the Makefile, and what they say on a machine that does not fit."""
+"""setup.py, constraints.txt, the Makefile, and their messages on unsupported machines."""
 
 import itertools
 import re
@@ -17,12 +17,30 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 @pytest.fixture(scope="module")
 def metadata():
-    """Return what setup.py hands to setup()."""
-    given = {}
+    """Return the arguments of setup() in setup.py."""
+    arguments = {}
     source = (ROOT / "setup.py").read_text().replace("find_packages, setup", "find_packages")
-    names = {"setup": given.update, "__file__": str(ROOT / "setup.py")}
+    names = {"setup": arguments.update, "__file__": str(ROOT / "setup.py")}
     exec(compile(source, "setup.py", "exec"), names)
-    return given
+    return arguments
+
+
+def test_an_installation_has_the_whole_package_and_nothing_else(tmp_path):
+    """It has every source, including those in C++, and no experiments, scripts or tests."""
+    source = tmp_path / "source"
+    copied = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "docs", "tests")
+    shutil.copytree(ROOT, source, ignore=copied)
+    (source / "tests").mkdir()
+    (source / "tests" / "__init__.py").touch()
+    build = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")]
+    subprocess.run(build, cwd=source, check=True)
+    assert files_in(tmp_path / "built") == {
+        f"gluon_amp/{name}" for name in files_in(source / "gluon_amp")
+    }
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def name_of(requirement):
@@ -30,7 +48,7 @@ def name_of(requirement):
 
 
 def pins():
-    """Yield name and marker of every line of constraints.txt."""
+    """Yield the name and the marker of every line of constraints.txt."""
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             requirement, _, marker = line.partition(";")
@@ -56,15 +74,15 @@ def test_supported_pythons(metadata):
 
 def test_every_requirement_is_pinned_once_for_every_python(metadata):
     extras = metadata["extras_require"]
-    wanted = {
+    required = {
         name_of(r)
         for extra in ("cpu", "gluoncv", "data", "notebooks", "test")
         for r in itertools.chain(extras[extra], metadata["install_requires"])
     }
     for minor in range(8, 13):
-        holds = [name for name, marker in pins() if not marker or eval_marker(marker, f"3.{minor}")]
-        assert len(holds) == len(set(holds))
-        assert wanted - set(holds) <= ({"setuptools"} if minor < 12 else set())
+        names = [name for name, marker in pins() if not marker or eval_marker(marker, f"3.{minor}")]
+        assert len(names) == len(set(names))
+        assert required - set(names) <= ({"setuptools"} if minor < 12 else set())
 
 
 def eval_marker(marker, python):
@@ -74,7 +92,7 @@ def eval_marker(marker, python):
 
 
 def fake_python(folder, version, venv_works=True):
-    """Write an executable that answers check-python's questions as another Python would."""
+    """Write an executable that replies to check-python like another version of Python."""
     path = folder / "python3"
     path.write_text(
         "#!/bin/sh\n"
@@ -93,7 +111,7 @@ def check_python(python):
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12"])
-def test_pythons_that_fit_are_accepted(tmp_path, version):
+def test_supported_pythons_are_accepted(tmp_path, version):
     done = check_python(fake_python(tmp_path, version))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -107,13 +125,13 @@ def test_pythons_that_fit_are_accepted(tmp_path, version):
         ("3.11", False, "has no venv module: on Debian or Ubuntu"),
     ],
 )
-def test_pythons_that_do_not_fit_get_one_sentence(tmp_path, version, venv_works, sentence):
+def test_unsupported_pythons_are_refused_in_one_sentence(tmp_path, version, venv_works, sentence):
     done = check_python(fake_python(tmp_path, version, venv_works))
     assert done.returncode == 1
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_python_that_is_not_there_gets_one_sentence():
+def test_a_missing_python_is_refused_in_one_sentence():
     done = check_python("no-such-python")
     assert done.returncode == 1
     assert "no-such-python was not found" in done.stderr and done.stderr.count("\n") == 1
@@ -142,11 +160,11 @@ def test_matrix_pins_one_numpy(tmp_path):
 def test_matrix_does_not_count_a_missing_python_as_passed(monkeypatch, capsys):
     monkeypatch.setattr(matrix, "PAIRS", [("3.99", "1.26.4")])
     assert matrix.main([]) == 1
-    assert "skipped: no python3.99 here" in capsys.readouterr().out
+    assert "skipped: python3.99 is not installed" in capsys.readouterr().out
 
 
 def test_without_mxnet_the_import_names_the_extras(tmp_path):
-    """One sentence; a stand-in that is not there is simulated by an empty search path."""
+    """The last line is one sentence. The import system hides MXNet."""
     code = (
         "import sys, importlib.abc\n"
         "class Hide(importlib.abc.MetaPathFinder):\n"

@@ -1,6 +1,6 @@
-"""Times the cases of a suite in turn, so that whatever disturbs the machine disturbs all of them.
+"""Times the cases of a suite in turns, so that a disturbance of the machine affects all of them.
 
-This process computes nothing and does not import MXNet, which would hold memory and threads.
+This process computes nothing. It does not import MXNet, which would hold memory and threads.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from experiments.benchmarks.suites import Case, Ratio, Suite
 
-# A sample is the median of as many runs as this takes, at least one.
+# A sample is the median of as many runs as fit into this time, at least one.
 SECONDS_PER_SAMPLE = 0.3
-# The first runs allocate memory, and oneDNN compiles its kernels in them.
+# The first runs allocate memory and compile oneDNN's kernels.
 WARM_UP_RUNS = 3
 
 
 class BenchmarkError(RuntimeError):
-    """A case cannot run here; the message is one sentence for the user."""
+    """A case cannot run on this machine; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a case.
+    """Time and memory of a case.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class Measured:
     seconds : list of float
         A sample for each round.
     mebibytes : float
-        The most memory its process has held.
+        Peak memory of the process.
     parameters : int
-        How many its network trains.
+        Number of trained parameters.
     """
 
     case: Case
@@ -48,13 +48,13 @@ class Measured:
 
     @property
     def images_per_second(self) -> Optional[float]:
-        """None where no images are worked on."""
+        """Images per second; None for a case without images."""
         return self.case.images / self.median if self.case.images else None
 
 
 @dataclass(frozen=True)
 class MeasuredRatio:
-    """A ratio, its median over the rounds and its extremes."""
+    """A ratio and its value in each round."""
 
     ratio: Ratio
     values: List[float]
@@ -66,7 +66,7 @@ class MeasuredRatio:
 
     @property
     def verdict(self) -> str:
-        """Which bound the median keeps: 'aim', 'must', or 'missed'; '' where there are none."""
+        """The stricter bound that the median meets, 'aim' or 'must'; else 'missed'; '' if none."""
         if self.ratio.must is None:
             return ""
         sign = -1 if self.ratio.larger_is_better else 1
@@ -76,16 +76,16 @@ class MeasuredRatio:
         return "missed"
 
 
-def measure(suite: Suite, rounds: int, tell: Callable[[str], None]) -> List[Measured]:
+def measure(suite: Suite, rounds: int, progress: Callable[[str], None]) -> List[Measured]:
     """Time all cases of a suite.
 
     Parameters
     ----------
     suite : Suite
     rounds : int
-        How often each case gets its turn.
-    tell : callable
-        Takes a line on what is being done.
+        Turns of each case.
+    progress : callable
+        Called with one line of text at each step.
 
     Raises
     ------
@@ -94,48 +94,51 @@ def measure(suite: Suite, rounds: int, tell: Callable[[str], None]) -> List[Meas
     """
     measured = []
     for number, group in enumerate(suite.groups, 1):
-        tell(f"{suite.title}: group {number} of {len(suite.groups)}")
-        measured += _measure_group(group, rounds, tell)
+        progress(f"{suite.title}: group {number} of {len(suite.groups)}")
+        measured += _measure_group(group, rounds, progress)
     return measured
 
 
 def ratios(suite: Suite, measured: List[Measured]) -> List[MeasuredRatio]:
-    """Return the ratios of a suite: of times round by round, of memory once."""
-    of = {one.case.label: one for one in measured}
-    found = []
+    """Return the ratios of a suite: of times for each round, of memory once."""
+    by_label = {one.case.label: one for one in measured}
+    result = []
     for ratio in suite.ratios:
-        over, under = of[ratio.over], of[ratio.under]
+        over, under = by_label[ratio.over], by_label[ratio.under]
         if ratio.figure == "seconds":
             values = [a / b for a, b in zip(over.seconds, under.seconds)]
         else:
             values = [getattr(over, ratio.figure) / getattr(under, ratio.figure)]
-        found.append(MeasuredRatio(ratio, values))
-    return found
+        result.append(MeasuredRatio(ratio, values))
+    return result
 
 
-def _measure_group(cases: List[Case], rounds: int, tell: Callable[[str], None]) -> List[Measured]:
+def runs_per_sample(warm_up: List[float]) -> int:
+    """Return how many runs make a sample, from the seconds of the first runs."""
+    return max(1, round(SECONDS_PER_SAMPLE / min(warm_up)))
+
+
+def _measure_group(
+    cases: List[Case], rounds: int, progress: Callable[[str], None]
+) -> List[Measured]:
     with contextlib.ExitStack() as stack:
         workers = []
         for case in cases:
-            tell(f"  preparing {case.label}")
+            progress(f"  preparing {case.label}")
             workers.append(stack.enter_context(_worker(case)))
-        runs = [_runs_for(worker(WARM_UP_RUNS)) for worker in workers]
+        runs = [runs_per_sample(worker(WARM_UP_RUNS)) for worker in workers]
         samples: List[List[float]] = [[] for _ in workers]
         for number in range(rounds):
-            tell(f"  round {number + 1} of {rounds}")
-            for worker, times, taken in zip(workers, runs, samples):
-                taken.append(statistics.median(worker(times)))
+            progress(f"  round {number + 1} of {rounds}")
+            for worker, count, seconds in zip(workers, runs, samples):
+                seconds.append(statistics.median(worker(count)))
         figures: List[Dict[str, Any]] = [worker(None) for worker in workers]
     return [Measured(c, s, **f) for c, s, f in zip(cases, samples, figures)]
 
 
-def _runs_for(warm_up: List[float]) -> int:
-    return max(1, round(SECONDS_PER_SAMPLE / min(warm_up)))
-
-
 @contextlib.contextmanager
 def _worker(case: Case) -> Iterator[Callable[[Optional[int]], Any]]:
-    """Start the process of a case; yield what sends it a message and returns its answer."""
+    """Start the process of a case; yield a function that sends a message and returns the reply."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=_serve, args=(case, there), daemon=True
@@ -143,26 +146,26 @@ def _worker(case: Case) -> Iterator[Callable[[Optional[int]], Any]]:
     process.start()
     there.close()
 
-    def answer() -> Any:
+    def receive() -> Any:
         try:
-            received = here.recv()
+            reply = here.recv()
         except EOFError:
             process.join()
             raise BenchmarkError(
                 f"{case.label}: its process died with status {process.exitcode}; "
                 "is there enough memory for --batch-size and --pixels?"
             ) from None
-        if isinstance(received, str):
-            raise BenchmarkError(received)
-        return received
+        if isinstance(reply, str):
+            raise BenchmarkError(reply)
+        return reply
 
-    def ask(message: Optional[int]) -> Any:
+    def request(message: Optional[int]) -> Any:
         here.send(message)
-        return answer()
+        return receive()
 
     try:
-        answer()  # that it is ready
-        yield ask
+        receive()  # the process is ready
+        yield request
     finally:
         here.close()
         process.join(5)

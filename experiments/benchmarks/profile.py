@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: oneDNN's primitives on a CPU, kernels on a GPU."""
+"""The kernels that take the time of a training step: oneDNN's primitives, or those of a GPU."""
 
 import csv
 import io
@@ -14,13 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from experiments import ROOT
 from experiments.benchmarks.measure import BenchmarkError
 from experiments.benchmarks.suites import Case
 
 STEPS = 5
 
-# Tensor Core kernels have the shape of their instruction, or what runs it, in their names
-# (cuBLAS, cuDNN and CUTLASS of CUDA 11): volta_h884gemm, ampere_fp16_s16816gemm, xmma_fprop, ...
+# The names of Tensor Core kernels contain the instruction's shape or kind (cuBLAS, cuDNN and
+# CUTLASS of CUDA 11): volta_h884gemm, ampere_fp16_s16816gemm, xmma_fprop, ...
 TENSOR_CORE = re.compile(r"884|1688|16816|hmma|imma|xmma|tensorop", re.IGNORECASE)
 
 ONE_STEP = """
@@ -42,7 +43,7 @@ print("end", flush=True)
 
 
 class Entry(NamedTuple):
-    """What one kind of kernel took, for one step."""
+    """Calls and time of one kind of kernel, for one step."""
 
     name: str
     calls: float
@@ -51,12 +52,12 @@ class Entry(NamedTuple):
 
 
 def profile(case: Case) -> Tuple[List[Entry], str]:
-    """Return what a step of a case spends its time in, the longest first, and who says so.
+    """Return the kernels of a step, those with the most time first, and the source of the figures.
 
     Raises
     ------
     BenchmarkError
-        The case cannot run, or a GPU is used and ``nsys`` is not installed.
+        The case cannot run, or there is a GPU but ``nsys`` is not installed.
     """
     if _has_gpu():
         return gpu_kernels(_gpu_kernels_of(case)), "CUDA kernels, by Nsight Systems"
@@ -64,34 +65,33 @@ def profile(case: Case) -> Tuple[List[Entry], str]:
 
 
 def _has_gpu() -> bool:
-    told = subprocess.run(
-        [sys.executable, "-c", "import mxnet; print(mxnet.context.num_gpus())"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    return told.stdout.strip() not in ("", "0")
+    code = "import mxnet; print(mxnet.context.num_gpus())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return done.stdout.strip() not in ("", "0")
 
 
 def _gpu_kernels_of(case: Case) -> str:
     if shutil.which("nsys") is None:
         raise BenchmarkError("--profile on a GPU needs Nsight Systems: install nsys.")
     with tempfile.TemporaryDirectory() as folder:
-        made = f"{folder}/profile"
-        _run(case, ["nsys", "profile", "--output", made])
+        _run(case, ["nsys", "profile", "--output", f"{folder}/profile"])
         (report,) = [path for path in Path(folder).iterdir() if path.suffix != ".sqlite"]
-        told = subprocess.run(
+        done = subprocess.run(
             ["nsys", "stats", "--report", "gpukernsum", "--format", "csv", str(report)],
-            capture_output=True, text=True,
-        )  # fmt: skip
-    return told.stdout
+            capture_output=True,
+            text=True,
+        )
+    return done.stdout
 
 
 def _run(case: Case, before: Sequence[str]) -> str:
-    checkout = str(Path(__file__).parents[2])
-    code = ONE_STEP.format(checkout=checkout, steps=STEPS)
+    code = ONE_STEP.format(checkout=str(ROOT), steps=STEPS)
     done = subprocess.run(
         [*before, sys.executable, "-c", code, json.dumps(asdict(case)), "2"],
-        env={**os.environ, "DNNL_VERBOSE": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "DNNL_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise BenchmarkError(f"{case.label}: {lines[-1]}")
@@ -99,10 +99,11 @@ def _run(case: Case, before: Sequence[str]) -> str:
 
 
 def onednn_primitives(text: str) -> List[Entry]:
-    """Sum up the lines that oneDNN 2.4 writes with DNNL_VERBOSE=1, between 'begin' and 'end'.
+    """Add up the lines that oneDNN 2.4 writes with DNNL_VERBOSE=1, from 'begin' on.
 
-    Each has commas between the kind of primitive, its implementation, the direction, the tensors
-    ('src_bf16::blocked:...'), and the milliseconds last.
+    The fields of a line are separated by commas. They include the kind of primitive, its
+    implementation, the direction, and the tensors ('src_bf16::blocked:...'); the last is the time
+    in milliseconds.
     """
     calls: Dict[str, int] = defaultdict(int)
     times: Dict[str, float] = defaultdict(float)
@@ -112,15 +113,15 @@ def onednn_primitives(text: str) -> List[Entry]:
             continue
         _, _, _, kind, implementation, direction, tensors = parts[:7]
         dtypes = sorted(set(re.findall(r"_(bf16|f32|f16|s8|u8|s32)::", tensors)))
-        way = "" if direction == "undef" else f" {direction}"
-        name = f"{kind}{way}, {'+'.join(dtypes)}, {implementation}"
+        suffix = "" if direction == "undef" else f" {direction}"
+        name = f"{kind}{suffix}, {'+'.join(dtypes)}, {implementation}"
         calls[name] += 1
         times[name] += float(parts[-1])
     return _sorted(calls, times, lambda name: False)
 
 
 def gpu_kernels(text: str) -> List[Entry]:
-    """Read the kernels of ``nsys stats --report gpukernsum --format csv``."""
+    """Return the kernels in the output of ``nsys stats --report gpukernsum --format csv``."""
     calls: Dict[str, int] = defaultdict(int)
     times: Dict[str, float] = defaultdict(float)
     table = text.partition("Time (%)")
@@ -132,28 +133,28 @@ def gpu_kernels(text: str) -> List[Entry]:
 
 
 def _sorted(calls: Dict[str, int], times: Dict[str, float], tensor_cores) -> List[Entry]:
-    found = [
+    entries = [
         Entry(name, calls[name] / STEPS, times[name] / STEPS, tensor_cores(name)) for name in times
     ]
-    return sorted(found, key=lambda entry: -entry.milliseconds)
+    return sorted(entries, key=lambda entry: -entry.milliseconds)
 
 
 def as_table(entries: List[Entry], shown: int = 15) -> str:
-    """Return the longest as a Markdown table, and what they come to."""
+    """Return a Markdown table of the first `shown` entries and the sum of the others."""
     total = sum(entry.milliseconds for entry in entries) or 1.0
-    lines = ["| ms a step | share | calls | what |", "| ---: | ---: | ---: | :--- |"]
+    lines = ["| ms a step | share | calls | kernel |", "| ---: | ---: | ---: | :--- |"]
     lines += [
         f"| {entry.milliseconds:.2f} | {100 * entry.milliseconds / total:.1f} % | "
         f"{entry.calls:g} | {entry.name} |"
         for entry in entries[:shown]
     ]
-    rest = entries[shown:]
-    if rest:
-        took = sum(entry.milliseconds for entry in rest)
-        lines.append(f"| {took:.2f} | {100 * took / total:.1f} % | | {len(rest)} others |")
+    others = entries[shown:]
+    if others:
+        time = sum(entry.milliseconds for entry in others)
+        lines.append(f"| {time:.2f} | {100 * time / total:.1f} % | | {len(others)} others |")
     cores = sum(entry.milliseconds for entry in entries if entry.tensor_cores)
     if cores:
         lines.append(f"\nTensor Core kernels take {100 * cores / total:.1f} % of {total:.2f} ms.")
     else:
-        lines.append(f"\n{total:.2f} ms in all.")
+        lines.append(f"\n{total:.2f} ms in total.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The results of a benchmark as tables, JSON and a picture, with the machine they hold for."""
+"""Writes the results of a benchmark as tables, JSON and a figure."""
 
 import importlib.metadata
 import json
@@ -12,17 +12,17 @@ from experiments.benchmarks.measure import Measured, MeasuredRatio
 from experiments.benchmarks.suites import DTYPES, Suite
 from experiments.standalone import hardware
 
-# instructions that decide which kernels of oneDNN and of gluon_amp run
+# instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("mxnet", "gluon_amp", "numpy")
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
-# Okabe and Ito's colours, which colour-blind people can tell apart
+# Okabe and Ito's colours, which colour-blind readers distinguish
 COLOURS = dict(zip(DTYPES, ("#0072B2", "#D55E00", "#009E73")))
 
 
 def machine(threads: int) -> Dict[str, Any]:
-    """Return what the figures depend on: processor, memory, threads, versions."""
+    """Return what the figures depend on: processor, memory, threads and versions."""
     flags, memory = hardware.cpu_flags(), None
     if platform.system() == "Linux":
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
@@ -50,11 +50,11 @@ def _version(package: str) -> str:
 def as_json(
     suite: Suite,
     measured: List[Measured],
-    found: List[MeasuredRatio],
+    ratios: List[MeasuredRatio],
     about: Dict[str, Any],
     command: str,
 ) -> Dict[str, Any]:
-    """Return everything measured, fit for `json.dump`."""
+    """Return all figures as values for `json.dump`."""
     cases = [
         {
             **asdict(one.case),
@@ -68,7 +68,7 @@ def as_json(
     ]
     quotients = [
         {**one.ratio._asdict(), "values": one.values, "median": one.median, "verdict": one.verdict}
-        for one in found
+        for one in ratios
     ]
     return {
         "suite": suite.title,
@@ -80,7 +80,7 @@ def as_json(
 
 
 def as_markdown(result: Dict[str, Any], picture: str) -> str:
-    """Return the result as a page: ratios first, then every case, the machine and the command."""
+    """Return a page with the ratios, the cases, the command and the machine."""
     about = result["machine"]
     parts = [f"# {result['suite']}"]
     if result["ratios"]:
@@ -88,10 +88,10 @@ def as_markdown(result: Dict[str, Any], picture: str) -> str:
     parts += [
         case_table(result),
         f"![{result['suite']}]({picture})",
-        f"Measured with `{result['command']}`: cases in turn, {len(result['cases'][0]['seconds'])} "
-        "rounds, each case in a process of its own. Times are medians over the rounds, with the "
-        "fastest and the slowest round beside them; ratios are medians of each round's ratio. "
-        "Memory is the peak of the process, Python and MXNet included.",
+        f"Measured with `{result['command']}`: {len(result['cases'][0]['seconds'])} rounds, in "
+        "which the cases take turns, each in a process of its own. A time is the median over the "
+        "rounds, followed by the fastest and the slowest round. A ratio is the median over the "
+        "rounds' ratios. Memory is the peak of the process, including Python and MXNet.",
         f"On {about['processor']} ({', '.join(about['instructions'])}), "
         f"{about['processors']} processors, {about['threads']} threads, "
         f"{about['memory_gib']} GiB, {about['system']}, "
@@ -137,14 +137,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ruler = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     lines = []
     for row in (head, ruler, *rows):
-        cells = [text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in
-                 enumerate(zip(row, widths))]  # fmt: skip
+        first, *others = zip(row, widths)
+        cells = [str.ljust(*first), *(str.rjust(*other) for other in others)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def draw(suite: Suite, result: Dict[str, Any], path: Path) -> None:
-    """Write a picture of the times: bars, or lines along the axes of a suite that has some."""
+    """Write a figure of the times: lines along the suite's axes if it has any, else bars."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -177,11 +177,9 @@ def _draw_bars(panel, cases: List[Dict[str, Any]]) -> None:
     ]
     colours = [COLOURS[case["dtype"]] for case in cases]
     panel.barh(labels, medians, xerr=spread, color=colours, error_kw={"elinewidth": 1})
-    for place, (case, median) in enumerate(zip(cases, medians)):
+    for y, (case, median) in enumerate(zip(cases, medians)):
         end = max(case["seconds"]) * 1e3
-        panel.annotate(
-            f"{median:.4g}", (end, place), (4, 0), textcoords="offset points", va="center"
-        )
+        panel.annotate(f"{median:.4g}", (end, y), (4, 0), textcoords="offset points", va="center")
     panel.margins(x=0.12)
     panel.invert_yaxis()
     panel.set_xlabel("ms (median of the rounds; bars from the fastest to the slowest)")
@@ -189,7 +187,7 @@ def _draw_bars(panel, cases: List[Dict[str, Any]]) -> None:
 
 
 def _draw_growth(panel, cases: List[Dict[str, Any]], axis: str) -> None:
-    """Draw the cases that differ along one axis, and on the others are like most cases."""
+    """Draw the cases along one axis; along the others, they have the most frequent value."""
     sizes = ("batch", "pixels", "parameters")
     usual = {name: _mode([case[name] for case in cases]) for name in sizes if name != axis}
     along = [case for case in cases if all(case[k] == v for k, v in usual.items())]
@@ -217,9 +215,9 @@ def _mode(values: List[int]) -> int:
 
 
 def write(suite: Suite, result: Dict[str, Any], folder: Path, name: str) -> List[Path]:
-    """Write ``name.json``, ``name.png`` and ``name.md`` into a folder; return their paths."""
+    """Write ``name.json``, ``name.png`` and ``name.md`` to a folder; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{ending}" for ending in ("json", "png", "md")]
+    paths = [folder / f"{name}.{suffix}" for suffix in ("json", "png", "md")]
     paths[0].write_text(json.dumps(result, indent=1) + "\n")
     draw(suite, result, paths[1])
     paths[2].write_text(as_markdown(result, paths[1].name))

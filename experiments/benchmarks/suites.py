@@ -1,4 +1,4 @@
-"""What is measured, as data: the cases of every suite, and the ratios that must hold."""
+"""What is measured, as data: the cases of every suite, and the ratios with their bounds."""
 
 from dataclasses import dataclass
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time, in a process of its own.
+    """One measurement, in a process of its own.
 
     Attributes
     ----------
@@ -15,12 +15,12 @@ class Case:
     work : {'train', 'infer', 'check', 'update'}
         Whole training steps, forward passes, overflow checks, or updates of all parameters.
     library : {'gluon_amp', 'contrib.amp', 'mxnet'}
-        Whose way of doing it; 'mxnet' is plain MXNet.
+        The library that does it; 'mxnet' is plain MXNet.
     dtype : {'float32', 'float16', 'bfloat16'}
     network : str
         A network of MXNet's Model Zoo, with 1000 classes.
     batch, pixels : int
-        Images in a batch, and their height and width; 'check' and 'update' need neither.
+        Images in a batch, and their height and width; unused by 'check' and 'update'.
     loss_scale : str, float or None
         Of `gluon_amp.Trainer`.
     optimizer : str
@@ -39,12 +39,12 @@ class Case:
 
     @property
     def images(self) -> int:
-        """Images worked on in one go; 0 where there are none."""
+        """Images in one run; 0 if there are none."""
         return self.batch if self.work in ("train", "infer") else 0
 
 
 class Ratio(NamedTuple):
-    """A figure of one case over that of another, and the bounds it has to keep."""
+    """A figure of one case over that of another, and the bounds it has to meet."""
 
     label: str
     over: str
@@ -56,12 +56,12 @@ class Ratio(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """Groups of cases; those of a group are timed in turn, round by round."""
+    """Groups of cases. The cases of a group take turns."""
 
     title: str
     groups: List[List[Case]]
     ratios: Tuple[Ratio, ...] = ()
-    axes: Tuple[str, ...] = ()  # what grows along the x axes of its plot
+    axes: Tuple[str, ...] = ()  # of the figure's panels; without any, the figure has bars
 
     @property
     def cases(self) -> List[Case]:
@@ -69,7 +69,7 @@ class Suite(NamedTuple):
         return [case for group in self.groups for case in group]
 
 
-# The bounds of the ratios are for this network at these sizes, on two cores.
+# The bounds of the ratios apply to this network and these sizes, on two cores.
 REFERENCE = {"network": "resnet50_v1", "batch": 16, "pixels": 112}
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -86,37 +86,30 @@ def step(network: str, batch: int, pixels: int) -> Suite:
     size = {"network": network, "batch": batch, "pixels": pixels}
     twice = {**size, "pixels": 2 * pixels}
     at_twice = f", {2 * pixels} px"
+    contrib, float32, bfloat16 = "contrib.amp bfloat16", "float32" + at_twice, "bfloat16" + at_twice
+    larger = {"larger_is_better": True}
     cases = [
         _case("float32", "train", "float32", **size),
         _case("float16", "train", "float16", **size),
         _case("float16, no loss scale", "train", "float16", loss_scale=None, **size),
         _case("bfloat16", "train", "bfloat16", **size),
-        Case("contrib.amp bfloat16", "train", "contrib.amp", "bfloat16", **size),
-        _case("float32" + at_twice, "train", "float32", **twice),
-        _case("bfloat16" + at_twice, "train", "bfloat16", **twice),
+        Case(contrib, "train", "contrib.amp", "bfloat16", **size),
+        _case(float32, "train", "float32", **twice),
+        _case(bfloat16, "train", "bfloat16", **twice),
     ]
     ratios = [
         Ratio("float16 emulated / float32", "float16", "float32", 1.6, 1.25),
-        Ratio("float32 / bfloat16", "float32", "bfloat16", 1.6, 1.9, larger_is_better=True),
-        Ratio(
-            "contrib.amp bfloat16 / bfloat16", "contrib.amp bfloat16", "bfloat16", 1.65, 2.0,
-            larger_is_better=True,
-        ),
+        Ratio("float32 / bfloat16", "float32", "bfloat16", 1.6, 1.9, **larger),
+        Ratio(f"{contrib} / bfloat16", contrib, "bfloat16", 1.65, 2.0, **larger),
         Ratio("dynamic loss scaling on / off", "float16", "float16, no loss scale", 1.03, 1.01),
-        Ratio(
-            f"bfloat16 / float32{at_twice}, peak memory", "bfloat16" + at_twice,
-            "float32" + at_twice, 0.65, 0.6, "mebibytes",
-        ),
-        Ratio(
-            f"float32 / bfloat16{at_twice}", "float32" + at_twice, "bfloat16" + at_twice,
-            larger_is_better=True,
-        ),
-    ]  # fmt: skip
+        Ratio(f"bfloat16 / {float32}, peak memory", bfloat16, float32, 0.65, 0.6, "mebibytes"),
+        Ratio(f"float32 / {bfloat16}", float32, bfloat16, **larger),
+    ]
     return Suite(f"Training step, {network}, batch {batch}, {pixels} px", [cases], tuple(ratios))
 
 
 def overflow_check(network: str, batch: int, pixels: int) -> Suite:
-    """Are all gradients finite: ours against MXNet's `multi_all_finite`, which contrib.amp uses."""
+    """Overflow checks: gluon_amp's and MXNet's `multi_all_finite`, which contrib.amp uses."""
     cases, ratios = [], []
     for dtype in ("float16", "float32"):
         ours, theirs = f"gluon_amp {dtype}", f"multi_all_finite {dtype}"
@@ -150,17 +143,13 @@ def inference(network: str, batch: int, pixels: int) -> Suite:
             cases.append(_case(f"{dtype}, batch {images}", "infer", dtype, **size))
         float32 = f"float32, batch {images}"
         ratios.append(Ratio(f"float16 emulated / {float32}", f"float16, batch {images}", float32))
-        ratios.append(
-            Ratio(
-                f"{float32} / bfloat16", float32, f"bfloat16, batch {images}",
-                larger_is_better=True,
-            )
-        )  # fmt: skip
+        bfloat16 = f"bfloat16, batch {images}"
+        ratios.append(Ratio(f"{float32} / bfloat16", float32, bfloat16, larger_is_better=True))
     return Suite(f"Inference, {network}, {pixels} px", [cases], tuple(ratios))
 
 
 def scaling(network: str, batch: int, pixels: int) -> Suite:
-    """How the cost of a step grows with the batch, the resolution and the number of parameters."""
+    """Training steps of growing batch, resolution and number of parameters."""
     base = {"network": network, "batch": batch, "pixels": pixels}
     batches = (max(1, batch // 4), max(1, batch // 2), batch, 2 * batch)
     points = [{**base, "batch": size} for size in batches]
@@ -169,8 +158,8 @@ def scaling(network: str, batch: int, pixels: int) -> Suite:
     groups = []
     unique = [point for i, point in enumerate(points) if point not in points[:i]]
     for point in unique:
-        where = f"{point['network']}, batch {point['batch']}, {point['pixels']} px"
-        groups.append([_case(f"{dtype}, {where}", "train", dtype, **point) for dtype in DTYPES])
+        size = f"{point['network']}, batch {point['batch']}, {point['pixels']} px"
+        groups.append([_case(f"{dtype}, {size}", "train", dtype, **point) for dtype in DTYPES])
     axes = ("batch", "pixels", "parameters")
     return Suite(f"Scaling of a training step around {network}", groups, axes=axes)
 
@@ -184,10 +173,11 @@ SUITES: Dict[str, Callable[[str, int, int], Suite]] = {
 }
 
 
-def chosen(name: str, dtypes: Sequence[str], **size) -> Suite:
+def build_suite(name: str, dtypes: Sequence[str], **size) -> Suite:
     """Return a suite for a network, batch and resolution, with the cases of some dtypes only.
 
-    Ratios lose their bounds at other sizes than `REFERENCE`, and go where one of their cases does.
+    A ratio is left out with either of its cases. At other sizes than `REFERENCE`, ratios have no
+    bounds.
     """
     suite = SUITES[name](**size)
     groups = [[case for case in group if case.dtype in dtypes] for group in suite.groups]

@@ -1,7 +1,7 @@
-"""The work of each case, done in a process of its own: built once, run when it is told to.
+"""Runs a case in a process of its own.
 
 Only this module imports MXNet: the process that compares must not hold memory or threads. Only the
-cases of gluon_amp import that, which lets oneDNN use AMX.
+cases of gluon_amp import gluon_amp, because that enables AMX in oneDNN.
 """
 
 import time
@@ -17,7 +17,7 @@ import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon.model_zoo import vision
 
-# slow enough for noise as images not to end in overflow
+# small rates, so that training on noise does not overflow
 SETTINGS = {
     "sgd": {"learning_rate": 1e-6, "momentum": 0.9, "wd": 1e-4},
     "adam": {"learning_rate": 1e-6, "wd": 1e-4},
@@ -26,11 +26,11 @@ CLASSES = 1000
 
 
 def serve(case: Case, connection: Connection) -> None:
-    """Build the work of a case, then run it as often as each message says, and send the seconds.
+    """Build a case, then run it on request.
 
-    The first message sent is None: ready. The answer to a number n is the list of n times in
-    seconds; to None, a dict of figures of the process, after which it ends. A sentence instead of
-    an answer says why there is none.
+    The process first sends None when it is ready. It replies to a number n with the seconds of n
+    runs. It replies to None with a dict of its own figures, and ends. If it cannot run the case, it
+    sends the reason as a string.
     """
     try:
         run = WORK[case.work](case)
@@ -39,14 +39,14 @@ def serve(case: Case, connection: Connection) -> None:
             connection.send([_timed(run) for _ in range(number)])
         connection.send({"mebibytes": hardware.peak_mebibytes(), "parameters": parameters(case)})
     except (EOFError, KeyboardInterrupt):
-        pass  # the parent has gone, and has told why
-    except Exception as error:  # the parent has to tell the user, whatever it is
+        pass  # the parent has ended, and has reported why
+    except Exception as error:  # whatever it is, the parent reports it
         lines = str(error).strip().splitlines() or [type(error).__name__]
         connection.send(f"{case.label}: {lines[0]}")
 
 
 def parameters(case: Case) -> int:
-    """Return how many parameters the case's network trains."""
+    """Return the number of trained parameters of the case's network."""
     return sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
 
 
@@ -62,7 +62,7 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 def network(case: Case) -> mx.gluon.HybridBlock:
-    """Return the case's network, initialized and hybridized; not cast."""
+    """Return the case's network, initialized, neither hybridized nor cast."""
     mx.random.seed(0)
     net = vision.get_model(case.network, classes=CLASSES)
     net.initialize(mx.init.Xavier())
@@ -77,7 +77,7 @@ def batch_of(case: Case) -> Tuple[nd.NDArray, nd.NDArray]:
 
 
 def train(case: Case) -> Callable[[], None]:
-    """A training step of a case's library."""
+    """Return a training step with the case's library."""
     return TRAIN[case.library](case)
 
 
@@ -97,14 +97,14 @@ def _train_gluon_amp(case: Case) -> Callable[[], None]:
         net.collect_params(), case.optimizer, SETTINGS[case.optimizer], loss_scale=case.loss_scale
     )
     step = _step(case, net, trainer, trainer.backward)
-    # a dynamic scale comes down first, and only then the first update makes the optimizer's states
+    # first lower the dynamic scale until an update creates the optimizer's states
     while not step().applied:
         pass
     return step
 
 
 def _train_contrib_amp(case: Case) -> Callable[[], None]:
-    # as MXNet's tutorial has it
+    # as in MXNet's tutorial
     from mxnet.contrib import amp
 
     amp.init(target_dtype=case.dtype)
@@ -139,7 +139,7 @@ def _step(
 
 
 def infer(case: Case) -> Callable[[], None]:
-    """A forward pass, of a graph without gradients."""
+    """Return a forward pass without gradients."""
     net = network(case)
     if case.library == "gluon_amp":
         import gluon_amp
@@ -154,14 +154,14 @@ def infer(case: Case) -> Callable[[], None]:
 
 
 def trained_parameters(case: Case) -> Dict[str, mx.gluon.Parameter]:
-    """Return the parameters that the network trains, with their shapes known, by name."""
+    """Return the network's trained parameters by name, with known shapes."""
     net = network(case)
-    net(nd.zeros((1, 3, 224, 224)))  # settles the shapes, which images of 224 px are meant for
+    net(nd.zeros((1, 3, 224, 224)))  # determines the shapes; the networks expect 224 px
     return {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
 
 
 def gradients(case: Case) -> Dict[str, nd.NDArray]:
-    """Return arrays with the shapes of the network's parameters, by name."""
+    """Return random gradients with the shapes of the network's parameters, by name."""
     random = np.random.RandomState(0)
     return {
         name: nd.array(random.normal(0, 1e-2, p.shape), dtype=case.dtype)
@@ -170,7 +170,7 @@ def gradients(case: Case) -> Dict[str, nd.NDArray]:
 
 
 def check(case: Case) -> Callable[[], None]:
-    """An overflow check, its answer included."""
+    """Return an overflow check, including the transfer of its result."""
     arrays = list(gradients(case).values())
     if case.library == "gluon_amp":
         from gluon_amp.trainer.arrays import all_finite
@@ -181,7 +181,7 @@ def check(case: Case) -> Callable[[], None]:
 
 
 def update(case: Case) -> Callable[[], None]:
-    """An update of all parameters."""
+    """Return an update of all parameters."""
     grads = gradients(case)
     weights = [grad * 3 for grad in grads.values()]
     indices = list(range(len(weights)))
@@ -195,7 +195,7 @@ def update(case: Case) -> Callable[[], None]:
         return lambda: rule.update_multi_precision(indices, weights, grads, states)
 
     rule = mx.optimizer.create(case.optimizer, **SETTINGS[case.optimizer], **options)
-    rule.aggregate_num = 0  # one operator for each weight, as the Updater calls it by default
+    rule.aggregate_num = 0  # one operator for each weight, as in MXNet's Updater by default
     states = [rule.create_state_multi_precision(i, w) for i, w in enumerate(weights)]
 
     def one_by_one() -> None:

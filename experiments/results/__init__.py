@@ -1,1 +1,6 @@
-"""Tables of results: runs of several configurations and seeds, compared with statistics."""
+"""Tables of results: train several configurations over several seeds and compare them.
+
+`recipes` lists what can be compared. `runs` trains it and `record` reads what each run left.
+`statistics` compares accuracies, `table` puts the runs into rows, `render` and `figure` write the
+rows, and `command` is the program.
+"""

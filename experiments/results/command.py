@@ -1,10 +1,10 @@
-"""Train float16, bfloat16 and float32 over several seeds, and say whether they are the same.
+"""Train in float16, bfloat16 and float32 over several seeds, and compare their accuracies.
 
-    python scripts/results_table.py                  # the digits, on any machine
-    python scripts/results_table.py --recipe lstm    # so is this text: Python's own sources
+    python scripts/results_table.py                  # handwritten digits, on any machine
+    python scripts/results_table.py --recipe lstm    # text: Python's own sources
     python scripts/results_table.py --recipe imagenet -- --rec-train t.rec --rec-val v.rec
 
-Finished runs are not repeated, killed and failed ones go on. Options after -- go to every run.
+Finished runs are not repeated; killed and failed runs resume. Options after -- go to every run.
 """
 
 import argparse
@@ -22,37 +22,66 @@ from experiments.results.table import Table, published, tabulate
 from gluon_amp.command_line import Parser, UsageError, path, positive, positive_int, whole
 from gluon_amp.recipes.interruption import RunInterruptedError
 
-FILES = "results"
-MARGINS = ", ".join(f"{made.margin:g} {name}" for name, made in EXPERIMENTS.items())
+STEM = "results"  # of the files that are written
+TITLES = ", ".join(f"{experiment.name}: {experiment.title}" for experiment in EXPERIMENTS.values())
+MARGINS = ", ".join(
+    f"{experiment.margin:g} {experiment.name}" for experiment in EXPERIMENTS.values()
+)
 
 
-def arguments(given: Optional[Sequence[str]]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
-    """Read the command line; what stands after -- is for the runs."""
-    given = list(sys.argv[1:] if given is None else given)
-    cut = given.index("--") if "--" in given else len(given)
-    made = Parser(description=__doc__.split("\n", 1)[0])
-    add = made.add_argument
-    titles = ", ".join(f"{name}: {one.title}" for name, one in EXPERIMENTS.items())
-    add("--recipe", choices=tuple(EXPERIMENTS), default="digits",
-        help=f"{titles} (default: %(default)s)")  # fmt: skip
-    add("--seeds", type=positive_int, metavar="N",
-        help="runs of each row (default: what 80 %% power at the margin needs)")  # fmt: skip
-    add("--margin", type=positive, metavar="POINTS",
-        help=f"smaller differences count as none (default: {MARGINS})")  # fmt: skip
-    add("--devices", type=whole(1, 1024), default=1, metavar="N",
-        help="devices that share a batch (default: %(default)s)")  # fmt: skip
-    add("--parallel", type=whole(1, 1024), default=1, metavar="N",
-        help="runs at a time; with more than one, no times are given")  # fmt: skip
+def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
+    """Return the options, and the arguments after ``--``, which are for the runs."""
+    arguments = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add(
+        "--recipe",
+        choices=tuple(EXPERIMENTS),
+        default="digits",
+        help=f"{TITLES} (default: %(default)s)",
+    )
+    add(
+        "--seeds",
+        type=positive_int,
+        metavar="N",
+        help="runs of each row (default: enough for 80 %% power at the margin)",
+    )
+    add(
+        "--margin",
+        type=positive,
+        metavar="POINTS",
+        help=f"smaller differences count as none (default: {MARGINS})",
+    )
+    add(
+        "--devices",
+        type=whole(1, 1024),
+        default=1,
+        metavar="N",
+        help="devices that share a batch (default: %(default)s)",
+    )
+    add(
+        "--parallel",
+        type=whole(1, 1024),
+        default=1,
+        metavar="N",
+        help="runs at a time; with more than one, no times are reported",
+    )
     add("--output", type=path, metavar="DIR", help="default: results/RECIPE")
-    add("--from-logs", type=path, metavar="DIR",
-        help="train nothing, make the table of the runs in a directory")  # fmt: skip
+    add(
+        "--from-logs",
+        type=path,
+        metavar="DIR",
+        help="do not train; make the table of the runs in a directory",
+    )
     add("--published", action="store_true", help="print the table of MXNet's float16 FAQ")
-    return made.parse_args(given[:cut]), tuple(given[cut + 1 :])
+    return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
 
 
-def main(given: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train and write the table; return the status of the process."""
-    options, extra = arguments(given)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options, extra = parse(arguments)
     experiment = EXPERIMENTS[options.recipe]
     margin = options.margin or experiment.margin
     if options.published:
@@ -66,28 +95,29 @@ def main(given: Optional[Sequence[str]] = None) -> int:
                 with alone_in(output) as lock:
                     print(plan(experiment, seeds, margin), flush=True)
                     wanted = jobs(experiment, output, range(seeds), options.devices, extra)
-                    Runner(options.parallel, lock).make(wanted)
+                    Runner(options.parallel, lock).train(wanted)
             table = make_table(experiment, output, margin)
-            for path in write(table, output, shown_command(given), experiment.note):
+            shown_command = " ".join(["python scripts/results_table.py", *arguments])
+            for path in write(table, output, shown_command, experiment.note):
                 print(path)
             print("\n".join(["", render.markdown(table), experiment.note]).rstrip())
     except UsageError as error:
-        return tell(error, 2)
+        return fail(error, 2)
     except OSError as error:  # a full disk has no file name
-        return tell(f"{error.filename or output}: {error.strerror}.", 2)
+        return fail(f"{error.filename or output}: {error.strerror}.", 2)
     except RuntimeError as error:
-        return tell(error, 1)
+        return fail(error, 1)
     except RunInterruptedError as error:
-        return tell(error, error.status)
+        return fail(error, error.status)
     return 0
 
 
 def plan(experiment: Experiment, seeds: int, margin: float) -> str:
-    """Return what will be trained and what it can show."""
+    """Return what will be trained and which difference it can detect."""
     return (
-        f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows; with "
-        f"{experiment.sd:g} points from seed to seed, a margin of ±{margin:g} is shown with a "
-        f"power of {100 * power(experiment.sd, margin, seeds):.0f} %."
+        f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows. At a standard "
+        f"deviation of {experiment.sd:g} points between seeds, they show equivalence within "
+        f"±{margin:g} with a power of {100 * power(experiment.sd, margin, seeds):.0f} %."
     )
 
 
@@ -99,9 +129,14 @@ def make_table(experiment: Experiment, output: Path, margin: float) -> Table:
 
 def write(table: Table, output: Path, command: str, note: str = "") -> Tuple[Path, ...]:
     """Write the table as Markdown, JSON and CSV, and its curves as a PNG; return the paths."""
-    paths = tuple(output / f"{FILES}.{ending}" for ending in ("md", "json", "csv", "png"))
+    paths = tuple(output / f"{STEM}.{suffix}" for suffix in ("md", "json", "csv", "png"))
     notes = [note] if note else []
-    page = [render.markdown(table), *notes, f"![Top-1 error]({FILES}.png)", f"Made by `{command}`."]
+    page = [
+        render.markdown(table),
+        *notes,
+        f"![Top-1 error]({STEM}.png)",
+        f"Command: `{command}`.",
+    ]
     paths[0].write_text("\n\n".join(page) + "\n", encoding="utf-8")
     paths[1].write_text(json.dumps(table.as_dict(), indent=2, ensure_ascii=False) + "\n")
     paths[2].write_text(render.as_csv(table))
@@ -109,14 +144,7 @@ def write(table: Table, output: Path, command: str, note: str = "") -> Tuple[Pat
     return paths
 
 
-def shown_command(given: Optional[Sequence[str]]) -> str:
-    """Return the command as one types it."""
-    return " ".join(
-        ["python scripts/results_table.py", *(sys.argv[1:] if given is None else given)]
-    )
-
-
-def tell(sentence: object, status: int) -> int:
-    """Print what happened on standard error, and return the status."""
-    print(f"results_table.py: {sentence}", file=sys.stderr)
+def fail(message: object, status: int) -> int:
+    """Print an error message and return the status."""
+    print(f"results_table.py: {message}", file=sys.stderr)
     return status

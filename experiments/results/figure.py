@@ -1,4 +1,4 @@
-"""The curves of a table: top-1 error after each epoch, with a band over the seeds."""
+"""Draws the curves of a table: top-1 error after each epoch, with a band over the seeds."""
 
 import textwrap
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from experiments.results.table import Table
 from gluon_amp.command_line import UsageError
 
-# Okabe and Ito's colours ("Color Universal Design", 2008): told apart by colour-blind readers, too.
+# Okabe and Ito's colours ("Color Universal Design", 2008), which colour-blind readers distinguish.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
-LOWEST = 0.1  # percent: where a logarithmic axis ends
+LOWEST = 0.1  # percent, the lower end of the logarithmic axis
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 40, 50, 70, 100)
 TITLE_WIDTH = 110  # characters that fit above the axes
 
 
 def draw(table: Table, path: Path) -> None:
-    """Draw top-1 error in percent per epoch, one line for each row, as a PNG.
+    """Write a PNG with the top-1 error in percent by epoch, a line for each row.
 
-    The line is the mean, the band one standard deviation to either side.
+    The line is the mean; the band extends one standard deviation to either side.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the runs of a table ran on, in words."""
+"""Describes in words the hardware that the runs of a table used."""
 
 import re
 import subprocess
@@ -20,18 +20,18 @@ def describe_cpu() -> str:
 
 
 def describe_gpus(names: str) -> str:
-    """Return how many GPUs of which kind, from one name on each line."""
+    """Return how many GPUs of which kind there are, from one name on each line."""
     counts = Counter(line.strip() for line in names.splitlines() if line.strip())
     return ", ".join(f"{count} × {name}" for name, count in counts.items())
 
 
 def describe(devices: str) -> str:
-    """Return the hardware behind MXNet devices such as 'cpu(0)' or 'gpu(0), gpu(1)'."""
+    """Return the hardware of MXNet devices such as 'cpu(0)' or 'gpu(0), gpu(1)'."""
     numbers = re.findall(r"gpu\((\d+)\)", devices)
     if not numbers:
         return describe_cpu()
-    ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={','.join(numbers)}"]
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={','.join(numbers)}"]
     try:
-        return describe_gpus(subprocess.run(ask, capture_output=True, encoding="utf-8").stdout)
+        return describe_gpus(subprocess.run(query, capture_output=True, encoding="utf-8").stdout)
     except OSError:
         return f"{len(numbers)} GPU{'s' if len(numbers) > 1 else ''}"

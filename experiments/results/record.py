@@ -1,7 +1,7 @@
-"""What one run came to, read from its directory: log.txt, summary.json and run.json.
+"""The record of one run, read from the files in its directory.
 
-The log has the curve and the times, also of a run that went on after it was killed; the summary
-says what was trained; run.json says which row the run belongs to and what it ran on.
+log.txt has the curve and the times, also those of a run that was resumed. summary.json has what
+was trained. run.json has the row that the run belongs to and its hardware.
 """
 
 import json
@@ -18,7 +18,7 @@ COUNTS = ("train_images", "val_images")
 
 
 def _pattern(line: str) -> "re.Pattern":
-    """Turn a format of `gluon_amp.recipes.log` into a pattern that finds its numbers."""
+    """Turn a format of `gluon_amp.recipes.log` into a pattern that matches its numbers."""
     parts = re.split(r"%[dfgs]", line)
     return re.compile(r"(\S+)".join(map(re.escape, parts)))
 
@@ -28,16 +28,16 @@ SPEED, VALIDATION = map(_pattern, (log.SPEED, log.VALIDATION))
 
 @dataclass(frozen=True)
 class Configuration:
-    """A row of the table: what all of its runs have in common but the seed.
+    """A row of the table: what its runs have in common. They differ in the seed.
 
     Attributes
     ----------
     name : str
-        Unique in its recipe, and the runs' folder.
+        Unique in its recipe; also the folder of the runs.
     label : str
-        For the table and the figure's key.
+        For the table and the figure's legend.
     dtype : str
-        Computed in.
+        Compute dtype.
     batch : int
         Of all devices together.
     """
@@ -49,31 +49,31 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run.
+class RunRecord:
+    """The result of one run, or the reason why it failed.
 
     Attributes
     ----------
     configuration : Configuration
     seed : int
     hardware : str
-        What it ran on, in words.
+        In words.
     data : str
-        Its name, and how many samples it has to train on and to validate with, so that two data
-        sets of one name are told apart.
+        Name of the data set and its numbers of training and validation samples, which distinguish
+        data sets of one name.
     model : str
     emulated : bool
-        float16 values computed by a CPU.
+        Whether a CPU computed with float16 values.
     errors : tuple of float
         Top-1 error in percent after each epoch.
     seconds : float or None
-        Of training, validation left out; None where other runs shared the machine.
+        Training time without validation; None if other runs shared the machine.
     samples_per_second : float or None
-        None likewise.
+        None if other runs shared the machine.
     peak_memory : int or None
         Bytes; None on GPUs, whose memory is not measured.
     skipped, steps : int
-        Steps undone because of an overflow, out of all.
+        Steps skipped because of an overflow, and all steps.
     failure : str or None
         Why there is no result.
     """
@@ -94,45 +94,45 @@ class Run:
 
     @property
     def top1(self) -> float:
-        """Percent after the last epoch."""
+        """Accuracy in percent after the last epoch."""
         return 100 - self.errors[-1]
 
 
 def read_log(text: str) -> Dict[str, Dict[int, float]]:
     """Return 'error' (top-1, percent) and 'seconds' (of training) of every epoch.
 
-    Of an epoch that was trained again after an interruption the last line counts.
+    If an epoch was trained again after an interruption, its last line counts.
     """
     return {
-        "error": {int(found[1]): 100 * float(found[2]) for found in VALIDATION.finditer(text)},
-        "seconds": {int(found[1]): float(found[3]) for found in SPEED.finditer(text)},
+        "error": {int(match[1]): 100 * float(match[2]) for match in VALIDATION.finditer(text)},
+        "seconds": {int(match[1]): float(match[3]) for match in SPEED.finditer(text)},
     }
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RunRecord:
     """Read a run's directory.
 
     Raises
     ------
     UsageError
-        A file is missing or damaged, or the log does not tell of every epoch.
+        A file is missing or damaged, or the log has no validation of an epoch.
     """
     about = read_json(folder / RUN)
     try:
         configuration = Configuration(**about["configuration"])
         seed, hardware, failure = about["seed"], about["hardware"], about["failure"]
         if failure is not None:
-            return Run(configuration, seed, hardware, failure=failure)
+            return RunRecord(configuration, seed, hardware, failure=failure)
         summary, text = read_json(folder / SUMMARY), _text(folder / LOG)
         epochs = read_log(text)
         missing = set(range(summary["epochs"])) - epochs["error"].keys()
         if missing:
             raise UsageError(
-                f"{folder / LOG} has no validation of epoch {min(missing)}: remove {folder}, and "
-                "it is trained again."
+                f"{folder / LOG} has no validation of epoch {min(missing)}: remove {folder} to "
+                "train it again."
             )
         alone = about["parallel"] == 1
-        return Run(
+        return RunRecord(
             configuration,
             seed,
             hardware,
@@ -150,18 +150,18 @@ def read(folder: Path) -> Run:
         raise UsageError(f"{folder} is not a run of results_table.py: {error}.") from None
 
 
-def read_all(root: Path) -> List[Run]:
-    """Read every run under a directory, in the order of their paths.
+def read_all(root: Path) -> List[RunRecord]:
+    """Read every run in a directory and below it, in the order of their paths.
 
     Raises
     ------
     UsageError
-        There is none, or one is damaged.
+        There is no run, or one is damaged.
     """
-    found = sorted(path.parent for path in Path(root).glob(f"**/{RUN}"))
-    if not found:
+    folders = sorted(path.parent for path in Path(root).glob(f"**/{RUN}"))
+    if not folders:
         raise UsageError(f"{root} holds no finished run.")
-    return [read(folder) for folder in found]
+    return [read(folder) for folder in folders]
 
 
 def _data(summary: Dict) -> str:
@@ -182,7 +182,7 @@ def read_json(path: Path) -> Dict:
     Raises
     ------
     UsageError
-        It cannot be read, or it holds something else.
+        The file cannot be read, or it is not a JSON object.
     """
     text = _text(path)
     try:

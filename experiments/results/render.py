@@ -1,4 +1,4 @@
-"""A table as Markdown and CSV."""
+"""Writes a table as Markdown and CSV."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ def _percent(top1: Optional[Spread]) -> str:
 
 
 def duration(seconds: Optional[float]) -> str:
-    """Write a time in the unit that suits it."""
+    """Return a time in seconds, minutes or hours."""
     if seconds is None:
         return NONE
     if seconds < 100:
@@ -40,15 +40,16 @@ def _number(value: Optional[float], form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-def difference(found: Comparison) -> str:
-    """Write a difference with its interval, where it has one; nothing is +0.00, never -0.00."""
-    interval = "" if found.low is None else f" ({found.low:+.2f} to {found.high:+.2f})"
-    return f"{round(found.difference, 2) + 0.0:+.2f}{interval}"
+def difference(comparison: Comparison) -> str:
+    """Return a difference and its interval, if there is one. Zero is +0.00, never -0.00."""
+    low, high = comparison.low, comparison.high
+    interval = "" if low is None else f" ({low:+.2f} to {high:+.2f})"
+    return f"{round(comparison.difference, 2) + 0.0:+.2f}{interval}"
 
 
 def _interval(row: Row) -> str:
-    found = row.comparison
-    return NONE if found is None or found.low is None else difference(found)
+    tested = row.comparison is not None and row.comparison.low is not None
+    return difference(row.comparison) if tested else NONE
 
 
 def _test(field: str, form: str) -> Callable[[Row], str]:
@@ -63,7 +64,7 @@ def _verdict(row: Row) -> str:
 
 
 NAME_COLUMN = ("Configuration", lambda row: row.configuration.label)
-# The columns of MXNet's float16 FAQ, then what it does not tell.
+# The columns of MXNet's float16 FAQ.
 FAQ_COLUMNS: Sequence[Tuple[str, Callable[[Row], str]]] = (
     ("Batch size", lambda row: str(row.configuration.batch)),
     ("Data type", lambda row: row.configuration.dtype),
@@ -92,7 +93,7 @@ COST_COLUMNS = (
 
 
 def grid(columns: Sequence[Tuple[str, Callable[[Row], str]]], rows: Sequence[Row]) -> str:
-    """Lay rows out as a Markdown table, its columns aligned in the source, too."""
+    """Return rows as a Markdown table whose columns are also aligned in the source."""
     cells = [[title for title, _ in columns]]
     cells += [[text(row) for _, text in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
@@ -104,15 +105,15 @@ def grid(columns: Sequence[Tuple[str, Callable[[Row], str]]], rows: Sequence[Row
 def faq_table(table: Table) -> str:
     """Return the rows with the columns of MXNet's float16 FAQ, as Markdown.
 
-    Where batch and data type do not tell the rows apart, their names come first.
+    If two rows have the same batch and data type, a column with the rows' names comes first.
     """
-    told = {(row.configuration.batch, row.configuration.dtype) for row in table.rows}
-    names = () if len(told) == len(table.rows) else (NAME_COLUMN,)
+    distinct = {(row.configuration.batch, row.configuration.dtype) for row in table.rows}
+    names = () if len(distinct) == len(table.rows) else (NAME_COLUMN,)
     return grid((*names, *FAQ_COLUMNS), table.rows)
 
 
 def markdown(table: Table) -> str:
-    """Return the whole table, with what it was made on and how to read it."""
+    """Return the whole table, with its data set and hardware, and how to read it."""
     return "\n\n".join([*_heading(table), faq_table(table), *_details(table)]) + "\n"
 
 
@@ -121,12 +122,11 @@ def _heading(table: Table) -> List[str]:
     notes = [hardware]
     if any(row.emulated for row in table.rows):
         notes.append(
-            "float16 is *emulated* here, rounded after every operator as on a GPU; its times are "
-            "not a GPU's, so no speed-up is given. Times of float32 and bfloat16 are of native "
-            "arithmetic."
+            "float16 is *emulated* here: values are rounded after every operator as on a GPU. The "
+            "times are not a GPU's, so there is no speed-up. float32 and bfloat16 run natively."
         )
     if table.source == "measured" and all(row.seconds is None for row in table.rows):
-        notes.append("Several runs shared the machine, so no times are given.")
+        notes.append("Several runs shared the machine, so no times are reported.")
     return notes
 
 
@@ -134,23 +134,24 @@ def _details(table: Table) -> List[str]:
     reference, parts = table.rows[0].configuration.label, []
     if any(row.failures or (row.top1 and row.top1.sd is not None) for row in table.rows):
         parts += [
-            f"Against {reference}, in percentage points; “equivalent” means that two one-sided "
-            f"tests (TOST) show a difference of less than {table.margin:g} points at the 5 % "
-            "level, “different” that Welch's test shows one, “undecided” that neither does:",
+            f"Compared with {reference}, in percentage points. The verdict is “equivalent” if two "
+            f"one-sided tests (TOST) show a difference of less than {table.margin:g} points at the "
+            "5 % level, “different” if Welch's test shows a difference, and “undecided” if neither "
+            "does.",
             grid(STATISTICS_COLUMNS, table.rows),
         ]
     if any(row.steps is not None for row in table.rows):
         parts += [
-            "Means over the seeds. Time to train leaves validation out; peak memory is that of the "
-            "process:",
+            "Means over the seeds. The time to train excludes validation. The peak memory is that "
+            "of the process.",
             grid(COST_COLUMNS, table.rows),
         ]
     return parts
 
 
 def flat(row: Row, table: Table) -> Dict[str, object]:
-    """Return a row's numbers by name, unrounded."""
-    found = row.comparison
+    """Return a row's numbers by name, not rounded."""
+    comparison = row.comparison
     tests = ("difference", "low", "high", "t", "p", "p_tost")
     return {
         "source": table.source,
@@ -167,16 +168,16 @@ def flat(row: Row, table: Table) -> Dict[str, object]:
         "peak_memory": row.peak_memory,
         "skipped_steps": row.skipped,
         "steps": row.steps,
-        **{name: found and getattr(found, name) for name in tests},
+        **{name: comparison and getattr(comparison, name) for name in tests},
         "margin": table.margin,
-        "verdict": found and str(found),
+        "verdict": comparison and str(comparison),
         "failures": "; ".join(row.failures),
         "hardware": table.hardware,
     }
 
 
 def as_csv(table: Table) -> str:
-    """Return a table as CSV, one line for each row."""
+    """Return a table as CSV, a line for each row."""
     lines = [flat(row, table) for row in table.rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, lines[0], lineterminator="\n")

@@ -1,7 +1,8 @@
-"""Trains what a table needs: each run is a process of its own, in a directory of its own.
+"""Trains the runs of a table, each in a process and in a directory of its own.
 
-A run is finished once it has a run.json with a result, written last and at once; finished runs are
-not repeated, and one that was killed or failed goes on from its last checkpoint.
+A run is finished when its directory has a run.json with a result, which is written last and
+atomically. Finished runs are not repeated. A run that was killed or that failed resumes from its
+last checkpoint.
 """
 
 import dataclasses
@@ -16,26 +17,34 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from experiments import ROOT
 from experiments.results.machine import describe
 from experiments.results.recipes import Experiment, Options
-from experiments.results.record import LOG, RUN, SUMMARY, Configuration, Run, read, read_json
+from experiments.results.record import (
+    LOG,
+    RUN,
+    SUMMARY,
+    Configuration,
+    RunRecord,
+    read,
+    read_json,
+)
 from gluon_amp.command_line import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.hardware import count_cores
 from gluon_amp.recipes.interruption import SIGNALS, RunInterruptedError
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-BEGUN = "begun.json"
-AGAIN = "run the same command again to go on."
-# The second is what a terminal sends when it is closed.
+STARTED, ERRORS = "begun.json", "errors.txt"
+RESUME = "run the same command again to resume."
+# A terminal sends SIGHUP when it is closed.
 STOPPING = (*SIGNALS, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to make: `arguments` are the script's, `folder` is its directory."""
+    """A run to train: `arguments` are the script's, `folder` is the run's directory."""
 
     configuration: Configuration
     seed: int
@@ -45,6 +54,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
+        """Whether the directory has a result."""
         path = self.folder / RUN
         return path.exists() and read_json(path).get("failure", "") is None
 
@@ -52,23 +62,25 @@ class Job:
 def jobs(
     experiment: Experiment, output: Path, seeds: Sequence[int], devices: int, extra: Options = ()
 ) -> List[Job]:
-    """Return the runs of an experiment, seed by seed, so that a slow hour hits every row alike.
+    """Return the runs of an experiment, seed by seed, so that a slow hour affects every row alike.
 
     Parameters
     ----------
+    experiment : Experiment
     output : Path
-        Holds a directory for each configuration, and in it one for each seed.
+        Gets a directory for each configuration, and in it one for each seed.
+    seeds : sequence of int
     devices : int
-        Share a batch.
+        How many share a batch.
     extra : tuple of str
-        More options for the script; they win.
+        Further options for the script; they override the experiment's.
 
     Raises
     ------
     UsageError
-        A batch cannot be shared by so many devices.
+        The devices cannot share a batch evenly.
     """
-    made = []
+    result = []
     for seed in seeds:
         for configuration, options in experiment.rows:
             if configuration.batch % devices:
@@ -77,25 +89,26 @@ def jobs(
                     "a number of GPUs that divides it."
                 )
             folder = output / configuration.name / f"seed-{seed}"
-            given = [*experiment.options, *options, "--seed", str(seed)]
-            given += ["--batch-size", str(configuration.batch // devices), *extra]
-            given += ["--summary-json", f"{folder}/{SUMMARY}"]
-            arguments = tuple(text.replace("{folder}", str(folder)) for text in given)
-            script = SCRIPTS / experiment.script
-            made.append(Job(configuration, seed, folder, script, arguments))
-    return made
+            arguments = [*experiment.options, *options, "--seed", str(seed)]
+            arguments += ["--batch-size", str(configuration.batch // devices), *extra]
+            arguments += ["--summary-json", f"{folder}/{SUMMARY}"]
+            expanded = tuple(text.replace("{folder}", str(folder)) for text in arguments)
+            script = ROOT / "scripts" / experiment.script
+            result.append(Job(configuration, seed, folder, script, expanded))
+    return result
 
 
 @contextmanager
 def alone_in(output: Path) -> Iterator[int]:
-    """Lock a directory; yields the lock's descriptor, for the runs to hold, too.
+    """Lock a directory; yield the lock's file descriptor.
 
-    So a run that outlives this process keeps the next one from writing to the same files.
+    The runs inherit the descriptor. A run that outlives this process so keeps the next one from
+    writing to the same files.
 
     Raises
     ------
     UsageError
-        Somebody else works there.
+        Another process holds the lock.
     """
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as lock:
@@ -103,27 +116,27 @@ def alone_in(output: Path) -> Iterator[int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(
-                f"another run is at work in {output}: wait for its end, or end it (`fuser "
-                f"{output}/.lock` has its number)."
+                f"another process is training in {output}: wait for it, or end it (`fuser "
+                f"{output}/.lock` prints its number)."
             ) from None
         yield lock.fileno()
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise `RunInterruptedError` at the first SIGTERM, Ctrl-C or SIGHUP; the second kills."""
+    """Raise `RunInterruptedError` at the first SIGTERM, Ctrl-C or SIGHUP; the second one kills."""
 
-    def take(number: int, _frame: object) -> None:
+    def interrupt(number: int, _frame: object) -> None:
         for each in before:
             signal.signal(each, signal.SIG_DFL)
-        raise RunInterruptedError(number, f"interrupted by signal {number}: {AGAIN}")
+        raise RunInterruptedError(number, f"interrupted by signal {number}: {RESUME}")
 
-    # what is ignored, such as SIGHUP under nohup, stays so
+    # a signal that is ignored, such as SIGHUP under nohup, stays ignored
     before = {number: signal.getsignal(number) for number in STOPPING}
     before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     try:
         for number in before:
-            signal.signal(number, take)
+            signal.signal(number, interrupt)
         yield
     finally:
         for number, old in before.items():
@@ -131,50 +144,50 @@ def interruptible() -> Iterator[None]:
 
 
 class Runner:
-    """Makes runs, `parallel` at a time.
+    """Trains runs, `parallel` at a time.
 
     Parameters
     ----------
     parallel : int
-        More than one, and the runs have no times: see `experiments.results.record.Run`.
+        If it is more than one, the records of the runs have no times (see `RunRecord`).
     lock : int
-        Descriptor that the runs keep open.
-    tell : callable
-        Called with one line when a run has ended.
+        File descriptor that the runs inherit (see `alone_in`).
+    log : callable
+        Called with a line of text when a run has ended.
     """
 
-    def __init__(self, parallel: int, lock: int, tell: Callable[[str], None] = print):
+    def __init__(self, parallel: int, lock: int, log: Callable[[str], None] = print):
         self.parallel = parallel
         self._lock = lock
-        self._tell = tell
+        self._log = log
         self._guard = threading.Lock()
         self._running: Set[subprocess.Popen] = set()
         self._stopped = False
 
-    def make(self, wanted: Sequence[Job]) -> None:
-        """Make those runs that are not finished.
+    def train(self, wanted: Sequence[Job]) -> None:
+        """Train those runs that are not finished.
 
         Raises
         ------
         UsageError
-            A run was begun with other options, or a script refused its options.
+            A run was started with other options, or a script refused its options.
         RuntimeError
-            A run was killed; what it was doing is kept.
+            A run was killed; its files remain.
         """
         for job in wanted:
             _check_same(job)
         missing = [job for job in wanted if not job.finished]
         if len(missing) < len(wanted):
-            self._tell(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished already")
-        started, done = time.monotonic(), 0
+            self._log(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished already")
+        start, done = time.monotonic(), 0
         with ThreadPoolExecutor(self.parallel) as pool:
             try:
-                for job, run in zip(missing, pool.map(self._make_one, missing)):
+                for job, record in zip(missing, pool.map(self._train_one, missing)):
                     done += 1
-                    took = time.monotonic() - started
-                    left = took / done * (len(missing) - done)
-                    result = run.failure or f"{run.top1:.2f} %"
-                    self._tell(
+                    seconds = time.monotonic() - start
+                    left = seconds / done * (len(missing) - done)
+                    result = record.failure or f"{record.top1:.2f} %"
+                    self._log(
                         f"[{done}/{len(missing)}] {job.configuration.label}, seed {job.seed}: "
                         f"{result}, about {left / 60:.0f} min left"
                     )
@@ -183,45 +196,54 @@ class Runner:
                 raise
 
     def stop(self) -> None:
-        """End the runs that are being made, and begin no other."""
+        """Terminate the processes that are running, and start no other."""
         with self._guard:
             self._stopped = True
             for process in self._running:
                 process.terminate()
 
-    def _make_one(self, job: Job) -> Run:
+    def _train_one(self, job: Job) -> RunRecord:
         job.folder.mkdir(parents=True, exist_ok=True)
-        # of a run in several parts, each counts
-        parallel = max(self.parallel, _begun(job).get("parallel", 1))
-        begun = {"arguments": job.arguments, "parallel": parallel}
-        atomic.write(job.folder / BEGUN, json.dumps(begun).encode())
-        command = [sys.executable, str(job.script), *job.arguments]
-        environment = _environment(self.parallel)
-        with open(job.folder / LOG, "a") as log, open(job.folder / "errors.txt", "w+") as errors:
+        # a resumed run has times only if no part of it shared the machine
+        parallel = max(self.parallel, _started(job).get("parallel", 1))
+        started = {"arguments": job.arguments, "parallel": parallel}
+        atomic.write(job.folder / STARTED, json.dumps(started).encode())
+        status, peak_memory, errors = self._run(job)
+        if status < 0:
+            name = signal.Signals(-status).name
+            raise RuntimeError(f"{job.folder} was killed by signal {name}: {RESUME}")
+        reason = errors[-1] if errors else "no reason"
+        if status == 2:
+            raise UsageError(f"{reason.rstrip('.')}; options for the script go after --.")
+        self._write(job, reason if status else None, peak_memory)
+        return read(job.folder)
+
+    def _run(self, job: Job) -> Tuple[int, int, List[str]]:
+        """Run the script; return its status, its peak memory in bytes, and what stderr got."""
+        with open(job.folder / LOG, "a") as log, open(job.folder / ERRORS, "w+") as errors:
             with self._guard:
                 if self._stopped:
                     raise RuntimeError("stopped.")
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=errors,
-                    env=environment, pass_fds=[self._lock],
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
-                )  # fmt: skip
+                    [sys.executable, str(job.script), *job.arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=errors,
+                    env=_environment(self.parallel),
+                    pass_fds=[self._lock],
+                    # only this process receives Ctrl-C; `stop` passes it on
+                    start_new_session=True,
+                )
                 self._running.add(process)
             _, status, usage = os.wait4(process.pid, 0)
             with self._guard:
                 self._running.discard(process)
-            process.returncode = code = _exit_code(status)
+            process.returncode = _exit_code(status)
             errors.seek(0)
-            told = [line for line in errors.read().splitlines() if line.strip()] or ["no reason"]
-        if code < 0:
-            name = signal.Signals(-code).name
-            raise RuntimeError(f"{job.folder} was killed by signal {name}: {AGAIN}")
-        if code == 2:
-            raise UsageError(f"{told[-1].rstrip('.')}; its options stand after --.")
-        self._write(job, told[-1] if code else None, usage.ru_maxrss * 1024)
-        return read(job.folder)
+            lines = [line for line in errors.read().splitlines() if line.strip()]
+        return process.returncode, usage.ru_maxrss * 1024, lines
 
-    def _write(self, job: Job, failure, peak_memory: int) -> None:
+    def _write(self, job: Job, failure: Optional[str], peak_memory: int) -> None:
         devices = ""
         if failure is None:
             devices = read_json(job.folder / SUMMARY)["devices"]
@@ -230,7 +252,7 @@ class Runner:
             "seed": job.seed,
             "script": job.script.name,
             "hardware": describe(devices),
-            "parallel": _begun(job)["parallel"],
+            "parallel": _started(job)["parallel"],
             "peak_memory": None if "gpu" in devices else peak_memory,
             "failure": failure,
         }
@@ -238,33 +260,33 @@ class Runner:
         atomic.write(job.folder / RUN, text.encode())
 
 
-def _begun(job: Job) -> Dict:
-    """Return the arguments that a run was begun with, and how many shared the machine."""
-    path = job.folder / BEGUN
+def _started(job: Job) -> Dict[str, Any]:
+    """Return the arguments that a run was started with, and how many runs shared the machine."""
+    path = job.folder / STARTED
     return read_json(path) if path.exists() else {}
 
 
 def _check_same(job: Job) -> None:
-    before = tuple(_begun(job).get("arguments", job.arguments))
+    before = tuple(_started(job).get("arguments", job.arguments))
     if before != job.arguments:
         raise UsageError(
-            f"{job.folder} was trained with other options ({' '.join(before)}): give another "
+            f"{job.folder} was trained with other options ({' '.join(before)}): choose another "
             "--output, or remove it."
         )
 
 
 def _environment(parallel: int) -> Dict[str, str]:
-    """Share the cores out, where the user has not."""
-    made = dict(os.environ)
+    """Divide the cores among the runs, unless the user has set the number of threads."""
+    environment = dict(os.environ)
     if parallel > 1 and count_cores():
-        made.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // parallel)))
-    return made
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // parallel)))
+    return environment
 
 
 def _exit_code(status: int) -> int:
-    """Read a status of `os.wait4` as `subprocess` does: negative for a signal.
+    """Convert a status of `os.wait4` as `subprocess` does: a signal is negative.
 
-    Also for one that made the script save and leave (`RunInterruptedError.status`).
+    This includes a signal that made the script save and exit (`RunInterruptedError.status`).
     """
     if os.WIFSIGNALED(status):
         return -os.WTERMSIG(status)

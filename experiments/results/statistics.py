@@ -1,12 +1,11 @@
-"""Is the accuracy the same? Means and deviations over seeds, and the two tests that can answer.
+"""Means and standard deviations over seeds, and tests whether two means differ or are equivalent.
 
-Welch's t test can only show that two means differ; that it does not, with few seeds, shows nothing.
-An equivalence test (two one-sided tests, TOST) shows that they lie within a margin of each other:
-Schuirmann, "A comparison of the two one-sided tests procedure and the power approach" (1987).
-The arithmetic is that of statsmodels.
+Welch's t test can only show that two means differ. With few seeds, its failure to do so means
+nothing. An equivalence test (two one-sided tests, TOST) shows that two means differ by less than a
+margin: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach"
+(1987). statsmodels computes both.
 """
 
-import math
 import statistics
 from dataclasses import dataclass
 from typing import Optional, Sequence
@@ -15,7 +14,7 @@ from gluon_amp.command_line import UsageError
 
 CONFIDENCE = 0.95  # of the interval; the tests reject at 1 - CONFIDENCE
 POWER = 0.8
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean of one sample less that of another.
+    """The mean of one sample minus that of another.
 
     Attributes
     ----------
@@ -38,13 +37,13 @@ class Comparison:
     low, high : float or None
         Its 95 % confidence interval: Welch's, or that of paired differences.
     t, p : float or None
-        The t of the same test and its two-sided p-value: small where the means differ.
+        The t statistic of the same test and its two-sided p-value: small if the means differ.
     p_tost : float or None
-        Of the equivalence test: small where they differ by less than the margin.
+        p-value of the equivalence test: small if the means differ by less than the margin.
     margin : float
-        The largest difference that counts as none, either way.
+        Largest difference, in either direction, that counts as none.
 
-    All but `difference` and `margin` are None where nothing varies, or a sample has one value.
+    All but `difference` and `margin` are None if no value varies or if a sample has one value.
     """
 
     difference: float
@@ -57,12 +56,12 @@ class Comparison:
 
     @property
     def equivalent(self) -> Optional[bool]:
-        """Whether equivalence within the margin is shown; None where it cannot be tested."""
+        """Whether the means are equivalent within the margin; None if this cannot be tested."""
         return None if self.p_tost is None else self.p_tost < 1 - CONFIDENCE
 
     @property
     def differs(self) -> Optional[bool]:
-        """Whether a difference is shown; None where it cannot be tested."""
+        """Whether the means differ; None if this cannot be tested."""
         return None if self.p is None else self.p < 1 - CONFIDENCE
 
     def __str__(self) -> str:
@@ -74,12 +73,12 @@ class Comparison:
 
 
 def statsmodels():
-    """Return statsmodels' tests of means and its power of them.
+    """Return statsmodels' modules with tests of means and with the power of tests.
 
     Raises
     ------
     UsageError
-        It is not installed.
+        statsmodels is not installed.
     """
     try:
         from statsmodels.stats import power, weightstats
@@ -91,7 +90,7 @@ def statsmodels():
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and standard deviation of at least one value."""
+    """Return the mean and the standard deviation of one or more values."""
     sd = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.fmean(values), sd, len(values))
 
@@ -102,7 +101,7 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
     Parameters
     ----------
     values, reference : sequence of float
-        One number for each seed; they need not be equally many.
+        One number for each seed; the lengths may differ.
     margin : float
         Above 0, in the unit of the values.
     """
@@ -122,7 +121,7 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
 def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
     """Test the mean difference of pairs, such as two runs from the same initial weights.
 
-    What a seed does to both runs of a pair drops out, so fewer seeds tell more.
+    An effect of the seed on both runs of a pair cancels, so fewer seeds are enough.
 
     Parameters
     ----------
@@ -134,36 +133,36 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
     Raises
     ------
     ValueError
-        They are not equally many.
+        The lengths differ.
     """
     if len(values) != len(reference):
         raise ValueError(f"{len(values)} values cannot be paired with {len(reference)}.")
     differences = [value - other for value, other in zip(values, reference)]
-    found = spread(differences)
-    if not found.sd:
-        return Comparison(found.mean, margin)
+    paired = spread(differences)
+    if not paired.sd:
+        return Comparison(paired.mean, margin)
     weightstats, _ = statsmodels()
     sample = weightstats.DescrStatsW(differences)
     low, high = sample.tconfint_mean(alpha=1 - CONFIDENCE)
     t, p, _ = sample.ttest_mean()
     p_tost, _, _ = sample.ttost_mean(-margin, margin)
-    return Comparison(found.mean, margin, *map(float, (low, high, t, p, p_tost)))
+    return Comparison(paired.mean, margin, *map(float, (low, high, t, p, p_tost)))
 
 
 def power(sd: float, margin: float, seeds: int) -> float:
-    """Return the probability that equivalence is shown where the true means are equal.
+    """Return the probability that the test shows equivalence if the true means are equal.
 
     Parameters
     ----------
     sd : float
-        Standard deviation from seed to seed, of both samples.
+        Standard deviation between seeds, of both samples.
     margin : float
         Of the equivalence test.
     seeds : int
-        In each sample, at least 2.
+        Seeds in each sample, at least 2.
 
-    Both one-sided tests must reject, and by symmetry each misses equally often. That they can miss
-    at once is left out, which makes the power of two or three seeds a little too low.
+    Both one-sided tests must reject, and by symmetry each fails to equally often. The result
+    neglects that both can fail at once, so the power of two or three seeds is a little too low.
     """
     if sd == 0:
         return 1.0
@@ -174,29 +173,18 @@ def power(sd: float, margin: float, seeds: int) -> float:
     return max(0.0, 2 * float(one_sided) - 1)
 
 
-def seeds_needed(sd: float, margin: float, wanted: float = POWER) -> int:
-    """Return how many seeds each configuration needs for that power, 2 at least.
+def seeds_needed(sd: float, margin: float) -> int:
+    """Return how many seeds each configuration needs for a power of `POWER`, at least 2.
 
     Raises
     ------
     UsageError
-        More than `MOST_SEEDS`.
+        It needs more than `MAX_SEEDS`.
     """
-    for seeds in range(2, MOST_SEEDS + 1):
-        if power(sd, margin, seeds) >= wanted:
+    for seeds in range(2, MAX_SEEDS + 1):
+        if power(sd, margin, seeds) >= POWER:
             return seeds
     raise UsageError(
-        f"an sd of {sd:g} from seed to seed is too much for a margin of {margin:g}: more than "
-        f"{MOST_SEEDS} seeds would be needed, so widen --margin."
+        f"a standard deviation of {sd:g} between seeds is too large for a margin of {margin:g}: "
+        f"more than {MAX_SEEDS} seeds would be needed, so widen --margin."
     )
-
-
-def sd_bound(sd: float, count: int, confidence: float = 0.8) -> float:
-    """Return the upper confidence limit of a standard deviation estimated from `count` values.
-
-    A pilot of few seeds finds an sd that is too small every other time; planning with this limit
-    keeps the power. The limit is that of the chi-square distribution.
-    """
-    from scipy.stats import chi2
-
-    return sd * math.sqrt((count - 1) / chi2.ppf(1 - confidence, count - 1))

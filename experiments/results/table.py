@@ -1,43 +1,43 @@
-"""Runs in, a table out: one row for each configuration, every other row against the first.
+"""Makes a table of runs: a row for each configuration, each compared with the first row.
 
-Times are only compared where that is honest: not of emulated float16, nor of runs that shared the
-machine. Runs on different data, networks or hardware do not meet in one table.
+Times are not compared if float16 was emulated or if runs shared the machine. A table holds runs of
+one data set, one network and one kind of hardware.
 """
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from experiments.results.record import Configuration, Run
+from experiments.results.record import Configuration, RunRecord
 from experiments.results.statistics import Comparison, Spread, compare, spread
 from gluon_amp.command_line import UsageError
 
-ONE_FOR_ALL = {"data": "data sets", "model": "networks", "hardware": "hardware"}
+SAME_IN_ALL = {"data": "data sets", "model": "networks", "hardware": "hardware"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration over its seeds; what does not apply is None.
+    """A configuration over its seeds. A value that does not apply is None.
 
     Attributes
     ----------
     configuration : Configuration
     seeds : tuple of int
-        Of the runs that finished.
+        Seeds of the finished runs.
     top1 : Spread or None
-        Percent after the last epoch.
+        Accuracy in percent after the last epoch.
     curve : tuple of Spread
         Top-1 error in percent after each epoch.
     seconds, samples_per_second, peak_memory, skipped, steps : float or None
-        Means over the seeds (see `Run`).
+        Means over the seeds (see `RunRecord`).
     emulated : bool
-        Its times say nothing of real float16.
+        Whether float16 was emulated, so that the times are not those of real float16.
     comparison : Comparison or None
-        Top-1 against the first row's.
+        Of the top-1 accuracy with the first row's.
     speed_up : float or None
-        The first row's time over this one's; None where a time is missing or emulated.
+        The first row's time over this row's; None if one is missing or emulated.
     failures : tuple of str
-        Why runs have no result, one reason for each of them.
+        The reason of each failed run.
     """
 
     configuration: Configuration
@@ -64,7 +64,7 @@ class Table:
     source : str
         'measured' or 'published'.
     data, model, hardware : str
-        Of every row.
+        Those of every row.
     margin : float
         Of the equivalence test, percentage points.
     rows : tuple of Row
@@ -79,48 +79,48 @@ class Table:
     rows: Tuple[Row, ...]
 
     def as_dict(self) -> Dict:
-        """Return everything as JSON has it, with the tests' verdicts in words."""
-        made = dataclasses.asdict(self)
-        for row, written in zip(self.rows, made["rows"]):
-            written["verdict"] = None if row.comparison is None else str(row.comparison)
-        return made
+        """Return the table as values for JSON, with the tests' verdicts in words."""
+        result = dataclasses.asdict(self)
+        for row, values in zip(self.rows, result["rows"]):
+            values["verdict"] = None if row.comparison is None else str(row.comparison)
+        return result
 
 
-def check_one_table(runs: Sequence[Run]) -> None:
-    """Raise `UsageError` for runs that no single table may hold."""
-    for field, what in ONE_FOR_ALL.items():
-        found = sorted({getattr(run, field) for run in runs if run.failure is None})
-        if len(found) > 1:
+def check_comparable(runs: Sequence[RunRecord]) -> None:
+    """Raise `UsageError` if one table cannot hold these runs."""
+    for field, plural in SAME_IN_ALL.items():
+        values = sorted({getattr(run, field) for run in runs if run.failure is None})
+        if len(values) > 1:
             raise UsageError(
-                f"one table cannot mix {what}, but there are runs of {' and of '.join(found)}: "
-                "give --output a directory for each."
+                f"one table cannot mix {plural}, but there are runs of {' and of '.join(values)}: "
+                "use a separate --output directory for each."
             )
 
 
-def tabulate(runs: Sequence[Run], order: Sequence[str], margin: float) -> Table:
+def tabulate(runs: Sequence[RunRecord], order: Sequence[str], margin: float) -> Table:
     """Make a table of runs.
 
     Parameters
     ----------
-    runs : sequence of Run
+    runs : sequence of RunRecord
         In any order.
     order : sequence of str
-        Names of the configurations; the first is the reference of the others. Others than these
-        are left out.
+        Names of the configurations, the reference first. Runs of other configurations are left
+        out.
     margin : float
         Of the equivalence test, percentage points.
 
     Raises
     ------
     UsageError
-        There is no result at all, or the runs must not be compared.
+        No run has a result, or the runs cannot be compared.
     """
     runs = [run for run in runs if run.configuration.name in order]
     finished = [run for run in runs if run.failure is None]
     if not finished:
         reasons = sorted({run.failure for run in runs})
         raise UsageError(f"no run has a result{': ' if reasons else '.'}{'; '.join(reasons)}")
-    check_one_table(finished)
+    check_comparable(finished)
     groups = {name: [run for run in runs if run.configuration.name == name] for name in order}
     rows: List[Row] = []
     tops = {name: [run.top1 for run in group if not run.failure] for name, group in groups.items()}
@@ -139,13 +139,13 @@ def tabulate(runs: Sequence[Run], order: Sequence[str], margin: float) -> Table:
 
 
 def speed_up(row: Row, reference: Row) -> Optional[float]:
-    """Return how many times faster a row trains, or None where their times say nothing of that."""
+    """Return how many times faster a row trains; None if a time is missing or emulated."""
     if row.emulated or reference.emulated or not (row.seconds and reference.seconds):
         return None
     return reference.seconds / row.seconds
 
 
-def _row(runs: Sequence[Run]) -> Row:
+def _row(runs: Sequence[RunRecord]) -> Row:
     finished = sorted((run for run in runs if run.failure is None), key=lambda run: run.seed)
     failures = tuple(run.failure for run in runs if run.failure is not None)
     configuration = runs[0].configuration
@@ -181,7 +181,7 @@ FAQ = (
 
 
 def published(margin: float) -> Table:
-    """Return the table of MXNet's float16 FAQ: one run each, so nothing can be tested."""
+    """Return the table of MXNet's float16 FAQ. It has one run of each row, so there is no test."""
     rows = [
         Row(configuration, (0,), spread([top1]), seconds=3600 * hours)
         for configuration, top1, hours in FAQ

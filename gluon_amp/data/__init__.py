@@ -1,26 +1,32 @@
-"""Data sets: scikit-learn's digits, ImageNet as folders, images packed in RecordIO, synthetic."""
+"""Data sets for training: images and text, in batches that depend on a seed and an epoch alone.
 
-from gluon_amp.data.classes import read_classes, write_classes
+`open_digits`, `open_folders`, `open_records` and `open_synthetic` return a `Source`, which has a
+training and a validation set. `TrainingBatches` and `ValidationBatches` load their batches in
+threads. The module `text` has text as characters; the package `prepare` downloads, splits and packs
+images.
+"""
+
+from gluon_amp.data.class_names import read_classes, write_classes
 from gluon_amp.data.digits import open_digits
 from gluon_amp.data.folders import open_folders
-from gluon_amp.data.imagenet_transforms import Look
-from gluon_amp.data.loader import TrainingBatches, validation_batches
+from gluon_amp.data.imagenet_transforms import Preprocessing
+from gluon_amp.data.loader import TrainingBatches, ValidationBatches
 from gluon_amp.data.records import RecordFiles, open_records
-from gluon_amp.data.source import DataError, Source, unreadable_in_words
+from gluon_amp.data.source import DataError, Source, describe_unreadable
 from gluon_amp.data.synthetic import open_synthetic
 
 __all__ = [
     "DataError",
-    "Look",
+    "Preprocessing",
     "RecordFiles",
     "Source",
     "TrainingBatches",
+    "ValidationBatches",
+    "describe_unreadable",
     "open_digits",
     "open_folders",
     "open_records",
     "open_synthetic",
     "read_classes",
-    "unreadable_in_words",
-    "validation_batches",
     "write_classes",
 ]

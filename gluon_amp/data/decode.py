@@ -1,4 +1,4 @@
-"""Decode images with OpenCV, which lets other Python threads run meanwhile."""
+"""Decodes images with OpenCV, which releases Python's global lock."""
 
 import struct
 from typing import Callable, Optional, Tuple
@@ -18,11 +18,11 @@ Box = Tuple[int, int, int, int]  # top, left, height, width
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 # Start-of-frame markers hold the size; DHT, JPG and DAC lie between them (ITU T.81, table B.1).
 FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-END_WITHIN = 1024  # bytes that some cameras and tools write after the end of the image
+END_WITHIN = 1024  # some cameras and tools write up to so many bytes after the end of the image
 
 
 class DecodeError(ValueError):
-    """These bytes are not a whole image."""
+    """The bytes are not a whole image."""
 
 
 def require_opencv() -> None:
@@ -32,36 +32,37 @@ def require_opencv() -> None:
             "images are decoded with OpenCV, which is not installed: "
             "run `pip install 'gluon-amp[data]'`."
         )
-    # Images are decoded in parallel; a pool inside each of them would only fight for the cores.
+    # Images are decoded in parallel. OpenCV's own threads would only compete for the cores.
     cv2.setNumThreads(1)
 
 
 def jpeg_size(encoded: bytes) -> Optional[Size]:
-    """Return the height and width in the header of a JPEG, None if there is none."""
-    at = 2
-    while encoded.startswith(JPEG_START) and at + 9 <= len(encoded) and encoded[at] == 0xFF:
-        marker, length = encoded[at + 1], struct.unpack_from(">H", encoded, at + 2)[0]
+    """Return the height and width in the header of a JPEG, or None if it has none."""
+    offset = 2
+    while encoded.startswith(JPEG_START) and offset + 9 <= len(encoded) and encoded[offset] == 0xFF:
+        marker, length = encoded[offset + 1], struct.unpack_from(">H", encoded, offset + 2)[0]
         if marker in FRAMES:
-            return struct.unpack_from(">HH", encoded, at + 5)
-        at += 1 if marker == 0xFF else 2 + length  # 0xFF may be repeated to fill
+            return struct.unpack_from(">HH", encoded, offset + 5)
+        offset += 1 if marker == 0xFF else 2 + length  # 0xFF may be repeated as padding
     return None
 
 
 def decode(encoded: bytes, reduction: int = 1) -> np.ndarray:
-    """Decode to uint8 (H, W, 3), blue first, turned upright as its Exif data asks.
+    """Decode to uint8 (H, W, 3), blue first, rotated upright according to its Exif data.
 
     Parameters
     ----------
     encoded : bytes
-        JPEG, PNG, or what else OpenCV reads.
+        JPEG, PNG, or another format that OpenCV reads.
     reduction : int
-        1, 2, 4 or 8: return the image at a fraction of its size (rounded up), which for a JPEG
+        1, 2, 4 or 8: return the image at this fraction of its size, rounded up. For a JPEG this
         skips most of the work.
 
     Raises
     ------
     DecodeError
-        Not an image, or a JPEG that ends too early, of which OpenCV would return a grey rest.
+        The bytes are not an image, or a JPEG that ends too early. Of such a JPEG, OpenCV would
+        return the missing part in grey.
     """
     if encoded.startswith(JPEG_START) and JPEG_END not in encoded[-END_WITHIN:]:
         raise DecodeError("the JPEG ends too early")
@@ -81,16 +82,17 @@ def decode(encoded: bytes, reduction: int = 1) -> np.ndarray:
 
 
 def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np.ndarray:
-    """Decode a part of an image, a JPEG at a half, quarter or eighth where that is enough.
+    """Decode a part of an image; a JPEG at a half, quarter or eighth of its size if possible.
 
     Parameters
     ----------
     encoded : bytes
         The image.
     choose : callable
-        ``choose((height, width))`` gives the part wanted, in pixels of the whole image.
+        ``choose((height, width))`` returns the part, in pixels of the whole image.
     target : int
-        The part is going to be resized to `target` × `target`; it is never decoded to less.
+        The part will be resized to `target` × `target`. It is not decoded to fewer pixels, unless
+        it has fewer.
 
     Raises
     ------
@@ -107,6 +109,6 @@ def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np
         reduction = next(n for n in (8, 4, 2, 1) if n == 1 or min(box[2:]) >= n * target)
         image = decode(encoded, reduction)
     top, left, height, width = (length // reduction for length in box)
-    if (image.shape[0] < image.shape[1]) != (size[0] < size[1]):  # Exif turned it on its side
+    if (image.shape[0] < image.shape[1]) != (size[0] < size[1]):  # rotated by its Exif data
         top, left, height, width = left, top, width, height
     return image[top : top + height, left : left + width]

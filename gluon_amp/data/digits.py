@@ -1,14 +1,14 @@
-"""Scikit-learn's handwritten digits: real images that need no download.
+"""Scikit-learn's handwritten digits: real images without a download.
 
-1,797 images of 8×8 pixels in 17 grey levels, ten classes; the test part of the UCI set "Optical
-Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998). They come with scikit-learn.
+1,797 images of 8×8 pixels in 17 grey levels and ten classes: the test part of the UCI data set
+"Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998).
 """
 
 from typing import Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.data.augment import Augmented
+from gluon_amp.data.datasets import Augmented
 from gluon_amp.data.source import DataError, Source
 
 from mxnet.gluon.data import Dataset, SimpleDataset
@@ -16,16 +16,16 @@ from mxnet.gluon.data import Dataset, SimpleDataset
 SIZE = 32
 CLASSES = 10
 SPLIT_SEED = 0
-SHARE = 5  # one image in five validates
-SHIFT = 16  # the largest shift, either way, is the size over this: 2 pixels of 32
-MEAN, STD = 0.305, 0.324  # of the training pixels, after division by 255
+SHARE = 5  # one image in five is for validation
+SHIFT = 16  # images are shifted by up to size / SHIFT in each direction: 2 of 32 pixels
+MEAN, STD = 0.305, 0.324  # of the training pixels, divided by 255
 
 
 def enlarge(images: np.ndarray, size: int = SIZE) -> np.ndarray:
-    """Resize grey levels 0..16 to uint8, bilinear.
+    """Resize grey levels 0..16 to uint8, with bilinear interpolation.
 
-    Written out with weights that are whole numbers, so that the sums are exact: the same bytes come
-    out on every machine, which a library's vectorised resize does not promise.
+    The weights are whole numbers, so the sums are exact and the result has the same bytes on every
+    machine. The vectorised resize functions of libraries do not guarantee this.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def enlarge(images: np.ndarray, size: int = SIZE) -> np.ndarray:
     weights[np.arange(size), left] = (left + 1) * unit - centre
     weights[np.arange(size), left + 1] = centre - left * unit
     result = np.empty((len(images), size, size), np.uint8)
-    for image, out in zip(images, result):  # one by one, as all in float64 may be gigabytes
+    for image, out in zip(images, result):  # one by one: all of them in float64 may be gigabytes
         out[...] = np.rint(weights @ (image * 255.0) @ weights.T / (16 * unit**2))
     return result
 
@@ -54,14 +54,14 @@ def enlarge(images: np.ndarray, size: int = SIZE) -> np.ndarray:
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """Return the indices of the 1,437 training and the 360 validation images.
 
-    Shuffled once by a fixed seed, sorted by class, every fifth validates: each class gives its
-    share to within one image.
+    The images are shuffled with a fixed seed and sorted by class; every fifth is for validation.
+    So the share of each class is exact to within one image.
     """
-    # RandomState and not default_rng: numpy promises never to change its stream
+    # RandomState and not default_rng: numpy guarantees that its stream never changes
     shuffled = np.random.RandomState(SPLIT_SEED).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    validates = np.arange(len(labels)) % SHARE == 0
-    return by_class[~validates], by_class[validates]
+    for_validation = np.arange(len(labels)) % SHARE == 0
+    return by_class[~for_validation], by_class[for_validation]
 
 
 def load_digits(
@@ -100,13 +100,13 @@ def load_digits(
 
 
 def normalise(image: np.ndarray) -> np.ndarray:
-    """Turn a grey uint8 image (H, W) into a normalised float32 RGB one (3, H, W)."""
+    """Convert a grey uint8 image (H, W) to a normalised float32 RGB image (3, H, W)."""
     grey = (image.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
     return np.broadcast_to(grey, (3, *grey.shape))
 
 
 def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Move a grey image by up to a sixteenth, filling with background; then normalise it."""
+    """Shift a grey image by up to a sixteenth, fill with background, and normalise it."""
     height, width = image.shape
     most = height // SHIFT
     top, left = generator.integers(0, 2 * most + 1, size=2)
@@ -130,7 +130,7 @@ def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int =
     Parameters
     ----------
     seed : int
-        Decides the random shifts, not the split.
+        Determines the random shifts, but not the split.
     keep : sequence of int
         The digits to use, in ascending order; labels are positions in it.
     size : int

@@ -4,21 +4,26 @@ import os
 from pathlib import Path
 from typing import List, Tuple
 
-from gluon_amp.data.augment import DecodedImages, EncodedImages
-from gluon_amp.data.classes import check_same_classes
-from gluon_amp.data.imagenet_transforms import GLUONCV, Look, TrainingTransform, ValidationTransform
+from gluon_amp.data.class_names import check_same_classes
+from gluon_amp.data.datasets import DecodedImages, EncodedImages
+from gluon_amp.data.imagenet_transforms import (
+    GLUONCV,
+    Preprocessing,
+    TrainingTransform,
+    ValidationTransform,
+)
 from gluon_amp.data.source import DataError, Source, read_file
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 class FolderImages(EncodedImages):
-    """The images in ``folder/CLASS/``; a label is the rank of its class among the sorted names.
+    """The images in ``folder/CLASS/``. A label is the rank of the class among the sorted names.
 
     Parameters
     ----------
     folder : Path
-        Its folders are the classes; in each, every .jpg, .jpeg and .png is an image.
+        Has a folder for each class, whose .jpg, .jpeg and .png files are its images.
 
     Attributes
     ----------
@@ -64,31 +69,31 @@ def _open(root: Path, part: str) -> FolderImages:
     return images
 
 
-def open_folders(root: Path, seed: int = 0, look: Look = GLUONCV) -> Source:
+def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
     """Return the images under `root` as a `Source`.
 
     Parameters
     ----------
     root : Path
-        Holds ``train`` and ``val``, each with the same folders, one for each class.
+        Has ``train`` and ``val``, each with the same folders, one for each class.
     seed : int
-        Decides the augmentation.
-    look : Look
-        What the network gets to see.
+        Determines the augmentation.
+    preprocessing : Preprocessing
+        Size and normalisation of the images.
 
     Raises
     ------
     DataError
-        No images, an empty class, or classes that differ between ``train`` and ``val``.
+        There are no images, a class is empty, or ``train`` and ``val`` have different classes.
     """
     train, val = _open(root, "train"), _open(root, "val")
     check_same_classes(train.classes, val.classes, root / "train", root / "val")
     classes = len(train.classes)
     return Source(
         name="imagenet",
-        train=DecodedImages(train, TrainingTransform(look), classes, seed),
-        val=DecodedImages(val, ValidationTransform(look), classes),
+        train=DecodedImages(train, TrainingTransform(preprocessing), classes, seed),
+        val=DecodedImages(val, ValidationTransform(preprocessing), classes),
         classes=classes,
-        image_shape=(3, look.size, look.size),
+        image_shape=(3, preprocessing.size, preprocessing.size),
         class_names=tuple(train.classes),
     )

@@ -1,10 +1,11 @@
-"""GluonCV's ImageNet transforms: what the published accuracies were trained with.
+"""GluonCV's ImageNet transforms, with which the published accuracies were trained.
 
 Source: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``, ``get_data_loader``, and
-the transforms of MXNet it names. Brightness, contrast, saturation, lighting and normalisation are
-linear in the colour of a pixel, so they are one 3×4 matrix, applied once, in float32. (MXNet rounds
-and clips to 0..255 after each of them; NVIDIA DALI's ``ColorTwist`` composes them as here. MXNet's
-saturation fades to 0.114 × blue, for want of a ``+=`` in ``image_random-inl.h``; here to grey.)
+the transforms of MXNet that it uses. Brightness, contrast, saturation, lighting and normalisation
+are linear in the colour of a pixel. So they are combined into one 3×4 matrix, which is applied
+once, in float32, as in NVIDIA DALI's ``ColorTwist``. MXNet rounds and clips to 0..255 after each of
+them. MXNet's saturation moves colours towards 0.114 × blue, because ``image_random-inl.h`` lacks a
+``+=``; here they move towards grey.
 """
 
 import math
@@ -21,28 +22,28 @@ STD = (0.229, 0.224, 0.225)
 JITTER = 0.4
 LIGHTING = 0.1
 INPUT_SIZE = 224
-CROP_RATIO = 0.875  # validation resizes the short side to 224 / 0.875 = 256
+CROP_RATIO = 0.875  # for validation, the short side is resized to 224 / 0.875 = 256
 AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 
-# Of red, green, blue; sources: ITU-R BT.601, and the principal components of ImageNet's colours of
-# Krizhevsky et al. (2012) as in MXNet's RandomLighting.
+# In red, green, blue. Sources: ITU-R BT.601; the principal components of ImageNet's colours of
+# Krizhevsky et al. (2012), as in MXNet's RandomLighting.
 GREY = np.array([0.299, 0.587, 0.114])
 LIGHT_VALUES = np.array([55.46, 4.794, 1.148])
 LIGHT_VECTORS = np.array(
     [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
 )
-# sgemm with no more multiplications than this, 2**18, stays in the calling thread (OpenBLAS,
-# interface/gemm.c), and its operands in the cache.
+# Columns of a matrix product of at most 2**18 multiplications. OpenBLAS computes such a product in
+# the calling thread (interface/gemm.c), and its operands fit into the cache.
 CHUNK = 2**18 // (3 * 4) // 64 * 64
 
 
 def random_box(size: Size, generator: np.random.Generator) -> Box:
-    """Draw a part of an image: 8 to 100 % of its area, sides 3:4 to 4:3.
+    """Draw a part of an image: 8 to 100 % of its area, with an aspect ratio from 3:4 to 4:3.
 
-    Where ten draws do not fit into the image, it is the largest part in the middle whose sides
-    are in that range.
+    If ten draws do not fit into the image, return the largest central part with an aspect ratio in
+    this range.
     """
     height, width = size
     for area, aspect, down, across in generator.random((ATTEMPTS, 4)).tolist():
@@ -58,17 +59,17 @@ def random_box(size: Size, generator: np.random.Generator) -> Box:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a network gets to see of an image.
+class Preprocessing:
+    """Size and normalisation of the images that a network expects.
 
     Attributes
     ----------
     size : int
         Height and width.
     crop_ratio : float
-        Validation resizes the short side to ``size / crop_ratio`` before it crops.
+        For validation, the short side is resized to ``size / crop_ratio`` before the crop.
     mean, std : tuple of float
-        Of red, green and blue, for colours of 0 to 1.
+        Of red, green and blue, for colours from 0 to 1.
     """
 
     size: int = INPUT_SIZE
@@ -77,22 +78,22 @@ class Look:
     std: Tuple[float, float, float] = STD
 
 
-GLUONCV = Look()
+GLUONCV = Preprocessing()
 
 
-def normalisation(look: Look, colour: Optional[np.ndarray] = None) -> np.ndarray:
+def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = None) -> np.ndarray:
     """Return the 3×4 float32 matrix from blue, green, red, 1 to normalised red, green, blue.
 
     Parameters
     ----------
-    look : Look
+    preprocessing : Preprocessing
     colour : ndarray, optional
-        A 3×4 matrix to apply first, to red, green, blue of 0..255 and 1.
+        A 3×4 matrix that is applied first, to red, green, blue of 0..255 and 1.
     """
     matrix = np.eye(3, 4) if colour is None else colour.copy()
     matrix /= 255
-    matrix[:, 3] -= look.mean
-    matrix /= np.array(look.std)[:, None]
+    matrix[:, 3] -= preprocessing.mean
+    matrix /= np.array(preprocessing.std)[:, None]
     return matrix[:, [2, 1, 0, 3]].astype(np.float32)
 
 
@@ -102,14 +103,13 @@ def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarra
     Parameters
     ----------
     mean : ndarray
-        Mean red, green, blue of the image, 0..255: contrast changes the distance to its grey.
+        Mean red, green, blue of the image, 0..255. Contrast changes the distance to its grey.
     generator : numpy.random.Generator
-        Source of the randomness.
 
     Returns
     -------
     ndarray
-        float64, 3×4: the new red, green, blue of 0..255 from the old ones and 1.
+        float64, 3×4. It maps red, green, blue of 0..255 and 1 to the new red, green, blue.
     """
     matrix = np.eye(3, 4)
     factors = generator.uniform(1 - JITTER, 1 + JITTER, 3)
@@ -126,7 +126,7 @@ def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarra
 
 
 class _Scratch(threading.local):
-    """Arrays for one image, kept by every thread: fresh memory costs more than the arithmetic."""
+    """Arrays of each thread for one image: allocating them costs more time than the arithmetic."""
 
     size = 0
 
@@ -137,10 +137,10 @@ class _Scratch(threading.local):
 
 
 class _Transform:
-    def __init__(self, look: Look):
+    def __init__(self, preprocessing: Preprocessing):
         require_opencv()
-        self._look = look
-        self._size = look.size
+        self._preprocessing = preprocessing
+        self._size = preprocessing.size
         self._scratch = _Scratch()
 
     @property
@@ -148,19 +148,20 @@ class _Transform:
         """Shape of the result."""
         return (3, self._size, self._size)
 
-    def _split(self, image: np.ndarray, mirrored: bool) -> np.ndarray:
+    def split(self, image: np.ndarray, mirrored: bool) -> np.ndarray:
         """Return the colours of a (size, size, 3) image as uint8 planes, in scratch memory."""
         if self._scratch.size != self._size:
             self._scratch.resize(self._size)
-        planes, turned = self._scratch.planes
+        planes, flipped = self._scratch.planes
         cv2.split(image, list(planes))
         if not mirrored:
             return planes
-        for plane, target in zip(planes, turned):
+        for plane, target in zip(planes, flipped):
             cv2.flip(plane, 1, target)
-        return turned
+        return flipped
 
-    def _normalise(self, planes: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
+    def normalise(self, planes: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
+        """Write the product of a 3×4 matrix and the planes to `out`, float32 (3, size, size)."""
         colours, flat = self._scratch.colours, out.reshape(3, -1)
         np.copyto(colours[:3], planes.reshape(3, -1))
         for start in range(0, flat.shape[1], CHUNK):
@@ -169,41 +170,43 @@ class _Transform:
 
 
 class TrainingTransform(_Transform):
-    """Random resized crop, flip, colour jitter, lighting, normalise.
+    """Random resized crop, flip, colour jitter, lighting, normalisation.
 
     Parameters
     ----------
-    look : Look
+    preprocessing : Preprocessing
     """
 
     def __call__(self, encoded: bytes, generator: np.random.Generator, out: np.ndarray) -> None:
         """Write the augmented image to `out`, float32 (3, size, size)."""
         part = decode_box(encoded, lambda size: random_box(size, generator), self._size)
         image = cv2.resize(part, (self._size, self._size), interpolation=cv2.INTER_LINEAR)
-        planes = self._split(image, mirrored=generator.random() < 0.5)
+        planes = self.split(image, mirrored=generator.random() < 0.5)
         mean = np.array([cv2.mean(plane)[0] for plane in planes[::-1]])
-        self._normalise(planes, normalisation(self._look, random_colour(mean, generator)), out)
+        colour = random_colour(mean, generator)
+        self.normalise(planes, normalisation(self._preprocessing, colour), out)
 
 
 class ValidationTransform(_Transform):
     """Resize the short side, crop the centre, normalise.
 
-    It decodes at full size whatever the size of the image, as the published accuracies do.
+    Images of any size are decoded at full size, as for the published accuracies.
 
     Parameters
     ----------
-    look : Look
+    preprocessing : Preprocessing
     """
 
     def __call__(self, encoded: bytes, generator: None, out: np.ndarray) -> None:
         """Write the image to `out`, float32 (3, size, size)."""
         image = decode(encoded)
         height, width = image.shape[:2]
-        short = math.ceil(self._size / self._look.crop_ratio)
+        short = math.ceil(self._size / self._preprocessing.crop_ratio)
         if min(height, width) != short:
             scale = short / min(height, width)
             height, width = max(short, int(height * scale)), max(short, int(width * scale))
             image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
         top, left = (height - self._size) // 2, (width - self._size) // 2
         centre = image[top : top + self._size, left : left + self._size]
-        self._normalise(self._split(centre, mirrored=False), normalisation(self._look), out)
+        planes = self.split(centre, mirrored=False)
+        self.normalise(planes, normalisation(self._preprocessing), out)

@@ -1,6 +1,5 @@
-"""Batches: in a seeded order for training, every image exactly once for validation."""
+"""Loads batches: in a seeded order for training, every image exactly once for validation."""
 
-import ctypes
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
@@ -9,36 +8,24 @@ import numpy as np
 
 from gluon_amp.data.source import DataError, Images, UnreadableImageError
 from gluon_amp.hardware import count_processors
+from gluon_amp.host import host_view
 
 import mxnet as mx
-from mxnet.base import _LIB, check_call
 from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
-PREFETCH = 2  # batches in work besides the one that is waited for
-TASK = 8  # images that a worker takes at once
-NO_CLASS = -1  # stands for the label of an image that cannot be read until the image is left out
+PREFETCH = 2  # batches that are loaded ahead of the one that is needed
+TASK = 8  # images of one task of a worker
+NO_CLASS = -1  # label of an unreadable image, until the image is removed from its batch
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the indices of `length` images as shuffled by (seed, epoch) and by nothing else."""
+    """Return the indices of `length` images in an order that depends on (seed, epoch) alone."""
     return np.random.default_rng((seed, epoch)).permutation(length)
 
 
-def writable(array: NDArray) -> np.ndarray:
-    """Return the memory of a fresh CPU array as a numpy array, which must not outlive it.
-
-    Not `mx.nd.from_numpy`, the other way to save a copy: it calls back into Python when MXNet
-    frees the memory, be it from one of its own threads while Python ends.
-    """
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    kind = np.ctypeslib.as_ctypes_type(array.dtype) * array.size
-    return np.frombuffer(kind.from_address(pointer.value), array.dtype).reshape(array.shape)
-
-
 class _Items(Images):
-    """Any dataset whose items are ``(image, label)``, as `Images`."""
+    """A dataset whose items are ``(image, label)``, as `Images`."""
 
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
@@ -63,11 +50,19 @@ class _Batch(NamedTuple):
 
 
 class _Loader:
-    """Loads batches of positions in worker threads; a subclass sets `images`, how many there are.
+    """Loads batches of positions in worker threads.
 
-    Decoding and arithmetic run in OpenCV and numpy, which let other Python threads run meanwhile:
-    threads use all cores, and unlike processes write into the batch itself. Python's own share is
-    0.08 ms an image of 0.7 ms (224 pixels, 2 cores), so a dozen threads are the most that helps.
+    A subclass sets `images`, the number of images in a pass.
+
+    OpenCV and numpy release Python's global lock for decoding and arithmetic. So threads use all
+    cores, and unlike processes they write into the batch itself. Python holds the lock for 0.08 of
+    the 0.7 ms of an image (224 pixels, 2 cores), so more than a dozen threads do not help.
+
+    Attributes
+    ----------
+    batch_size : int
+    num_workers : int
+        Number of threads; 0 if the calling thread loads.
     """
 
     images: int
@@ -85,15 +80,16 @@ class _Loader:
         if not 0 <= part_index < num_parts:
             raise ValueError(f"part_index is {part_index}, expected 0 to {num_parts - 1}.")
         self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
-        workers = count_processors() if num_workers is None else num_workers
-        self._pool = ThreadPoolExecutor(workers, "gluon_amp_data") if workers else None
+        self.num_workers = count_processors() if num_workers is None else num_workers
+        threads = self.num_workers
+        self._pool = ThreadPoolExecutor(threads, "gluon_amp_data") if threads else None
         self.batch_size = batch_size
         self._part = part_index, num_parts
-        self._unreadable: Dict[int, str] = {}  # by position: names need not be unique
+        self._unreadable: Dict[int, str] = {}  # by position, as names need not be unique
 
     @property
     def unreadable(self) -> List[str]:
-        """Names of the images of the newest pass that could not be read, sorted."""
+        """Names of the images that the latest pass could not read, sorted."""
         return sorted(self._unreadable.values())
 
     def __len__(self) -> int:
@@ -104,17 +100,17 @@ class _Loader:
 
     def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
         self._unreadable = unreadable = {}
-        working: Deque[_Batch] = deque()
+        pending: Deque[_Batch] = deque()
         try:
             for first in range(0, len(positions), self.batch_size):
-                taken = positions[first : first + self.batch_size]
-                working.append(self._start(taken, unreadable))
-                if len(working) > (PREFETCH if self._pool else 0):
-                    yield self._finish(working.popleft())
-            while working:
-                yield self._finish(working.popleft())
+                in_batch = positions[first : first + self.batch_size]
+                pending.append(self._start(in_batch, unreadable))
+                if len(pending) > (PREFETCH if self._pool else 0):
+                    yield self._finish(pending.popleft())
+            while pending:
+                yield self._finish(pending.popleft())
         finally:
-            for batch in working:  # nobody wants them any more
+            for batch in pending:  # the caller has stopped early
                 for task in batch.tasks:
                     task.cancel()
 
@@ -124,7 +120,10 @@ class _Loader:
             mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
             mx.nd.empty((count,), mx.cpu(), np.int32),
         ]
-        batch = _Batch(arrays, *map(writable, arrays), positions.tolist(), unreadable, [])
+        # Workers write into the memory of the arrays. `mx.nd.from_numpy` also avoids a copy, but it
+        # calls into Python when MXNet frees the memory, perhaps in a thread while Python exits.
+        images, labels = (host_view(array).reshape(array.shape) for array in arrays)
+        batch = _Batch(arrays, images, labels, positions.tolist(), unreadable, [])
         for first in range(0, count, TASK):
             rows = range(first, min(first + TASK, count))
             if self._pool:
@@ -135,7 +134,7 @@ class _Loader:
 
     def _fill(self, batch: _Batch, rows: Sequence[int]) -> None:
         for row in rows:
-            out = batch.images[row : row + 1].reshape(self._images.shape)  # a view of 0-d, too
+            out = batch.images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
             batch.labels[row] = self._write(batch.positions[row], out, batch.unreadable)
 
     @staticmethod
@@ -148,34 +147,34 @@ class _Loader:
 class TrainingBatches(_Loader):
     """Shuffled batches of a dataset, epoch by epoch.
 
-    The last batch of an epoch may be smaller: no image is dropped or carried over, so every epoch
-    has the same number of batches and a schedule counted in epochs stays exact. What is in a batch
-    depends on the seed, the epoch and the number of the batch alone.
+    The last batch of an epoch may be smaller. No image is dropped or moved to the next epoch, so
+    every epoch has the same number of batches and a schedule in epochs is exact. The content of a
+    batch depends only on the seed, the epoch and the number of the batch.
 
-    An image that cannot be read is replaced by the next one that can, in the order of the dataset.
+    An image that cannot be read is replaced by the next readable one in the order of the dataset.
 
     Parameters
     ----------
     dataset : Dataset
-        `Images`, or a dataset of ``(image, label)`` indexed by position as they are.
+        `Images`, or a dataset of ``(image, label)`` that is also indexed by position.
     batch_size : int
-        Images in a batch, all devices of this process together.
+        Images in a batch of all devices of this process.
     seed : int
-        Decides the order.
+        Determines the order.
     num_workers : int, optional
-        Loading threads; 0 loads in the calling one, None is one for each core.
+        Threads that load; 0 loads in the calling thread, None is one for each processor.
     part_index, num_parts : int
-        Load the part `part_index` of `num_parts`, for training in several processes. All parts get
-        the same number of images: where they do not come out even, the first images of the epoch
-        come once more at its end. Batch n of all parts together is batch n of a single process
-        with `num_parts` times the batch size.
+        Load part `part_index` of `num_parts`, for training in several processes. All parts have the
+        same number of images. If the images cannot be divided evenly, the first images of the epoch
+        are repeated at its end. Batch n of all parts together is batch n of a single process with
+        `num_parts` times the batch size.
 
     Attributes
     ----------
     images : int
         Images in an epoch of this part.
     unreadable : list of str
-        Names of the images of the newest pass that could not be read.
+        Names of the images that the latest pass could not read.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ class TrainingBatches(_Loader):
         Raises
         ------
         DataError
-            From the iterator: no image can be read at all, or a label is out of range.
+            Raised by the iterator: no image can be read, or a label is out of range.
         """
         length, (part, parts) = len(self._images), self._part
         order = np.resize(epoch_order(length, self._seed, number), self.images * parts)
@@ -209,36 +208,36 @@ class TrainingBatches(_Loader):
     def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
         length = len(self._images)
         epoch, index = divmod(position, length)
-        for further in range(length):
-            tried = (index + further) % length
+        for offset in range(length):
+            candidate = (index + offset) % length
             try:
-                return self._images.write(epoch * length + tried, out)
-            except UnreadableImageError as image:
-                unreadable[tried] = str(image)
+                return self._images.write(epoch * length + candidate, out)
+            except UnreadableImageError as error:
+                unreadable[candidate] = str(error)
         raise _none_readable(length, unreadable)
 
 
 class ValidationBatches(_Loader):
-    """Batches that hold every image of a dataset exactly once, in every pass; the last is smaller.
+    """Batches with every image of a dataset exactly once in every pass; the last may be smaller.
 
     An image that cannot be read is left out, so its batch is smaller, too.
 
-    `mx.io.ImageRecordIter` cannot do that: it repeats images of the first batch to fill the last
-    one, skips them in the next pass, and its ``pad`` is stale (MXNet 1.9.1).
+    `mx.io.ImageRecordIter` of MXNet 1.9.1 repeats images of the first batch to fill the last one,
+    skips them in the next pass, and its ``pad`` is wrong.
 
     Parameters
     ----------
     dataset, batch_size, num_workers
         As for `TrainingBatches`.
     part_index, num_parts : int
-        Load every `num_parts`-th image, from `part_index` on; parts may differ by an image.
+        Load every `num_parts`-th image from `part_index` on. The sizes of parts may differ by one.
 
     Attributes
     ----------
     images : int
         Images in a pass of this part.
     unreadable : list of str
-        Names of the images of the newest pass that could not be read.
+        Names of the images that the latest pass could not read.
     """
 
     def __init__(
@@ -259,22 +258,21 @@ class ValidationBatches(_Loader):
             if len(readable) == len(labels):
                 yield [images, labels]
             elif len(readable):
-                yield [mx.nd.array(array.asnumpy()[readable], dtype=array.dtype)
-                       for array in (images, labels)]  # fmt: skip
+                yield [
+                    mx.nd.array(array.asnumpy()[readable], dtype=array.dtype)
+                    for array in (images, labels)
+                ]
         if self.images and len(self._unreadable) == self.images:
             raise _none_readable(self.images, self._unreadable)
 
     def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
         try:
             return self._images.write(position, out)
-        except UnreadableImageError as image:
-            unreadable[position] = str(image)
+        except UnreadableImageError as error:
+            unreadable[position] = str(error)
             return NO_CLASS
 
 
 def _none_readable(images: int, unreadable: Dict[int, str]) -> DataError:
     example = min(unreadable.values())
     return DataError(f"none of the {images} images can be read, for example {example}.")
-
-
-validation_batches = ValidationBatches

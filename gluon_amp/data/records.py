@@ -1,4 +1,4 @@
-"""Images packed in RecordIO: a ``.rec`` file and the ``.idx`` that says where records start."""
+"""Images packed in RecordIO: a ``.rec`` file and its index, an ``.idx`` file."""
 
 import os
 import struct
@@ -8,22 +8,27 @@ from typing import Iterable, Set, Tuple
 
 import numpy as np
 
-from gluon_amp.data.augment import DecodedImages, EncodedImages
-from gluon_amp.data.classes import CLASSES_FILE, check_same_classes, read_classes
+from gluon_amp.data.class_names import CLASSES_FILE, check_same_classes, read_classes
+from gluon_amp.data.datasets import DecodedImages, EncodedImages
 from gluon_amp.data.decode import DecodeError
-from gluon_amp.data.imagenet_transforms import GLUONCV, Look, TrainingTransform, ValidationTransform
+from gluon_amp.data.imagenet_transforms import (
+    GLUONCV,
+    Preprocessing,
+    TrainingTransform,
+    ValidationTransform,
+)
 from gluon_amp.data.source import DataError, Source
 
-# A record (dmlc-core, recordio.h): magic number, then 3 bits that say which part of a record this
-# is and 29 bits of length, then the data, padded to 4 bytes. Data that holds the magic number
-# itself is cut there into parts. im2rec's header: number of labels (0 for one), label, two ids.
+# A record (dmlc-core, recordio.h): a magic number, 3 bits for the kind of part, 29 bits of length,
+# the data, padding to 4 bytes. Data that contains the magic number itself is divided there into
+# parts. The header of im2rec: number of labels (0 for one label), label, two ids.
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 START = struct.Struct("<II")
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 IMAGE_HEADER = struct.Struct("<IfQQ")
 RECORDS_CHECKED = 100_000
-MOST_CLASSES = 2**24  # a label is a float32, which cannot count further
+MAX_CLASSES = 2**24  # labels are float32, which has no larger consecutive whole numbers
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class RecordFiles:
     val_idx: Path
 
     def check(self) -> None:
-        """Raise `DataError` for the first file that is not there."""
+        """Raise `DataError` for the first file that does not exist."""
         for path in (self.train, self.train_idx, self.val, self.val_idx):
             if not path.is_file():
                 hint = ": every .rec needs its .idx" if path.suffix == ".idx" else ""
@@ -49,7 +54,7 @@ def read_index(path: Path) -> np.ndarray:
     Raises
     ------
     DataError
-        It is not an index.
+        The file is not an index.
     """
     try:
         return np.array(path.read_text().split(), dtype=np.int64).reshape(-1, 2)
@@ -60,22 +65,23 @@ def read_index(path: Path) -> np.ndarray:
 
 
 def record_data(record: bytes) -> bytes:
-    """Return what is in a record.
+    """Return the data of a record.
 
     Raises
     ------
     DecodeError
-        It is cut short, or no record.
+        The bytes are no record, or not all of it.
     """
-    parts, at, kind = [], 0, FIRST
+    parts, offset, kind = [], 0, FIRST
     while kind in (FIRST, MIDDLE):
-        magic, coded = START.unpack_from(record, at) if at + START.size <= len(record) else (0, 0)
+        complete = offset + START.size <= len(record)
+        magic, coded = START.unpack_from(record, offset) if complete else (0, 0)
         kind, length = coded >> 29, coded & (2**29 - 1)
-        at += START.size
-        if magic != MAGIC or at + length > len(record):
+        offset += START.size
+        if magic != MAGIC or offset + length > len(record):
             raise DecodeError("the record is damaged")
-        parts.append(record[at : at + length])
-        at += -(-length // 4) * 4
+        parts.append(record[offset : offset + length])
+        offset += -(-length // 4) * 4
     return parts[0] if len(parts) == 1 else MAGIC_BYTES.join(parts)
 
 
@@ -90,12 +96,12 @@ class RecordImages(EncodedImages):
     Raises
     ------
     DataError
-        The index is none, lists no records, or lists one outside the file.
+        The index is malformed, lists no records, or lists one outside the file.
     """
 
     def __init__(self, rec: Path, idx: Path):
         self._path, self._idx = rec, idx
-        self._file = open(rec, "rb")  # noqa: SIM115 (read as long as this lives)
+        self._file = open(rec, "rb")  # noqa: SIM115 (open as long as this object)
         self._keys, self._starts = read_index(idx).T
         if not len(self):
             raise DataError(f"{idx} lists no records, so {rec} holds no images to use.")
@@ -119,7 +125,7 @@ class RecordImages(EncodedImages):
         return data[IMAGE_HEADER.size :], self._label(index, data)
 
     def check(self) -> Set[int]:
-        """Return the labels of at most `RECORDS_CHECKED` records, evenly spaced; decode no image.
+        """Return the labels of at most `RECORDS_CHECKED` records, evenly spaced. Decode no image.
 
         Raises
         ------
@@ -148,11 +154,11 @@ class RecordImages(EncodedImages):
 
     def _label(self, index: int, data: bytes) -> int:
         count, label, _, _ = IMAGE_HEADER.unpack_from(data)
-        if count or not 0 <= label < MOST_CLASSES or not label.is_integer():
+        if count or not 0 <= label < MAX_CLASSES or not label.is_integer():
             what = f"{count} labels" if count else f"the label {label:g}"
             raise DataError(
                 f"{self.name(index)} has {what}, expected one whole number from 0 to "
-                f"{MOST_CLASSES - 1:,}."
+                f"{MAX_CLASSES - 1:,}."
             )
         return int(label)
 
@@ -165,22 +171,24 @@ def _check_labels(rec: Path, labels: Iterable[int], names: Tuple[str, ...]) -> N
         )
 
 
-def open_records(files: RecordFiles, seed: int = 0, look: Look = GLUONCV) -> Source:
+def open_records(
+    files: RecordFiles, seed: int = 0, preprocessing: Preprocessing = GLUONCV
+) -> Source:
     """Return packed images as a `Source`.
 
     Parameters
     ----------
     files : RecordFiles
-        Where they are. A ``classes.json`` beside them names the classes.
+        Their paths. A ``classes.json`` in the same folder names the classes.
     seed : int
-        Decides the augmentation.
-    look : Look
-        What the network gets to see.
+        Determines the augmentation.
+    preprocessing : Preprocessing
+        Size and normalisation of the images.
 
     Raises
     ------
     DataError
-        A file is missing or damaged, or the classes differ between training and validation.
+        A file is missing or damaged, or training and validation have different classes.
     """
     files.check()
     train, val = RecordImages(files.train, files.train_idx), RecordImages(files.val, files.val_idx)
@@ -194,9 +202,9 @@ def open_records(files: RecordFiles, seed: int = 0, look: Look = GLUONCV) -> Sou
     classes = len(train_names) or max(train_labels) + 1
     return Source(
         name="imagenet",
-        train=DecodedImages(train, TrainingTransform(look), classes, seed),
-        val=DecodedImages(val, ValidationTransform(look), classes),
+        train=DecodedImages(train, TrainingTransform(preprocessing), classes, seed),
+        val=DecodedImages(val, ValidationTransform(preprocessing), classes),
         classes=classes,
-        image_shape=(3, look.size, look.size),
+        image_shape=(3, preprocessing.size, preprocessing.size),
         class_names=train_names,
     )

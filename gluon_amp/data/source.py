@@ -1,4 +1,4 @@
-"""What a training run needs to know of its data: two sets of images, their classes, their shape."""
+"""A training and a validation set of images, with their classes and their shape."""
 
 import errno
 import os
@@ -9,13 +9,15 @@ from typing import Iterable, Tuple
 
 import numpy as np
 
+from gluon_amp.messages import some
+
 import mxnet as mx
 from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
 
 class DataError(ValueError):
-    """The data given cannot be trained on; the message is one sentence for the user."""
+    """The data cannot be used for training; the message is one sentence for the user."""
 
 
 class UnreadableImageError(ValueError):
@@ -23,9 +25,9 @@ class UnreadableImageError(ValueError):
 
 
 class Images(Dataset):
-    """Images that are written straight into their place in a batch.
+    """Images that are written directly into a batch.
 
-    A subclass sets `shape`, and defines ``__len__`` and `write`.
+    A subclass sets `shape` and defines ``__len__`` and `write`.
 
     Attributes
     ----------
@@ -41,15 +43,15 @@ class Images(Dataset):
         Parameters
         ----------
         position : int
-            ``epoch * len(self) + index``: the epoch decides random augmentation, so in epoch 0,
-            and wherever nothing is random, it is the index.
+            ``epoch * len(self) + index``. The epoch determines random augmentation. In epoch 0,
+            and if nothing is random, the position is the index.
         out : ndarray
             float32, `shape`, contiguous.
 
         Raises
         ------
         UnreadableImageError
-            It cannot be decoded.
+            The image cannot be decoded.
         """
         raise NotImplementedError
 
@@ -66,18 +68,18 @@ class Source:
     Attributes
     ----------
     name : str
-        Short name for logs and file names.
+        For logs and file names.
     train, val : Dataset
         Items are ``(image, label)``: a normalised float32 image of `image_shape`, channels first.
         `train` is indexed by position (see `Images.write`), `val` by item.
     train_images, val_images : int
-        How many images each holds.
+        Number of images in each.
     classes : int
         Labels are 0 ... classes - 1.
     image_shape : tuple of int
         (channels, height, width).
     class_names : tuple of str
-        Name of every class, by label; empty if the data has none.
+        Name of every class, by label; empty if the data has no names.
     """
 
     name: str
@@ -102,16 +104,14 @@ def read_file(path: "os.PathLike[str]") -> bytes:
     Raises
     ------
     OSError
-        It cannot be read, or it is something else, such as a FIFO, which would never end.
+        The file cannot be read, or it is not a regular file. A FIFO, for example, may never end.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return Path(path).read_bytes()
 
 
-def unreadable_in_words(names: Iterable[str], shown: int = 3) -> str:
-    """Return the sentence that counts unreadable images and names the first few."""
+def describe_unreadable(names: Iterable[str]) -> str:
+    """Return a message with the number of unreadable images and the names of some."""
     names = sorted(names)
-    more = len(names) - shown
-    listed = ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
-    return f"{len(names)} unreadable {'image' if len(names) == 1 else 'images'}: {listed}"
+    return f"{len(names)} unreadable {'image' if len(names) == 1 else 'images'}: {some(names)}"

@@ -1,4 +1,4 @@
-"""Images made up: in memory, to measure training alone; as records, to measure reading them."""
+"""Synthetic images: in memory, to measure training alone; as records, to measure their reading."""
 
 from pathlib import Path
 from typing import Optional, Tuple
@@ -10,22 +10,22 @@ from gluon_amp.data.source import Images, Source
 
 from mxnet import recordio
 
-DISTINCT = 64  # images made; the others repeat them, so that memory does not grow with their number
+DISTINCT = 64  # different images; the others repeat them, so that they need no more memory
 
 
 class SyntheticImages(Images):
-    """Standard normal images with random labels, made once and the same for the same seed.
+    """Standard normal images with random labels, which depend on the seed alone.
 
     Parameters
     ----------
     images : int
-        How many there are.
+        Their number.
     shape : tuple of int
         (channels, height, width).
     classes : int
         Labels are 0 ... classes - 1.
     seed : int
-        Decides images and labels.
+        Determines images and labels.
     """
 
     def __init__(self, images: int, shape: Tuple[int, ...], classes: int, seed: int = 0):
@@ -51,9 +51,9 @@ def open_synthetic(
     seed: int = 0,
     val_images: Optional[int] = None,
 ) -> Source:
-    """Return a `Source` of synthetic images: `val_images` validate, by default a fifth of `images`.
+    """Return a `Source` of synthetic images, to measure speed. There is nothing in them to learn.
 
-    It measures speed; there is nothing in it to learn.
+    `val_images`, by default a fifth of `images`, are for validation.
     """
     val_images = max(1, images // 5) if val_images is None else val_images
     return Source(
@@ -73,15 +73,15 @@ def write_synthetic_records(
     Parameters
     ----------
     folder, part : Path, str
-        Where, and the name of the two files.
+        Their folder and name.
     images : int
-        How many; image n has the label ``n % classes``.
+        Number of images; image n has the label ``n % classes``.
     classes : int
-        How many labels there are.
+        Number of labels.
     side : int
-        Height and width. At 256 an image takes about 27 kB.
+        Height and width. At 256, an image has about 27 kB.
     seed : int
-        Decides the pixels.
+        Determines the pixels.
 
     Returns
     -------

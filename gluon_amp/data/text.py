@@ -1,7 +1,7 @@
-"""Text that every machine has: the sources of Python's own standard library, as characters.
+"""Text that every machine has, as characters: the sources of Python's own standard library.
 
-The order of the files is shuffled once by a fixed seed, so that a part of them is a cross-section.
-Every tenth file validates, whatever is cut off, so no file is on both sides.
+The files are shuffled with a fixed seed, so that the first of them are a cross-section. Every tenth
+file is for validation, however many characters are used, so no file is in both sets.
 """
 
 import platform
@@ -17,14 +17,14 @@ from gluon_amp.data.source import DataError, read_file
 from mxnet import nd
 from mxnet.ndarray import NDArray
 
-# Printable ASCII, newline and tab; whatever else there is, is the last class.
+# Printable ASCII, newline and tab. Every other character is in the last class.
 VOCABULARY = "".join(map(chr, range(32, 127))) + "\n\t"
 UNKNOWN = len(VOCABULARY)
 CLASSES = UNKNOWN + 1
 
 SPLIT_SEED = 0
-SHARE = 10  # one file in ten validates, and a tenth as many characters as train
-# Beside the standard library's own: written when Python is built or installed.
+SHARE = 10  # one file in ten is for validation, and a tenth as many characters as for training
+# Not sources of the standard library, but written when Python is built or installed.
 FOREIGN = ("_sysconfigdata*.py", "sitecustomize.py", "usercustomize.py")
 
 
@@ -37,12 +37,12 @@ def encode(text: str) -> np.ndarray:
 
 
 def read_sources(folder: Path) -> Dict[str, str]:
-    """Return the text of each Python file right in a folder, by name; those not UTF-8 left out.
+    """Return the text of each Python file in a folder, by name, without files that are not UTF-8.
 
     Raises
     ------
     DataError
-        There is none: Python was installed without its sources, or in a zip file.
+        There are none: Python was installed without its sources, or in a zip file.
     """
     foreign = {path for pattern in FOREIGN for path in folder.glob(pattern)}
     texts = {}
@@ -56,23 +56,23 @@ def read_sources(folder: Path) -> Dict[str, str]:
     if not texts:
         raise DataError(
             f"{folder} has no sources of Python's standard library: use a Python that is "
-            "installed with its .py files, not in a zip file or compiled alone."
+            "installed with its .py files, not with a zip file or with compiled files only."
         )
     return texts
 
 
 def split(names: Sequence[str]) -> Tuple[List[str], List[str]]:
-    """Return the names of the files that train and of those that validate, shuffled."""
-    # RandomState and not default_rng: numpy promises never to change its stream
+    """Return the names of the files for training and of those for validation, shuffled."""
+    # RandomState and not default_rng: numpy guarantees that its stream never changes
     order = np.random.RandomState(SPLIT_SEED).permutation(len(names))
     shuffled = [sorted(names)[index] for index in order]
-    validating = shuffled[::SHARE]
-    return [name for name in shuffled if name not in validating], validating
+    for_validation = shuffled[::SHARE]
+    return [name for name in shuffled if name not in for_validation], for_validation
 
 
 @dataclass(frozen=True)
 class Text:
-    """Two texts as classes of characters: int32, (characters,)."""
+    """A training and a validation text as classes of characters: int32, (characters,)."""
 
     name: str
     train: np.ndarray
@@ -80,48 +80,48 @@ class Text:
 
 
 def open_text(characters: int, folder: Optional[Path] = None) -> Text:
-    """Return the first so many characters to train on, and a tenth as many to validate.
+    """Return the first `characters` characters for training, and a tenth as many for validation.
 
     Parameters
     ----------
     characters : int
     folder : Path, optional
-        Holds the sources; that of Python's standard library, if not given.
+        Contains the sources; by default that of Python's standard library.
 
     Raises
     ------
     DataError
-        There are no sources, or fewer characters.
+        There are no sources, or too few characters.
     """
     texts = read_sources(folder or Path(sysconfig.get_path("stdlib")))
     version = platform.python_version()
     parts = []
-    for names, wanted, use in zip(
-        split(list(texts)), (characters, characters // SHARE), ("train on", "validate")
+    for names, wanted, purpose in zip(
+        split(list(texts)), (characters, characters // SHARE), ("training", "validation")
     ):
         joined = encode("".join(texts[name] for name in names))
         if len(joined) < wanted:
             raise DataError(
-                f"the standard library of Python {version} has {len(joined)} characters to {use}, "
-                f"and {wanted} were asked for: give --characters a smaller number."
+                f"the standard library of Python {version} has {len(joined)} characters for "
+                f"{purpose}, but {wanted} were requested: use fewer --characters."
             )
         parts.append(joined[:wanted])
     return Text(f"standard library of Python {version}", *parts)
 
 
 class Chunk(NamedTuple):
-    """A few characters of each stream, and those that follow them; int32, (streams, length)."""
+    """Characters of each stream and the characters that follow them; int32, (streams, length)."""
 
     inputs: NDArray
     labels: NDArray
-    first: bool  # the streams begin here
+    first: bool  # whether the streams begin here
 
 
 class Chunks:
-    """A text as parallel streams, cut across into chunks, in their order.
+    """A text as parallel streams, which are divided into chunks.
 
-    A row of a chunk goes on where the same row of the chunk before ended. Characters that do not
-    fill the streams evenly are left out at the end.
+    A row of a chunk continues the same row of the chunk before. Characters at the end that do not
+    fill the streams evenly are left out.
 
     Parameters
     ----------
@@ -130,10 +130,10 @@ class Chunks:
     streams, length : int
         Rows and columns of a chunk.
     whole : bool
-        Leave out a last chunk that would be shorter.
+        Leave out the last chunk if it is shorter.
     """
 
-    unreadable = ()  # nothing here can be
+    unreadable = ()  # as for batches of images; text has none
 
     def __init__(self, codes: np.ndarray, streams: int, length: int, whole: bool):
         columns = (len(codes) - 1) // streams
@@ -144,18 +144,18 @@ class Chunks:
         self._labels = codes[1 : size + 1].reshape(streams, columns)
         self._length = length
         self.batch_size = streams * length
-        self.images = size  # samples, as training counts them: characters to be predicted
+        self.images = size  # training counts the characters to be predicted
 
     def __len__(self) -> int:
         return -(-self._inputs.shape[1] // self._length)
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Chunk]:
-        """Yield the chunks from number `start` on; the same in every epoch."""
+        """Yield the chunks from number `start` on. They are the same in every epoch."""
         for begin in range(start * self._length, self._inputs.shape[1], self._length):
             columns = slice(begin, begin + self._length)
-            parts = (nd.array(all_[:, columns], dtype="int32")
-                     for all_ in (self._inputs, self._labels))  # fmt: skip
-            yield Chunk(*parts, begin == 0)
+            inputs = nd.array(self._inputs[:, columns], dtype="int32")
+            labels = nd.array(self._labels[:, columns], dtype="int32")
+            yield Chunk(inputs, labels, begin == 0)
 
     def __iter__(self) -> Iterator[Chunk]:
         return self.epoch()

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
-from gluon_amp.data import TrainingBatches, unreadable_in_words
+from gluon_amp.data import TrainingBatches, describe_unreadable
 from gluon_amp.distributed.workers import Workers
 from gluon_amp.recipes import log
 from gluon_amp.recipes.engines.base import Batch, Engine
@@ -251,7 +251,7 @@ class Loop:
                 top5.update(label, output)
         if batches.unreadable:
             log.logger.info(
-                log.UNREADABLE, epoch, f"not validated: {unreadable_in_words(batches.unreadable)}"
+                log.UNREADABLE, epoch, f"not validated: {describe_unreadable(batches.unreadable)}"
             )
         right1, right5, images, unreadable = self.workers.total(
             [top1.right, top5.right, top1.images, len(batches.unreadable)]

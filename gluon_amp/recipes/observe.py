@@ -3,7 +3,7 @@
 from typing import Callable, Dict, Iterable
 
 from gluon_amp.command_line import UsageError
-from gluon_amp.data import Source, validation_batches
+from gluon_amp.data import Source, ValidationBatches
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.describe import describe
 from gluon_amp.recipes.loop import TrainingError
@@ -51,7 +51,7 @@ def observe(
     TrainingError
         It computes in another dtype than requested.
     """
-    images, labels = next(iter(validation_batches(data.val, 2, num_workers=0)))
+    images, labels = next(iter(ValidationBatches(data.val, 2, num_workers=0)))
     try:
         observed = observed_dtypes(
             net,

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Dict, List, Tuple
 
 from gluon_amp.command_line import UsageError
-from gluon_amp.data import Source, TrainingBatches, validation_batches
+from gluon_amp.data import Source, TrainingBatches, ValidationBatches
 from gluon_amp.distributed.workers import connect
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Position
@@ -92,7 +92,7 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
         workers,
         Loop(engine, schedule, workers, records, *limits),
         batches,
-        validation_batches(data.val, batch, *share),
+        ValidationBatches(data.val, batch, *share),
         notice=notice,
         log_file=recipe.logging_file and recipe.logging_file.expanduser(),
         eval_only=recipe.eval_only,

@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import (
-    Look,
+    Preprocessing,
     RecordFiles,
     Source,
     open_digits,
@@ -61,19 +61,21 @@ def open_data(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional
 
 def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
-    look = Look(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
+    preprocessing = Preprocessing(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
     if recipe.dataset == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
         return _open_digits(recipe, options, digits), None
     if recipe.dataset in ("caltech101", "caltech256"):
-        records = open_records(_caltech_files(recipe), recipe.seed, look)
+        records = open_records(_caltech_files(recipe), recipe.seed, preprocessing)
         return dataclasses.replace(records, name=recipe.dataset), None
     if recipe.reads_records or recipe.dataset == "rec":
         files = record_files(recipe)
-        return _named(open_records(files, recipe.seed, look), recipe, files.train.parent), None
+        return _named(
+            open_records(files, recipe.seed, preprocessing), recipe, files.train.parent
+        ), None
     root = recipe.data_dir.expanduser()
     if root.exists() or recipe.dataset:
-        return _named(open_folders(root, recipe.seed, look), recipe, root), None
+        return _named(open_folders(root, recipe.seed, preprocessing), recipe, root), None
     return _open_digits(recipe, options, range(10)), (
         f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
     )

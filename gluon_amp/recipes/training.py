@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
-from gluon_amp.data import TrainingBatches, unreadable_in_words
+from gluon_amp.data import TrainingBatches, describe_unreadable
 from gluon_amp.data.text import Chunks
 from gluon_amp.distributed.workers import Workers, average_statistics
 from gluon_amp.hardware import peak_mebibytes
@@ -172,7 +172,7 @@ class Training:
             lambda done, counts: keeper.after_update(done, self.position(epoch, done), counts),
         )
         if self.batches.unreadable:
-            log.logger.info(log.UNREADABLE, epoch, unreadable_in_words(self.batches.unreadable))
+            log.logger.info(log.UNREADABLE, epoch, describe_unreadable(self.batches.unreadable))
         history.trained.append(result)
         average_statistics(self.engine.statistics, self.workers)
         last = epoch + 1 == self.recipe.num_epochs

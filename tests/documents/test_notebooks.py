@@ -1,4 +1,4 @@
-"""The notebooks' sources and pages, and the program that makes pages of sources."""
+"""The notebooks' sources and pages, and the program that executes them."""
 
 import ast
 import base64
@@ -19,12 +19,7 @@ SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
 names = pytest.mark.parametrize("name", [path.stem for path in SOURCES])
 
 
-@pytest.fixture(scope="module")
-def script():
-    return run_notebooks
-
-
-# ---------------------------------------------------------------- what a page has to be
+# --------------------------------------------------------------------- checks of a page
 
 
 def code_cells(page):
@@ -36,14 +31,14 @@ def outputs(page):
 
 
 def texts(page):
-    """What is printed or shown as text, an output each."""
+    """Yield the text of each output."""
     for output in outputs(page):
         data = output.get("data", {})
         yield output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
 
 
 def pictures(page):
-    """The grey levels of each picture."""
+    """Yield the grey levels of each picture."""
     for output in outputs(page):
         if "image/png" in output.get("data", {}):
             png = base64.b64decode(output["data"]["image/png"])
@@ -65,16 +60,16 @@ def has_no_warning(page):
 
 
 def has_two_pictures_that_are_not_blank(page):
-    found = list(pictures(page))
-    assert len(found) >= 2
-    for grey in found:
+    images = list(pictures(page))
+    assert len(images) >= 2
+    for grey in images:
         assert (grey != grey[0, 0]).mean() > 0.01
         assert len(np.unique(grey)) > 10
 
 
 def names_nothing_of_the_machine(page):
     path = re.compile(rf"/(home|root|tmp)/|{re.escape(str(ROOT))}|\b0x[0-9a-f]{{8,}}")
-    assert [found.group() for text in texts(page) for found in path.finditer(text)] == []
+    assert [match.group() for text in texts(page) for match in path.finditer(text)] == []
 
 
 def fits_its_columns(page):
@@ -90,8 +85,8 @@ def begins_with_words_and_parameters(page):
     first, *rest = code_cells(page)
     assert first.metadata["tags"] == ["parameters"]
     assert not any("parameters" in cell.metadata.get("tags", ()) for cell in rest)
-    found = [node for node in ast.walk(ast.parse(first.source)) if isinstance(node, ast.Name)]
-    assigned = {node.id for node in found if isinstance(node.ctx, ast.Store)}
+    names = [node for node in ast.walk(ast.parse(first.source)) if isinstance(node, ast.Name)]
+    assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     assert "SEED" in assigned
     assert first.metadata["short"]
     assert set(first.metadata["short"]) <= assigned
@@ -134,37 +129,37 @@ def test_a_page(check, name):
 
 
 def differences(source, page):
-    """What differs between a source and a page, cell by cell."""
+    """Return the differences between a source and a page, cell by cell."""
 
-    def said(notebook):
+    def content(notebook):
         return [(cell.cell_type, cell.id, cell.metadata, cell.source) for cell in notebook.cells]
 
-    wrong = [(one, other) for one, other in zip(said(source), said(page)) if one != other]
+    pairs = [(one, other) for one, other in zip(content(source), content(page)) if one != other]
     if len(source.cells) != len(page.cells):
-        wrong.append((len(source.cells), len(page.cells)))
+        pairs.append((len(source.cells), len(page.cells)))
     metadata = {key: page.metadata.get(key) for key in source.metadata}
-    return wrong if metadata == source.metadata else [*wrong, (source.metadata, metadata)]
+    return pairs if metadata == source.metadata else [*pairs, (source.metadata, metadata)]
 
 
 @names
-def test_a_page_is_that_of_its_source(script, name):
+def test_a_page_is_that_of_its_source(name):
     page = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-    source = script.read(ROOT / "notebooks" / f"{name}.py")
+    source = run_notebooks.read(ROOT / "notebooks" / f"{name}.py")
     assert differences(source, page) == []
     assert "version" not in page.metadata["language_info"]
 
 
 @names
 @pytest.mark.slow
-def test_a_short_run(script, name, capsys):
+def test_a_short_run(name, capsys):
     path = ROOT / "notebooks" / f"{name}.ipynb"
     before = path.read_bytes()
-    status = script.main(["--short", name])
+    status = run_notebooks.main(["--short", name])
     assert (status, capsys.readouterr().err) == (0, "")
     assert path.read_bytes() == before
 
 
-# -------------------------------------------------------- pages that are wrong are noticed
+# ------------------------------------------------------------ the checks detect faults
 
 
 def picture(grey):
@@ -180,7 +175,7 @@ def printed(text, name="stdout"):
 
 @pytest.fixture(scope="module")
 def good():
-    """A page without fault."""
+    """A page without faults."""
     new, words = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
     gradient = np.arange(64 * 64).reshape(64, 64) % 256
     metadata = {"tags": ["parameters"], "short": {"EPOCHS": 1}}
@@ -210,6 +205,7 @@ def assigns(number, **values):
 
 BLANK = picture(np.full((64, 64), 255))
 ERROR = nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[])
+SECOND = {"tags": ["parameters"]}  # metadata of another cell of parameters
 FAULTS = [
     (was_executed_from_top_to_bottom, assigns(2, execution_count=3)),
     (was_executed_from_top_to_bottom, assigns(3, execution_count=None)),
@@ -228,16 +224,15 @@ FAULTS = [
     (begins_with_words_and_parameters, assigns(1, source="EPOCHS = 3")),
     (begins_with_words_and_parameters, assigns(1, source="SEED = 0\nEPOCH = 3")),
     (begins_with_words_and_parameters, lambda page: page.cells[1].metadata["short"].clear()),
-    (begins_with_words_and_parameters,
-     lambda page: page.cells[2].metadata.update(tags=["parameters"])),
+    (begins_with_words_and_parameters, lambda page: page.cells[2].update(metadata=SECOND)),
     (ends_with_its_environment, lambda page: page.cells.pop()),
     (ends_with_its_environment, assigns(3, outputs=[printed("gluon_amp 0.1.0\nPython\n")])),
     (is_small, in_cell(2, printed("x\n" * 200_000))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("check, damage", FAULTS)
-def test_a_fault_is_noticed(check, damage, good):
+def test_a_fault_is_detected(check, damage, good):
     page = copy.deepcopy(good)
     damage(page)
     with pytest.raises((AssertionError, KeyError)):
@@ -254,7 +249,7 @@ def test_a_fault_is_noticed(check, damage, good):
         lambda page: page.metadata.update(kernelspec={"name": "other"}),
     ],
 )
-def test_a_page_of_another_source_is_noticed(damage, good):
+def test_a_page_of_another_source_is_detected(damage, good):
     source = copy.deepcopy(good)
     source.metadata["kernelspec"] = {"name": "python3"}
     page = copy.deepcopy(source)
@@ -269,9 +264,9 @@ PARAMETERS = '# %% tags=["parameters"] short={"EPOCHS": 1}\nSEED, EPOCHS = 0, 3\
 
 
 @pytest.fixture
-def write(script, tmp_path, monkeypatch):
-    """Write a small notebook where the runner looks for them."""
-    monkeypatch.setattr(script, "FOLDER", tmp_path)
+def write(tmp_path, monkeypatch):
+    """Write a small notebook to the runner's folder."""
+    monkeypatch.setattr(run_notebooks, "FOLDER", tmp_path)
 
     def write(name, *cells):
         (tmp_path / f"{name}.py").write_text(PARAMETERS + "".join(f"\n# %%\n{c}\n" for c in cells))
@@ -280,11 +275,11 @@ def write(script, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(script, capsys):
-    """Run the script; return its status, what it said, and what it complained of."""
+def run(capsys):
+    """Run the program; return its status and its output on stdout and stderr."""
 
     def run(*arguments):
-        return (script.main(list(arguments)), *capsys.readouterr())
+        return (run_notebooks.main(list(arguments)), *capsys.readouterr())
 
     return run
 
@@ -300,7 +295,7 @@ def run(script, capsys):
         ("print('FutureWarning: later.')", "gave a warning: FutureWarning: later."),
         ("import sys\nprint('oh', file=sys.stderr)", "wrote to stderr: oh."),
         (
-            # the kernel reads what C writes now and then
+            # the kernel reads the output of C from time to time
             "import os, time\nfor _ in range(9): os.write(2, b'of C')\ntime.sleep(1)",
             "wrote to stderr: of C",
         ),
@@ -317,18 +312,18 @@ def test_a_failing_notebook_gets_one_sentence_and_no_page(write, run, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["failing.ipynb", "failing.py"]
 
 
-def test_the_others_are_run_after_one_that_fails(write, run, tmp_path):
+def test_a_failure_does_not_stop_the_others(write, run, tmp_path):
     write("a", "1 / 0")
     write("b", "print(EPOCHS)")
     status, out, err = run()
-    assert (status, err) == (1, "run_notebooks.py: a, cell [2] raised ZeroDivisionError: "
-                                "division by zero.\n")  # fmt: skip
+    message = "a, cell [2] raised ZeroDivisionError: division by zero"
+    assert (status, err) == (1, f"run_notebooks.py: {message}.\n")
     assert re.fullmatch(r"a\nb\n  2 cells of code, \d+ s, \d kB\n", out)
     assert not (tmp_path / "a.ipynb").exists()
     assert (tmp_path / "b.ipynb").exists()
 
 
-def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp_path):
+def test_a_page_has_outputs_and_is_the_same_every_time(write, run, tmp_path):
     cells = "print(EPOCHS, flush=True)\nprint(SEED)", "6 * 7", "6 * 7"
     write("good", *cells)
     assert run("good")[0] == 0
@@ -337,7 +332,7 @@ def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp
     assert [cell.execution_count for cell in page.cells] == [1, 2, 3, 4]
     assert len({cell.id for cell in page.cells}) == 4
     assert [set(cell.metadata) for cell in page.cells] == [{"tags", "short"}, set(), set(), set()]
-    assert differences(script.read(tmp_path / "good.py"), page) == []
+    assert differences(run_notebooks.read(tmp_path / "good.py"), page) == []
     assert "version" not in page.metadata["language_info"]
     assert "text_representation" not in page.metadata.get("jupytext", {})
     first = (tmp_path / "good.ipynb").read_bytes()
@@ -346,7 +341,7 @@ def test_a_page_has_outputs_and_comes_out_the_same_again(script, write, run, tmp
     assert (tmp_path / "good.ipynb").read_bytes() == first
 
 
-def test_a_figure_is_shown_once_whatever_the_backend_here(write, run, tmp_path, monkeypatch):
+def test_a_figure_is_shown_once_with_any_backend(write, run, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     drawing = "# %matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
     write("drawn", drawing)
@@ -364,12 +359,12 @@ def test_short_values_follow_the_parameters_and_no_page_is_written(write, run, t
     assert not (tmp_path / "good.ipynb").exists()
 
 
-def test_cells_are_counted_as_on_the_page_in_a_short_run_too(write, run):
+def test_a_short_run_numbers_cells_as_on_the_page(write, run):
     write("failing", "assert EPOCHS == 3")
     assert "failing, cell [2] raised AssertionError" in run("--short")[2]
 
 
-def test_a_notebook_without_short_values_cannot_be_run_shortly(run, write, tmp_path):
+def test_a_short_run_needs_short_values(run, write, tmp_path):
     (tmp_path / "bare.py").write_text("# %%\nSEED = 0\n")
     status, _, err = run("--short", "bare")
     sentence = "run_notebooks.py: bare has no cell tagged parameters with values for short.\n"
@@ -383,15 +378,15 @@ def test_an_unknown_name_is_refused_before_anything_runs(write, run):
     assert err == "run_notebooks.py: there is no notebook 'bad' among good.\n"
 
 
-@pytest.mark.parametrize("given", [["--timeout", "0"], ["--quick"]])
-def test_wrong_options_are_refused_in_one_sentence(run, script, capsys, given):
+@pytest.mark.parametrize("options", [["--timeout", "0"], ["--quick"]])
+def test_wrong_options_are_refused_in_one_sentence(capsys, options):
     with pytest.raises(SystemExit) as stop:
-        script.main(given)
+        run_notebooks.main(options)
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_without_its_extra_it_says_what_to_install(write, run, monkeypatch):
+def test_a_missing_extra_is_named(write, run, monkeypatch):
     write("good", "print(1)")
     monkeypatch.setitem(sys.modules, "jupytext", None)
     status, _, err = run("good")
@@ -401,13 +396,13 @@ def test_without_its_extra_it_says_what_to_install(write, run, monkeypatch):
     )
 
 
-def test_a_folder_that_cannot_be_written_is_named(write, run, script, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_named(write, run, monkeypatch):
     write("good", "print(1)")
 
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(script.atomic, "write", full)
+    monkeypatch.setattr(run_notebooks.atomic, "write", full)
     status, _, err = run("good")
     assert status == 2
     assert err.endswith("good.ipynb: No space left on device.\n")

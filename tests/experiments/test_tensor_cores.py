@@ -1,4 +1,4 @@
-"""The tensor_cores experiment as far as it runs without a GPU: files, arithmetic, messages."""
+"""The tensor_cores experiment without a GPU: files, arithmetic, messages."""
 
 import json
 import subprocess
@@ -27,8 +27,8 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture
-def answered(exported, tmp_path):
-    """The exported files, and outputs of a pretended GPU: exact, but for two places in a case."""
+def with_gpu_outputs(exported, tmp_path):
+    """The exported files and the outputs of a simulated GPU: exact, except for two numbers."""
     for path in exported.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     for path in exported.glob("*.exact.npy"):
@@ -64,7 +64,7 @@ def run(*options):
     [
         (1.0, 1.0, 1, 0, 0),
         (1.0, 1.0009765625, 0, 1, 0),
-        (1.0, 0.99951171875, 0, 1, 0),  # units below 1 are half as large
+        (1.0, 0.99951171875, 0, 1, 0),  # units below 1 are half of those above
         (2048.0, 2052.0, 0, 2, 0),
         (65504.0, np.inf, 0, 1, 0),
         (-65504.0, -np.inf, 0, 1, 0),
@@ -81,15 +81,15 @@ def test_compare_in_units_in_the_last_place(a, b, identical, ulps, one_nan):
     assert compare(half(b), half(a)) == Comparison(1, identical, ulps, one_nan)
 
 
-def test_neighbours_are_one_apart_everywhere():
-    bits = np.arange(0x7C00, dtype=np.uint16)  # all that are finite and not negative
+def test_all_neighbours_differ_by_one_unit():
+    bits = np.arange(0x7C00, dtype=np.uint16)  # all finite numbers from 0 on
     up = (bits + 1).astype(np.uint16)
     assert compare(bits.view(np.float16), up.view(np.float16)) == Comparison(31744, 0, 1, 0)
     negative = (bits | 0x8000).view(np.float16), (up | 0x8000).view(np.float16)
     assert compare(*negative) == Comparison(31744, 0, 1, 0)
 
 
-def test_nan_of_any_bits_is_the_same():
+def test_all_nans_are_the_same():
     other = np.array([0x7E01, 0xFE00], np.uint16).view(np.float16)
     assert compare(other, half(np.nan, np.nan)) == Comparison(2, 2, 0, 0)
 
@@ -123,7 +123,7 @@ def test_there_are_ten_million_outputs():
     assert outputs * len(tensor_cores.DISTRIBUTIONS) == 13_565_952 >= 10**7
 
 
-def test_numbers_are_the_same_every_time():
+def test_numbers_are_always_the_same():
     first, again = (list(tensor_cores.cases(SMALL)) for _ in range(2))
     assert [case.name for case in first] == [
         f"{shape}-{kind}"
@@ -137,7 +137,7 @@ def test_numbers_are_the_same_every_time():
     assert not np.array_equal(first[0].data, first[3].data)
 
 
-def test_distributions_reach_what_they_are_named_for(exported):
+def test_distributions_have_subnormal_and_infinite_outputs(exported):
     outputs = {
         kind: np.abs(np.load(exported / f"matmul-{kind}.ours.npy").astype("f4"))
         for kind in tensor_cores.DISTRIBUTIONS
@@ -151,7 +151,7 @@ def test_distributions_reach_what_they_are_named_for(exported):
 # ---------------------------------------------------------------------------- file exchange
 
 
-def test_the_files_hold_all_that_the_other_side_needs(exported):
+def test_the_files_have_all_inputs_of_the_gpu(exported):
     with np.load(exported / "conv-wide.inputs.npz") as file:
         assert str(file["op"]) == "conv2d" and int(file["stride"]) == 2 and int(file["pad"]) == 1
         data, weight = file["data"], file["weight"]
@@ -181,17 +181,17 @@ def test_exact_convolutions_are_sums_of_products(exported):
         assert exact[at] == np.float16((window * weight[o]).sum())
 
 
-def test_the_comparison_finds_what_the_gpu_did_otherwise(answered):
-    rows = {name: found for name, *found in tensor_cores.compare_folder(answered)}
+def test_the_comparison_finds_the_differences_of_the_gpu(with_gpu_outputs):
+    rows = {name: parts for name, *parts in tensor_cores.compare_folder(with_gpu_outputs)}
     assert sorted(rows) == sorted(case.name for case in tensor_cores.cases(SMALL))
     assert rows["matmul-normal"][0] == Comparison(128, 126, 1, 1)
-    assert rows["conv-large"][2] == Comparison(200, 200, 0, 0)  # the pretended GPU is exact
+    assert rows["conv-large"][2] == Comparison(200, 200, 0, 0)  # the simulated GPU is exact
     assert rows["conv-large"][0] == rows["conv-large"][1]
 
 
-def test_the_report_says_it_all(answered, tmp_path):
+def test_the_report(with_gpu_outputs, tmp_path):
     target = tmp_path / "results" / "report.md"
-    done = run("--compare", answered, "--output", target)
+    done = run("--compare", with_gpu_outputs, "--output", target)
     assert done.returncode == 0, done.stderr
     text = target.read_text()
     assert done.stdout == text + "\n"
@@ -216,24 +216,24 @@ def message(*options):
 
 
 def test_an_empty_folder(tmp_path):
-    said = message("--compare", tmp_path)
-    assert said == (
-        f"tensor_cores.py: {tmp_path} has no *.ours.npy: run --export first, and copy its files "
-        "here.\n"
+    assert message("--compare", tmp_path) == (
+        f"tensor_cores.py: {tmp_path} has no *.ours.npy: run --export and copy its files to this "
+        "folder.\n"
     )
 
 
-def test_outputs_that_have_not_come_back(exported):
+def test_outputs_that_were_not_copied(exported):
     assert message("--compare", exported) == (
-        f"tensor_cores.py: {exported} has no conv-gradients.gpu.npy: run --gpu there, and copy its "
-        "files back.\n"
+        f"tensor_cores.py: {exported} has no conv-gradients.gpu.npy: run --gpu and copy its files "
+        "to this folder.\n"
     )
 
 
-def test_facts_that_have_not_come_back(answered):
-    (answered / "gpu.json").unlink()
-    assert message("--compare", answered) == (
-        f"tensor_cores.py: {answered} has no gpu.json, which --gpu writes: copy it here, too.\n"
+def test_facts_that_were_not_copied(with_gpu_outputs):
+    (with_gpu_outputs / "gpu.json").unlink()
+    assert message("--compare", with_gpu_outputs) == (
+        f"tensor_cores.py: {with_gpu_outputs} has no gpu.json, which --gpu writes: copy it to this "
+        "folder.\n"
     )
 
 
@@ -241,11 +241,11 @@ def test_a_machine_without_pytorch_or_gpu(exported):
     try:
         import torch
     except ImportError:
-        expected = "--gpu needs PyTorch: install it where the GPU is."
+        expected = "--gpu needs PyTorch: install it on the machine with the GPU."
     else:
         if torch.cuda.is_available():
             pytest.skip("this machine has a GPU")
-        expected = "--gpu needs an NVIDIA GPU, which PyTorch does not find here."
+        expected = "--gpu needs an NVIDIA GPU, but PyTorch finds none on this machine."
     assert message("--gpu", exported) == f"tensor_cores.py: {expected}\n"
 
 

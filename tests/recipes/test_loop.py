@@ -8,15 +8,15 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.data import (
-    Look,
+    Preprocessing,
     RecordFiles,
     Source,
     TrainingBatches,
+    ValidationBatches,
     open_digits,
     open_records,
-    validation_batches,
 )
-from gluon_amp.data.augment import Augmented
+from gluon_amp.data.datasets import Augmented
 from gluon_amp.recipes import log
 from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.loop import Loop, TrainingError
@@ -128,7 +128,7 @@ def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
     data = blobs(9)
     loop = small_loop([mx.cpu(0), mx.cpu(1)])
     assert loop.train(batches_of(data), 0).images == 8
-    assert loop.validate(validation_batches(data, 4), 9, 0).images == 9
+    assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
 
 
 def test_max_batches():
@@ -140,7 +140,7 @@ def test_max_batches():
 def test_log_lines_are_gluoncvs(lines):
     loop = small_loop(log_interval=2)
     trained = loop.train(batches_of(blobs()), 3)
-    checked = loop.validate(validation_batches(blobs(), 4), 10, 3)
+    checked = loop.validate(ValidationBatches(blobs(), 4), 10, 3)
     batch, training, speed, scale, waited, *advice, validation, validated = lines
     assert advice in ([], [log.INPUT_BOUND])
     head, rate, metric, lr = batch.split("\t")
@@ -191,14 +191,14 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
     for part in ("train", "val"):
         write_records(tmp_path, part, range(10))
     paths = [tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx")]
-    source: Source = open_records(RecordFiles(*paths), look=Look(24))
+    source: Source = open_records(RecordFiles(*paths), preprocessing=Preprocessing(24))
     contexts_used = [mx.cpu(number) for number in range(devices)]
     net = nn.HybridSequential()
     net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 24 * 24))
     net.initialize(ctx=contexts_used)
     loop = small_loop(contexts_used)
     loop.engine.net = net
-    batches = validation_batches(source.val, 4)
+    batches = ValidationBatches(source.val, 4)
     passes = [loop.validate(batches, 10, epoch) for epoch in range(5)]
     assert {validation.images for validation in passes} == {10}
     assert len(set(passes)) == 1
@@ -210,7 +210,7 @@ def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
 
 def test_validation_must_count_every_image():
     with pytest.raises(TrainingError, match="validated 10 images, but there are 11"):
-        small_loop().validate(validation_batches(blobs(), 4), 11, 0)
+        small_loop().validate(ValidationBatches(blobs(), 4), 11, 0)
 
 
 def test_the_digits_can_be_learned():
@@ -226,4 +226,4 @@ def test_the_digits_can_be_learned():
     loop.schedule = Schedule(0.01, 4, 8, "constant")
     for epoch in range(4):
         loop.train(batches_of(data, 64), epoch)
-    assert loop.validate(validation_batches(source.val, 100), 360, 0).top1 > 0.8
+    assert loop.validate(ValidationBatches(source.val, 100), 360, 0).top1 > 0.8

@@ -5,7 +5,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.data import TrainingBatches
-from gluon_amp.data.augment import Augmented
+from gluon_amp.data.datasets import Augmented
 from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.engines.module import ModuleEngine
 from gluon_amp.recipes.loop import Loop

@@ -1,1 +1,1 @@
-"""Data sets made ready: downloaded, extracted, split and packed in RecordIO."""
+"""Prepares data sets: downloads, extracts, splits them and packs them in RecordIO."""

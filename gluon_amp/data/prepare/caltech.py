@@ -1,7 +1,7 @@
-"""Caltech-101 and Caltech-256: where they are, what is in them, and how to pack them.
+"""Prepares Caltech-101 and Caltech-256: their archives, their classes, and the steps to pack them.
 
-Sources of the tables: the data sets' pages, https://doi.org/10.22002/D1.20086 and
-https://doi.org/10.22002/D1.20087; the md5 sums and the files on Google Drive are torchvision's
+Sources of the tables: the pages of the data sets, https://doi.org/10.22002/D1.20086 and
+https://doi.org/10.22002/D1.20087. The md5 sums and the files on Google Drive are torchvision's
 (``torchvision/datasets/caltech.py``).
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.data.prepare.downloads import DownloadError, download, extract, md5_of
 from gluon_amp.data.prepare.packing import Encoding, Part, pack, packed_with
-from gluon_amp.data.prepare.splitting import Split, ignored_in_words, read_tree
+from gluon_amp.data.prepare.splitting import Split, describe_ignored, read_tree
 from gluon_amp.data.source import DataError
 
 EXTRACTED, PACKED = "images", "rec"
@@ -20,18 +20,18 @@ DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that holds a data set.
+    """An archive of a data set.
 
     Attributes
     ----------
     name : str
-        What to call it.
+        File name.
     md5 : str
         As hexadecimal digits.
     urls : tuple of str
         Mirrors, best first.
     inner : str or None
-        The archive within it that holds the images.
+        Name of the archive within it that has the images.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Caltech:
     Attributes
     ----------
     title : str
-        As people write it.
+        For messages.
     archives : tuple of Archive
-        Any of them will do; best first.
+        Alternatives, best first.
     folder : str
-        The folder in the archive that holds the classes.
+        The folder in the archive that has the classes.
     clutter : str
-        The class of everything else.
+        The class of images that belong to no other class.
     classes, images : int
-        How many there are, clutter included.
+        Their numbers, including clutter.
     with_clutter : bool
-        Whether clutter is a class unless one says otherwise.
+        Whether clutter is a class by default.
     train_per_class : int
-        Images of each class to train on unless one says otherwise.
+        Default number of training images of each class.
     """
 
     title: str
@@ -127,32 +127,32 @@ def prepare(
     archive: Optional[Path] = None,
     workers: Optional[int] = None,
     overwrite: bool = False,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Dict[str, Any]:
-    """Download, extract, split and pack a data set; do only what is not done yet.
+    """Download, extract, split and pack a data set. Skip the steps that are done.
 
     Parameters
     ----------
     data : Caltech
         One of `DATASETS`.
     root : Path
-        Gets the archive, its content in ``images``, and what is packed in ``rec``.
+        Folder for the archive, for its content in ``images``, and for the packed images in ``rec``.
     split : Split, optional
-        Which images to train on; without a number, ``data.train_per_class`` of each class.
+        Which images are for training; by default ``data.train_per_class`` of each class.
     clutter : bool, optional
-        Whether clutter is a class; ``data.with_clutter`` if not given.
+        Whether clutter is a class; by default ``data.with_clutter``.
     without : sequence of str
-        More classes, or images as ``CLASS/FILE``, to leave out.
+        Further classes, or images as ``CLASS/FILE``, to leave out.
     encoding : Encoding
         How to store the images.
     archive : Path, optional
-        One of the archives, if one has it already; nothing is downloaded.
+        One of the archives. Nothing is downloaded.
     workers : int, optional
-        Threads that pack; one for each core if not given.
+        Threads that pack; by default one for each processor.
     overwrite : bool
         Pack again what was packed with other options.
-    tell : callable
-        Gets each line for the user.
+    log : callable
+        Called with each line for the user.
 
     Returns
     -------
@@ -162,8 +162,8 @@ def prepare(
     Raises
     ------
     DataError
-        The archive cannot be had or is another one, its images are not all there, or
-        ``rec`` was packed with other options.
+        The archive cannot be downloaded or has other content, images are missing, or ``rec`` was
+        packed with other options.
     """
     if split.per_class is None and split.total is None:
         split = replace(split, per_class=data.train_per_class)
@@ -172,43 +172,43 @@ def prepare(
     options = {"data": data.title, "clutter": clutter, "without": sorted(without), **asdict(split)}
     manifest = packed_with(out, options, encoding, overwrite)
     if manifest is not None:
-        tell(f"{out} is packed already, with these options.")
+        log(f"{out} is packed already, with these options.")
         return manifest
     if not (root / EXTRACTED).exists():
-        path, kind = (archive, _recognise(data, archive)) if archive else _get(data, root)
-        tell(f"Extracting {path} ...")
+        path, kind = (archive, _identify(data, archive)) if archive else _get(data, root)
+        log(f"Extracting {path} ...")
         extract(path, root / EXTRACTED, kind.inner)
     folder = root / EXTRACTED / data.folder
-    _check_whole(data, folder)
+    _check_complete(data, folder)
     tree = read_tree(folder, [*without, *([] if clutter else [data.clutter])])
     if tree.ignored:
-        tell(ignored_in_words(tree.ignored))
+        log(describe_ignored(tree.ignored))
     parts = {name: Part(folder, images) for name, images in split.divide(tree).items()}
-    tell(f"Packing into {out} ...")
+    log(f"Packing into {out} ...")
     return pack(out, parts, tree.classes, encoding, options, workers)
 
 
-def _recognise(data: Caltech, path: Path) -> Archive:
-    """Return which archive a file is, by its content: its name may be any."""
+def _identify(data: Caltech, path: Path) -> Archive:
+    """Return which archive a file is, by its content and not by its name."""
     if not path.is_file():
         raise DataError(f"{path} was not found.")
-    found = md5_of(path)
+    md5 = md5_of(path)
     for archive in data.archives:
-        if found == archive.md5:
+        if md5 == archive.md5:
             return archive
     expected = " or ".join(f"{archive.md5} ({archive.name})" for archive in data.archives)
     raise DataError(
-        f"{path} is not {data.title} as published: its md5 is {found}, expected {expected}; pack "
+        f"{path} is not {data.title} as published: its md5 is {md5}, expected {expected}; pack "
         "other images with scripts/pack_images.py."
     )
 
 
 def _get(data: Caltech, root: Path) -> Tuple[Path, Archive]:
-    """Return the first archive that is there or can be downloaded."""
+    """Return the first archive that exists or can be downloaded."""
     for archive in data.archives:
         path = root / archive.name
         if path.exists():
-            return path, _recognise(data, path)
+            return path, _identify(data, path)
     failures = []
     for archive in data.archives:
         try:
@@ -218,14 +218,14 @@ def _get(data: Caltech, root: Path) -> Tuple[Path, Archive]:
             failures.append(str(error))
     raise DataError(
         f"{data.title} could not be downloaded ({'; '.join(failures)}): "
-        "get it by other means and pass --archive FILE."
+        "download it in another way and pass --archive FILE."
     )
 
 
-def _check_whole(data: Caltech, folder: Path) -> None:
+def _check_complete(data: Caltech, folder: Path) -> None:
     tree = read_tree(folder)
     if (len(tree.classes), len(tree.images)) != (data.classes, data.images):
         raise DataError(
             f"{folder} holds {len(tree.images)} images of {len(tree.classes)} classes, expected "
-            f"{data.images} of {data.classes}: remove {folder.parent}, and it is extracted again."
+            f"{data.images} of {data.classes}: remove {folder.parent} to extract it again."
         )

@@ -1,4 +1,4 @@
-"""What `scripts/prepare_caltech.py` and `scripts/pack_images.py` share."""
+"""The common part of the programs `scripts/prepare_caltech.py` and `scripts/pack_images.py`."""
 
 import argparse
 import shlex
@@ -13,39 +13,69 @@ from gluon_amp.data.source import DataError
 
 
 def add_options(parser: Parser, per_class: str) -> None:
-    """Add them to a parser.
+    """Add the shared options to a parser.
 
     Parameters
     ----------
     parser : Parser
     per_class : str
-        What is in brackets in the help of ``--train-per-class``.
+        End of the help text of ``--train-per-class``.
     """
     add = parser.add_argument
-    # fmt: off
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--train-per-class", type=positive_int, metavar="N",
-        help=f"images of each class to train on {per_class}")
-    one.add_argument("--train-images", type=positive_int, metavar="N",
-        help="images to train on in all, from each class in proportion")
-    add("--split-seed", type=natural, default=0, metavar="N",
-        help="decides which, and the order of the training images (default: %(default)s)")
-    add("--without", action="append", default=[], metavar="NAME",
-        help="leave out this class, or this image as CLASS/FILE; may be repeated")
-    add("--resize", type=whole(0, LONGEST), default=256, metavar="PIXELS",
-        help="shorter side of the stored images, 0 keeps the files as they are "
-             "(default: %(default)s)")
-    add("--quality", type=whole(1, 100), default=95, metavar="N",
-        help="of the JPEGs, 1 to 100 (default: %(default)s)")
-    add("--num-workers", "-j", type=whole(1, 1024), metavar="N",
-        help="threads that pack (default: one for each core)")
-    add("--overwrite", action="store_true",
-        help="replace what was packed with other options")
-    # fmt: on
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument(
+        "--train-per-class",
+        type=positive_int,
+        metavar="N",
+        help=f"images of each class for training {per_class}",
+    )
+    number.add_argument(
+        "--train-images",
+        type=positive_int,
+        metavar="N",
+        help="images for training in total, in proportion from each class",
+    )
+    add(
+        "--split-seed",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="determines the training images and their order (default: %(default)s)",
+    )
+    add(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out this class, or this image as CLASS/FILE; may be repeated",
+    )
+    add(
+        "--resize",
+        type=whole(0, LONGEST),
+        default=256,
+        metavar="PIXELS",
+        help="shorter side of the stored images; 0 keeps the files unchanged "
+        "(default: %(default)s)",
+    )
+    add(
+        "--quality",
+        type=whole(1, 100),
+        default=95,
+        metavar="N",
+        help="of the JPEGs, 1 to 100 (default: %(default)s)",
+    )
+    add(
+        "--num-workers",
+        "-j",
+        type=whole(1, 1024),
+        metavar="N",
+        help="threads that pack (default: one for each processor)",
+    )
+    add("--overwrite", action="store_true", help="replace what was packed with other options")
 
 
 def arguments(options: argparse.Namespace) -> Dict[str, Any]:
-    """Return them as the arguments that `prepare` and `pack_folders` share."""
+    """Return the shared options as keyword arguments of `prepare` and `pack_folders`."""
     return {
         "split": Split(options.train_per_class, options.train_images, options.split_seed),
         "without": options.without,
@@ -56,21 +86,21 @@ def arguments(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
-    """Pack, and tell the user what was packed, or in one sentence why not.
+    """Pack, and print how to train on the result, or in one sentence why packing failed.
 
     Parameters
     ----------
     name : str
-        The script's.
+        Name of the script.
     pack : callable
-        Returns the manifest.
+        Packs, and returns the manifest.
     out : Path
-        Where it packs.
+        The folder of the packed images.
 
     Returns
     -------
     int
-        Status to exit with: 0, 2 where it cannot be done, 130 where it was interrupted.
+        Status of the process: 0, 2 after an error, 130 after an interruption.
     """
     try:
         manifest = pack()
@@ -78,20 +108,20 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # no space, no permission
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{name}: {where}{error.strerror or error}.", file=sys.stderr)
+        file = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {file}{error.strerror or error}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command goes on from here.", file=sys.stderr)
+        print(f"{name}: interrupted; run the same command again to resume.", file=sys.stderr)
         return 130
     counts = " and ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
     print(f"{counts} images of {manifest['classes']} classes. To train on them:")
-    print(f"python scripts/train_imagenet.py {_reading(out)}")
+    print(f"python scripts/train_imagenet.py {_data_options(out)}")
     return 0
 
 
-def _reading(out: Path) -> str:
-    """Return the options of train_imagenet.py that read what was packed."""
+def _data_options(out: Path) -> str:
+    """Return the options of train_imagenet.py that read the packed images."""
     if out.name == "rec":
         return f"--data-dir {shlex.quote(str(out.parent))} --use-rec"
     files = (shlex.quote(str(out / f"{part}.rec")) for part in ("train", "val"))

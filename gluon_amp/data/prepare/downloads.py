@@ -1,4 +1,4 @@
-"""Get the archives of data sets: download, check, extract, each so that it may be interrupted."""
+"""Downloads, checks and extracts the archives of data sets. Every step can be interrupted."""
 
 import bz2
 import contextlib
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     import tqdm
 
 BLOCK = 1 << 20  # bytes read from disk at once
-CHUNK = 1 << 16  # bytes of a download, which are lost if it breaks off within them
+CHUNK = 1 << 16  # bytes written at once; an interrupted download loses at most so many
 TIMEOUT = (10, 60)  # seconds to connect, and between two packets
-RETRIES = 5  # of a request, and of a download that broke off
-CONNECTS = 2  # retries where there is no connection, as there are other mirrors
-BACKOFF = 1.0  # seconds before the second try; they double
-BUSY = (429, 500, 502, 503, 504)  # answers that may be better next time
-
+RETRIES = 5  # of a request, and of a download whose connection breaks
+CONNECT_RETRIES = 2  # fewer, as there are other mirrors
+BACKOFF = 1.0  # seconds before the second attempt; doubles with each
+BUSY = (429, 500, 502, 503, 504)  # status codes after which a retry may succeed
 
 ZIP_START = b"PK"
 ENCRYPTED = 1  # a bit of a zip member's flags
@@ -47,11 +46,18 @@ DECOMPRESSORS = {
     b"\xfd7zXZ": lzma.LZMAFile,
 }
 LONGEST_START = max(map(len, DECOMPRESSORS))
-# what the standard library raises for bytes that are no archive
+# what the standard library raises for bytes that are not an archive
 DAMAGE = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
-    EOFError, ValueError, OverflowError, NotImplementedError,
-)  # fmt: skip
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+)
 
 
 # ---------------------------------------------------------------------------------------- checking
@@ -61,10 +67,10 @@ def md5_of(path: Path) -> str:
     """Return the md5 of a file, as hexadecimal digits."""
     digest = hashlib.md5()
     size = path.stat().st_size
-    with open(path, "rb") as file, bar(f"checking {path.name}", size, in_bytes=True) as shown:
+    with open(path, "rb") as file, bar(f"checking {path.name}", size, in_bytes=True) as progress:
         for block in iter(lambda: file.read(BLOCK), b""):
             digest.update(block)
-            shown.update(len(block))
+            progress.update(len(block))
     return digest.hexdigest()
 
 
@@ -72,11 +78,11 @@ def md5_of(path: Path) -> str:
 
 
 class DownloadError(DataError):
-    """No mirror could give a file."""
+    """A file could not be downloaded from any mirror."""
 
 
 class _FailedError(Exception):
-    """One mirror could not give the file; the message says why."""
+    """A file could not be downloaded from one mirror; the message is the reason."""
 
 
 def download(
@@ -86,27 +92,28 @@ def download(
     retries: int = RETRIES,
     backoff: float = BACKOFF,
 ) -> None:
-    """Download a file from the first mirror that has it, going on where an earlier call stopped.
+    """Download a file from the first mirror that has it. Resume a download that was interrupted.
 
     Parameters
     ----------
     urls : sequence of str
         Mirrors, best first.
     path : Path
-        Where to write it. Until it is whole and its md5 right, it is called ``path.part``.
+        The new file. Until it is complete and its md5 is correct, it is called ``path.part``.
     md5 : str
-        What its md5 must be, as hexadecimal digits.
+        Expected md5, as hexadecimal digits.
     retries : int
-        How often to ask a busy or silent mirror again, and how often a download may break off.
+        How often to repeat a request to a busy or silent mirror, and to resume after the connection
+        broke.
     backoff : float
-        Seconds to wait before the second try; they double with each.
+        Seconds before the second attempt; they double with each.
 
     Raises
     ------
     DownloadError
-        No mirror could give it, with the reason of each.
+        No mirror has it; the message has the reason of each.
     DataError
-        Another process is downloading it.
+        Another process is downloading the file.
     """
     if requests is None:
         raise DataError(
@@ -131,7 +138,7 @@ def download(
 
 @contextlib.contextmanager
 def _locked(part: Path) -> Iterator[None]:
-    """Keep other processes from writing the same file."""
+    """Prevent other processes from writing the same file."""
     with open(part, "ab") as file:
         with contextlib.suppress(OSError):
             try:
@@ -145,7 +152,7 @@ def _locked(part: Path) -> Iterator[None]:
 def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
     retry = Retry(
         total=retries,
-        connect=min(retries, CONNECTS),
+        connect=min(retries, CONNECT_RETRIES),
         backoff_factor=backoff,
         status_forcelist=BUSY,
         raise_on_status=False,
@@ -153,70 +160,70 @@ def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
     with requests.Session() as session:
         session.mount("http://", HTTPAdapter(max_retries=retry))
         session.mount("https://", HTTPAdapter(max_retries=retry))
-        # A server must not compress what it sends, or a .tar.gz would arrive as a .tar.
+        # The server must not compress the file, or a .tar.gz would arrive as a .tar.
         session.headers["Accept-Encoding"] = "identity"
         yield session
 
 
 def _download(session: "requests.Session", url: str, part: Path, md5: str, retries: int) -> None:
-    """Complete `part` from one mirror."""
+    """Download the rest of `part` from one mirror."""
     resumed = part.stat().st_size > 0
     for _ in range(1 + retries):
         before = part.stat().st_size
         if _fetch(session, url, part):
             break
         if part.stat().st_size <= before:
-            raise _FailedError("it breaks off")
+            raise _FailedError("the connection breaks")
     else:
-        raise _FailedError("it breaks off again and again")
-    found = md5_of(part)
-    if found == md5:
+        raise _FailedError("the connection breaks again and again")
+    actual = md5_of(part)
+    if actual == md5:
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         return
     os.truncate(part, 0)
-    if resumed:  # perhaps it was begun with other bytes
+    if resumed:  # the part that existed may have had other bytes
         _download(session, url, part, md5, retries)
         return
-    raise _FailedError(f"its md5 is {found}, expected {md5}")
+    raise _FailedError(f"its md5 is {actual}, expected {md5}")
 
 
 def _fetch(session: "requests.Session", url: str, part: Path) -> bool:
-    """Append what is missing; return whether that was all."""
+    """Append the missing bytes to `part`; return whether it is complete."""
     done = part.stat().st_size
     headers = {"Range": f"bytes={done}-"} if done else {}
     try:
         with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
             if response.status_code == requests.codes.requested_range_not_satisfiable:
-                return True  # there is no more; the md5 will tell whether this is it
+                return True  # there are no more bytes; the md5 is checked later
             if response.status_code not in (requests.codes.ok, requests.codes.partial_content):
                 raise _FailedError(f"{response.status_code} {response.reason}")
             if response.headers.get("Content-Type", "").startswith("text/html"):
-                raise _FailedError("it answers with a web page")
-            if response.status_code == requests.codes.ok:  # the server knows no ranges
+                raise _FailedError("the response is a web page")
+            if response.status_code == requests.codes.ok:  # the server does not support ranges
                 done = 0
             length = response.headers.get("Content-Length")
             total = done + int(length) if length else None
-            what = f"loading {part.stem}"
-            with open(part, "r+b") as file, bar(what, total, done, in_bytes=True) as shown:
+            label = f"loading {part.stem}"
+            with open(part, "r+b") as file, bar(label, total, done, in_bytes=True) as progress:
                 file.seek(done)
                 file.truncate()
                 for block in response.iter_content(CHUNK):
                     file.write(block)
-                    shown.update(len(block))
+                    progress.update(len(block))
             return total in (None, part.stat().st_size)
     except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError):
         return False
     except requests.ConnectionError as error:
         if part.stat().st_size > done:
             return False
-        raise _FailedError(_why(error)) from None
+        raise _FailedError(_reason(error)) from None
     except requests.RequestException as error:
-        raise _FailedError(_why(error)) from None
+        raise _FailedError(_reason(error)) from None
 
 
-def _why(error: Exception) -> str:
-    """Put the innermost reason of a failed request into a few words."""
+def _reason(error: Exception) -> str:
+    """Return the innermost reason of a failed request in a few words."""
     text = str(getattr(error.args[0], "reason", error) if error.args else error)
     return text.split(": ", 1)[-1].strip("()'\"> ")
 
@@ -225,22 +232,23 @@ def _why(error: Exception) -> str:
 
 
 def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
-    """Extract a tar or zip archive into a new folder; nothing is left of it if that fails.
+    """Extract a tar or zip archive into a new folder. If that fails, remove the folder.
 
     Parameters
     ----------
     archive : Path
-        ``.zip``, ``.tar``, or a tar compressed with gzip, bzip2 or xz; told apart by content.
+        A zip or tar file, or a tar file compressed with gzip, bzip2 or xz. Its content decides.
     folder : Path
-        Made, or replaced, when everything is extracted.
+        Created, or replaced, when everything is extracted.
     inner : str, optional
-        An archive within the archive, by its name there: extract that one instead.
+        Name of an archive within the archive, which is extracted instead.
 
     Raises
     ------
     DataError
-        It is damaged, encrypted or no archive, it lacks `inner`, or it holds a name that leads
-        outside the folder, is too long, is a link or a device, or is both a file and a folder.
+        The file is damaged, encrypted or not an archive, or has no member `inner`. Or a member is
+        outside the folder, has too long a name, is a link or a device, or is both a file and a
+        folder.
     OSError
         The archive cannot be read, or the folder cannot be written.
     """
@@ -250,25 +258,28 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(open(archive, "rb"))
             into = stack.enter_context(_new_folder(folder))
-            what, size = f"extracting {archive.name}", archive.stat().st_size
-            watched = _Watched(file, stack.enter_context(bar(what, size, in_bytes=True)))
+            label, size = f"extracting {archive.name}", archive.stat().st_size
+            progress = stack.enter_context(bar(label, size, in_bytes=True))
+            reader = _ProgressReader(file, progress)
             if file.read(len(ZIP_START)) == ZIP_START:
-                _extract_zip(watched, into, inner, archive)
+                _extract_zip(reader, into, inner, archive)
             else:
-                _extract_tar(watched, into, archive)
+                _extract_tar(reader, into, archive)
     except DataError:
         raise
     except DAMAGE as error:
         raise _damaged(archive, error) from None
     except OSError as error:
-        if error.errno is None:  # gzip and bz2 raise it for wrong data
+        if error.errno is None:  # gzip and bz2 raise this for damaged data
             raise _damaged(archive, error) from None
         raise
 
 
 def _damaged(archive: Path, error: Exception) -> DataError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{archive} is damaged or no archive ({reason}): remove it and get it again.")
+    return DataError(
+        f"{archive} is damaged or not an archive ({reason}): remove it and download it again."
+    )
 
 
 @contextlib.contextmanager
@@ -280,21 +291,21 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         raise DataError(f"{error}: wait for it.") from None
 
 
-class _Watched:
-    """A file whose position a progress bar shows."""
+class _ProgressReader:
+    """Reads a file and shows the position in a progress bar."""
 
-    def __init__(self, file: IO[bytes], shown: "tqdm.tqdm"):
-        self._file, self._shown = file, shown
+    def __init__(self, file: IO[bytes], progress: "tqdm.tqdm"):
+        self._file, self._progress = file, progress
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
-        self._shown.update(self._file.tell() - self._shown.n)
+        self._progress.update(self._file.tell() - self._progress.n)
         return data
 
 
 class _StrictHeader(tarfile.TarInfo):
-    """A member of which a damaged header is an error; tarfile takes it for the end."""
+    """A member whose damaged header is an error. tarfile treats one as the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> tarfile.TarInfo:
@@ -310,11 +321,12 @@ def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
     file.seek(0)
     start = file.read(LONGEST_START)
     file.seek(0)
-    # tarfile's own decompression does not compare check sums
-    opener = next((one for begins, one in DECOMPRESSORS.items() if start.startswith(begins)), None)
-    plain = opener(file) if opener else file
-    # "|" reads from front to back, so that the file may itself be part of a zip archive
-    with tarfile.open(fileobj=plain, mode="r|", tarinfo=_StrictHeader) as tar:
+    # tarfile's own decompression does not check the checksums
+    matches = (opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic))
+    opener = next(matches, None)
+    decompressed = opener(file) if opener else file
+    # "|" reads without seeking, so the file may be a member of a zip archive
+    with tarfile.open(fileobj=decompressed, mode="r|", tarinfo=_StrictHeader) as tar:
         for member in tar:
             if member.isdir():
                 _make_folder(member.name, into, archive)
@@ -324,7 +336,7 @@ def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
                 raise _unsafe(archive, member.name, "is a link or a device")
         for block in iter(lambda: tar.fileobj.read(BLOCK), b""):
             if block.strip(b"\0"):
-                raise tarfile.ReadError("there is more after its end")
+                raise tarfile.ReadError("there are bytes after its end")
 
 
 def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Path) -> None:
@@ -336,7 +348,7 @@ def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Pat
                 _extract_tar(nested, into, archive)
             return
         for member in zipped.infolist():
-            kind = member.external_attr >> 28  # the upper bits of a Unix mode: 4 a folder, 8 a file
+            kind = member.external_attr >> 28  # upper bits of a Unix mode: 4 is a folder, 8 a file
             if kind not in (0, 4, 8):
                 raise _unsafe(archive, member.filename, "is a link or a device")
             if member.is_dir():
@@ -355,7 +367,7 @@ def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo, archive: Path
 
 
 def _target(name: str, into: Path, archive: Path) -> Path:
-    """Return where a member belongs, with only plain names on the way there."""
+    """Return the path of a member, which must be within the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
         raise _unsafe(archive, name, "leads outside the folder it is extracted to")
@@ -372,11 +384,11 @@ def _make_folder(name: str, into: Path, archive: Path) -> None:
 
 
 def _write(source: IO[bytes], name: str, into: Path, archive: Path) -> None:
-    # no mode, owner or time of the archive's
+    # the archive's mode, owner and time are not restored
     target = _target(name, into, archive)
     with _named(name, archive):
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = open(target, "wb")  # noqa: SIM115 (what is read below may fail for other reasons)
+        file = open(target, "wb")  # noqa: SIM115 (copying may fail for other reasons)
     with file:
         shutil.copyfileobj(source, file, BLOCK)
 

@@ -1,16 +1,16 @@
-"""Pack folders of images, as ImageNet's, into RecordIO."""
+"""Packs folders of images, such as ImageNet's, into RecordIO."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from gluon_amp.data.classes import check_same_classes
+from gluon_amp.data.class_names import check_same_classes
 from gluon_amp.data.prepare.packing import Encoding, Part, pack, packed_with
 from gluon_amp.data.prepare.splitting import (
     Image,
     Split,
     Tree,
-    ignored_in_words,
+    describe_ignored,
     read_tree,
     shuffled,
 )
@@ -27,28 +27,28 @@ def pack_folders(
     encoding: Encoding = Encoding(),
     workers: Optional[int] = None,
     overwrite: bool = False,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Dict[str, Any]:
-    """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or divide and pack ``root/CLASS/*``.
+    """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or split and pack ``root/CLASS/*``.
 
     Parameters
     ----------
     root : Path
-        Holds ``train`` and ``val``, or, if `split` has a number of images, the classes.
+        Has ``train`` and ``val``, or, if `split` has a number of images, the classes.
     out : Path
-        The folder to write, with the files that `gluon_amp.data.prepare.packing` tells of.
+        The new folder. `gluon_amp.data.prepare.packing` lists its files.
     split : Split, optional
-        Which images to train on. Its seed decides the order of the training images, too.
+        Which images are for training. Its seed also determines their order.
     without : sequence of str
-        Classes, or images, to leave out, as paths from `root` on.
+        Classes or images to leave out, as paths relative to `root`.
     encoding : Encoding
         How to store the images.
     workers : int, optional
-        Threads; one for each core if not given.
+        Threads; by default one for each processor.
     overwrite : bool
         Pack again what was packed with other options.
-    tell : callable
-        Gets each line for the user.
+    log : callable
+        Called with each line for the user.
 
     Returns
     -------
@@ -58,8 +58,8 @@ def pack_folders(
     Raises
     ------
     DataError
-        There are no such folders, their classes differ, an image is damaged, or `out` is something
-        else already.
+        The folders do not exist, their classes differ, an image is damaged, or `out` is a folder
+        with other content.
     """
     classes, images, ignored = _list(root, out, split, without)
     options = {
@@ -70,11 +70,11 @@ def pack_folders(
     }
     manifest = packed_with(out, options, encoding, overwrite)
     if manifest is not None:
-        tell(f"{out} is packed already, with these options.")
+        log(f"{out} is packed already, with these options.")
         return manifest
     if ignored:
-        tell(ignored_in_words(ignored))
-    tell(f"Packing into {out} ...")
+        log(describe_ignored(ignored))
+    log(f"Packing into {out} ...")
     parts = {part: Part(root, listed) for part, listed in images.items()}
     return pack(out, parts, classes, encoding, options, workers)
 
@@ -82,21 +82,21 @@ def pack_folders(
 def _list(
     root: Path, out: Path, split: Split, without: Sequence[str]
 ) -> Tuple[Sequence[str], Dict[str, List[Image]], List[str]]:
-    """Return the classes, the images of each part, and what is ignored, as paths from `root` on."""
-    divided = all((root / part).is_dir() for part in PARTS)
+    """Return the classes, the images of each part, and the ignored files, relative to `root`."""
+    is_split = all((root / part).is_dir() for part in PARTS)
     if split.per_class is not None or split.total is not None:
-        if divided:
+        if is_split:
             raise DataError(
-                f"{root} holds train and val, so it is divided already: pass neither "
+                f"{root} holds train and val, so it is split already: pass neither "
                 "--train-per-class nor --train-images."
             )
         if out.resolve().parent == root.resolve():
             raise DataError(f"{out} would be a class of {root}: choose a folder outside it.")
         tree = read_tree(root, without)
         return tree.classes, split.divide(tree), list(tree.ignored)
-    if not divided:
+    if not is_split:
         raise DataError(
-            f"{root} does not hold both train and val: to divide the classes in it, pass "
+            f"{root} does not hold both train and val: to split the classes in it, pass "
             "--train-per-class or --train-images."
         )
     trees = {part: _read_part(root, part, without) for part in PARTS}
@@ -114,7 +114,6 @@ def _list(
 
 
 def _read_part(root: Path, part: str, without: Sequence[str]) -> Tree:
-    start = f"{part}/"
-    return read_tree(
-        root / part, [name[len(start) :] for name in without if name.startswith(start)]
-    )
+    prefix = f"{part}/"
+    in_part = [name[len(prefix) :] for name in without if name.startswith(prefix)]
+    return read_tree(root / part, in_part)

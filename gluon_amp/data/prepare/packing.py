@@ -1,8 +1,8 @@
-"""Pack image files into RecordIO: ``.rec`` and ``.idx`` files with the classes' names beside them.
+"""Packs image files into RecordIO.
 
-The folder written holds, for each part of the data set, ``PART.rec`` and ``PART.idx`` for MXNet's
-readers and ``PART.lst``, im2rec's list of what lies where; ``classes.json``, the names by label;
-and ``manifest.json``, the options it was packed with and the sizes of the files.
+The new folder has ``PART.rec`` and ``PART.idx`` for each part of the data set, which MXNet reads;
+``PART.lst``, im2rec's list of the images; ``classes.json``, the names of the classes by label; and
+``manifest.json``, the options and the sizes of the files.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from gluon_amp.data.classes import write_classes
+from gluon_amp.data.class_names import write_classes
 from gluon_amp.data.decode import DecodeError, cv2, decode, require_opencv
 from gluon_amp.data.prepare.progress import bar
 from gluon_amp.data.prepare.splitting import Image
@@ -37,7 +37,7 @@ class Encoding:
     resize : int
         Pixels of the shorter side; 0 keeps the file's own bytes.
     quality : int
-        Of the JPEG, 1 to 100; of no use where `resize` is 0.
+        Of the JPEG, 1 to 100; unused if `resize` is 0.
     """
 
     resize: int = 256
@@ -49,7 +49,7 @@ class Encoding:
         Raises
         ------
         DecodeError
-            It is not a whole image, or its other side would be too long for a JPEG.
+            The bytes are not a whole image, or its longer side would be too long for a JPEG.
         """
         image = decode(encoded)
         if not self.resize:
@@ -60,23 +60,23 @@ class Encoding:
             raise DecodeError(f"its {width}×{height} pixels cannot be a JPEG of that shorter side")
         if short != self.resize:
             size = (width * self.resize // short, height * self.resize // short)
-            # INTER_AREA averages what it shrinks, where bilinear samples would alias
-            how = cv2.INTER_AREA if self.resize < short else cv2.INTER_CUBIC
-            image = cv2.resize(image, size, interpolation=how)
+            # for a smaller image, INTER_AREA averages; bilinear interpolation would cause aliasing
+            method = cv2.INTER_AREA if self.resize < short else cv2.INTER_CUBIC
+            image = cv2.resize(image, size, interpolation=method)
         _, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, self.quality])
         return jpeg.tobytes()
 
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes one ``.rec`` file.
+    """The images of one ``.rec`` file.
 
     Attributes
     ----------
     folder : Path
-        Holds the classes.
+        Has the classes.
     images : sequence of Image
-        In the order to write them.
+        In the order of the file.
     """
 
     folder: Path
@@ -91,15 +91,15 @@ def pack(
     options: Mapping[str, Any],
     workers: Optional[int] = None,
 ) -> Dict[str, Any]:
-    """Pack images into a new folder, which is there when everything is written, or not at all.
+    """Pack images into a new folder, which appears when all files are complete.
 
-    The same images and options give the same bytes (with the same version of OpenCV), whatever the
-    number of workers.
+    The same images and options give the same bytes (with the same version of OpenCV) for any number
+    of workers.
 
     Parameters
     ----------
     out : Path
-        The folder; replaced if it exists.
+        The folder. An existing one is replaced.
     parts : mapping
         From 'train' or 'val' to its images.
     classes : sequence of str
@@ -107,9 +107,9 @@ def pack(
     encoding : Encoding
         How images are stored.
     options : mapping
-        What decided the content, as JSON can hold it, for `packed_with`.
+        The options that determine the content, as values for JSON; `packed_with` compares them.
     workers : int, optional
-        Threads; one for each processor if not given. OpenCV works outside Python's lock.
+        Threads; by default one for each processor. OpenCV releases Python's global lock.
 
     Returns
     -------
@@ -119,7 +119,7 @@ def pack(
     Raises
     ------
     DataError
-        A file is no whole image, or another process is packing into this folder.
+        A file is not a whole image, or another process is packing into this folder.
     """
     require_opencv()
     workers = workers or count_processors()
@@ -145,7 +145,7 @@ def pack(
 def packed_with(
     out: Path, options: Mapping[str, Any], encoding: Encoding, overwrite: bool = False
 ) -> Optional[Dict[str, Any]]:
-    """Return the manifest of what is packed with these options, None if there is packing to do.
+    """Return the manifest of a folder that is packed with these options; None if it is not packed.
 
     Parameters
     ----------
@@ -154,19 +154,19 @@ def packed_with(
     options, encoding
         As for `pack`.
     overwrite : bool
-        Pack again whatever is packed there.
+        Return None for every folder that was packed, whatever its options.
 
     Raises
     ------
     DataError
-        The folder was packed with other options or is damaged, and `overwrite` is false; or it
-        holds something else, which is never overwritten.
+        The folder was packed with other options or is damaged, and `overwrite` is false. Or it has
+        other content, which is never overwritten.
     """
     path = out / MANIFEST
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise DataError(
-                f"{out} holds no {MANIFEST}, so it stays as it is: choose another folder."
+                f"{out} holds no {MANIFEST}, so it is not overwritten: choose another folder."
             )
         return None
     if overwrite:
@@ -186,10 +186,10 @@ def packed_with(
             )
     for name, size in sizes.items():
         file = out / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            what = "is missing" if found is None else f"has {found} bytes, expected {size}"
-            raise DataError(f"{file} {what}: {again}.")
+        actual = file.stat().st_size if file.is_file() else None
+        if actual != size:
+            problem = "is missing" if actual is None else f"has {actual} bytes, expected {size}"
+            raise DataError(f"{file} {problem}: {again}.")
     return manifest
 
 
@@ -214,15 +214,15 @@ def _write_part(
     stem = str(folder / name)
     writer = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
     try:
-        with open(f"{stem}.lst", "w", encoding="utf-8", errors="surrogateescape") as listed, bar(
+        with open(f"{stem}.lst", "w", encoding="utf-8", errors="surrogateescape") as lines, bar(
             f"packing {name}", len(part.images)
-        ) as shown:
+        ) as progress:
             encoded_images = _in_order(pool, encode, part.images, ahead)
             for number, (image, encoded) in enumerate(encoded_images):
                 header = recordio.IRHeader(0, float(image.label), number, 0)
                 writer.write_idx(number, recordio.pack(header, encoded))
-                listed.write(f"{number}\t{image.label}\t{image.name}\n")
-                shown.update()
+                lines.write(f"{number}\t{image.label}\t{image.name}\n")
+                progress.update()
     finally:
         writer.close()
 
@@ -233,15 +233,15 @@ def _in_order(
     images: Sequence[Image],
     ahead: int,
 ) -> Iterator[Tuple[Image, bytes]]:
-    """Map over images in parallel, in their order, at most `ahead` of them before the caller."""
-    todo = iter(images)
-    waiting: Deque = deque()
+    """Map over images in parallel, in their order, at most `ahead` images before the caller."""
+    remaining = iter(images)
+    pending: Deque = deque()
     while True:
-        for image in itertools.islice(todo, ahead - len(waiting)):
-            waiting.append((image, pool.submit(function, image)))
-        if not waiting:
+        for image in itertools.islice(remaining, ahead - len(pending)):
+            pending.append((image, pool.submit(function, image)))
+        if not pending:
             return
-        image, result = waiting.popleft()
+        image, result = pending.popleft()
         yield image, result.result()
 
 

@@ -1,4 +1,4 @@
-"""Progress bars of what takes minutes: downloads, extraction, packing."""
+"""Progress bars of downloads, extraction and packing, which take minutes."""
 
 from typing import Optional
 
@@ -12,15 +12,15 @@ except ImportError:
 BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
 
 
-def bar(what: str, total: Optional[int], done: int = 0, in_bytes: bool = False) -> "tqdm.tqdm":
-    """Return a progress bar that is gone when it is closed, and not there without a terminal.
+def bar(label: str, total: Optional[int], done: int = 0, in_bytes: bool = False) -> "tqdm.tqdm":
+    """Return a progress bar, which is removed when it is closed. Without a terminal, show none.
 
     Parameters
     ----------
-    what : str
-        Stands in front of it.
+    label : str
+        Text in front of the bar.
     total, done : int
-        How much there is, and how much of it is done already.
+        The amount in total, and the amount that is done already.
     in_bytes : bool
         Count bytes, else images.
 
@@ -31,5 +31,5 @@ def bar(what: str, total: Optional[int], done: int = 0, in_bytes: bool = False) 
     """
     if tqdm is None:
         raise DataError("tqdm is not installed: run `pip install 'gluon-amp[data]'`.")
-    how = BYTES if in_bytes else {"unit": "img"}
-    return tqdm.tqdm(desc=what, total=total, initial=done, leave=False, disable=None, **how)
+    unit = BYTES if in_bytes else {"unit": "img"}
+    return tqdm.tqdm(desc=label, total=total, initial=done, leave=False, disable=None, **unit)

@@ -1,4 +1,4 @@
-"""Divide a folder of classes into images to train on and images to validate with."""
+"""Splits a folder of classes into images for training and images for validation."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Seque
 
 from gluon_amp.data.folders import SUFFIXES
 from gluon_amp.data.source import DataError
+from gluon_amp.messages import some
 
 
 class Image(NamedTuple):
@@ -24,13 +25,13 @@ class Tree:
     Attributes
     ----------
     folder : Path
-        Holds one folder for each class.
+        Has a folder for each class.
     classes : tuple of str
-        Sorted by their bytes; a label is a rank among them.
+        Sorted by their bytes; a label is the rank of a class.
     images : tuple of Image
         By label, then by the bytes of the name.
     ignored : tuple of str
-        What lies in the classes and is no image there: other files, and folders.
+        Other files and folders in the folders of the classes.
     """
 
     folder: Path
@@ -46,41 +47,39 @@ class Tree:
         return counts
 
 
-def ignored_in_words(names: Sequence[str], shown: int = 5) -> str:
-    """Return the sentence that tells what is ignored, the first few by name."""
-    more = len(names) - shown
-    listed = ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
-    return f"Ignored, as these are no images: {listed}."
+def describe_ignored(names: Sequence[str]) -> str:
+    """Return a message with the names of some ignored files and folders."""
+    return f"Ignored, as these are no images: {some(names, 5)}."
 
 
 def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
-    """List ``folder/CLASS/*``, every .jpg, .jpeg and .png of it.
+    """List the .jpg, .jpeg and .png files in ``folder/CLASS``.
 
-    Hidden files and folders are left out, as are files beside the classes. What lies deeper than
-    the classes is ignored.
+    Hidden files and folders are left out, and so are files beside the classes. Folders within a
+    class are ignored.
 
     Parameters
     ----------
     folder : Path
-        Holds one folder for each class.
+        Has a folder for each class.
     without : collection of str
-        Classes to leave out, or images by their name ``CLASS/FILE``.
+        Classes to leave out, or images as ``CLASS/FILE``.
 
     Raises
     ------
     DataError
-        No images, a class without images, one whose name is not UTF-8, or a name in `without` that
-        is not there.
+        There are no images, a class has none, the name of a class is not UTF-8, or a name in
+        `without` does not exist.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder for each class.")
     left_out = {name.rstrip("/") for name in without}
-    found, images, ignored, classes = set(), [], [], []
+    matched, images, ignored, classes = set(), [], [], []
     for entry in _sorted(folder):
         if not entry.is_dir():
             continue
         if entry.name in left_out:
-            found.add(entry.name)
+            matched.add(entry.name)
             continue
         if any("\ud800" <= letter <= "\udfff" for letter in entry.name):
             raise DataError(f"{folder} holds a class {entry.name!a}, not in UTF-8: rename it.")
@@ -89,13 +88,13 @@ def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
         for file in _sorted(entry):
             name = f"{entry.name}/{file.name}"
             if name in left_out:
-                found.add(name)
+                matched.add(name)
             elif file.is_file() and file.name.lower().endswith(SUFFIXES):
                 images.append(Image(name, label))
             else:
                 ignored.append(name)
     tree = Tree(folder, tuple(classes), tuple(images), tuple(ignored))
-    for missing in sorted(left_out - found):
+    for missing in sorted(left_out - matched):
         raise DataError(f"{folder} holds no {missing}, so it cannot be left out.")
     if not classes:
         raise DataError(f"{folder} holds no folders: expected one for each class.")
@@ -115,19 +114,19 @@ def _sorted(folder: "os.PathLike[str]") -> List["os.DirEntry[str]"]:
 
 @dataclass(frozen=True)
 class Split:
-    """How many images to train on; the others validate. At most one of the numbers is given.
+    """How many images are for training; the others are for validation. At most one number is set.
 
     Attributes
     ----------
     per_class : int or None
-        Images of each class. The draw of a class depends on the seed and its file names alone, so
-        it is the same whichever other classes there are, and a smaller number draws a part of what
-        a larger one does.
+        Images of each class. The draw from a class depends on the seed and on the file names in the
+        class alone, so other classes do not change it. A larger number draws the same images and
+        more.
     total : int or None
-        Images in all, from each class in proportion: its exact share, rounded down, and one more
-        from the classes with the largest rests.
+        Images in total, in proportion from each class: its exact share, rounded down, and one more
+        from the classes with the largest remainders.
     seed : int
-        Decides which.
+        Determines which images are drawn.
     """
 
     per_class: Optional[int] = None
@@ -135,24 +134,24 @@ class Split:
     seed: int = 0
 
     def divide(self, tree: Tree) -> Dict[str, List[Image]]:
-        """Return ``'train'``, in an order of chance, and ``'val'``, in the tree's order.
+        """Return the images for ``'train'``, shuffled, and for ``'val'``, in the tree's order.
 
         Raises
         ------
         DataError
-            A class would have nothing to train on or nothing left to validate with.
+            A class would have no images for training or none for validation.
         """
         if self.total is None:
-            return _divide(tree, _equal_quotas(tree, self.per_class), self.seed)
-        return _divide(tree, _proportional_quotas(tree, self.total), self.seed)
+            return _draw(tree, _equal_quotas(tree, self.per_class), self.seed)
+        return _draw(tree, _proportional_quotas(tree, self.total), self.seed)
 
 
 def _equal_quotas(tree: Tree, images: int) -> List[int]:
     least, name = min(zip(tree.count(), tree.classes))
     if images >= least:
         raise DataError(
-            f"{tree.folder}/{name} has {least} images, so {images} of each class to train on would "
-            f"leave none to validate with: choose at most {least - 1}."
+            f"{tree.folder}/{name} has {least} images, so {images} of each class for training "
+            f"would leave none for validation: choose at most {least - 1}."
         )
     return [images] * len(tree.classes)
 
@@ -161,31 +160,31 @@ def _proportional_quotas(tree: Tree, images: int) -> List[int]:
     counts, total = tree.count(), len(tree.images)
     shares = [divmod(images * count, total) for count in counts]
     quotas = [whole for whole, _ in shares]
-    by_rest = sorted(range(len(counts)), key=lambda label: -shares[label][1])
-    for label in by_rest[: images - sum(quotas)]:
+    by_remainder = sorted(range(len(counts)), key=lambda label: -shares[label][1])
+    for label in by_remainder[: images - sum(quotas)]:
         quotas[label] += 1
     for name, count, quota in zip(tree.classes, counts, quotas):
         if not 0 < quota < count:
             raise DataError(
-                f"{images} of all {total} images to train on would be {quota} of the {count} in "
-                f"{tree.folder}/{name}: each class needs images to train on and to validate with."
+                f"{images} of all {total} images for training would be {quota} of the {count} in "
+                f"{tree.folder}/{name}: each class needs images for training and for validation."
             )
     return quotas
 
 
-def _divide(tree: Tree, quotas: Sequence[int], seed: int) -> Dict[str, List[Image]]:
-    taken = [0] * len(quotas)
+def _draw(tree: Tree, quotas: Sequence[int], seed: int) -> Dict[str, List[Image]]:
+    counts = [0] * len(quotas)
     train = []
     for image in shuffled(tree.images, seed):
-        if taken[image.label] < quotas[image.label]:
-            taken[image.label] += 1
+        if counts[image.label] < quotas[image.label]:
+            counts[image.label] += 1
             train.append(image)
     drawn = set(train)
     return {"train": train, "val": [image for image in tree.images if image not in drawn]}
 
 
 def shuffled(images: Iterable[Image], seed: int) -> List[Image]:
-    """Return them in an order of chance that no version of Python or numpy can change."""
+    """Return images in a random order that does not depend on the version of Python or numpy."""
 
     def key(image: Image) -> bytes:
         return hashlib.sha256(b"%d %s" % (seed, os.fsencode(image.name))).digest()

@@ -1,14 +1,14 @@
-"""scripts/prepare_caltech.py on small data sets of the same make-up, junk included."""
+"""scripts/prepare_caltech.py on small data sets of the same structure, stray files included."""
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import http.server
 import io
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from pathlib import Path
 
@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
-from gluon_amp.data.classes import read_classes
+from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.prepare import caltech
 from gluon_amp.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.data.prepare.packing import Encoding
 from gluon_amp.data.prepare.splitting import Image, Split, Tree
 from gluon_amp.data.source import DataError
 from tests import ROOT
+from tests.data.prepare.serving import serve
 
 cv2 = pytest.importorskip("cv2")
 
@@ -40,8 +41,8 @@ COUNTS_101 = [
     *(76, 55, 35, 39, 47, 38, 45, 53, 34, 57, 82, 59, 49, 40, 63, 39, 84, 57, 35, 64, 45, 86),
     *(59, 64, 35, 85, 49, 86, 75, 239, 37, 59, 34, 56, 39, 60),
 ]
-# As many classes and images as Caltech-256 has; of the 30,607, 827 are clutter, and no class has
-# fewer than 80. How the others are spread does not matter to the sums.
+# The numbers of classes and images are those of Caltech-256: of 30,607 images, 827 are clutter, and
+# no class has fewer than 80. The sums do not depend on the distribution of the others.
 COUNTS_256 = [80] * 100 + [139] * 60 + [140] * 96 + [827]
 
 
@@ -52,27 +53,27 @@ def jpeg(number):
 
 
 def members_256():
-    """Return what a Caltech-256 of 4 classes holds: 5, 6, 7 images, and 5 of clutter."""
+    """Return the files of a Caltech-256 of 4 classes: 5, 6, 7 images, and 5 of clutter."""
     names = ("001.ak47", "056.dog", "198.spider", "257.clutter")
-    found = {
+    members = {
         f"256_ObjectCategories/{name}/{name[:3]}_{number:04}.jpg": jpeg(10 * label + number)
         for label, name in enumerate(names)
         for number in range(1, 6 + label % 3)
     }
-    found["256_ObjectCategories/056.dog/greg/vision309/"] = None
-    found["256_ObjectCategories/198.spider/RENAME2"] = b"mv 198_0001.jpg ..."
-    return found
+    members["256_ObjectCategories/056.dog/greg/vision309/"] = None
+    members["256_ObjectCategories/198.spider/RENAME2"] = b"mv 198_0001.jpg ..."
+    return members
 
 
 def members_101():
-    """Return what a Caltech-101 of 3 classes holds: 3, 4 and 5 images."""
-    found = {
+    """Return the files of a Caltech-101 of 3 classes: 3, 4 and 5 images."""
+    members = {
         f"101_ObjectCategories/{name}/image_{number:04}.jpg": jpeg(10 * label + number)
         for label, name in enumerate(("BACKGROUND_Google", "Faces", "ant"))
         for number in range(1, 4 + label)
     }
-    found["101_ObjectCategories/BACKGROUND_Google/tmp"] = b""
-    return found
+    members["101_ObjectCategories/BACKGROUND_Google/tmp"] = b""
+    return members
 
 
 def tar_of(members, mode="w"):
@@ -102,7 +103,7 @@ def md5(data):
 
 
 class Files(http.server.BaseHTTPRequestHandler):
-    """Serves the server's files, from any byte on."""
+    """Serves files, from any byte on."""
 
     def do_GET(self):
         self.server.seen.append(self.path)
@@ -119,18 +120,13 @@ class Files(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+    with serve(Files) as server:
         server.files, server.seen = {}, []
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def small_256(data, *urls):
-    """Return a description of a Caltech-256 whose archive has this content."""
+    """Return the description of a Caltech-256 whose archive has this content."""
     return dataclasses.replace(
         DATASETS["caltech256"],
         archives=(Archive("256_ObjectCategories.tar", md5(data), urls),),
@@ -169,9 +165,9 @@ def data(archive):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """Dead mirrors are not asked again: `test_archives.py` tests that."""
-    download = caltech.download
-    monkeypatch.setattr(caltech, "download", lambda *given: download(*given, retries=0, backoff=0))
+    """Do not repeat requests to dead mirrors; `test_downloads.py` tests that."""
+    download = functools.partial(caltech.download, retries=0, backoff=0)
+    monkeypatch.setattr(caltech, "download", download)
 
 
 def quiet(_line):
@@ -245,9 +241,9 @@ def test_tables():
 
 
 def test_caltech_256(data, archive, tmp_path):
-    root, told = tmp_path / "root", []
-    manifest = prepare(data, root, encoding=SMALL, archive=archive, tell=told.append)
-    assert told == [
+    root, lines = tmp_path / "root", []
+    manifest = prepare(data, root, encoding=SMALL, archive=archive, log=lines.append)
+    assert lines == [
         f"Extracting {archive} ...",
         "Ignored, as these are no images: 056.dog/greg, 198.spider/RENAME2.",
         f"Packing into {root}/rec ...",
@@ -256,7 +252,7 @@ def test_caltech_256(data, archive, tmp_path):
     assert manifest["images"] == {"train": 12, "val": 11}
     assert counts(root, "train") == [3, 3, 3, 3]
     assert counts(root, "val") == [2, 3, 4, 2]
-    # the three whose `printf '0 001.ak47/001_0002.jpg' | sha256sum` are the least of their class
+    # the three whose `printf '0 001.ak47/001_0002.jpg' | sha256sum` are the smallest of the class
     drawn = sorted(name for name, label in listed(root, "train").items() if not label)
     assert drawn == [f"001.ak47/001_000{number}.jpg" for number in (2, 4, 5)]
     assert not set(listed(root, "train")) & set(listed(root, "val"))
@@ -264,7 +260,7 @@ def test_caltech_256(data, archive, tmp_path):
 
 
 def test_caltech_256_without_clutter(data, archive, tmp_path):
-    prepare(data, tmp_path, clutter=False, encoding=SMALL, archive=archive, tell=quiet)
+    prepare(data, tmp_path, clutter=False, encoding=SMALL, archive=archive, log=quiet)
     assert read_classes(tmp_path / "rec") == ("001.ak47", "056.dog", "198.spider")
     assert counts(tmp_path, "train") == [3, 3, 3]
     assert counts(tmp_path, "val") == [2, 3, 4]
@@ -272,24 +268,24 @@ def test_caltech_256_without_clutter(data, archive, tmp_path):
 
 def test_two_runs_give_the_same_bytes(data, archive, tmp_path):
     for root, workers in (("one", 1), ("two", 4)):
-        prepare(data, tmp_path / root, encoding=SMALL, archive=archive, workers=workers, tell=quiet)
+        prepare(data, tmp_path / root, encoding=SMALL, archive=archive, workers=workers, log=quiet)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_a_second_run_does_nothing(data, archive, tmp_path):
-    """Neither the archive nor the images are needed any more."""
-    root, told = tmp_path / "root", []
-    first = prepare(data, root, encoding=SMALL, archive=archive, tell=quiet)
+    """It needs neither the archive nor the images."""
+    root, lines = tmp_path / "root", []
+    first = prepare(data, root, encoding=SMALL, archive=archive, log=quiet)
     archive.unlink()
     (root / "images").rename(tmp_path / "elsewhere")
     before = {path: path.stat().st_mtime_ns for path in (root / "rec").iterdir()}
-    assert prepare(data, root, encoding=SMALL, tell=told.append) == first
-    assert told == [f"{root}/rec is packed already, with these options."]
+    assert prepare(data, root, encoding=SMALL, log=lines.append) == first
+    assert lines == [f"{root}/rec is packed already, with these options."]
     assert {path: path.stat().st_mtime_ns for path in (root / "rec").iterdir()} == before
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
+    ("changed", "difference"),
     [
         ({"clutter": False}, "clutter true, not false"),
         ({"split": Split(per_class=2)}, "per class 3, not 2"),
@@ -297,37 +293,35 @@ def test_a_second_run_does_nothing(data, archive, tmp_path):
         ({"encoding": Encoding(16, 94)}, "quality 95, not 94"),
     ],
 )
-def test_other_options_than_before(data, archive, tmp_path, changed, what):
-    options = {"encoding": SMALL, "archive": archive, "tell": quiet}
+def test_other_options_than_before(data, archive, tmp_path, changed, difference):
+    options = {"encoding": SMALL, "archive": archive, "log": quiet}
     prepare(data, tmp_path, **options)
     before = content(tmp_path)
     with pytest.raises(DataError) as caught:
         prepare(data, tmp_path, **{**options, **changed})
     assert str(caught.value) == (
-        f"{tmp_path}/rec was packed with {what}: pass --overwrite to pack again, or choose another "
-        "folder."
+        f"{tmp_path}/rec was packed with {difference}: pass --overwrite to pack again, or choose "
+        "another folder."
     )
     assert content(tmp_path) == before
-    archive.unlink()  # the images are still there
+    archive.unlink()  # the images remain
     prepare(data, tmp_path, **{**options, **changed}, overwrite=True)
     assert content(tmp_path) != before
 
 
 def test_caltech_101_from_either_archive(tmp_path):
-    """The official zip, and the tar within it, which is also published alone."""
+    """The official zip, and the tar within it, which is also published separately."""
     inner = tar_of(members_101(), "w:gz")
     outer = zip_of({"caltech-101/101_ObjectCategories.tar.gz": inner, "__MACOSX/._x": b"junk"})
     data = small_101(inner, outer)
     for name, archive in (("zip", outer), ("tar", inner)):
         (tmp_path / f"{name}.bin").write_bytes(archive)
-        prepare(data, tmp_path / name, encoding=SMALL, archive=tmp_path / f"{name}.bin", tell=quiet)
+        prepare(data, tmp_path / name, encoding=SMALL, archive=tmp_path / f"{name}.bin", log=quiet)
         assert read_classes(tmp_path / name / "rec") == ("Faces", "ant")
         assert counts(tmp_path / name, "train") == [2, 2]
         assert counts(tmp_path / name, "val") == [2, 3]
     assert content(tmp_path / "zip") == content(tmp_path / "tar")
-    prepare(
-        data, tmp_path / "zip", Split(total=6), True, encoding=SMALL, overwrite=True, tell=quiet
-    )
+    prepare(data, tmp_path / "zip", Split(total=6), True, encoding=SMALL, overwrite=True, log=quiet)
     assert read_classes(tmp_path / "zip" / "rec") == ("BACKGROUND_Google", "Faces", "ant")
     assert counts(tmp_path / "zip", "train") == [2, 2, 2]
 
@@ -335,18 +329,18 @@ def test_caltech_101_from_either_archive(tmp_path):
 # ------------------------------------------------------------------------------------- downloading
 
 
-def test_download_where_the_first_mirror_is_dead(archive, server, tmp_path):
+def test_download_if_the_first_mirror_is_dead(archive, server, tmp_path):
     server.files["/a.tar"] = archive.read_bytes()
     data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
-    prepare(data, tmp_path / "root", encoding=SMALL, tell=quiet)
+    prepare(data, tmp_path / "root", encoding=SMALL, log=quiet)
     assert counts(tmp_path / "root", "train") == [3, 3, 3, 3]
     assert (tmp_path / "root/256_ObjectCategories.tar").read_bytes() == archive.read_bytes()
     (tmp_path / "root" / "rec" / "manifest.json").unlink()
     assert server.seen == ["/a.tar"]
 
 
-def test_an_interrupted_run_goes_on(archive, server, tmp_path):
-    """Each step begins where it was left, as a kill would leave it."""
+def test_an_interrupted_run_is_resumed(archive, server, tmp_path):
+    """Every step was killed in the middle."""
     whole = archive.read_bytes()
     server.files["/a.tar"] = whole
     data, root = small_256(whole, f"{server.url}/a.tar"), tmp_path / "root"
@@ -356,13 +350,13 @@ def test_an_interrupted_run_goes_on(archive, server, tmp_path):
     (root / "images.unfinished" / "256_ObjectCategories" / "junk").touch()
     (root / "rec.unfinished").mkdir()
     (root / "rec.unfinished" / "train.rec").write_bytes(b"half")
-    prepare(data, root, encoding=SMALL, tell=quiet)
+    prepare(data, root, encoding=SMALL, log=quiet)
     assert sorted(path.name for path in root.iterdir()) == [
         "256_ObjectCategories.tar",
         "images",
         "rec",
     ]
-    prepare(data, tmp_path / "other", encoding=SMALL, archive=archive, tell=quiet)
+    prepare(data, tmp_path / "other", encoding=SMALL, archive=archive, log=quiet)
     assert content(root) == content(tmp_path / "other")
 
 
@@ -370,7 +364,7 @@ def test_the_second_archive_is_downloaded_if_the_first_cannot(server, tmp_path):
     inner = tar_of(members_101(), "w:gz")
     server.files["/inner"] = inner
     data = small_101(inner, zip_of({}), inner_url=f"{server.url}/inner")
-    prepare(data, tmp_path, encoding=SMALL, tell=quiet)
+    prepare(data, tmp_path, encoding=SMALL, log=quiet)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "101_ObjectCategories.tar.gz",
         "images",
@@ -378,16 +372,16 @@ def test_the_second_archive_is_downloaded_if_the_first_cannot(server, tmp_path):
     ]
 
 
-def test_no_mirror_gives_it(archive, server, tmp_path):
+def test_no_mirror_has_it(archive, server, tmp_path):
     server.files["/a.tar"] = b"another file"
     data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
     with pytest.raises(DataError) as caught:
-        prepare(data, tmp_path / "root", tell=quiet)
+        prepare(data, tmp_path / "root", log=quiet)
     assert str(caught.value) == (
         "Caltech-256 could not be downloaded (256_ObjectCategories.tar could not be downloaded: "
         f"{DEAD}: Failed to establish a new connection: [Errno 111] Connection refused; "
         f"{server.url}/a.tar: its md5 is {md5(b'another file')}, expected "
-        f"{md5(archive.read_bytes())}.): get it by other means and pass --archive FILE."
+        f"{md5(archive.read_bytes())}.): download it in another way and pass --archive FILE."
     )
 
 
@@ -396,7 +390,7 @@ def test_no_mirror_gives_it(archive, server, tmp_path):
 
 def refusal(data, root, **options):
     with pytest.raises(DataError) as caught:
-        prepare(data, root, encoding=SMALL, tell=quiet, **options)
+        prepare(data, root, encoding=SMALL, log=quiet, **options)
     return str(caught.value)
 
 
@@ -410,7 +404,7 @@ def test_another_archive(data, tmp_path):
     assert (
         refusal(data, tmp_path / "root", archive=tmp_path / "256_ObjectCategories.tar") == expected
     )
-    assert refusal(data, tmp_path) == expected  # one that lies where the download would be
+    assert refusal(data, tmp_path) == expected  # in the place of the download
     assert refusal(data, tmp_path / "root", archive=tmp_path / "none") == (
         f"{tmp_path}/none was not found."
     )
@@ -436,17 +430,17 @@ def test_an_archive_that_is_not_safe(tmp_path, name, kind, why):
     assert refusal(small_256(file.getvalue()), root) == (
         f"{root}/256_ObjectCategories.tar is not safe to extract: {name} {why}."
     )
-    found = sorted(path.name for path in tmp_path.rglob("*"))
-    assert found == ["256_ObjectCategories.tar", "a", "b"]
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    assert names == ["256_ObjectCategories.tar", "a", "b"]
 
 
 def test_images_are_missing(data, archive, tmp_path):
-    prepare(data, tmp_path, encoding=SMALL, archive=archive, tell=quiet)
+    prepare(data, tmp_path, encoding=SMALL, archive=archive, log=quiet)
     images = tmp_path / "images" / "256_ObjectCategories"
     (images / "001.ak47" / "001_0002.jpg").unlink()
     assert refusal(data, tmp_path, overwrite=True) == (
-        f"{images} holds 22 images of 4 classes, expected 23 of 4: remove {tmp_path}/images, and "
-        "it is extracted again."
+        f"{images} holds 22 images of 4 classes, expected 23 of 4: remove {tmp_path}/images "
+        "to extract it again."
     )
 
 
@@ -462,7 +456,7 @@ def test_a_corrupt_image(tmp_path):
     )
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("rec")]
     prepare(
-        small_256(archive), tmp_path, encoding=SMALL, without=["056.dog/056_0003.jpg"], tell=quiet
+        small_256(archive), tmp_path, encoding=SMALL, without=["056.dog/056_0003.jpg"], log=quiet
     )
     assert counts(tmp_path, "val") == [2, 2, 4, 2]
 
@@ -477,10 +471,10 @@ def dataset(monkeypatch, data):
 
 
 def test_script_and_training(dataset, archive, tmp_path, capsys):
-    """What it writes, train_imagenet.py reads."""
+    """train_imagenet.py reads the packed images."""
     root = tmp_path / "root"
-    given = ["--dataset", "caltech256", "--root", str(root), "--archive", str(archive)]
-    assert prepare_caltech.main([*given, "--resize", "32", "--train-images", "15"]) == 0
+    options = ["--dataset", "caltech256", "--root", str(root), "--archive", str(archive)]
+    assert prepare_caltech.main([*options, "--resize", "32", "--train-images", "15"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
         f"Packing into {root}/rec ...",
         "15 train and 8 val images of 4 classes. To train on them:",
@@ -492,23 +486,26 @@ def test_script_and_training(dataset, archive, tmp_path, capsys):
             *("--model", "mobilenet0.25", "--dtype", "float32", "--batch-size", "8"),
             *("--num-epochs", "1", "--num-workers", "0", "--save-dir", str(tmp_path / "saved")),
         ],
-        capture_output=True, text=True, cwd=ROOT, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+    )
     assert trained.returncode == 0, trained.stderr
     assert "8/8" in trained.stdout
 
 
 def test_script_refuses_in_one_sentence(dataset, tmp_path, capsys):
-    given = ["--dataset", "caltech256", "--root", str(tmp_path)]
-    assert prepare_caltech.main([*given, "--archive", str(tmp_path / "none")]) == 2
+    options = ["--dataset", "caltech256", "--root", str(tmp_path)]
+    assert prepare_caltech.main([*options, "--archive", str(tmp_path / "none")]) == 2
     assert capsys.readouterr() == ("", f"prepare_caltech.py: {tmp_path}/none was not found.\n")
     (tmp_path / "file").touch()
-    assert prepare_caltech.main([*given[:3], str(tmp_path / "file")]) == 2
+    assert prepare_caltech.main([*options[:3], str(tmp_path / "file")]) == 2
     assert capsys.readouterr() == ("", f"prepare_caltech.py: {tmp_path}/file: File exists.\n")
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ([], "the following arguments are required: --dataset"),
         (
@@ -522,9 +519,9 @@ def test_script_refuses_in_one_sentence(dataset, tmp_path, capsys):
         ),
     ],
 )
-def test_wrong_options(capsys, given, message):
+def test_wrong_options(capsys, options, message):
     with pytest.raises(SystemExit) as caught:
-        prepare_caltech.main(given)
+        prepare_caltech.main(options)
     assert caught.value.code == 2
-    said = capsys.readouterr().err.replace("caltech101, caltech256", "'caltech101', 'caltech256'")
-    assert said == f"prepare_caltech.py: {message}\n"
+    error = capsys.readouterr().err.replace("caltech101, caltech256", "'caltech101', 'caltech256'")
+    assert error == f"prepare_caltech.py: {message}\n"

@@ -1,4 +1,4 @@
-"""Downloads from mirrors that fail, and archives that should not be extracted."""
+"""Downloads from mirrors that fail, and archives that must not be extracted."""
 
 import hashlib
 import http.server
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 
 import numpy as np
@@ -17,15 +16,16 @@ import gluon_amp  # noqa: F401
 from gluon_amp.data.prepare import downloads, progress
 from gluon_amp.data.prepare.downloads import CHUNK, DownloadError, download, extract, md5_of
 from gluon_amp.data.source import DataError
+from tests.data.prepare.serving import serve
 
 DATA = bytes(range(256)) * 12_000  # 3 MB: more than one block
-SENT = 17 * CHUNK  # what arrives before the connection breaks
+SENT = 17 * CHUNK  # bytes that arrive before the connection breaks
 MD5 = hashlib.md5(DATA).hexdigest()
-CLOSED = "http://127.0.0.1:9/file"  # the port for discarded data, where nobody listens
+CLOSED = "http://127.0.0.1:9/file"  # no server listens on this port
 
 
 class Mirror(http.server.BaseHTTPRequestHandler):
-    """Serves DATA in the way that the path asks for."""
+    """Serves DATA in the way that the path names."""
 
     protocol_version = "HTTP/1.1"
 
@@ -57,7 +57,7 @@ class Mirror(http.server.BaseHTTPRequestHandler):
         return self.reply(206 if start else 200, DATA[start:])
 
     def breaking(self):
-        """Send a third at most, then hang up."""
+        """Send at most a third, then close the connection."""
         start = self.start()
         self.reply(206 if start else 200, DATA[start : start + SENT], len(DATA) - start)
 
@@ -90,19 +90,14 @@ class Mirror(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def mirror():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
+    with serve(Mirror) as server:
         server.seen, server.encodings = [], set()
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
 def get(mirror, tmp_path):
-    """Download from paths of the mirror, or whole URLs, without the waits between two tries."""
+    """Download from paths of the mirror or from URLs, without waiting between attempts."""
 
     def get(*paths, md5=MD5, retries=5):
         urls = [path if "://" in path else f"{mirror.url}/{path}" for path in paths]
@@ -147,76 +142,77 @@ def test_first_mirror_is_dead(get, mirror, path):
     assert [seen for seen, _ in mirror.seen] == ["/missing", "/page", "/ranges"]
 
 
-def test_goes_on_where_an_earlier_run_stopped(get, mirror, path):
+def test_an_earlier_download_is_resumed(get, mirror, path):
     begin(path, DATA[:1_234_567])
     get("ranges")
     assert path.read_bytes() == DATA
     assert mirror.seen == [("/ranges", "bytes=1234567-")]
 
 
-def test_starts_again_where_the_server_knows_no_ranges(get, mirror, path):
+def test_starts_again_if_the_server_does_not_support_ranges(get, mirror, path):
     begin(path, b"x" * 5000)
     get("whole")
     assert path.read_bytes() == DATA
     assert mirror.seen == [("/whole", "bytes=5000-")]
 
 
-def test_starts_again_if_it_was_begun_with_other_bytes(get, mirror, path):
+def test_starts_again_if_the_existing_bytes_differ(get, mirror, path):
     begin(path, b"x" * 5000)
     get("ranges")
     assert path.read_bytes() == DATA
     assert mirror.seen == [("/ranges", "bytes=5000-"), ("/ranges", None)]
 
 
-@pytest.mark.parametrize("begun", [DATA, DATA + b"x"], ids=["whole", "too long"])
-def test_nothing_is_left_to_load(get, mirror, path, begun):
-    begin(path, begun)
+@pytest.mark.parametrize("existing", [DATA, DATA + b"x"], ids=["whole", "too long"])
+def test_all_bytes_exist_already(get, mirror, path, existing):
+    begin(path, existing)
     get("ranges")
     assert path.read_bytes() == DATA
-    assert len(mirror.seen) == (1 if begun == DATA else 2)
+    assert len(mirror.seen) == (1 if existing == DATA else 2)
 
 
-def test_goes_on_after_the_connection_broke(get, mirror, path):
+def test_resumes_after_the_connection_broke(get, mirror, path):
     get("breaking")
     assert path.read_bytes() == DATA
     starts = [int((seen or "bytes=0-")[6:-1]) for _, seen in mirror.seen]
     assert starts == [0, SENT, 2 * SENT]
 
 
-def test_a_download_that_gets_nowhere_is_given_up(get, mirror, path):
+def test_a_download_without_progress_is_stopped(get, mirror, path):
     with pytest.raises(DownloadError) as caught:
         get("stuck")
     assert str(caught.value) == (
-        f"file could not be downloaded: {mirror.url}/stuck: it breaks off."
+        f"file could not be downloaded: {mirror.url}/stuck: the connection breaks."
     )
     assert len(mirror.seen) == 1
     assert files(path.parent) == []
 
 
-def test_what_came_is_kept_for_the_next_run(get, mirror, path):
+def test_received_bytes_are_kept_for_the_next_run(get, mirror, path):
     with pytest.raises(DownloadError) as caught:
         get("breaking", retries=1)
     assert str(caught.value) == (
-        f"file could not be downloaded: {mirror.url}/breaking: it breaks off again and again."
+        f"file could not be downloaded: {mirror.url}/breaking: the connection breaks again and "
+        "again."
     )
     assert path.with_name("file.part").read_bytes() == DATA[: 2 * SENT]
     get("ranges")
     assert path.read_bytes() == DATA
 
 
-def test_a_busy_mirror_is_asked_again(get, mirror, path):
+def test_a_request_to_a_busy_mirror_is_repeated(get, mirror, path):
     get("busy")
     assert path.read_bytes() == DATA
     assert len(mirror.seen) == 3
 
 
-def test_every_mirror_says_why_it_failed(get, mirror, path):
+def test_the_message_has_the_reason_of_each_mirror(get, mirror, path):
     with pytest.raises(DownloadError) as caught:
         get(CLOSED, "missing", "page", "overloaded", "other", retries=1)
     assert str(caught.value) == (
         f"file could not be downloaded: {CLOSED}: Failed to establish a new connection: "
         f"[Errno 111] Connection refused; {mirror.url}/missing: 404 Not Found; "
-        f"{mirror.url}/page: it answers with a web page; "
+        f"{mirror.url}/page: the response is a web page; "
         f"{mirror.url}/overloaded: 503 Service Unavailable; "
         f"{mirror.url}/other: its md5 is 795f3202b17cb6bc3d4b771d8c6c9eaf, expected {MD5}."
     )
@@ -226,13 +222,15 @@ def test_every_mirror_says_why_it_failed(get, mirror, path):
 def test_two_processes_do_not_write_one_file(get, mirror, path):
     begin(path, DATA[:10])
     part = path.with_name("file.part")
-    hold = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX)"
+    lock = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX)"
     other = subprocess.Popen(
-        [sys.executable, "-c", f"{hold}; print('held', flush=True); sys.stdin.read()", str(part)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", f"{lock}; print('locked', flush=True); sys.stdin.read()", str(part)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
-        assert other.stdout.readline() == "held\n"
+        assert other.stdout.readline() == "locked\n"
         with pytest.raises(DataError, match=f"^another process is downloading {part}: wait for it"):
             get("ranges")
     finally:
@@ -241,7 +239,7 @@ def test_two_processes_do_not_write_one_file(get, mirror, path):
     get("ranges")
 
 
-def test_what_is_not_installed(get, tmp_path, monkeypatch):
+def test_missing_packages(get, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(progress, "tqdm", None)
     with pytest.raises(DataError) as caught:
@@ -404,8 +402,8 @@ def test_damaged_archive(tmp_path, damaged):
     (tmp_path / "archive").write_bytes(damaged)
     with pytest.raises(DataError) as caught:
         extract(tmp_path / "archive", tmp_path / "out")
-    assert str(caught.value).startswith(f"{tmp_path}/archive is damaged or no archive (")
-    assert str(caught.value).endswith("): remove it and get it again.")
+    assert str(caught.value).startswith(f"{tmp_path}/archive is damaged or not an archive (")
+    assert str(caught.value).endswith("): remove it and download it again.")
     assert files(tmp_path) == ["archive"]
 
 
@@ -413,10 +411,10 @@ SMALL = tuple(entry(f"top/{number}", bytes([number]) * 2000) for number in range
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "zip"])
-def test_a_flipped_bit_loses_nothing_in_silence(tmp_path, mode):
+def test_a_flipped_bit_never_changes_a_file_silently(tmp_path, mode):
     def contents():
-        return {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*")
-                if path.is_file()}  # fmt: skip
+        paths = (tmp_path / "out").rglob("*")
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
     if mode == "zip":
         whole = zip_bytes(**{f"top/{number}": bytes([number]) * 2000 for number in range(8)})
@@ -436,7 +434,7 @@ def test_a_flipped_bit_loses_nothing_in_silence(tmp_path, mode):
         except DataError as error:
             assert str(error).startswith(str(archive)) and "\n" not in str(error)
             damaged += 1
-        else:  # a bit that means nothing, such as those of a time
+        else:  # a bit without effect, for example of a time
             assert contents() == expected
     assert damaged > 50
 
@@ -451,7 +449,7 @@ def test_a_damaged_header_in_the_middle_is_not_the_end(tmp_path):
             extract(tmp_path / "archive", tmp_path / "out")
     data[512 * 5 : 512 * 7] = bytes(1024)  # as at the end
     (tmp_path / "archive").write_bytes(data)
-    with pytest.raises(DataError, match="there is more after its end"):
+    with pytest.raises(DataError, match="there are bytes after its end"):
         extract(tmp_path / "archive", tmp_path / "out")
     assert files(tmp_path) == ["archive"]
 
@@ -470,7 +468,7 @@ LONG = "x" * 300
         ([entry(f"a/{LONG}/b", b"1")], f"is too long for this file system: a/{'x' * 97}…."),
     ],
 )
-def test_names_that_cannot_be_are_one_sentence(tmp_path, members, sentence):
+def test_impossible_names_are_one_sentence(tmp_path, members, sentence):
     as_zip = {info.name + "/" * info.isdir(): data for info, data in members}
     for archive in (tar_bytes(*members), zip_bytes(**as_zip)):
         (tmp_path / "archive").write_bytes(archive)
@@ -495,7 +493,7 @@ def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path):
     assert files(tmp_path / "out") == ["a.zip"]
 
 
-def test_a_fifo_is_no_archive_and_is_not_waited_for(tmp_path):
+def test_a_fifo_is_not_an_archive_and_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "archive")
     with pytest.raises(DataError, match="archive was not found, or is not a file"):
         extract(tmp_path / "archive", tmp_path / "out")

@@ -1,8 +1,8 @@
-"""Random augmentation that depends on (seed, epoch, image) alone.
+"""Datasets whose random augmentation depends on the seed, the epoch and the image alone.
 
-A random number from a process-wide generator depends on which worker drew it and on everything
-drawn before, so a run could be neither repeated nor resumed. Here the position that the sampler
-hands out carries the epoch, and every image gets a generator of its own.
+With a process-wide random generator, an image's augmentation would depend on the worker and on
+everything drawn before, so a run could be neither repeated nor resumed. Here the index of an image
+includes the epoch, and every image has a generator of its own.
 """
 
 from typing import Any, Callable, Tuple
@@ -16,7 +16,7 @@ from mxnet.gluon.data import Dataset
 
 
 def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the generator of one image in one epoch."""
+    """Return the random generator of one image in one epoch."""
     return np.random.default_rng((seed, epoch, index))
 
 
@@ -30,11 +30,11 @@ class Augmented(Dataset):
     augment : callable
         ``augment(image, generator) -> image``, where `generator` is a `numpy.random.Generator`.
     seed : int
-        Another seed, another augmentation.
+        Determines the augmentation.
 
     Notes
     -----
-    Index it by position, ``epoch * len(dataset) + index``: in epoch 0 that is the index.
+    Its index is a position, ``epoch * len(dataset) + index``. In epoch 0 this is the index.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Augmented(Dataset):
 
 
 class EncodedImages:
-    """Image files, wherever they are: in folders, or packed in a record file."""
+    """Base class of image files, in folders or packed in a record file."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def read(self, index: int) -> Tuple[bytes, int]:
-        """Return an image as it is stored, and its label. Many threads may call it at once."""
+        """Return an image as it is stored, and its label. Threads may call this at once."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """Return how to find the image: a path, or a record and its file."""
+        """Return a name of the image for messages: its path, or a record and its file."""
         raise NotImplementedError
 
 
@@ -74,13 +74,12 @@ class DecodedImages(Images):
     Parameters
     ----------
     encoded : EncodedImages
-        The files.
     transform : TrainingTransform or ValidationTransform
         ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
     classes : int
         Labels are 0 ... classes - 1.
     seed : int, optional
-        Decides the augmentation; None for a transform that has none.
+        Determines the augmentation; None if the transform has none.
     """
 
     def __init__(self, encoded: EncodedImages, transform: Any, classes: int, seed: Any = None):
@@ -99,7 +98,7 @@ class DecodedImages(Images):
         try:
             encoded, label = self._encoded.read(index)
             self._transform(encoded, generator, out)
-        except (DecodeError, OSError, cv2.error, MemoryError):  # or of an absurd size
+        except (DecodeError, OSError, cv2.error, MemoryError):  # MemoryError: an absurd size
             raise UnreadableImageError(self._encoded.name(index)) from None
         if not 0 <= label < self._classes:
             raise DataError(

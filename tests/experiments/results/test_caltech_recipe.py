@@ -1,4 +1,4 @@
-"""results_table.py --recipe caltech101: its rows, its rates, and what it says without data."""
+"""results_table.py --recipe caltech101: rows, learning rates, and errors without data."""
 
 import json
 from pathlib import Path
@@ -20,24 +20,21 @@ from mxnet import nd
 CALTECH = EXPERIMENTS["caltech101"]
 ROWS = ["float32-32", "float16-32", "float16-64", "bfloat16-32"]
 RATES = {"float32-32": 0.01, "float16-32": 0.01, "float16-64": 0.02, "bfloat16-32": 0.01}
-TINY = ("--model", "cifar_resnet8_v1", "--input-size", "32", "--num-epochs", "1",
-        "--warmup-epochs", "0", "--num-workers", "0", "--log-interval", "1")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def script():
-    return command
+TINY = [
+    *"--model cifar_resnet8_v1 --input-size 32 --num-epochs 1".split(),
+    *"--warmup-epochs 0 --num-workers 0 --log-interval 1".split(),
+]
 
 
 @pytest.fixture(autouse=True)
 def no_data(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other spin
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # waiting threads would spin
 
 
 def write_caltech(root, train=64, val=10):
-    """Write a packed Caltech-101 of two classes, as prepare_caltech.py leaves one."""
+    """Write a packed Caltech-101 of two classes, as prepare_caltech.py does."""
     folder = root / "rec"
     folder.mkdir(parents=True)
     for part, images in (("train", train), ("val", val)):
@@ -47,7 +44,7 @@ def write_caltech(root, train=64, val=10):
 
 
 def write_pretrained(path):
-    """Write what a zoo has: the same network for more classes."""
+    """Write pretrained parameters: of the same network with more classes."""
     net = build("cifar_resnet8_v1", 5)
     net.initialize()
     net(nd.zeros((1, 3, 32, 32)))
@@ -59,12 +56,12 @@ def write_pretrained(path):
 
 
 def test_the_rows_and_their_rates():
-    assert [made.name for made, _ in CALTECH.rows] == ROWS
+    assert [configuration.name for configuration, _ in CALTECH.rows] == ROWS
     for job in jobs(CALTECH, Path("out"), [0], devices=2):
         recipe, _ = read_fine_tuning(list(job.arguments))
         assert recipe.dataset == "caltech101"
         assert recipe.batch_size * 2 == job.configuration.batch
-        # with a rate of one's own, a row's is the same however many devices share the batch
+        # an explicit rate does not depend on how many devices share the batch
         assert learning_rate(recipe, job.configuration.batch) == RATES[job.configuration.name]
 
 
@@ -80,12 +77,12 @@ def test_the_assumed_sd_is_the_binomial_one():
     assert pytest.approx(CALTECH.sd, abs=0.01) == 100 * (0.9 * 0.1 / 5647) ** 0.5
 
 
-def test_the_help_has_every_recipes_margin(script, capsys):
+def test_the_help_has_every_recipes_margin(capsys):
     with pytest.raises(SystemExit):
-        script.main(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
+        command.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
     for name, experiment in EXPERIMENTS.items():
-        assert f"{experiment.margin:g} {name}" in told
+        assert f"{experiment.margin:g} {name}" in text
 
 
 # ----------------------------------------------------------------------------- what is missing
@@ -98,35 +95,36 @@ def test_the_help_has_every_recipes_margin(script, capsys):
         ("--recipe imagenet", "holds no classes to train on"),
     ],
 )
-def test_no_data_is_one_sentence(script, tmp_path, capsys, line, sentence):
+def test_no_data_is_one_sentence(tmp_path, capsys, line, sentence):
     arguments = [*line.split(), "--seeds", "1", "--output", str(tmp_path / "table")]
-    assert script.main(arguments) == 2
-    told = capsys.readouterr()
-    assert sentence in told.err
-    assert told.err.count("\n") == 1
-    assert told.err.endswith("; its options stand after --.\n")
+    assert command.main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
+    assert printed.endswith("; options for the script go after --.\n")
     assert not list(tmp_path.rglob(RUN))
 
 
-def test_no_pretrained_weights_is_one_sentence(script, tmp_path, capsys):
+def test_no_pretrained_weights_is_one_sentence(tmp_path, capsys):
     data = write_caltech(tmp_path / "data", train=4, val=2)
     arguments = ["--recipe", "caltech101", "--seeds", "1", "--output", str(tmp_path / "table")]
-    assert script.main([*arguments, "--", "--data-dir", str(data)]) == 2
-    told = capsys.readouterr().err
-    assert "the weights of mobilenet0.5 cannot be downloaded" in told
-    assert told.count("\n") == 1
+    assert command.main([*arguments, "--", "--data-dir", str(data)]) == 2
+    printed = capsys.readouterr().err
+    assert "the weights of mobilenet0.5 cannot be downloaded" in printed
+    assert printed.count("\n") == 1
 
 
 # ----------------------------------------------------------------------------- from end to end
 
 
 @pytest.mark.slow
-def test_a_table_of_fine_tuning(script, tmp_path, capsys):
+def test_a_table_of_fine_tuning(tmp_path, capsys):
     data = write_caltech(tmp_path / "data")
-    given = ["--data-dir", str(data), "--pretrained-file", str(write_pretrained(tmp_path / "zoo"))]
+    pretrained = write_pretrained(tmp_path / "zoo")
+    files = ["--data-dir", str(data), "--pretrained-file", str(pretrained)]
     output = tmp_path / "table"
     arguments = ["--recipe", "caltech101", "--seeds", "2", "--parallel", "2", "--margin", "60"]
-    assert script.main([*arguments, "--output", str(output), "--", *given, *TINY]) == 0
+    assert command.main([*arguments, "--output", str(output), "--", *files, *TINY]) == 0
     assert "[8/8] bfloat16, batch 32, seed 1" in capsys.readouterr().out
 
     table = json.loads((output / "results.json").read_text())
@@ -147,5 +145,5 @@ def test_a_table_of_fine_tuning(script, tmp_path, capsys):
     other = json.loads((output / "float16-64" / "seed-1" / SUMMARY).read_text())
     other["train_images"] = 63
     (output / "float16-64" / "seed-1" / SUMMARY).write_text(json.dumps(other))
-    assert script.main(["--recipe", "caltech101", "--from-logs", str(output)]) == 2
+    assert command.main(["--recipe", "caltech101", "--from-logs", str(output)]) == 2
     assert "caltech101 (63 + 10 samples) and of caltech101 (64 +" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""results_table.py killed, told to leave, or short of room: nothing is lost, repeated or mixed."""
+"""results_table.py killed, interrupted, or out of space: nothing is lost, repeated or mixed."""
 
 import dataclasses
 import json
@@ -20,13 +20,13 @@ from experiments.results.runs import Runner, alone_in, interruptible, jobs
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.interruption import RunInterruptedError
 from tests import ROOT
-from tests.experiments.test_results_table import write_run
+from tests.experiments.results.example_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
 EPOCHS = 6
 SMALL = ("--num-epochs", str(EPOCHS), "--warmup-epochs", "0", "--max-batches", "2")
-# The table as it is, but for its last two rows: as much to kill in half of the time.
+# The table without its last two rows: as many cases in half of the time.
 TABLE = f"""
 import dataclasses, runpy, sys
 from experiments.results.recipes import EXPERIMENTS
@@ -39,23 +39,22 @@ FIRST, SECOND = (f"{dtype}-64/seed-0" for dtype in ("float32", "float16"))
 THIRD, FOURTH = (f"{dtype}-64/seed-1" for dtype in ("float32", "float16"))
 
 
-@pytest.fixture(scope="module")
-def script():
-    return command
-
-
 class Started:
-    """A table that is being made in a folder: `folder/table`."""
+    """A process that makes the table `folder/table`."""
 
     def __init__(self, folder, *options):
         folder.mkdir(exist_ok=True)
         self.table = folder / "table"
-        command = ["--recipe", "digits", "--seeds", "2", "--output", "table", *options]
+        arguments = ["--recipe", "digits", "--seeds", "2", "--output", "table", *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TABLE, *command, "--", *SMALL], cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", TABLE, *arguments, "--", *SMALL],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def send(self, number):
         self.process.send_signal(number)
@@ -97,31 +96,33 @@ def free(table):
 
 
 def state(table):
-    """Return what tells whether a finished run was touched."""
-    found = {path: path.stat() for path in table.rglob(RUN)}
-    return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in found.items()}
+    """Return values of the finished runs that change when a file is written again."""
+    stats = {path: path.stat() for path in table.rglob(RUN)}
+    return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in stats.items()}
 
 
 def values(table):
-    """Return a table's results without times and memory, and each run's own."""
+    """Return the results of a table without times and memory, and those of each run."""
     whole = json.loads((table / "results.json").read_text())
     for row in whole["rows"]:
         for name in ("seconds", "samples_per_second", "peak_memory", "speed_up"):
             del row[name]
     names = ("top1", "top1_by_epoch", "skipped_steps", "steps", "train_loss", "loss_scale")
-    summaries = {path.parent.relative_to(table): json.loads(path.read_text())
-                 for path in table.rglob(SUMMARY)}  # fmt: skip
-    return whole, {run: [found[name] for name in names] for run, found in summaries.items()}
+    runs = {}
+    for path in table.rglob(SUMMARY):
+        summary = json.loads(path.read_text())
+        runs[path.parent.relative_to(table)] = [summary[name] for name in names]
+    return whole, runs
 
 
 def epochs(folder):
-    """Return the epochs that a run was trained for, in order, as its log tells."""
+    """Return the epochs in a run's log, in order."""
     lines = text(folder).splitlines()
     return [int(line[7]) for line in lines if line.startswith("[Epoch ") and "] training:" in line]
 
 
 def children(parent):
-    """Return the numbers of a process's children."""
+    """Return the process ids of a process's children."""
     lists = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(number) for path in lists for number in path.read_text().split()]
 
@@ -143,32 +144,32 @@ def test_a_table_that_is_killed_again_and_again_is_the_same(tmp_path):
     wait_for(lambda: free(table))
     assert state(table) == {}
 
-    # kill -9 of the table alone: its run lives on, and nobody else may write there
+    # kill -9 of the table alone: its run continues, and no other process may write there
     started = Started(folder).when(THIRD, 0)
     finished = state(table)
     started.send(signal.SIGKILL).end()
     status, out, err = Started(folder).end()
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "another run is at work in table: wait for its end" in err
+    assert "another process is training in table: wait for it" in err
     wait_for(lambda: free(table))
     assert state(table) == finished
     assert {path.parent for path in finished} == {table / FIRST, table / SECOND}
     for run in (FIRST, SECOND):
         assert "Going on from" in text(table / run)
-        assert epochs(table / run).count(0) == 1  # it went on, and did not begin anew
+        assert epochs(table / run).count(0) == 1  # it resumed and did not start again
         assert sorted(set(epochs(table / run))) == list(range(EPOCHS))
     assert epochs(table / THIRD) == list(range(EPOCHS))
 
-    # Ctrl-C: the run saves and leaves, then the table does
+    # Ctrl-C: the run saves and exits, then the table does
     started = Started(folder).when(FOURTH, 0)
     os.killpg(started.process.pid, signal.SIGINT)
     status, out, err = started.end()
     assert (status, err.count("\n")) == (130, 1)
-    assert "interrupted by signal 2: run the same command again to go on." in err
+    assert "interrupted by signal 2: run the same command again to resume." in err
     assert "2 of 4 runs are finished already" in out
     assert free(table)
     assert state(table).items() >= finished.items()
-    assert epochs(table / THIRD) == list(range(EPOCHS))  # nothing was left to train
+    assert epochs(table / THIRD) == list(range(EPOCHS))  # nothing remained to train
     finished = state(table)
     assert len(finished) == 3
 
@@ -190,24 +191,28 @@ def test_a_table_that_is_killed_again_and_again_is_the_same(tmp_path):
 
 
 def job_of(folder, script):
-    """Return a run of the digits whose script is another one."""
-    made = jobs(EXPERIMENTS["digits"], folder, [0], devices=1)[0]
+    """Return a run of the digits with another script."""
+    job = jobs(EXPERIMENTS["digits"], folder, [0], devices=1)[0]
     path = folder / "script.py"
     path.write_text(script)
-    return dataclasses.replace(made, script=path)
+    return dataclasses.replace(job, script=path)
+
+
+PRINTS_ITS_SIGNALS = """
+import signal, sys, time
+received = []
+signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+print("ready", flush=True)
+while not received: time.sleep(0.01)
+time.sleep(0.2)
+print(received, flush=True)
+sys.exit(143)
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_makes_the_runs_leave_once(tmp_path, number):
-    job = job_of(tmp_path, """if True:
-        import signal, sys, time
-        came = []
-        signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
-        print("ready", flush=True)
-        while not came: time.sleep(0.01)
-        time.sleep(0.2)
-        print(came, flush=True)
-        sys.exit(143)""")  # fmt: skip
+def test_a_signal_terminates_the_runs_once(tmp_path, number):
+    job = job_of(tmp_path, PRINTS_ITS_SIGNALS)
 
     def when_ready():
         wait_for(lambda: "ready" in text(job.folder))
@@ -215,12 +220,12 @@ def test_a_signal_makes_the_runs_leave_once(tmp_path, number):
 
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     sender = threading.Thread(target=when_ready)
-    told = pytest.raises(RunInterruptedError, match=f"signal {int(number)}: run the same command")
-    with told as found, alone_in(tmp_path) as lock, interruptible():
+    raised = pytest.raises(RunInterruptedError, match=f"signal {int(number)}: run the same command")
+    with raised as caught, alone_in(tmp_path) as lock, interruptible():
         sender.start()
-        Runner(1, lock).make([job])
+        Runner(1, lock).train([job])
     sender.join()
-    assert found.value.status == 128 + number
+    assert caught.value.status == 128 + number
     assert text(job.folder) == "ready\n[15]\n"
     assert not job.finished
     assert not (job.folder / RUN).exists()
@@ -240,49 +245,47 @@ def test_what_is_ignored_stays_ignored():
 
 
 @pytest.mark.parametrize("status", [130, 143])
-def test_a_run_that_was_told_to_leave_has_not_failed(tmp_path, status):
+def test_an_interrupted_run_has_not_failed(tmp_path, status):
     job = job_of(tmp_path, f"import sys; sys.exit({status})")
-    told = pytest.raises(RuntimeError, match="killed by signal SIG(INT|TERM): run the same command")
-    with alone_in(tmp_path) as lock, told:
-        Runner(1, lock).make([job])
+    message = "killed by signal SIG(INT|TERM): run the same command"
+    with alone_in(tmp_path) as lock, pytest.raises(RuntimeError, match=message):
+        Runner(1, lock).train([job])
     assert not (job.folder / RUN).exists()
 
 
-def test_a_failed_run_is_told_and_tried_again(tmp_path):
+def test_a_failed_run_is_reported_and_repeated(tmp_path):
     job = job_of(tmp_path, "import sys; print('a.ckpt was not written.', file=sys.stderr); exit(1)")
-    told = []
+    lines = []
     with alone_in(tmp_path) as lock:
         for _ in range(2):
-            Runner(1, lock, told.append).make([job])
-    assert [line.split(",")[2] for line in told] == [" seed 0: a.ckpt was not written."] * 2
+            Runner(1, lock, lines.append).train([job])
+    assert [line.split(",")[2] for line in lines] == [" seed 0: a.ckpt was not written."] * 2
     assert read(job.folder).failure == "a.ckpt was not written."
     assert not job.finished
 
 
-def test_a_run_that_was_begun_does_not_go_on_with_other_options(tmp_path):
+def test_a_run_does_not_resume_with_other_options(tmp_path):
     job = job_of(tmp_path, "import os; os.kill(os.getpid(), 9)")
     other = dataclasses.replace(job, arguments=(*job.arguments, "--lr", "1"))
     with alone_in(tmp_path) as lock:
         with pytest.raises(RuntimeError, match="killed by signal SIGKILL"):
-            Runner(1, lock).make([job])
+            Runner(1, lock).train([job])
         with pytest.raises(UsageError, match="was trained with other options"):
-            Runner(1, lock).make([other])
+            Runner(1, lock).train([other])
 
 
-# --------------------------------------------------------------------------- no room, no access
+# ------------------------------------------------------------------------- no space, no access
 
 
-def test_no_room_for_the_table_is_one_sentence(script, tmp_path, capsys):
+def test_a_full_disk_is_one_sentence(tmp_path, capsys):
     write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
     (tmp_path / "results.md").symlink_to("/dev/full")
-    assert script.main(["--recipe", "imagenet", "--from-logs", str(tmp_path)]) == 2
+    assert command.main(["--recipe", "imagenet", "--from-logs", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"results_table.py: {tmp_path}: No space left on device.\n"
 
 
-def test_an_output_that_cannot_be_made_is_one_sentence(script, tmp_path, capsys):
+def test_an_output_that_cannot_be_created_is_one_sentence(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert script.main(["--seeds", "1", "--output", str(tmp_path / "file" / "table")]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (
-        "", f"results_table.py: {tmp_path / 'file' / 'table'}: Not a directory.\n"
-    )  # fmt: skip
+    assert command.main(["--seeds", "1", "--output", str(tmp_path / "file" / "table")]) == 2
+    message = f"results_table.py: {tmp_path / 'file' / 'table'}: Not a directory.\n"
+    assert capsys.readouterr() == ("", message)

@@ -1,4 +1,4 @@
-"""Names of classes: kept beside packed images, and the same for training and validation."""
+"""Names of classes: read and written beside packed images, compared between two sets."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ def write_classes(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_classes(folder: Path) -> Tuple[str, ...]:
-    """Return the names in ``folder/classes.json``, none if there is no such file.
+    """Return the names in ``folder/classes.json``, or an empty tuple if there is no such file.
 
     Raises
     ------
     DataError
-        It is not a list of different names.
+        The file is not a list of different names.
     """
     path = folder / CLASSES_FILE
     if not path.exists():
@@ -42,21 +42,21 @@ def read_classes(folder: Path) -> Tuple[str, ...]:
 
 
 def check_same_classes(
-    train: Collection[Any], val: Collection[Any], train_at: Path, val_at: Path
+    train: Collection[Any], val: Collection[Any], train_path: Path, val_path: Path
 ) -> None:
     """Raise `DataError` with an example if two sets do not have the same classes.
 
-    A label is the rank of a class, so one class more or less would shift all that follow. Lists and
-    tuples must have the same order, too.
+    A label is the rank of a class, so one additional class would shift the labels of all that
+    follow. Lists and tuples must also have the same order.
     """
-    for here, there, at in ((train, val, train_at), (val, train, val_at)):
-        only = sorted(set(here) - set(there))
-        if only:
+    for classes, others, path in ((train, val, train_path), (val, train, val_path)):
+        missing = sorted(set(classes) - set(others))
+        if missing:
             raise DataError(
-                f"{train_at} has {len(train)} classes, {val_at} has {len(val)}, and class "
-                f"{only[0]} is only in {at.name}: they must be the same classes."
+                f"{train_path} has {len(train)} classes, {val_path} has {len(val)}, and class "
+                f"{missing[0]} is only in {path.name}: they must be the same classes."
             )
     if train != val:
         raise DataError(
-            f"{train_at} and {val_at} name the same classes in another order: pack both again."
+            f"{train_path} and {val_path} name the same classes in another order: pack both again."
         )

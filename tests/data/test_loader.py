@@ -9,19 +9,16 @@ import pytest
 import gluon_amp  # noqa: F401
 from gluon_amp.data import (
     DataError,
-    Look,
-    RecordFiles,
+    Preprocessing,
     TrainingBatches,
+    ValidationBatches,
     open_folders,
     open_records,
-    open_synthetic,
-    unreadable_in_words,
-    validation_batches,
 )
-from gluon_amp.data.loader import epoch_order, writable
+from gluon_amp.data.loader import epoch_order
 from gluon_amp.data.source import Images, UnreadableImageError
 from gluon_amp.hardware import count_processors
-from tests.images import write_folders, write_records
+from tests.images import record_files, write_folders, write_records
 
 import mxnet as mx
 from mxnet.gluon.data import SimpleDataset
@@ -34,14 +31,14 @@ class Numbers(Images):
 
     def __init__(self, length, bad=()):
         self._length = length
-        self._bad = bad
+        self.bad = bad
 
     def __len__(self):
         return self._length
 
     def write(self, position, out):
         epoch, index = divmod(position, self._length)
-        if index in self._bad:
+        if index in self.bad:
             raise UnreadableImageError(f"image {index}")
         out[:] = epoch, index
         return index
@@ -62,11 +59,7 @@ def packed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed")
     for part in ("train", "val"):
         write_records(folder, part, range(10))
-    names = ("train.rec", "train.idx", "val.rec", "val.idx")
-    return RecordFiles(*(folder / name for name in names))
-
-
-# --------------------------------------------------------------------------- what is in a batch
+    return record_files(folder)
 
 
 def test_the_first_batch_of_an_epoch_is_the_start_of_its_order():
@@ -84,24 +77,24 @@ def test_batches_are_float32_and_int32_on_the_cpu():
 @pytest.mark.parametrize("workers", [1, 2, 4, None])
 def test_the_number_of_workers_does_not_change_the_data(packed, workers):
     """Decoded and augmented images, bit for bit."""
-    source = open_records(packed, seed=5, look=Look(24))
+    source = open_records(packed, seed=5, preprocessing=Preprocessing(24))
     for number in (0, 3):
         alone = TrainingBatches(source.train, 4, seed=5, num_workers=0).epoch(number)
-        helped = TrainingBatches(source.train, 4, seed=5, num_workers=workers).epoch(number)
-        assert data(helped) == data(alone)
-    alone = validation_batches(source.val, 4, num_workers=0)
-    assert data(validation_batches(source.val, 4, num_workers=workers)) == data(alone)
+        threaded = TrainingBatches(source.train, 4, seed=5, num_workers=workers).epoch(number)
+        assert data(threaded) == data(alone)
+    alone = ValidationBatches(source.val, 4, num_workers=0)
+    assert data(ValidationBatches(source.val, 4, num_workers=workers)) == data(alone)
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 4])
 def test_starting_later_skips_batches(packed, start):
-    source = open_records(packed, seed=1, look=Look(24))
+    source = open_records(packed, seed=1, preprocessing=Preprocessing(24))
     batches = TrainingBatches(source.train, 4, seed=1)
     assert data(batches.epoch(2, start)) == data(batches.epoch(2))[start:]
 
 
 def test_an_epoch_left_early_does_not_change_the_next(packed):
-    source = open_records(packed, look=Look(24))
+    source = open_records(packed, preprocessing=Preprocessing(24))
     batches = TrainingBatches(source.train, 2)
     whole = data(TrainingBatches(source.train, 2).epoch(1))
     left = batches.epoch(0)
@@ -122,23 +115,14 @@ def test_kept_batches_are_not_overwritten():
     assert labels(batches) == epoch_order(64, 0, 0).tolist()
 
 
-def test_any_dataset_of_pairs_will_do():
+def test_any_dataset_of_pairs_can_be_loaded():
     pairs = SimpleDataset([(mx.nd.array([n, -n]), n) for n in range(3)])
-    assert data(validation_batches(pairs, 2)) == [([[0, 0], [1, -1]], [0, 1]), ([[2, -2]], [2])]
-
-
-def test_writable_memory_is_the_array():
-    array = mx.nd.empty((2, 3))
-    writable(array)[:] = [[1, 2, 3], [4, 5, 6]]
-    assert array.asnumpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert data(ValidationBatches(pairs, 2)) == [([[0, 0], [1, -1]], [0, 1]), ([[2, -2]], [2])]
 
 
 def test_workers_default_to_the_processors():
     assert count_processors() >= 1
-    assert TrainingBatches(Numbers(1), 1)._pool._max_workers == count_processors()
-
-
-# --------------------------------------------------------------------------- shards
+    assert TrainingBatches(Numbers(1), 1).num_workers == count_processors()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
@@ -153,7 +137,7 @@ def test_shards_partition_an_epoch(parts):
 
 
 @pytest.mark.parametrize("parts, repeated", [(3, 2), (4, 2), (8, 6), (16, 6)])
-def test_shards_are_equal_where_images_do_not_come_out_even(parts, repeated):
+def test_shards_are_equal_if_the_images_cannot_be_divided_evenly(parts, repeated):
     shards = [
         TrainingBatches(Numbers(10), 4, part_index=part, num_parts=parts) for part in range(parts)
     ]
@@ -176,13 +160,13 @@ def test_shards_together_train_on_the_batches_of_one_process():
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_validation_shards_partition_the_images_exactly(parts):
     read = [
-        labels(validation_batches(Numbers(10), 4, part_index=part, num_parts=parts))
+        labels(ValidationBatches(Numbers(10), 4, part_index=part, num_parts=parts))
         for part in range(parts)
     ]
     assert sorted(itertools.chain(*read)) == list(range(10))
 
 
-@pytest.mark.parametrize("kind", [TrainingBatches, validation_batches])
+@pytest.mark.parametrize("kind", [TrainingBatches, ValidationBatches])
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -191,18 +175,16 @@ def test_validation_shards_partition_the_images_exactly(parts):
         ({"batch_size": 0}, "batch_size is 0, expected 1 or more"),
     ],
 )
-def test_a_part_or_batch_that_cannot_be_is_refused(kind, options, message):
+def test_an_impossible_part_or_batch_is_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(Numbers(4), **{"batch_size": 2, **options})
-
-
-# --------------------------------------------------------------------------- exact counts
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 5, 10, 64])
 def test_every_pass_holds_every_image_once(packed, batch_size):
     """ImageRecordIter with its defaults gives 12, 8, 12 ... rows at batch 4."""
-    batches = validation_batches(open_records(packed, look=Look(24)).val, batch_size)
+    source = open_records(packed, preprocessing=Preprocessing(24))
+    batches = ValidationBatches(source.val, batch_size)
     passes = [data(batches) for _ in range(5)]
     assert all(again == passes[0] for again in passes)
     assert [label for _, batch in passes[0] for label in batch] == list(range(10))
@@ -210,8 +192,8 @@ def test_every_pass_holds_every_image_once(packed, batch_size):
 
 
 def test_five_validations_have_identical_metrics(packed):
-    source = open_records(packed, look=Look(24))
-    batches = validation_batches(source.val, 4)
+    source = open_records(packed, preprocessing=Preprocessing(24))
+    batches = ValidationBatches(source.val, 4)
     net = mx.gluon.nn.Dense(10, in_units=3 * 24 * 24)
     net.initialize()
 
@@ -226,9 +208,6 @@ def test_five_validations_have_identical_metrics(packed):
     assert all(result == results[0] for result in results)
 
 
-# --------------------------------------------------------------------------- unreadable images
-
-
 def test_an_unreadable_image_is_replaced_by_the_next_good_one():
     batches = TrainingBatches(Numbers(6, bad=(1, 2, 5)), 4)
     expected = [{1: 3, 2: 3, 5: 0}.get(index, index) for index in epoch_order(6, 0, 2).tolist()]
@@ -238,43 +217,43 @@ def test_an_unreadable_image_is_replaced_by_the_next_good_one():
         assert batches.unreadable == ["image 1", "image 2", "image 5"]
 
 
-def test_unreadable_images_are_counted_for_each_pass_anew():
+def test_each_pass_counts_its_unreadable_images():
     dataset = Numbers(6, bad=(4,))
     batches = TrainingBatches(dataset, 4)
     assert batches.unreadable == []
     data(batches.epoch(0))
     assert batches.unreadable == ["image 4"]
-    dataset._bad = ()
+    dataset.bad = ()
     data(batches.epoch(1))
     assert batches.unreadable == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_validation_image_is_left_out(workers):
-    batches = validation_batches(Numbers(7, bad=(1, 4, 5, 6)), 2, workers)
+    batches = ValidationBatches(Numbers(7, bad=(1, 4, 5, 6)), 2, workers)
     assert data(batches) == [([[0, 0]], [0]), ([[0, 2], [0, 3]], [2, 3])]
     assert batches.unreadable == ["image 1", "image 4", "image 5", "image 6"]
     assert [labels.dtype for _, labels in batches] == [np.int32] * 2
 
 
-def test_where_no_validation_image_can_be_read_there_is_nothing_to_validate():
+def test_no_readable_validation_image_is_an_error():
     with pytest.raises(DataError, match="none of the 2 images can be read, for example image 0"):
-        data(validation_batches(Numbers(2, bad=(0, 1)), 4))
-    assert data(validation_batches(Numbers(1), 4, part_index=1, num_parts=2)) == []
+        data(ValidationBatches(Numbers(2, bad=(0, 1)), 4))
+    assert data(ValidationBatches(Numbers(1), 4, part_index=1, num_parts=2)) == []
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
-def test_a_fifo_is_unreadable_and_is_not_waited_for(tmp_path, part):
+def test_a_fifo_is_unreadable_and_does_not_block(tmp_path, part):
     for name in ("train", "val"):
         write_folders(tmp_path, name, ["cat"], images=2)
     fifo = tmp_path / part / "cat" / "x.jpg"
     os.mkfifo(fifo)
-    source = open_folders(tmp_path, look=Look(24))
-    if part == "train":  # another image takes its place
+    source = open_folders(tmp_path, preprocessing=Preprocessing(24))
+    if part == "train":  # replaced by another image
         batches = TrainingBatches(source.train, 3)
         assert labels(batches.epoch(0)) == [0, 0, 0]
     else:
-        batches = validation_batches(source.val, 3)
+        batches = ValidationBatches(source.val, 3)
         assert labels(batches) == [0, 0]
     assert batches.unreadable == [str(fifo)]
 
@@ -291,17 +270,17 @@ def test_a_corrupt_file_in_a_folder_is_named(tmp_path):
         write_folders(tmp_path, part, ["cat", "dog"], images=3)
     bad = tmp_path / "train" / "dog" / "1.png"
     bad.write_bytes(bad.read_bytes()[:40])
-    batches = TrainingBatches(open_folders(tmp_path, look=Look(24)).train, 4)
+    batches = TrainingBatches(open_folders(tmp_path, preprocessing=Preprocessing(24)).train, 4)
     assert sorted(labels(batches.epoch(0))) == [0, 0, 0, 1, 1, 1]
     assert batches.unreadable == [str(bad)]
 
 
-def test_a_file_that_has_gone_is_named(tmp_path):
+def test_a_file_that_was_removed_is_named(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["cat"], images=3)
-    source = open_folders(tmp_path, look=Look(24))
+    source = open_folders(tmp_path, preprocessing=Preprocessing(24))
     (tmp_path / "val" / "cat" / "2.png").unlink()
-    batches = validation_batches(source.val, 2)
+    batches = ValidationBatches(source.val, 2)
     assert labels(batches) == [0, 0]
     assert batches.unreadable == [str(tmp_path / "val" / "cat" / "2.png")]
 
@@ -313,44 +292,7 @@ def test_a_corrupt_record_is_named(packed, tmp_path):
     raw = bytearray((tmp_path / "val.rec").read_bytes())
     raw[start + 32 : start + 48] = bytes(16)  # where the image begins
     (tmp_path / "val.rec").write_bytes(raw)
-    paths = (tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx"))
-    batches = validation_batches(open_records(RecordFiles(*paths), look=Look(24)).val, 4)
+    source = open_records(record_files(tmp_path), preprocessing=Preprocessing(24))
+    batches = ValidationBatches(source.val, 4)
     assert labels(batches) == [0, 1, 3]
     assert batches.unreadable == [f"record 2 of {tmp_path}/val.rec"]
-
-
-@pytest.mark.parametrize(
-    "names, sentence",
-    [
-        (["b"], "1 unreadable image: b"),
-        (["c", "b", "a"], "3 unreadable images: a, b, c"),
-        (["e", "d", "c", "b", "a"], "5 unreadable images: a, b, c and 2 more"),
-    ],
-)
-def test_unreadable_images_in_words(names, sentence):
-    assert unreadable_in_words(names) == sentence
-
-
-# --------------------------------------------------------------------------- synthetic images
-
-
-def test_synthetic_images_are_made_once_and_seeded():
-    source = open_synthetic(images=100, shape=(3, 8, 6), classes=7, seed=4)
-    again = open_synthetic(images=100, shape=(3, 8, 6), classes=7, seed=4)
-    other = open_synthetic(images=100, shape=(3, 8, 6), classes=7, seed=5)
-    assert (source.train_images, source.val_images, source.classes) == (100, 20, 7)
-    assert source.image_shape == (3, 8, 6)
-    first = data(TrainingBatches(source.train, 32).epoch(0))
-    assert first == data(TrainingBatches(again.train, 32).epoch(0))
-    assert first != data(TrainingBatches(other.train, 32).epoch(0))
-    assert {label for _, batch in first for label in batch} == set(range(7))
-
-
-def test_synthetic_images_do_not_change_from_epoch_to_epoch():
-    train = open_synthetic(images=10, shape=(1, 4, 4), classes=2).train
-    assert np.array_equal(train[3][0].asnumpy(), train[13][0].asnumpy())
-    assert not np.array_equal(train[3][0].asnumpy(), train[4][0].asnumpy())
-
-
-def test_one_synthetic_image_still_validates():
-    assert open_synthetic(images=1, shape=(1, 4, 4), classes=2).val_images == 1

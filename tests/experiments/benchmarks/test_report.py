@@ -1,0 +1,73 @@
+"""Reports of benchmarks: tables, JSON, pages and figures."""
+
+import json
+import os
+
+from PIL import Image
+
+from experiments.benchmarks import measure, report
+from experiments.benchmarks.measure import Measured
+from experiments.benchmarks.suites import REFERENCE, Case, Ratio, Suite, build_suite
+
+
+def case(label, dtype="float32", **options):
+    return Case(label, "train", "mxnet", dtype, **options)
+
+
+def literal_result():
+    cases = [case("a", batch=4), case("b", "bfloat16", batch=4)]
+    ratio = Ratio("a / b", "a", "b", 1.6, 1.9, larger_is_better=True)
+    suite = Suite("Steps", [cases], (ratio,))
+    measured = [
+        Measured(suite.cases[0], [0.2, 0.4, 0.3], 1000.4, 10),
+        Measured(suite.cases[1], [0.1, 0.1, 0.15], 600.0, 10),
+    ]
+    about = report.machine(2)
+    ratios = measure.ratios(suite, measured)
+    return suite, report.as_json(suite, measured, ratios, about, "python scripts/benchmark.py")
+
+
+def test_tables_of_literal_seconds():
+    _, result = literal_result()
+    assert report.case_table(result).splitlines() == [
+        "| case |    ms |         rounds | images/s |  MiB |",
+        "| :--- | ----: | -------------: | -------: | ---: |",
+        "| a    | 300.0 | 200.0 to 400.0 |     13.3 | 1000 |",
+        "| b    | 100.0 | 100.0 to 150.0 |     40.0 |  600 |",
+    ]
+    assert report.ratio_table(result).splitlines() == [
+        "| ratio | median |         rounds |  must |   aim | reached |",
+        "| :---- | -----: | -------------: | ----: | ----: | ------: |",
+        "| a / b |  2.000 | 2.000 to 4.000 | ≥ 1.6 | ≥ 1.9 |     aim |",
+    ]
+
+
+def test_written_files_hold_the_same_figures(tmp_path):
+    suite, result = literal_result()
+    paths = report.write(suite, result, tmp_path / "new", "steps")
+    assert [path.name for path in paths] == ["steps.json", "steps.png", "steps.md"]
+    assert json.loads(paths[0].read_text()) == result
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+    page = paths[2].read_text()
+    for part in ("# Steps", "2.000", "python scripts/benchmark.py", "2 threads", "3 rounds"):
+        assert part in page
+
+
+def test_the_machine_is_described():
+    about = report.machine(3)
+    assert about["threads"] == 3
+    assert about["processors"] == len(os.sched_getaffinity(0))
+    assert about["mxnet"].startswith("1.9.1")
+    assert set(about["instructions"]) <= set(report.FLAGS)
+
+
+def test_growth_has_a_panel_for_each_axis(tmp_path):
+    suite = build_suite("scaling", ["float32"], **REFERENCE)
+    assert suite.axes == ("batch", "pixels", "parameters")
+    millions = {"resnet18_v1": 11.7, "resnet34_v1": 21.8, "resnet50_v1": 25.6, "resnet101_v1": 44.5}
+    measured = [
+        Measured(one, [0.1, 0.2], 500.0, int(1e6 * millions[one.network])) for one in suite.cases
+    ]
+    result = report.as_json(suite, measured, [], report.machine(2), "command")
+    picture = next(p for p in report.write(suite, result, tmp_path, "s") if p.suffix == ".png")
+    assert Image.open(picture).size == (3 * 4 * 120, 3.6 * 120)

@@ -1,0 +1,82 @@
+"""The recipes of results_table.py: their rows, and the command of every run."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.results.recipes import EXPERIMENTS
+from experiments.results.runs import jobs
+from experiments.results.statistics import seeds_needed
+from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.language import recipe as language_recipe
+from gluon_amp.recipes.recipe import learning_rate, read, read_fine_tuning
+
+
+def rows_of(experiment):
+    return [(configuration.dtype, configuration.batch) for configuration, _ in experiment.rows]
+
+
+def test_the_imagenet_recipe_is_the_faqs():
+    experiment = EXPERIMENTS["imagenet"]
+    assert rows_of(experiment) == [("float32", 1024), ("float16", 1024), ("float16", 2048)]
+    assert experiment.margin == 0.3
+    for job in jobs(experiment, Path("out"), [0], devices=8):
+        recipe, _ = read([str(text) for text in job.arguments])
+        assert (recipe.dataset, recipe.model) == ("imagenet", "resnet50_v1")
+        assert recipe.num_epochs == 90
+        assert (recipe.lr_mode, recipe.lr_decay_epoch) == ("step", (30, 60, 80))
+        assert recipe.batch_size * 8 == job.configuration.batch
+        rate = learning_rate(recipe, job.configuration.batch)
+        assert rate == pytest.approx({1024: 0.4, 2048: 0.8}[job.configuration.batch])
+
+
+def test_the_digits_recipe_has_enough_seeds_for_its_margin():
+    experiment = EXPERIMENTS["digits"]
+    assert rows_of(experiment) == [
+        ("float32", 64),
+        ("float16", 64),
+        ("float16", 128),
+        ("bfloat16", 64),
+    ]
+    assert experiment.margin == 0.5
+    assert seeds_needed(experiment.sd, experiment.margin) == 16
+
+
+def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
+    experiment = EXPERIMENTS["lstm"]
+    assert rows_of(experiment) == [
+        ("float32", 32),
+        ("float16", 32),
+        ("float16", 64),
+        ("bfloat16", 32),
+    ]
+    assert seeds_needed(experiment.sd, experiment.margin) == 4
+    for job in jobs(experiment, Path("out"), [0], devices=1):
+        recipe = language_recipe.read([str(text) for text in job.arguments])
+        rate = language_recipe.learning_rate(recipe, job.configuration.batch)
+        assert rate == pytest.approx({32: 0.004, 64: 0.008}[job.configuration.batch])
+        assert recipe.characters // 10 >= 50_000  # for validation
+
+
+READERS = {
+    "train_imagenet.py": lambda arguments: read(arguments)[0],
+    "fine_tune.py": lambda arguments: read_fine_tuning(arguments)[0],
+    "train_lstm.py": language_recipe.read,
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_run_is_a_command_of_its_script(name):
+    runs = jobs(EXPERIMENTS[name], Path("out"), range(2), devices=1, extra=("--lr", "0.5"))
+    assert len({job.folder for job in runs}) == len(runs)
+    assert [job.seed for job in runs] == sorted(job.seed for job in runs)  # seed by seed
+    for job in runs:
+        recipe = READERS[job.script.name]([str(text) for text in job.arguments])
+        assert (recipe.seed, recipe.lr, recipe.resume) == (job.seed, 0.5, "auto")
+        assert str(recipe.save_dir).startswith(str(job.folder))
+        assert job.script.exists()
+
+
+def test_a_batch_that_devices_cannot_share():
+    with pytest.raises(UsageError, match="a batch of 64 cannot be shared by 3 devices"):
+        jobs(EXPERIMENTS["digits"], Path("out"), [0], devices=3)
