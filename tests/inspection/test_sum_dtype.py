@@ -43,8 +43,8 @@ def test_no_gpu_can_be_asked():
     with pytest.raises(ValueError) as error:
         amp.accumulation_dtype(mx.gpu(), accumulate="float16")
     assert str(error.value) == (
-        "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel decides, as "
-        "amp.accumulation_dtype(ctx) tells: leave it out of the policy."
+        "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel decides (see "
+        "amp.accumulation_dtype(ctx)): leave it out of the policy."
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from gluon_amp import hardware
 from gluon_amp.lowering import native
 from gluon_amp.lowering.native import build
+from gluon_amp.lowering.native.obtain import try_in_subprocess
 from tests.lowering.test_float16_emulation import interesting_values
 
 import mxnet as mx
@@ -218,7 +219,7 @@ def test_every_compiler_that_is_installed_builds_a_library_that_works(compiler, 
     if not shutil.which(compiler):
         pytest.skip("not installed")
     build.build([compiler], tmp_path / "native.so")
-    native._try(tmp_path / "native.so")
+    try_in_subprocess(tmp_path / "native.so")
 
 
 def test_the_sources_ask_no_compiler_for_what_old_ones_do_not_know():

@@ -8,12 +8,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
 from gluon_amp.lowering import native
-from gluon_amp.lowering.native import build, cache
+from gluon_amp.lowering.native import build, cache, obtain
 from gluon_amp.lowering.native.build import BuildError
 from gluon_amp.lowering.native.cache import CachedLibrary
 from tests import ROOT
@@ -21,6 +20,9 @@ from tests import ROOT
 pytestmark = pytest.mark.skipif(
     not native.available(), reason="the C++ operators cannot be built here"
 )
+
+# The library of this process
+LIBRARY = obtain.find_or_build() if native.available() else None
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
@@ -175,7 +177,7 @@ def test_without_a_home_the_password_database_has_it(tmp_path, monkeypatch, valu
     else:
         monkeypatch.setenv("HOME", value)
     expected = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".cache")
-    assert cache._cache_home() == expected
+    assert cache.home() == expected
 
     def unknown(uid):
         raise KeyError(uid)
@@ -295,7 +297,7 @@ def use(home, monkeypatch, caplog):
         done
         case $out in
           *.o) : > "$out" ;;
-          *) cp {native.library()._name} "$out"; echo >> {home}/builds ;;
+          *) cp {LIBRARY} "$out"; echo >> {home}/builds ;;
         esac
         """)
     )
@@ -304,10 +306,10 @@ def use(home, monkeypatch, caplog):
 
     def run():
         caplog.clear()
-        return native._tried_library()
+        return obtain.find_or_build()
 
     def fill():
-        shutil.copy(native.library()._name, home / "copy.so")
+        shutil.copy(LIBRARY, home / "copy.so")
         digests = build.source_digest(), build.compiler_digest([str(compiler)])
         library = CachedLibrary(cache.folder() / "native-{}-{}.so".format(*digests))
         library.store(home / "copy.so")
@@ -338,7 +340,7 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(use, home, ca
 
 def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(use, monkeypatch):
     path = use.fill()
-    monkeypatch.setattr(native, "_try", lambda path: pytest.fail("tried"))
+    monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried"))
     assert use() == path
     assert use.builds() == 0
 
@@ -347,7 +349,7 @@ def test_a_truncated_library_is_built_anew(use):
     path = use.fill()
     os.truncate(path, path.stat().st_size // 2)
     assert use() == path
-    assert path.read_bytes() == Path(native.library()._name).read_bytes()
+    assert path.read_bytes() == LIBRARY.read_bytes()
     assert use.builds() == 1
 
 
@@ -372,7 +374,7 @@ def test_one_that_does_not_work_when_built_anew_is_given_up(use, home):
     make_it_crash(path)
     shutil.copy(path, home / "broken.so")
     script = use.compiler.read_text()
-    use.compiler.write_text(script.replace(native.library()._name, str(home / "broken.so")))
+    use.compiler.write_text(script.replace(str(LIBRARY), str(home / "broken.so")))
     with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
         use()
     assert use.builds() == 1
@@ -402,7 +404,7 @@ def test_the_trial_runs_nothing_of_the_current_directory(home, monkeypatch):
     monkeypatch.chdir(home)
     for relative in ("", "."):
         monkeypatch.setattr(sys, "path", [relative, *sys.path])
-    native._try(Path(native.library()._name))
+    obtain.try_in_subprocess(LIBRARY)
     assert not (home / "executed").exists()
 
 
