@@ -9,7 +9,7 @@ from mxnet.base import _LIB, OpHandle, c_str, check_call, py_str
 class Operator(NamedTuple):
     """One operator; `arguments` are (name, type), as in `('p', 'float, optional, default=0.5')`.
 
-    `count` names the attribute that counts the inputs, where an operator takes any number of them.
+    `count` names the attribute that counts the inputs, if an operator has any number of them.
     """
 
     handle: OpHandle
@@ -20,13 +20,13 @@ class Operator(NamedTuple):
 
 
 def registered() -> Dict[str, Operator]:
-    """Return all registered operators by their names, aliases included."""
+    """Return all registered operators by name, including aliases."""
     size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
     check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
-    # all copied first: the next call of the C interface overwrites them
-    found = [py_str(names[i]) for i in range(size.value)]
-    # our own operators are there as soon as another test has loaded them; no user's graph has one
-    return {name: _operator(name) for name in found if "_gluon_amp_" not in name}
+    # copied first, since the next call of the C interface overwrites them
+    all_names = [py_str(names[i]) for i in range(size.value)]
+    # without gluon_amp's operators, which are registered if another test has loaded them
+    return {name: _operator(name) for name in all_names if "_gluon_amp_" not in name}
 
 
 def _operator(name: str) -> Operator:

@@ -1,4 +1,4 @@
-"""The C++ operators raise an MXNetError for arguments that do not fit, and never crash."""
+"""The C++ operators raise an MXNetError for wrong arguments, and never crash."""
 
 import json
 import os
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
     not native.available(), reason="the C++ operators cannot be built here"
 )
 
-# Calls every operator with random arrays and text, alone and in graphs; prints how
-# many calls were refused. Whatever else happens ends it with a traceback or a signal.
+# Calls every operator with random arrays and text, alone and in graphs, and prints how many calls
+# were refused. Any other error or a crash ends the program.
 RANDOM_CALLS = """
 import ctypes, json, random, sys
 import gluon_amp
@@ -51,11 +51,11 @@ counts = {"refused": 0, "done": 0}
 
 def array(dtype=None, shape=None):
     dtype = dtype or random.choice(DTYPES[:2] * 6 + DTYPES)
-    made = nd.ones(random.choice(SHAPES) if shape is None else shape, dtype="float32")
-    made = made.astype(dtype)
-    if random.random() < 0.02 and made.ndim == 2 and made.size and dtype == "float32":
-        made = made.tostype(random.choice(["row_sparse", "csr"]))
-    return made
+    result = nd.ones(random.choice(SHAPES) if shape is None else shape, dtype="float32")
+    result = result.astype(dtype)
+    if random.random() < 0.02 and result.ndim == 2 and result.size and dtype == "float32":
+        result = result.tostype(random.choice(["row_sparse", "csr"]))
+    return result
 
 
 def fitting(count):
@@ -63,7 +63,7 @@ def fitting(count):
 
 
 def call():
-    # mostly one thing is wrong: what is quite wrong is found at the first look
+    # mostly one argument is wrong, since calls with many errors are refused by the first check
     if random.random() < 0.6:
         op = random.choice(sorted(UPDATES))
         stride, weights = random.choice(UPDATES[op]), random.choice([1, 1, 2, 3])
@@ -159,12 +159,12 @@ for case in range(cases):
             op, arrays, attributes = call()
             nd.waitall()
         except Exception:
-            continue  # arrays that MXNet itself does not make
+            continue  # arrays that MXNet itself does not create
         print(case, op, attributes, [(x.shape, x.dtype, x.stype) for x in arrays],
               file=sys.stderr, flush=True)
         try:
-            # Not updates in graphs: MXNet looks for the inputs that they write without asking how
-            # many there are, and crashes with its own updates, too.
+            # No updates in graphs: MXNet does not check the number of inputs that they write,
+            # and crashes with its own updates too.
             graphs = op in FIXED or op in CONVOLUTIONS
             (in_a_graph if graphs and random.random() < 0.7 else alone)(op, arrays, attributes)
             counts["done"] += 1
@@ -278,12 +278,12 @@ def test_a_graph_with_a_wrong_number_of_inputs(inputs):
     places = [[i, 0, 0] for i in range(inputs)]
     nodes.append({"op": "_gluon_amp_norm_layout", "name": "o", "attrs": {}, "inputs": places})
     text = {"nodes": nodes, "arg_nodes": [0, 1, 2], "heads": [[3, 0, 0]]}
-    text["attrs"] = {"mxnet_version": ["int", 10901]}  # or MXNet adds the inputs that are missing
+    text["attrs"] = {"mxnet_version": ["int", 10901]}  # otherwise MXNet adds the missing inputs
     graph = mx.sym.load_json(json.dumps(text))
     with pytest.raises(mx.base.MXNetError, match="expects 2 arrays"):
         graph.infer_shape()
     with pytest.raises(mx.base.MXNetError):
-        nd.CachedOp(graph)  # makes the graph of the gradient
+        nd.CachedOp(graph)  # builds the graph of the gradient
 
 
 def test_a_refused_update_changes_nothing_and_the_next_one_works():

@@ -1,4 +1,4 @@
-"""The cache of the C++ library: only intact, tried code of the user's own is ever loaded."""
+"""The cache of the C++ library: only intact, tried code of the user is ever loaded."""
 
 import hashlib
 import json
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(
 # The library of this process
 LIBRARY = obtain.find_or_build() if native.available() else None
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can change the owner of a file"
+)
 
 
 # -------------------------------------------------------------------------------- a library's bytes
@@ -32,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files
 
 @pytest.fixture
 def stored(tmp_path):
-    """A library in a cache that was built and tried here."""
+    """A library in a cache, which was built and tried here."""
     built = tmp_path / "built.so"
     built.write_bytes(b"code" * 1000)
     library = CachedLibrary(tmp_path / "native-1-2.so")
@@ -148,8 +150,8 @@ def test_the_folder_is_made_for_the_user_alone(home):
     finally:
         os.umask(old)
     assert folder == home / ".cache" / "gluon_amp"
-    for made in (folder, folder.parent):
-        assert made.stat().st_mode & 0o777 == 0o700
+    for created in (folder, folder.parent):
+        assert created.stat().st_mode & 0o777 == 0o700
     assert cache.folder() == folder
 
 
@@ -271,8 +273,8 @@ def test_folders_of_killed_builds_are_removed(tmp_path):
         (tmp_path / name / "library.o").write_text("")
         when = time.time() - age
         os.utime(tmp_path / name, (when, when))
-    with cache.build_folder(tmp_path) as made:
-        assert {path.name for path in tmp_path.iterdir()} == {"build-new", made.name}
+    with cache.build_folder(tmp_path) as temporary:
+        assert {path.name for path in tmp_path.iterdir()} == {"build-new", temporary.name}
     assert {path.name for path in tmp_path.iterdir()} == {"build-new"}
 
 
@@ -281,10 +283,10 @@ def test_folders_of_killed_builds_are_removed(tmp_path):
 
 @pytest.fixture
 def use(home, monkeypatch, caplog):
-    """Gets the path of a library that may be loaded, from a cache of its own.
+    """Return a function that finds or builds a library in a cache for this test.
 
-    The compiler is a script that copies the library of this process instead of linking it, and
-    notes that it was called: these tests are of everything around the compiler.
+    The compiler is a script that copies the library of this process instead of linking one, and
+    counts its calls: the tests cover everything but the compiler.
     """
     compiler = home / "compiler"
     compiler.write_text(
@@ -330,7 +332,9 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(use, home, ca
         f"Building gluon_amp's C++ kernels with {use.compiler}: this takes up to"
     )
     assert line.endswith(f"a minute and happens once, they are kept in {folder}.")
-    assert caplog.records[0].levelname == "WARNING"  # shown unless the user has set up logging
+    assert (
+        caplog.records[0].levelname == "WARNING"
+    )  # printed unless the user has configured logging
     assert use() == path
     assert not caplog.messages
     assert use.builds() == 1
@@ -415,7 +419,7 @@ import gluon_amp as amp
 import mxnet as mx
 from gluon_amp.lowering import bfloat16, native
 
-start, found = threading.Barrier(8), []
+start, results = threading.Barrier(8), []
 policies = ["float16", "bfloat16"] if bfloat16.runs_on_cpu() else ["float16"]
 
 
@@ -429,7 +433,7 @@ def work(number):
     with mx.autograd.record():
         loss = net(mx.nd.ones((2, 3, 8, 8))).sum()
     loss.backward()
-    found.append((native.available(), bool(np.isfinite(loss.asscalar()))))
+    results.append((native.available(), bool(np.isfinite(loss.asscalar()))))
 
 
 threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -437,7 +441,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(found == [(True, True)] * 8)
+print(results == [(True, True)] * 8)
 """
 
 
@@ -503,7 +507,7 @@ def test_a_crash_and_a_hang_are_named():
 @pytest.mark.parametrize("command", ["'", "/none/such", "\\", "\n"])
 def test_any_text_for_a_compiler(command, monkeypatch):
     monkeypatch.setenv("CXX", command)
-    found = build.compiler()
-    if command.strip() and found is not None:
+    compiler = build.compiler()
+    if command.strip() and compiler is not None:
         with pytest.raises(BuildError, match="cannot be run"):
-            build.compiler_digest(found)
+            build.compiler_digest(compiler)
