@@ -12,6 +12,8 @@ PROCESSORS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
 STATUS = Path("/proc/self/status")
 
+AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
+
 
 def cpu_name() -> str:
     """Return the model of the CPU, or its architecture if the system reports nothing else."""
@@ -21,6 +23,12 @@ def cpu_name() -> str:
 def cpu_flags() -> FrozenSet[str]:
     """Return the flags of the CPU, as Linux names them; an empty set on other systems."""
     return frozenset((_field(CPUINFO, "flags") or "").split())
+
+
+def has_amx() -> bool:
+    """Return whether this is Linux on an x86-64 CPU that has AMX for bfloat16."""
+    supported = platform.system() == "Linux" and platform.machine() == "x86_64"
+    return supported and cpu_flags() >= AMX_FLAGS
 
 
 def count_processors() -> int:

@@ -26,17 +26,15 @@ last two settings stay in the environment, where programs that this process star
 import contextlib
 import ctypes
 import os
-import platform
 import sys
 from typing import Dict, Iterator
 
-from gluon_amp.hardware import count_cores, cpu_flags
+from gluon_amp.hardware import count_cores, has_amx
 
 # The variables with which a user chooses the number of threads
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
-AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -66,12 +64,6 @@ def configure() -> None:
         with environment(AMX):  # oneDNN reads it once, at its first operator
             one = mx.nd.ones((1, 1), ctx=mx.cpu())
             mx.nd.FullyConnected(one, one, no_bias=True, num_hidden=1).wait_to_read()
-
-
-def has_amx() -> bool:
-    """Return whether this is Linux on an x86-64 CPU that has AMX for bfloat16."""
-    supported = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return supported and cpu_flags() >= AMX_FLAGS
 
 
 def request_amx() -> bool:

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from gluon_amp import hardware
 from gluon_amp.lowering import bfloat16, lower, native
 from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, apply_workarounds
 from gluon_amp.policy.graph import to_json
-from gluon_amp.startup import cpu
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -189,7 +189,7 @@ def test_depthwise_networks_meet_no_reference_kernel(tmp_path):
     assert not [line for line in norms if "ref:any" in line]
 
     log, without = train_depthwise(tmp_path / "without.npz", DNNL_VERBOSE="1", GLUON_AMP_NATIVE="0")
-    if cpu.has_amx():  # without the operator, the slow kernel is used
+    if hardware.has_amx():  # without the operator, the slow kernel is used
         assert [line for line in log.splitlines() if "bnorm_ref:any" in line]
     np.testing.assert_array_equal(with_ours["loss"], without["loss"])
     # the kernels add a batch in another order, and each gradient is rounded to 8 bits
@@ -231,7 +231,7 @@ def dilation(symbol):
 
 @pytest.mark.parametrize("amx", [True, False])
 def test_pointwise_convolutions_are_dilated_where_there_is_amx(amx, monkeypatch):
-    monkeypatch.setattr(cpu, "has_amx", lambda: amx)
+    monkeypatch.setattr(hardware, "has_amx", lambda: amx)
     data = mx.sym.var("data")
     for kernel, twos in (((1, 1), "(2, 2)"), ((1,), "(2,)"), ((1, 1, 1), "(2, 2, 2)")):
         low_one = convolution(low(data), kernel)
@@ -288,7 +288,7 @@ def test_the_kernel_that_writes_too_far_is_not_used():
     used = [line.split(",")[4] for line in done.stdout.splitlines() if ",convolution," in line]
     assert used
     assert "jit_1x1:avx512_core_amx_bf16" not in used
-    if cpu.has_amx():
+    if hardware.has_amx():
         assert any("amx" in kernel for kernel in used)
 
 

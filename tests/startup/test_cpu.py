@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from gluon_amp import hardware
-from gluon_amp.lowering import bfloat16
 from gluon_amp.startup import cpu
 from tests import ROOT
 
@@ -60,7 +59,7 @@ needs_topology = pytest.mark.skipif(
     hardware.count_cores() == 0, reason="the system does not report its cores"
 )
 needs_amx = pytest.mark.skipif(
-    not (cpu.has_amx() and cpu.request_amx()), reason="this CPU has no AMX"
+    not (hardware.has_amx() and cpu.request_amx()), reason="this CPU has no AMX"
 )
 
 
@@ -103,35 +102,11 @@ def test_mxnet_imported_first_keeps_its_threads():
     assert threads("import mxnet; import gluon_amp")["threads"] == alone
 
 
-def test_cores_are_not_hyperthreads(tmp_path, monkeypatch):
-    # four processors, two to a core, as Linux describes them
-    for processor, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
-        folder = tmp_path / f"cpu{processor}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(siblings)
-    monkeypatch.setattr(hardware, "PROCESSORS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    assert hardware.count_cores() == 2
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2})
-    assert hardware.count_cores() == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {9})
-    assert hardware.count_cores() == 0
-
-
 def test_make_leaves_the_number_of_threads_to_gluon_amp():
     show = ["make", "-s", "--eval", "show:;@echo [$$OMP_NUM_THREADS]", "show"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == "[]\n", done
-
-
-def test_the_peak_is_in_mebibytes(tmp_path, monkeypatch):
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmPeak:\t 9000000 kB\nVmHWM:\t  204800 kB\n")
-    monkeypatch.setattr(hardware, "STATUS", status)
-    assert hardware.peak_mebibytes() == 200
-    monkeypatch.setattr(hardware, "STATUS", tmp_path / "absent")
-    assert hardware.peak_mebibytes() is None
 
 
 # -------------------------------------------------------------------------------------------- AMX
@@ -183,67 +158,6 @@ def test_gradients_in_bfloat16_are_those_of_exact_arithmetic():
     out.backward()
     assert set(out.asnumpy().ravel()) == {288.0}
     assert set(net.weight.grad().astype("float32").asnumpy().ravel()) == {4.0}
-
-
-def test_no_amx_on_another_system(monkeypatch):
-    monkeypatch.setattr(cpu.platform, "system", lambda: "Darwin")
-    assert not cpu.has_amx()
-
-
-def test_no_amx_on_another_architecture(monkeypatch):
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
-    assert not cpu.has_amx()
-
-
-# ---------------------------------------------------------------------------------------- flags
-
-
-def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(
-        "processor\t: 0\nmodel name\t: Pentium: the first\n"
-        "flags\t\t: fpu avx2 f16c\nvmx flags\t: ept\n\n"
-        "processor\t: 1\nflags\t\t: fpu\n"
-    )
-    monkeypatch.setattr(hardware, "CPUINFO", cpuinfo)
-    assert hardware.cpu_flags() == {"fpu", "avx2", "f16c"}
-    assert hardware.cpu_name() == "Pentium: the first"
-    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "absent")
-    assert hardware.cpu_flags() == frozenset()
-
-
-AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
-
-
-@pytest.mark.parametrize("lacking", sorted(cpu.AMX_FLAGS))
-def test_amx_needs_all_of_its_flags(lacking, monkeypatch):
-    monkeypatch.setattr(cpu.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(AMX_CPU))
-    assert cpu.has_amx()
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(AMX_CPU - {lacking}))
-    assert not cpu.has_amx()
-
-
-@pytest.mark.parametrize("lacking", sorted(bfloat16.AVX512))
-def test_a_cpu_without_avx512_has_no_bfloat16_and_is_not_tried(lacking, monkeypatch):
-    monkeypatch.setattr(bfloat16, "cpu_flags", lambda: frozenset(bfloat16.AVX512 - {lacking}))
-    monkeypatch.setattr(mx.nd, "FullyConnected", None)
-    assert not bfloat16.runs_on_cpu.__wrapped__()
-
-
-def test_a_cpu_without_known_flags_is_tried(monkeypatch):
-    monkeypatch.setattr(bfloat16, "cpu_flags", frozenset)
-    assert bfloat16.runs_on_cpu.__wrapped__() == bfloat16.runs_on_cpu()
-
-
-def test_a_cpu_without_bfloat16_prints_no_error():
-    code = (
-        "import gluon_amp.lowering.bfloat16 as b, os\n"
-        "os.dup2(1, 2)\n"  # also return what MXNet prints on standard error
-        "print(b.runs_on_cpu())"
-    )
-    assert run(code, DNNL_MAX_CPU_ISA="AVX2") == "False\n"
 
 
 def test_environment_is_restored_after_an_error():
