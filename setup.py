@@ -46,6 +46,8 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6",
         "ruff>=0.17",
+        "import-linter>=2.0",
+        "grimp>=3.4",
     ],
 }
 

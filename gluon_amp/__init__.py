@@ -8,11 +8,12 @@ from gluon_amp import optimizer, symbolic
 from gluon_amp.casting.cast import cast
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.dtypes import bits, float_table
+from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
 from gluon_amp.inspection.check import check
 from gluon_amp.inspection.describe import describe
-from gluon_amp.inspection.diagnose import Diagnosis, diagnose, gradient_report
+from gluon_amp.inspection.diagnose import Diagnosis, diagnose
 from gluon_amp.inspection.doctor import doctor
-from gluon_amp.inspection.sum_dtype import accumulation_dtype
+from gluon_amp.inspection.gradient_report import gradient_report
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale

@@ -14,7 +14,7 @@
 # A float16 number takes half the memory of a float32 one, and Tensor Cores
 # multiply it many times as fast. It also has less room: for small numbers, for
 # large ones, and between two neighbours. Here we look at that room, train a
-# network in both formats, break the float16 one in three ways, and mend it.
+# network in both formats, break the float16 one in three ways, and repair it.
 
 # %% tags=["parameters"] short={"EPOCHS": 4, "SLOW_EPOCHS": 6}
 SEED = 0
@@ -174,7 +174,7 @@ print(amp.describe(float16["net"], nd.array(rows(val_images))))
 
 # %%
 def draw(title, runs):
-    """Draw loss and accuracy of runs, the first of them as a broad line behind the others."""
+    """Draw loss and accuracy of runs, the first of them as a broad line below the others."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.9), constrained_layout=True)
     lines = (
         {"color": GREY, "lw": 6},
@@ -302,7 +302,7 @@ assert stays.mean() > 0.5
 # %% [markdown]
 # A float32 master takes in all updates, and the float16 weight is its rounded
 # copy. Without masters, momentum adds up gradients until some updates are large
-# enough, but most are lost. (MXNet warns of that; here it is asked not to.)
+# enough, but most are lost. (MXNet warns of that; here the warning is off.)
 
 # %%
 warnings.filterwarnings("ignore", "Accumulating with float16")

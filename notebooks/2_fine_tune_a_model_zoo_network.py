@@ -22,7 +22,7 @@
 
 # %% tags=["parameters"] short={"SEEDS": 1, "SOURCE_EPOCHS": 1, "EPOCHS": 2}
 SEED = 0
-SEEDS = 3  # runs behind each mean
+SEEDS = 3  # runs for each mean
 MODEL = "mobilenet0.25"
 SOURCE, TARGET = range(5), range(5, 10)
 PER_CLASS = 20  # training images of each target digit
@@ -292,7 +292,7 @@ assert all(np.isfinite(values).all() for values in final.values())
 
 # %% [markdown]
 # Even so a step may be lost, from scratch above all. A skipped step leaves the
-# network as it was, so `amp.diagnose` was asked at once for each. Where it
+# network as it was, so `amp.diagnose` was called at once for each. Where it
 # names a BatchNorm on the way back, look for a channel that has the same value
 # all over the batch: there BatchNorm divides gradients by the root of its
 # epsilon, 0.003, and a few hundred become more than 65504.
@@ -383,8 +383,8 @@ assert agree >= 0.97 * len(before)
 #   that beats a start from scratch, and full fine-tuning beats frozen features.
 # - `amp.cast(net, "float16")` and `amp.Trainer` are all that float16 needs,
 #   with frozen features, too. In a short run start the loss scale low.
-# - float16 is emulated here, so accuracies tell what a GPU would find, and the
-#   time it takes tells nothing.
+# - float16 is emulated here, so accuracies show what a GPU would reach, and the
+#   time it takes shows nothing.
 # - What is exported is float32, and needs no gluon_amp.
 #
 # The same from the command line, with real data: `python scripts/fine_tune.py`,

@@ -14,16 +14,16 @@
 # %% [markdown]
 # # Loss scaling, seen
 #
-# float16 ends at 65504 and knows nothing below $2^{-24}$. Gradients may be
+# float16 ends at 65504 and has no values below $2^{-24}$. Gradients may be
 # smaller, so the loss is multiplied by a *scale* before the backward pass, and
 # the update divides it out again. Here a small network learns handwritten
 # digits, and one sees a dynamic scale find its level, an overflow diagnosed,
 # gradients vanish, how much a static scale may be wrong, and what no scale
-# can mend.
+# can repair.
 
 # %% tags=["parameters"] short={"EPOCHS": 3, "SEEDS": 1, "EXPONENTS": [-8, 16, 40]}
 SEED = 0
-SEEDS = 3  # runs behind each mean
+SEEDS = 3  # runs for each mean
 EPOCHS = 12
 BATCH = 64
 GROWTH_INTERVAL = 20  # steps; short, so that growth is seen (default: 2000)
@@ -204,7 +204,7 @@ assert found.verdict == "backward_overflow" and found.recommended_scale < 2.0**1
 # From here on the loss has a weight of $2^{-22}$, as one part of a sum of
 # losses may have, and a learning rate that is as much higher. In float32 that
 # changes nothing. In float16 the gradients move 22 powers of two down, to
-# where it has no digits. `amp.gradient_report` tells how far they are from
+# where it has no digits. `amp.gradient_report` shows how far they are from
 # both ends, and recommends a static scale.
 
 
@@ -342,7 +342,7 @@ assert error[0] > 50 and error[-1] > 50 and min(error) < 30
 print(textwrap.fill(sweep[-1][0].stopped, 78))
 
 # %% [markdown]
-# ## What no scale can mend
+# ## What no scale can repair
 #
 # The scale multiplies the loss, and with it all that flows *backwards*. What
 # overflows on the way *forwards* is not touched by it. Say that the pixels
@@ -382,7 +382,7 @@ for scale in (1024.0, 1.0):
 # The verdict is the same for both scales. There are two cures: pin the block
 # to float32, as the diagnosis says, or rescale what goes in. Both keep the
 # rest in float16. Left alone, the scale falls for nothing; the trainer notices
-# that it cannot help, stops, and names the block. The loss need not tell: here
+# that it cannot help, stops, and names the block. The loss may hide it: here
 # it stays finite.
 
 # %%
@@ -443,7 +443,7 @@ assert verdicts[1] == verdicts[4] == "ok"
 #
 # - `loss_scale="dynamic"` finds its level in the first steps and keeps to it;
 #   a skipped step leaves no trace but a `StepReport`.
-# - `amp.diagnose` tells where an overflow is, and whether a lower scale helps.
+# - `amp.diagnose` shows where an overflow is, and whether a lower scale helps.
 # - `amp.gradient_report` recommends a static scale. It need not be exact: the
 #   valley is tens of powers of two wide here.
 # - A scale moves gradients only. Activations beyond 65504 need a pin, or
@@ -458,7 +458,7 @@ assert verdicts[1] == verdicts[4] == "ok"
 #
 # 1. Set `GROWTH_INTERVAL` to 5 and to 200. How many steps are lost, and what
 #    would the interval have to be for one in a thousand?
-# 2. `hysteresis=2` in `amp.DynamicLossScale` lets one overflow pass. Draw the
+# 2. `hysteresis=2` in `amp.DynamicLossScale` allows one overflow. Draw the
 #    first picture with it. When would you want it?
 # 3. Which `WEIGHT` is the first that a dynamic scale, which ends at $2^{24}$,
 #    cannot make up for? Try `max_scale=2.0**40`.

@@ -48,7 +48,7 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
 # %matplotlib inline
-os.environ["MXNET_SUBGRAPH_VERBOSE"] = "0"  # MXNet tells of every graph that it binds
+os.environ["MXNET_SUBGRAPH_VERBOSE"] = "0"  # MXNet reports every graph that it binds
 plt.rcParams.update({"figure.dpi": 80, "savefig.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
 FOLDER = tempfile.TemporaryDirectory()
 
@@ -242,7 +242,7 @@ assert from_module > 0.8
 # ### The graph, node by node
 #
 # `amp.symbolic.convert` is what the Module does first. It returns a symbol, so
-# MXNet's own type inference tells what every node computes in.
+# MXNet's own type inference shows what every node computes in.
 
 # %%
 converted = amp.symbolic.convert(symbol, "float16")
@@ -271,10 +271,15 @@ COLOURS = {"float32": "#c6dbef", "float16": "#d95f0e"}
 
 def box(axes, x, y, text, dtype, width):
     axes.text(
-        x, y, text, ha="center", va="center", fontsize=9,
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=9,
         color="white" if dtype == "float16" else "black",
         bbox={"boxstyle": f"round,pad={width}", "facecolor": COLOURS[dtype], "edgecolor": "#333"},
-    )  # fmt: skip
+    )
 
 
 def chain_of(nodes):
@@ -376,8 +381,8 @@ for case, settings in {
 }.items():
     moved[case] = one_step(*settings)
     head, rescale, asked = settings
-    told = "0" if moved[case] == 0 else f"2^{np.log2(moved[case]):.0f}"
-    print(f"2^{np.log2(head):<10.0f} 2^{np.log2(rescale):<13.0f} {asked!s:12} {told:6} ({case})")
+    shown = "0" if moved[case] == 0 else f"2^{np.log2(moved[case]):.0f}"
+    print(f"2^{np.log2(head):<10.0f} 2^{np.log2(rescale):<13.0f} {asked!s:12} {shown:6} ({case})")
 assert moved == {"none": 0, "the FAQ's": each, "ours": each}
 
 # %% [markdown]
@@ -528,7 +533,7 @@ for x in (1, np.inf, 1):
 """
 print("mxnet.contrib.amp")
 elsewhere(TWO_DEVICES.format(start="from mxnet.contrib import amp\namp.init()", cast=""))
-print("\ngluon_amp, the same lines behind a cast")
+print("\ngluon_amp, the same lines after a cast")
 elsewhere(
     TWO_DEVICES.format(start="import gluon_amp as amp", cast="amp.cast(net, 'mixed_float16')")
 )
@@ -547,8 +552,8 @@ try:
     raised = False
 except mx.MXNetError as error:
     raised = True
-    told = str(error).strip().splitlines()[-1].partition("TBlob")[2]
-    print(textwrap.fill(f"contrib.amp: MXNetError: TBlob{told}", 78, subsequent_indent=" " * 13))
+    shown = str(error).strip().splitlines()[-1].partition("TBlob")[2]
+    print(textwrap.fill(f"contrib.amp: MXNetError: TBlob{shown}", 78, subsequent_indent=" " * 13))
 assert raised
 step_of_two = amp.Trainer(parameters, "sgd", loss_scale=128)
 with autograd.record():
@@ -574,7 +579,7 @@ assert report.applied
 
 # %%
 class Theirs:
-    """contrib.amp's LossScaler, told by a gradient whether a step overflowed."""
+    """contrib.amp's LossScaler, which learns from a gradient whether a step overflowed."""
 
     def __init__(self):
         self.scaler, self.parameter = LossScaler(), gluon.Parameter("p", shape=(1,))
@@ -619,9 +624,12 @@ for name, kind, colour, line in SCALES:
     if fallen[-1] == 0:
         zero = int((fallen == 0).argmax())
         right.annotate(
-            f"0 from step {zero} on", (zero, -1074), (350, -1000), color=colour,
+            f"0 from step {zero} on",
+            (zero, -1074),
+            (350, -1000),
+            color=colour,
             arrowprops={"arrowstyle": "->", "color": colour},
-        )  # fmt: skip
+        )
 for start in (12, 24):
     left.axvline(start - 0.5, color="#444444", linestyle=":", linewidth=1)
     left.text(start - 0.2, 2.0**15.7, "gradients\nfour times\nas large", va="top", fontsize=9)
@@ -742,7 +750,7 @@ def scale_loss():
     assert owner.step(3).applied
 
 
-def told():
+def step_report():
     mlp = small("float16")
     owner = sgd(mlp)
     backward(mlp, owner)
@@ -808,9 +816,12 @@ def bucketing():
     buckets.init_optimizer()
     for length in (5, 3):
         batch = mx.io.DataBatch(
-            [nd.ones((2, length, 3))], [nd.zeros((2,))], bucket_key=length,
-            provide_data=[("data", (2, length, 3))], provide_label=[("softmax_label", (2,))],
-        )  # fmt: skip
+            [nd.ones((2, length, 3))],
+            [nd.zeros((2,))],
+            bucket_key=length,
+            provide_data=[("data", (2, length, 3))],
+            provide_label=[("softmax_label", (2,))],
+        )
         buckets.forward(batch)
         buckets.backward()
         buckets.update()
@@ -824,7 +835,7 @@ TABLE = (
     ("net.cast, multi_precision=True", "amp.cast, amp.Trainer", masters),
     ("amp.init_trainer(trainer)", "the same, on any trainer", init_trainer),
     ("with amp.scale_loss(loss, trainer)", "the same, or trainer.backward", scale_loss),
-    ("trainer.step(n)", "the same: a StepReport", told),
+    ("trainer.step(n)", "the same: a StepReport", step_report),
     ("amp.unscale(trainer), clip", "trainer.clip_global_norm", clip),
     ("no loss scale to read or set", "trainer.loss_scale, loss_scale=", read_scale),
     ("save_states forgets the scale", "it keeps it", kept_scale),

@@ -81,7 +81,7 @@ assert {"float32", "float16"} <= set(DTYPES)
 # ## Reason 2: products are too small a part of the step
 #
 # Only products get faster; BatchNorm, additions and the update do not, or as
-# far as they move fewer bytes. MXNet's profiler tells the time of every
+# far as they move fewer bytes. MXNet's profiler measures the time of every
 # operator. It sees several as one where the engine runs them in one go, so
 # the bulk sizes are 1 here. The dtypes take turns, and medians are drawn.
 
@@ -113,9 +113,11 @@ def noise(batch):
 
 FOLDER = tempfile.TemporaryDirectory()
 mx.profiler.set_config(
-    profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
+    profile_symbolic=True,
+    profile_imperative=True,
+    aggregate_stats=True,
     filename=f"{FOLDER.name}/profile.json",
-)  # fmt: skip
+)
 
 
 def operators(step, data):
@@ -123,9 +125,9 @@ def operators(step, data):
     mx.profiler.set_state("run")
     step(*data)
     mx.profiler.set_state("stop")
-    told = json.loads(mx.profiler.dumps(reset=True, format="json"))["Time"]["operator"]
+    profile = json.loads(mx.profiler.dumps(reset=True, format="json"))["Time"]["operator"]
     # WaitForVar and DeleteVariable are the engine's
-    return {name: row["Total"] for name, row in told.items() if "Var" not in name}
+    return {name: row["Total"] for name, row in profile.items() if "Var" not in name}
 
 
 KINDS = {  # the first that has one of the words in the operator's name
@@ -167,7 +169,7 @@ for kind in [*KINDS, OTHERS]:
 print(f"{'all':22}", *(f"{sum(profiles[dtype].values()):18.2f}" for dtype in DTYPES))
 
 # %% [markdown]
-# So the step as a whole gains less than its products do. If products take the
+# So the step as a whole gains less than its matrix products. If these take the
 # share $p$ of a float32 step and become $k$ times as fast, the step becomes
 # $1 / (1 - p + p/k)$ times as fast (Amdahl's law).
 
@@ -196,9 +198,11 @@ right.axhline(1 / (1 - share), color="#d94801", linestyle="--")
 right.text(1.1, 1 / (1 - share), "no faster than this", va="bottom", color="#d94801", fontsize=9)
 right.set_xscale("log", base=2)
 right.set(
-    xlabel="products become faster by", ylabel="the step becomes faster by",
-    title=f"Products are {share:.0%} of this step", ylim=(0.9, 1.12 / (1 - share)),
-)  # fmt: skip
+    xlabel="products become faster by",
+    ylabel="the step becomes faster by",
+    title=f"Products are {share:.0%} of this step",
+    ylim=(0.9, 1.12 / (1 - share)),
+)
 figure.tight_layout()
 plt.show()
 
@@ -215,7 +219,7 @@ if "bfloat16" in DTYPES:
 assert 0 < share < 1
 
 # %% [markdown]
-# On a GPU `nsys` tells the same by kernel:
+# On a GPU `nsys` shows the same by kernel:
 # `python scripts/benchmark.py --profile` runs it, and marks the kernels that
 # use Tensor Cores.
 #
@@ -247,26 +251,26 @@ print(found)
 assert [finding.kind for finding in found] == ["dimension", "dimension"]
 
 # %% [markdown]
-# Both are mended without a change of the result: zeros in the five new
+# Both are repaired without a change of the result: zeros in the five new
 # channels of image and weight, and seven classes that no label names.
 
 # %%
-mended = classifier(8, 1008)
+padded_net = classifier(8, 1008)
 image = nd.random.normal(shape=(8, 3, 32, 32))
 zeros = nd.zeros((8, 5, 32, 32))
 amp.cast(plain, "float32")
 for name in ("weight", "bias"):
-    old, new = getattr(plain[3], name).data(), getattr(mended[3], name)
+    old, new = getattr(plain[3], name).data(), getattr(padded_net[3], name)
     new.set_data(nd.concat(old, nd.zeros((7, *old.shape[1:])), dim=0))
 first = plain[0].weight.data()
-mended[0].weight.set_data(nd.concat(first, nd.zeros((64, 5, 7, 7)), dim=1))
+padded_net[0].weight.set_data(nd.concat(first, nd.zeros((64, 5, 7, 7)), dim=1))
 padded = nd.concat(image, zeros, dim=1)
-apart = np.abs(mended(padded).asnumpy()[:, :1001] - plain(image).asnumpy()).max()
+apart = np.abs(padded_net(padded).asnumpy()[:, :1001] - plain(image).asnumpy()).max()
 print(f"largest difference of an output: {apart:.1e}")
 assert apart < 1e-4
-amp.cast(mended, "float16")
-print("amp.check:", amp.check(mended, None, padded))
-assert not amp.check(mended, None, padded)
+amp.cast(padded_net, "float16")
+print("amp.check:", amp.check(padded_net, None, padded))
+assert not amp.check(padded_net, None, padded)
 
 # %%
 SIZES = (
@@ -330,8 +334,11 @@ for (device, speedups), colour, line in zip(PUBLISHED.items(), ("#08306b", "#fd8
     right.plot(list(speedups), list(speedups.values()), f"{line}-", color=colour, label=device)
 right.axhline(1, color="#444444", linestyle=":")
 right.set_ylim(0)
-right.set(xlabel="batch size", ylabel="speed of mixed precision / float32",
-          title="Published by NVIDIA: ResNet-50 inference")  # fmt: skip
+right.set(
+    xlabel="batch size",
+    ylabel="speed of mixed precision / float32",
+    title="Published by NVIDIA: ResNet-50 inference",
+)
 right.legend()
 for axes, ticks in ((left, BATCHES), (right, (1, 8, 32, 128, 256))):
     axes.set_xscale("log", base=2)
@@ -438,8 +445,11 @@ for dtype in TRAINED:
     )
     left.axhline(alone[dtype], color=colour, linestyle=":", linewidth=1)
 left.set_ylim(0, 1.35 * max(alone.values()))
-left.set(xlabel="images/s that the pauses allow", ylabel="images/s trained on",
-         title="Measured: a slow input makes all dtypes equal")  # fmt: skip
+left.set(
+    xlabel="images/s that the pauses allow",
+    ylabel="images/s trained on",
+    title="Measured: a slow input makes all dtypes equal",
+)
 left.legend(loc="lower right", title="dotted: without input", fontsize=9)
 places = np.arange(len(GPUS))
 for shift, (dtype, values) in zip((-0.2, 0.2), DLPERF.items()):
@@ -449,8 +459,12 @@ for place, one, other in zip(places, *DLPERF.values()):
     right.text(place, max(one, other) + 60, f"{other / one:.2f} x", ha="center", fontsize=9)
 right.set_xticks(places)
 right.set_xticklabels(GPUS)
-right.set(xlabel="V100 GPUs", ylabel="training images/s", ylim=(0, 3400),
-          title="Published (DLPerf): the gain gets lost")  # fmt: skip
+right.set(
+    xlabel="V100 GPUs",
+    ylabel="training images/s",
+    ylim=(0, 3400),
+    title="Published (DLPerf): the gain gets lost",
+)
 right.legend(loc="upper left")
 figure.tight_layout()
 plt.show()

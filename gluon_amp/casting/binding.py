@@ -7,6 +7,7 @@ it, by the lowered one. No MXNet class, module or other net changes, the net's s
 
 import copy
 import warnings
+from typing import Optional
 
 import numpy as np
 
@@ -37,7 +38,7 @@ FED_DTYPES = ("float32", "float16")  # float dtypes that a cast net takes
 TRACE = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
 
 
-class _Binding:
+class Binding:
     """What a bound block knows: its policy, its path in the net, and the graphs made of it.
 
     There is one trace for each combination of autograd's mode, device and fed dtypes, since a
@@ -215,7 +216,12 @@ class Cast:
             super().__setstate__(state)
         else:
             vars(self).update(state or {})
-        self._amp = _Binding(self, path, policy)
+        self._amp = Binding(self, path, policy)
+
+
+def binding_of(block: Block) -> Optional[Binding]:
+    """Return the binding of a block that is cast, or None."""
+    return vars(block).get("_amp")
 
 
 def _new_block(make, args) -> Cast:
@@ -229,7 +235,7 @@ def bind(block: HybridBlock, path: str, policy: Policy) -> None:
     """Make a block one of a cast net."""
     block._clear_cached_op()
     block.__class__ = cast_class(Cast, type(block))
-    block._amp = _Binding(block, path, policy)
+    block._amp = Binding(block, path, policy)
 
 
 def unbind(block: HybridBlock) -> None:

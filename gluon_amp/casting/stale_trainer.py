@@ -1,56 +1,83 @@
-"""Stock trainers that were built before a cast: their steps raise instead of training float16.
+"""Stale trainers, which were built before a cast: their steps raise instead of training wrongly.
 
-An `amp.Trainer` compares the dtypes by itself. A stock one would continue without loss scale and
-masters, so `cast` adds the same comparison to that instance.
+A stock trainer would update float16 weights without a loss scale and masters. An `amp.Trainer`
+compares the dtypes at each step itself; `cast` adds the same comparison to stock trainers.
 """
 
 from typing import Iterable, List, Tuple
 
-import numpy as np
+from gluon_amp.dtypes import dtype_name
 
 from mxnet import gluon
 
 
-def dtypes_of(params: Iterable[gluon.Parameter]) -> List[Tuple[str, str]]:
-    """Return each parameter's dtype and the dtype that its net computes in."""
-    return [(np.dtype(p.dtype).name, getattr(p, "_amp_compute_dtype", "float32")) for p in params]
+class DtypesAtBuild:
+    """The dtypes of parameters at one moment, to compare with those of later steps.
 
-
-def check(params: Iterable[gluon.Parameter], before: Iterable[tuple], computing: bool) -> None:
-    """Raise if parameters were cast since a trainer was built.
-
-    Parameters
+    Attributes
     ----------
-    params : list of Parameter
-    before : list of tuple
-        What `dtypes_of` returned then.
-    computing : bool
-        Whether the dtype that the net computes in matters too, as it does for the loss scale.
-
-    Raises
-    ------
-    RuntimeError
-        The first parameter that differs.
+    names : list of tuple of str
+        For each parameter its dtype, and the dtype in which its net computes.
     """
-    for param, old, new in zip(params, before, dtypes_of(params)):
-        if old[0] != new[0] or (computing and old[1] != new[1]):
-            raise RuntimeError(
-                f"Parameter {param.name} was {_in_words(*old)} when this trainer was built and is "
-                f"{_in_words(*new)} now: the trainer was built before the cast, build a new one "
-                "after it."
-            )
+
+    def __init__(self, params: Iterable[gluon.Parameter]):
+        self._params = list(params)
+        self._declared = self._declarations()
+        self.names = _names(self._params)
+
+    def any_float16(self) -> bool:
+        """Return whether a parameter was float16, or used in float16."""
+        return any("float16" in dtypes for dtypes in self.names)
+
+    def check(self, computing: bool) -> None:
+        """Raise if parameters were cast since.
+
+        Parameters
+        ----------
+        computing : bool
+            Whether to compare the dtype in which the net computes, too. The loss scale depends on
+            it.
+
+        Raises
+        ------
+        RuntimeError
+            For the first parameter that differs.
+        """
+        if self._declarations() == self._declared:
+            return
+        # Different declarations can be the same dtype: 'float32' and numpy.float32.
+        for param, old, new in zip(self._params, self.names, _names(self._params)):
+            if old[0] != new[0] or (computing and old[1] != new[1]):
+                raise RuntimeError(
+                    f"Parameter {param.name} was {_in_words(*old)} when this trainer was built and "
+                    f"is {_in_words(*new)} now: the trainer was built before the cast, build a new "
+                    "one after it."
+                )
+
+    def _declarations(self) -> list:
+        return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self._params]
+
+
+def _names(params: List[gluon.Parameter]) -> List[Tuple[str, str]]:
+    return [(dtype_name(p.dtype), getattr(p, "_amp_compute_dtype", "float32")) for p in params]
+
+
+def _in_words(dtype: str, computing: str) -> str:
+    return dtype if computing == "float32" else f"{dtype} computing in {computing}"
 
 
 def guard_trainers(params: Iterable[gluon.Parameter]) -> None:
-    """Make the stock trainers of these parameters refuse to step once the dtypes have changed."""
+    """Make the stock trainers of these parameters raise at each step once the dtypes differ."""
     for trainer in {id(p._trainer): p._trainer for p in params if p._trainer is not None}.values():
         stock = type(trainer)
         if not isinstance(trainer, _Guarded) and not hasattr(trainer, "loss_scale"):
             trainer.__class__ = type(stock.__name__, (_Guarded, stock), {})
-            trainer._dtypes_before_cast = dtypes_of(trainer._params)
+            trainer.dtypes_at_build = DtypesAtBuild(trainer._params)
 
 
 class _Guarded:
+    """A stock trainer that raises at each step if its parameters were cast since it was built."""
+
     def step(self, *args, **kwargs):
         self._check_dtypes()
         return super().step(*args, **kwargs)
@@ -64,10 +91,6 @@ class _Guarded:
         return super().update(*args, **kwargs)
 
     def _check_dtypes(self):
-        # bfloat16 needs neither a loss scale nor masters, so a stock trainer is correct for it
-        computing = any(now == "float16" for _, now in dtypes_of(self._params))
-        check(self._params, self._dtypes_before_cast, computing)
-
-
-def _in_words(dtype: str, computing: str) -> str:
-    return dtype if computing == "float32" else f"{dtype} computing in {computing}"
+        # Under bfloat16 a stock trainer is correct, without a loss scale and masters.
+        computing = any(getattr(p, "_amp_compute_dtype", None) == "float16" for p in self._params)
+        self.dtypes_at_build.check(computing)

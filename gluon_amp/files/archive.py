@@ -1,9 +1,9 @@
 """Files of numbers: a JSON header and numpy arrays, with a digest of all bytes.
 
-A file is an ordinary .npz archive, which `numpy.load` reads, with the header as its first member
-and the SHA-256 of everything before it as its last 64 bytes. It contains no code, and reading it
-executes nothing. The digest detects damage. It is not a signature, so every part is checked as if
-an attacker had written it.
+A file is an ordinary .npz archive, which `numpy.load` reads. The header is its first member, and
+the SHA-256 of all other bytes is its last 64 bytes. It contains no code, and reading it executes
+nothing. The digest detects damage. It is not a signature, so every part is checked as if an
+attacker had written it.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from gluon_amp.files.schema import brief
 from mxnet import nd
 
 DIGEST_LENGTH = 64
-# A ZIP archive begins with its first member's 30 bytes of header and then its name.
+# A ZIP archive begins with 30 bytes of its first member's header, followed by the member's name.
 MEMBER_HEADER = 30
-# Nested lists, tuples and dicts. Python's own limit is about 1000 calls.
+# Of nested lists, tuples and dicts. Python's own limit is about 1000 calls.
 MAX_DEPTH = 64
 
 Arrays = Dict[str, np.ndarray]
@@ -38,9 +38,9 @@ class Kind(NamedTuple):
     format, version : str, int
         Fields of the header.
     header : str
-        Name of the header in the archive; files are recognized by it.
+        Name of the header in the archive, by which files of this kind are recognized.
     foreign : str
-        The end of the error message for other files.
+        The end of the error message for a file of another kind.
     """
 
     format: str
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     foreign: str
 
     def wrote(self, data: bytes) -> bool:
-        """Whether the first bytes of a file are those of this kind."""
+        """Return whether the first bytes of a file are those of this kind."""
         return data[MEMBER_HEADER:].startswith(self.header.encode())
 
 
@@ -78,9 +78,9 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
 
 
 def read(kind: Kind, path) -> Tuple[dict, Arrays]:
-    """Return the header and the arrays of a file that `encode` made.
+    """Return the header and the arrays of a file that `encode` returned.
 
-    Uses at most twice the file's size in memory, whatever its headers claim.
+    Uses at most twice the file's size of memory, for any sizes that the file claims.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def read(kind: Kind, path) -> Tuple[dict, Arrays]:
     OSError
         The file cannot be read.
     ValueError
-        One sentence, for a file that is foreign, truncated, damaged, or forged.
+        For a file that is foreign, truncated, damaged or forged.
     """
     with open(path, "rb") as file:
         data = file.read(MEMBER_HEADER + len(kind.header))
@@ -121,7 +121,7 @@ def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
         members = _members(data)
         header = _json(members.pop(kind.header))
     except Exception as error:
-        # zipfile, struct, codecs and json raise a dozen kinds of errors for such bytes.
+        # zipfile, struct, codecs and json raise a dozen kinds of errors for forged bytes.
         raise malformed(source, error) from None
     version = header.pop("version", None)
     if (header.pop("format", None), version) != (kind.format, kind.version):
@@ -136,7 +136,7 @@ def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
 
 
 def malformed(source, error) -> ValueError:
-    """Return the error for a file with a correct digest that gluon_amp has not written."""
+    """Return the error for a file with a correct digest that gluon_amp did not write."""
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return ValueError(
         f"{source} has a correct checksum and content that gluon_amp does not write ({reason}): "
@@ -148,21 +148,21 @@ def _digest(data) -> bytes:
     return hashlib.sha256(memoryview(data)[:-DIGEST_LENGTH]).hexdigest().encode()
 
 
-# ------------------------------------------------------------------------------------ its members
+# ------------------------------------------------------------------------------------ the members
 
 
 def _members(data: bytes) -> Dict[str, bytes]:
-    """Return names and contents of the archive, each name once and nothing compressed."""
+    """Return names and contents, after a check that names differ and nothing is compressed."""
     contents, total = {}, 0
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():
-            # In a forged archive, members may overlap and expand to many times its size.
+            # The members of a forged archive can overlap, or expand to many times its size.
             total += info.file_size
             stored = info.compress_type == zipfile.ZIP_STORED
             if not stored or info.file_size != info.compress_size or total > len(data):
-                raise ValueError(f"{brief(info.filename)} is not stored as it is")
+                raise ValueError(f"{brief(info.filename)} is compressed or larger than the file")
             if info.filename in contents:
-                raise ValueError(f"{brief(info.filename)} is there twice")
+                raise ValueError(f"the name {brief(info.filename)} occurs twice")
             contents[info.filename] = archive.read(info)
     return contents
 
@@ -200,7 +200,7 @@ LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}
 
 
 def _array(content: bytes) -> np.ndarray:
-    """Return a .npy file's array, which has exactly as many bytes as its header says."""
+    """Return the array of a .npy file, after a check that its size is that of its header."""
     match = _NPY.match(content)
     if match is None or int.from_bytes(content[8:10], "little") != match.end() - 10:
         raise ValueError("an array has an unknown header")
@@ -214,7 +214,7 @@ def _array(content: bytes) -> np.ndarray:
         unit, largest = LARGEST[dtype.kind]
         numbers = np.frombuffer(content, dtype.str[0] + unit, offset=match.end())
         if numbers.max() > largest:
-            raise ValueError(f"an array of {dtype} holds something else")
+            raise ValueError(f"an array of {dtype} holds other values")
     return np.ndarray(shape, dtype, content, match.end(), order=order).copy(order="K")
 
 
@@ -222,7 +222,7 @@ def _array(content: bytes) -> np.ndarray:
 
 
 def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
-    """Turn a value into what JSON can hold; its numpy arrays go to `arrays`.
+    """Return a value as JSON can represent it, with its numpy arrays moved to `arrays`.
 
     Parameters
     ----------
@@ -231,14 +231,14 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
     arrays : dict
         The arrays are added to it.
     where : str
-        What the value is; arrays are named after it.
+        What the value is, for the names of arrays and for error messages.
 
     Raises
     ------
     TypeError
         For any other value.
     ValueError
-        For containers more than `MAX_DEPTH` deep, or in themselves.
+        For containers more than `MAX_DEPTH` deep in each other, or a container in itself.
     """
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -266,7 +266,7 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
     hint = ", call .asnumpy() on it" if isinstance(value, nd.NDArray) else ""
     raise TypeError(
         f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot "
-        f"hold{hint}: give numbers, strings, numpy arrays, and lists, tuples and dicts of them."
+        f"hold{hint}: pass numbers, strings, numpy arrays, and lists, tuples and dicts of them."
     )
 
 
@@ -276,7 +276,7 @@ def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
     Raises
     ------
     ValueError
-        `pack` did not write it; see `malformed`.
+        For a value that `pack` does not return; see `malformed`.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"lists or dicts are more than {MAX_DEPTH} deep in each other")
@@ -302,16 +302,16 @@ def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
 
 
 def _unpack_dict(pairs: list, arrays: Arrays, depth: int) -> dict:
-    found = {}
+    result = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
             raise ValueError("a dict has an item that is not a pair")
         key = unpack(pair[0], arrays, depth)
         try:
-            known = key in found
+            known = key in result
         except TypeError:
             raise ValueError(f"a dict has {brief(key)} as a key") from None
         if known:
             raise ValueError("a dict has a key twice")
-        found[key] = unpack(pair[1], arrays, depth)
-    return found
+        result[key] = unpack(pair[1], arrays, depth)
+    return result

@@ -1,4 +1,4 @@
-"""Files and folders that are either the old one or the new one, whenever the power fails."""
+"""Atomic writes of files and folders: after a crash there is the old one or the new one."""
 
 import contextlib
 import ctypes
@@ -16,11 +16,11 @@ TEMPORARY = re.compile(r".+\.[a-z0-9_]{8}" + re.escape(SUFFIX))  # as tempfile.m
 
 
 def write(path, data: bytes) -> None:
-    """Write a file so that a crash at any moment leaves the previous content or all of the new.
+    """Write a file so that a crash at any moment leaves the old content or all of the new.
 
-    The bytes go to a temporary file in the same folder, to the disk, and only then to the name.
-    Temporary files in that folder whose writers were killed are removed. A device or a pipe is
-    written to as it is: a file in the place of /dev/null would harm every other program.
+    The bytes are written to a temporary file in the same folder and flushed to the disk, and only
+    then the file is renamed. Temporary files of killed writers in the folder are removed. A device
+    or a pipe is written directly: a file in the place of /dev/null would harm every other program.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def write(path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)  # before the lock is let go
+            os.replace(temporary, path)  # before the lock is released
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -55,16 +55,16 @@ class InUseError(RuntimeError):
 
 @contextlib.contextmanager
 def folder(path) -> Iterator[Path]:
-    """Make a folder that gets its name only when all that is in it is written.
+    """Create a folder that gets its name only when all its files are written.
 
-    Yields an empty folder beside `path` to write to. When the block ends, its files are flushed to
-    the disk and it replaces `path`. When the block raises, the folder is removed. A folder left by
-    a writer that was killed is emptied and used again.
+    Yields an empty folder beside `path`. When the block ends, the folder's files are flushed to the
+    disk and it replaces `path`. When the block raises, the folder is removed. If a killed writer
+    has left its folder, that one is emptied and used again.
 
-    The replacement is one system call where the file system can exchange two names (Linux's
-    `renameat2` with `RENAME_EXCHANGE`). Elsewhere it is two renames: a writer that is killed
-    between them leaves the old folder as `path` + ``.replaced``, and the next writer puts it back
-    before it does anything else.
+    The replacement is one system call if the file system can exchange two names (Linux's
+    `renameat2` with `RENAME_EXCHANGE`). Otherwise it is two renames. A writer that is killed
+    between them leaves the old folder as `path` + ``.replaced``, and the next writer restores it
+    first.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def folder(path) -> Iterator[Path]:
     Raises
     ------
     InUseError
-        Another process is writing this folder now.
+        When another process is writing the folder.
     """
     path = os.path.abspath(os.fspath(path))
     unfinished, replaced, removed = path + SUFFIX, path + ".replaced", path + ".removed"
@@ -81,9 +81,9 @@ def folder(path) -> Iterator[Path]:
     os.makedirs(parent, exist_ok=True)
     with contextlib.ExitStack() as locks:
         locks.callback(os.close, _locked_folder(unfinished))
-        _put_back(replaced, path)
-        # The old folder gets the name `unfinished` in an exchange. Its lock keeps other writers
-        # from taking it for a leftover, until this one has given it a name that nobody uses.
+        _restore(replaced, path)
+        # An exchange gives the old folder the name `unfinished`. Its lock prevents other writers
+        # from using it as a leftover, until this writer has renamed it to `removed`.
         old = _lock_when_free(path)
         if old is not None:
             locks.callback(os.close, old)
@@ -94,20 +94,20 @@ def folder(path) -> Iterator[Path]:
             _sync_tree(unfinished)
             outdated = _replace(path, unfinished, replaced)
         except BaseException:
-            _put_back(replaced, path)
+            _restore(replaced, path)
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         _sync_folder(parent)
         if outdated is not None:
-            # Rename it first: a folder that is partly removed must never be put back.
+            # Rename it first: a folder that is partly removed must never be restored.
             os.rename(outdated, removed)
             _remove(removed)
 
 
 def _replace(path: str, new: str, aside: str) -> Optional[str]:
-    """Give a new folder its name, and return where the old one is now, if there was one."""
+    """Rename a new folder, and return the new name of the one it replaced, or None."""
     try:
-        _exchange(new, path)
+        exchange(new, path)
         return new
     except FileNotFoundError:
         os.rename(new, path)
@@ -120,8 +120,8 @@ def _replace(path: str, new: str, aside: str) -> Optional[str]:
     return aside
 
 
-def _put_back(aside: str, path: str) -> None:
-    """Undo the first of the two renames of `_replace`, if the second one was not made."""
+def _restore(aside: str, path: str) -> None:
+    """Undo the first of the two renames of `_replace`, if the second one is missing."""
     if os.path.lexists(aside) and not os.path.lexists(path):
         os.rename(aside, path)
         _sync_folder(os.path.dirname(path))
@@ -129,19 +129,19 @@ def _put_back(aside: str, path: str) -> None:
 
 # Linux's <linux/fs.h> and <fcntl.h>
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
-# Errors of renameat2 where the kernel, the file system or the container has no exchange.
+# Errors of renameat2 if the kernel, the file system or the container cannot exchange names.
 NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
 
 
-def _exchange(one: str, other: str) -> None:
+def exchange(one: str, other: str) -> None:
     """Exchange two names in one system call.
 
     Raises
     ------
     FileNotFoundError
-        One of them does not exist.
+        When one of them does not exist.
     OSError
-        With an `errno` in `NO_EXCHANGE` where names cannot be exchanged.
+        With an `errno` in `NO_EXCHANGE` if names cannot be exchanged.
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc 2.28
     if renameat2 is None:
@@ -155,7 +155,7 @@ def _exchange(one: str, other: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a folder, a file or a link, if it is there."""
+    """Remove a folder, a file or a link, if it exists."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -164,11 +164,13 @@ def _remove(path: str) -> None:
 
 
 def _locked_folder(path: str) -> int:
-    """Make a folder or take over one that nobody holds, and lock it for as long as it is open."""
+    """Create a folder, or use an existing one that is not locked, and return a lock on it."""
     while True:
-        os.makedirs(path, exist_ok=True)
+        # Not os.makedirs: it raises if another writer renames the folder between its two calls.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # its writer has just finished
         try:
@@ -176,7 +178,7 @@ def _locked_folder(path: str) -> int:
         except BlockingIOError:
             os.close(descriptor)
             raise InUseError(f"another process is writing {path}") from None
-        except OSError:  # no locks here
+        except OSError:  # the file system has no locks
             return descriptor
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
@@ -185,25 +187,25 @@ def _locked_folder(path: str) -> int:
 
 
 def _lock_when_free(path: str) -> Optional[int]:
-    """Lock a folder, after the writer that has just finished it has released it."""
+    """Wait until a writer that is just finishing releases a folder, and return a lock on it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # there is none, or it is not for us to read
+    except OSError:  # it does not exist, or is not readable
         return None
-    with contextlib.suppress(OSError):  # no locks here
+    with contextlib.suppress(OSError):  # the file system has no locks
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove the temporary files of killed writers.
+    """Remove the temporary files of killed writers from a folder.
 
-    A writer keeps its file locked, and the system unlocks it when the writer ends, however it does.
+    A writer holds a lock on its file, which the system releases when the process ends in any way.
     """
     for entry in os.listdir(folder):
         if TEMPORARY.fullmatch(entry):
             path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):  # in use, gone already, or not ours to remove
+            with contextlib.suppress(OSError):  # locked, removed already, or not permitted
                 descriptor = os.open(path, os.O_RDWR)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,20 +215,20 @@ def remove_leftovers(folder: str) -> None:
 
 
 def _locked_temporary(path: str) -> Tuple[int, str]:
-    """Make a temporary file beside a file, and lock it for as long as it is open."""
+    """Create a temporary file beside a file, and return its locked descriptor and its path."""
     while True:
         descriptor, temporary = tempfile.mkstemp(
             prefix=os.path.basename(path) + ".", suffix=SUFFIX, dir=os.path.dirname(path)
         )
-        with contextlib.suppress(OSError):  # no locks here, so nobody can remove it either
+        with contextlib.suppress(OSError):  # without locks nobody can remove it either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor, temporary
-        os.close(descriptor)  # another process took it for a leftover before it was locked
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def _umask() -> int:
-    # mkstemp makes private files, and there is no way to read the mask but to set it.
+    # mkstemp creates private files, and the mask can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -235,8 +237,8 @@ def _umask() -> int:
 def _sync_tree(folder: str) -> None:
     """Flush a folder to the disk, with all files and folders in it.
 
-    Linux's `syncfs` does that in one call, and reports errors since Linux 5.8. A flush of the disk
-    for each of ten thousand images would take half a minute.
+    Linux's `syncfs` does this in one call, and returns errors since Linux 5.8. One flush for each
+    of ten thousand images would take half a minute.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -257,7 +259,7 @@ def _sync_tree(folder: str) -> None:
 
 
 def _syncfs(descriptor: int) -> bool:
-    """Flush a whole file system to the disk; return False where there is no such call."""
+    """Flush a whole file system to the disk; return False if the system has no such call."""
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
         return False
@@ -270,7 +272,7 @@ def _syncfs(descriptor: int) -> bool:
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the new name itself durable, where the system can open folders."""
+    """Flush the names in a folder to the disk, if the system can open folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,13 +1,13 @@
-"""Schemas for data from files: what a value must be made of before it is used.
+"""Schemas for data from files: which values are allowed, checked before they are used.
 
 A schema is plain data:
 
-- a `Leaf`: a single value, with a test and with words for an error message;
-- ``[schema]``: a list or tuple of any length;
-- ``(schema, ...)``: a list or tuple of exactly these;
+- a `Leaf`: a single value, with a test, and a description for error messages;
+- ``[schema]``: a list or tuple of any length, with items of one schema;
+- ``(schema, ...)``: a list or tuple of exactly these items;
 - ``{"name": schema, ...}``: a dict of exactly these fields;
-- a `Mapping`: a dict with any number of keys of one kind and values of one kind;
-- an `Either`: what one of several schemas allows.
+- a `Mapping`: a dict of any size, with keys of one schema and values of one schema;
+- an `Either`: a value of one of several schemas.
 """
 
 import math
@@ -28,14 +28,14 @@ class Leaf(NamedTuple):
 
 
 class Mapping(NamedTuple):
-    """A dict with keys of one kind and values of one kind."""
+    """A dict with keys of one schema and values of one schema."""
 
     keys: Any
     values: Any
 
 
 class Either(NamedTuple):
-    """What one of several schemas allows."""
+    """A value of one of several schemas."""
 
     words: str
     schemas: tuple
@@ -57,7 +57,7 @@ def _is_plain(value) -> bool:
     return value is None or isinstance(value, float)
 
 
-# Integers beyond 64 bits are left out: they overflow in arithmetic with floats.
+# Integers beyond 64 bits are not allowed: they overflow in arithmetic with floats.
 COUNT = Leaf("a whole number of at least 0", _is_count)
 NUMBER = Leaf(
     "a finite number",
@@ -75,7 +75,7 @@ ANYTHING = Leaf("anything", lambda v: True)
 
 
 def check(value, schema, where: str) -> None:
-    """Raise an error unless a value is what a schema allows.
+    """Raise an error unless a schema allows a value.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def check(value, schema, where: str) -> None:
     Raises
     ------
     ValueError
-        One sentence without a full stop, in which the first wrong part is named.
+        For the first wrong part, without a full stop.
     """
     if isinstance(schema, Leaf):
         if not schema.test(value):
@@ -131,7 +131,7 @@ def allows(schema, value) -> bool:
 
 
 def brief(value) -> str:
-    """Describe any value in a few words on one line."""
+    """Return a description of any value in a few words on one line."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "a number beyond 64 bits"
     if value is None or isinstance(value, (int, float)):

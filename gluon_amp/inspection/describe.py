@@ -1,10 +1,10 @@
-"""Tell, operator by operator, what a net computes in, and why."""
+"""In which dtype each operator of a net computes, and why."""
 
 import textwrap
 from collections import Counter
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from gluon_amp.casting.binding import Cast
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import roots, traced
 from gluon_amp.policy import Policy, graph
 
@@ -18,7 +18,22 @@ WIDTH = 80
 
 
 class Row(NamedTuple):
-    """How one operator of a cast net runs. See `describe`."""
+    """How one operator of a net runs.
+
+    Attributes
+    ----------
+    block : str
+        Path of its block, as in `'features.0'`.
+    node : str
+        Name of its node.
+    op : str
+    compute_dtype : str
+        'as fed' if it depends on the inputs, 'none' for an operator that is never cast.
+    param_dtypes : dict of str to str
+        Dtypes of the parameters that it reads.
+    reason : str
+        Why a pin or the operator table overrides the policy's compute dtype, or `''`.
+    """
 
     block: str
     node: str
@@ -29,55 +44,51 @@ class Row(NamedTuple):
 
 
 class Description:
-    """What `describe` returns: `.rows`, a list of `Row`, and a table as its text.
+    """What `describe` returns: `.rows`, a list of `Row`; its text is a table.
 
-    The table numbers the reasons, and tells each below it once.
+    The table numbers the reasons, and lists each of them once below.
     """
 
-    def __init__(self, policy: Policy, rows: List[Row]) -> None:
-        self.policy = policy
+    def __init__(self, rows: List[Row]) -> None:
         self.rows = rows
 
     def __str__(self) -> str:
         reasons = list(dict.fromkeys(row.reason for row in self.rows if row.reason))
         notes = {reason: f"[{k}]" for k, reason in enumerate(reasons, 1)}
         head = ("block", "op", "computes in", "parameters", "because")
-        lines = [
-            (row.block, row.op, row.compute_dtype, _counted(row.param_dtypes),
-             notes.get(row.reason, ""))
-            for row in self.rows
-        ]  # fmt: skip
-        widths = [max(len(line[k]) for line in [head, *lines]) for k in range(4)]
-        table = [
-            "  ".join([*(line[k].ljust(widths[k]) for k in range(4)), line[4]]).rstrip()
-            for line in [head, tuple("-" * len(title) for title in head), *lines]
-        ]
-        told = [
+        rule = tuple("-" * len(title) for title in head)
+        lines = [head, rule, *(_cells(row, notes) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        reasons = [
             textwrap.fill(f"{note} {reason}", WIDTH, subsequent_indent=" " * (len(note) + 1))
             for reason, note in notes.items()
         ]
-        ran = Counter(row.compute_dtype for row in self.rows)
-        summary = ", ".join(f"{count} in {dtype}" for dtype, count in ran.most_common())
-        return "\n".join([*table, *told, f"{len(self.rows)} operators: {summary}"])
+        dtypes = Counter(row.compute_dtype for row in self.rows)
+        summary = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.most_common())
+        return "\n".join([*table, *reasons, f"{len(self.rows)} operators: {summary}"])
+
+
+def _cells(row: Row, notes: Dict[str, str]) -> Tuple[str, ...]:
+    counts = Counter(row.param_dtypes.values())
+    parameters = " ".join(f"{count}×{dtype}" for dtype, count in sorted(counts.items()))
+    return row.block, row.op, row.compute_dtype, parameters, notes.get(row.reason, "")
 
 
 def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
-    """Tell, operator by operator, what a net computes in, and why where it is not what was asked.
+    """Return the dtype that each operator of a net computes in, and the reason for exceptions.
 
     Parameters
     ----------
     net : Block
         A net, cast or not.
     inputs : NDArray
-        Inputs as for `net(*inputs)`; not needed once the net has been called.
+        Inputs as for `net(*inputs)`; a net that has run before needs none.
 
     Returns
     -------
     Description
-        `.rows` has, for each operator in the order of the graph, its block's path, its node's name,
-        the operator, the dtype it computes in ('as fed' where only its inputs can tell, 'none'
-        where nothing is ever cast), the dtypes of the parameters it reads, and the reason where a
-        pin or the table keeps it from the policy's compute dtype. `str()` is a table.
+        `.rows` has a `Row` for each operator, in the order of the graph. `str()` is a table.
 
     Raises
     ------
@@ -96,36 +107,32 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     if inputs:
         with autograd.predict_mode():
             net(*inputs)
-    rows, policy = [], Policy()
+    rows = []
     for path, block in roots(net):
-        if isinstance(block, Cast):
-            policy = block._amp.policy
-            nodes = block._amp.nodes
+        binding = binding_of(block)
+        if binding is not None:
+            policy, nodes = binding.policy, binding.nodes
         else:
-            nodes = _plain_nodes(path, block, inputs if block is net else ())
+            policy, nodes = Policy(), _nodes_of_uncast(path, block, inputs if block is net else ())
         if nodes is None:
             raise ValueError(
                 f"describe() needs inputs, since {type(block).__name__} {path or 'net'} has never "
                 "run: call describe(net, x) with x as for net(x)."
             )
         rows += [_row(node, policy) for node in nodes]
-    return Description(policy, rows)
+    return Description(rows)
 
 
-def _plain_nodes(path: str, block: HybridBlock, inputs) -> Optional[list]:
+def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[List[graph.Node]]:
+    """Return the operators of a block that is not cast; None if it has never run."""
     if not inputs and not block._cached_graph:
         return None
     _, symbol = traced(block, path, lambda: HybridBlock._get_graph(block, *inputs))
     return graph.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
 
 
-def _counted(dtypes: Dict[str, str]) -> str:
-    counts = Counter(dtypes.values())
-    return " ".join(f"{count}×{dtype}" for dtype, count in sorted(counts.items()))
-
-
 def _row(node: graph.Node, policy: Policy) -> Row:
     kind, reason, pinned = node.decision
     dtype = {"uncast": "none", "norm": "float32"}.get(kind, node.dtype or "as fed")
-    telling = pinned or (policy.compute_dtype != "float32" and kind in ("float32", "norm"))
-    return Row(node.block, node.name, node.op, dtype, node.params, reason if telling else "")
+    overridden = pinned or (policy.compute_dtype != "float32" and kind in ("float32", "norm"))
+    return Row(node.block, node.name, node.op, dtype, node.params, reason if overridden else "")

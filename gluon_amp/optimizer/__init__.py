@@ -1,48 +1,47 @@
 """Optimizers with float32 masters: SGD, NAG, Adam, AdamW, LARS, LAMB.
 
-A float16 weight near 1 cannot take a step below 5e-4, and near 1e-8 Adam's epsilon is zero, so the
-update computes in float32, on a master copy that the optimizer keeps. The weight is the rounded
-master. Float32 weights are their own masters.
+In float16, a step below 5e-4 does not change a weight near 1, and Adam's epsilon of 1e-8 is zero.
+So the optimizer keeps a float32 master copy of each float16 weight, updates the master, and sets
+the weight to the rounded master. A float32 weight needs no master.
 
-Under a name that MXNet has, signature, defaults and formulas are MXNet's, with one exception:
-`multi_precision` is True. The classes are also registered with MXNet as ``amp_sgd``, ``amp_adam``
-and so on.
+Optimizers that MXNet has under the same name have its signature, defaults and formulas, with one
+exception: `multi_precision` is True. The classes are also registered with MXNet, as ``amp_sgd``,
+``amp_adam`` and so on.
 """
 
 from gluon_amp.optimizer.adam import Adam, AdamW
-from gluon_amp.optimizer.base import ExactFloat as ExactFloat
-from gluon_amp.optimizer.base import MasterOptimizer
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer
 from gluon_amp.optimizer.large_batch import LAMB, LARS
 from gluon_amp.optimizer.sgd import NAG, SGD
 
 import mxnet as mx
 
-__all__ = ["LAMB", "LARS", "NAG", "SGD", "Adam", "AdamW", "MasterOptimizer", "create"]
+__all__ = ["LAMB", "LARS", "NAG", "SGD", "Adam", "AdamW", "ExactFloat", "MasterOptimizer", "create"]
 
 OPTIMIZERS = {"sgd": SGD, "nag": NAG, "adam": Adam, "adamw": AdamW, "lars": LARS, "lamb": LAMB}
 
 for _name, _class in OPTIMIZERS.items():
-    # The public path, which saved states name, whatever file the class is in.
+    # Pickled states contain this path, so it is the public one and not that of the file.
     _class.__module__ = __name__
-    # Under names of our own: registering "sgd" would replace MXNet's for the whole process.
+    # Registered under our own names: "sgd" would replace MXNet's class in the whole process.
     mx.optimizer.Optimizer.opt_registry[f"amp_{_name}"] = _class
 
 
 def create(optimizer, **params):
-    """Build an optimizer by name.
+    """Return an optimizer by name.
 
     Parameters
     ----------
     optimizer : str
-        One of `OPTIMIZERS`, or any other name MXNet knows, which is then built with
-        ``multi_precision=True`` and casts through float32 tensor by tensor.
+        One of `OPTIMIZERS`, or the name of another optimizer of MXNet, which then gets
+        ``multi_precision=True`` and updates one tensor at a time.
     **params
-        The constructor's arguments.
+        Arguments of the constructor.
 
     Raises
     ------
     ValueError
-        For an unknown name.
+        The name is unknown.
 
     Examples
     --------

@@ -1,20 +1,20 @@
-"""Adam, with the classic and with the decoupled weight decay."""
+"""Adam with L2 regularization, and AdamW with decoupled weight decay."""
 
 import math
 
 import numpy as np
 
 from gluon_amp.lowering.native import updates
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, follow, interleaved
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, interleaved, sync_master
 
 from mxnet import nd
 
-# Most tensors one multi-tensor op takes.
+# The most tensors of one multi-tensor operator.
 ADAMW_LIMIT = 50
 
 
 class Adam(MasterOptimizer):
-    """Adam (arXiv:1412.6980), with the bias correction folded into the rate, as MXNet has it.
+    """Adam (arXiv:1412.6980), with the bias correction as a factor of the learning rate.
 
         g = clip(rescale_grad * grad + wd * w)
         m = beta1 * m + (1 - beta1) * g
@@ -22,23 +22,23 @@ class Adam(MasterOptimizer):
         w = w - lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)
 
     Signature, defaults and order of operations are those of `mxnet.optimizer.Adam`. The bias
-    correction is more exact. The kernels have the betas in float32, and 1 - float32(0.999) is
+    correction is more exact. The kernels round the betas to float32, and 1 - float32(0.999) is
     0.001 * (1 - 1.3e-5), so the correction is computed from float32(0.999), in float64. MXNet
-    computes it from 0.999, which makes its first updates 6e-6 too long. Here the first update is
-    exact to 3 ulp. On a GPU, where MXNet's multi-tensor operator computes the variance as a
-    difference of nearly equal numbers, it is exact to 6e-8 / (1 - beta2).
+    computes it from 0.999, so its first updates are 6e-6 too long. Here the first update is exact
+    to 3 ulp. On a GPU it is exact to 6e-8 / (1 - beta2), because MXNet's multi-tensor operator
+    computes the variance as a difference of nearly equal numbers.
 
     Parameters
     ----------
     learning_rate : float or None
-        0.001 by default. As in MXNet, a number replaces the base rate of an `lr_scheduler`, and so
-        does the default; None keeps the scheduler's.
+        0.001 by default. As in MXNet, a number (the default too) replaces the base rate of an
+        `lr_scheduler`; None keeps it.
     beta1, beta2, epsilon : float
     lazy_update : bool
-        Update only the rows that a row_sparse gradient has, and their mean and variance.
+        With a row_sparse gradient, update only its rows of the weight, the mean and the variance.
     **kwargs
-        See `MasterOptimizer`. `wd` is the classic L2 term, added to the gradient; for the decoupled
-        one use `AdamW`.
+        See `MasterOptimizer`. `wd` is L2 regularization, which is added to the gradient. For
+        decoupled weight decay use `AdamW`.
 
     Examples
     --------
@@ -68,11 +68,11 @@ class Adam(MasterOptimizer):
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.lazy_update = lazy_update
 
-    def follows(self, weight) -> bool:
+    def syncs_master(self, weight) -> bool:
         return updates.supported([weight])
 
     def _update_dense(self, slots):
-        if all(self.follows(slot.weight) for slot in slots):
+        if all(self.syncs_master(slot.weight) for slot in slots):
             updates.adam_update(
                 interleaved(slots),
                 len(slots[0].arrays),
@@ -88,8 +88,8 @@ class Adam(MasterOptimizer):
             return
         fused, single = [], []
         for slot in slots:
-            # MXNet's multi-tensor op, with float32 state, is AdamW's, which without weight decay is
-            # Adam's too.
+            # MXNet has a multi-tensor operator for AdamW alone, with float32 state. Without weight
+            # decay it computes Adam.
             fusible = self._prefer_fused(slots) and slot.target.dtype == np.float32
             fusible = fusible and (self.decoupled or slot.wd == 0)
             (fused if fusible else single).append(slot)
@@ -109,7 +109,7 @@ class Adam(MasterOptimizer):
         update(
             *columns,
             lrs=[self._corrected(slot) for slot in chunk],
-            # The op multiplies wd by eta, not by the learning rate.
+            # The operator multiplies wd by eta, not by the learning rate.
             wds=[ExactFloat(slot.lr * slot.wd) for slot in chunk],
             etas=[1.0] * len(chunk),
             out=[slot.weight for slot in chunk],
@@ -127,7 +127,7 @@ class Adam(MasterOptimizer):
             out=slot.target,
             **self._attributes(**self._constants()),
         )
-        slot.round_master()
+        slot.set_weight()
 
     def _update_one(self, slot, wd):
         nd.adam_update(
@@ -138,11 +138,11 @@ class Adam(MasterOptimizer):
             lazy_update=self.lazy_update,
             **self._attributes(lr=self._corrected(slot), wd=wd, **self._constants()),
         )
-        slot.round_master()
+        slot.set_weight()
 
     def _update_sparse(self, slot):
-        if slot.master is not None and self.follows(slot.weight):
-            follow(slot.weight, slot.master)  # MXNet's op does not
+        if slot.master is not None and self.syncs_master(slot.weight):
+            sync_master(slot.weight, slot.master)  # MXNet's operator does not
         if self.decoupled:
             target = slot.target
             target -= ExactFloat(slot.lr * slot.wd) * target
@@ -152,7 +152,7 @@ class Adam(MasterOptimizer):
         return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
 
     def _corrected(self, slot):
-        """The rate with the bias correction in it, of the betas that the kernels have."""
+        """Return the learning rate times the bias correction, of betas rounded as in kernels."""
         beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
         correction = math.sqrt(1 - beta2**slot.count) / (1 - beta1**slot.count)
         return ExactFloat(slot.lr * correction)
@@ -164,8 +164,8 @@ class AdamW(Adam):
         m, v as in Adam, without the weight decay
         w = w - (lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon) + lr * wd * w)
 
-    MXNet 1.9.1 has operators for it, but no optimizer. The defaults are torch's, and so is the
-    decay, which is multiplied by the learning rate, so that schedules move both.
+    MXNet 1.9.1 has operators for it, but no optimizer. As in PyTorch, whose defaults these are, the
+    decay is multiplied by the learning rate, so that a schedule changes both.
 
     Parameters
     ----------

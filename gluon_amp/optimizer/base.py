@@ -1,12 +1,12 @@
-"""What all optimizers here share: float32 masters, and one list for all tensors of a device.
+"""The base class of the optimizers: float32 masters, and one update for all tensors of a device.
 
-All state has one layout, ``(master or None, state arrays...)``, a plain tuple that
-`mxnet.optimizer.Updater` moves between devices and pickles. All arithmetic of one optimizer is in
-its `_update_dense`, which gets everything one device has to update as a list of `Slot`.
+The state of a weight is a plain tuple, ``(master or None, state arrays...)``, which
+`mxnet.optimizer.Updater` can move between devices and pickle. The arithmetic of an optimizer is in
+its `_update_dense`, which receives all tensors of one device as a list of `Slot`.
 """
 
 import functools
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from mxnet import nd
 class ExactFloat(float):
     """A float whose text MXNet's parser reads back as the same float32.
 
-    Operators get their attributes as text, and dmlc's `stof` computes exponents in float32: every
-    third value of `1/(3·2**k)` and `1/(7·2**k)` is wrong by one ulp, and then a step with a loss
-    scale differs from the step without. Without an exponent the text is read
-    exactly, down to 1e-12.
+    Operators receive their attributes as text, and dmlc's `stof` computes exponents in float32.
+    Every third value of `1/(3·2**k)` and `1/(7·2**k)` is wrong by one ulp then, and a step with a
+    loss scale differs from the step without. A text without an exponent is read exactly, down to
+    1e-12.
     """
 
     def __str__(self):
@@ -42,11 +42,21 @@ def _text(value):
 
 
 class Slot(NamedTuple):
-    """One tensor to update: arrays of one shape on one device, and its own constants.
+    """One tensor to update: arrays of one shape on one device, and the constants of its update.
 
-    ``weight`` is float16 or float32, ``grad`` has its dtype; ``master`` (None for a float32 weight)
-    and ``state`` are float32. ``count`` is the number of this update, from 1. A float64 weight is
-    its own master, with float64 state.
+    Attributes
+    ----------
+    weight : NDArray
+        Float16, float32 or float64.
+    grad : NDArray
+        In the weight's dtype.
+    master : NDArray or None
+        Float32; None unless the weight is float16.
+    state : tuple of NDArray
+        In the dtype of `target`.
+    lr, wd : ExactFloat
+    count : int
+        The number of this update of the weight, from 1.
     """
 
     name: str
@@ -60,28 +70,28 @@ class Slot(NamedTuple):
 
     @property
     def target(self):
-        """What the update works on: the master, or a float32 weight itself."""
+        """The array that the update computes on: the master, or the weight if it has none."""
         return self.weight if self.master is None else self.master
 
     @property
     def arrays(self):
-        """The array inputs of MXNet's update ops, in their order."""
-        own = () if self.master is None else (self.master,)
-        return (self.weight, self.grad, *self.state, *own)
+        """The array inputs of MXNet's update operators, in their order."""
+        master = () if self.master is None else (self.master,)
+        return (self.weight, self.grad, *self.state, *master)
 
     @property
     def grad_like_target(self):
         """The gradient in the target's dtype."""
         return self.grad.astype(self.target.dtype, copy=False)
 
-    def round_master(self):
-        """Set the weight from its master, after an update that worked on the target."""
+    def set_weight(self):
+        """Set the weight to its rounded master, after an update of `target`."""
         if self.master is not None:
             nd.cast(self.master, dtype=self.weight.dtype, out=self.weight)
 
 
-def follow(weight, master) -> None:
-    """Set those elements of the master, in place, whose rounding is not the weight's element."""
+def sync_master(weight, master) -> None:
+    """Set the elements of a master, in place, that do not round to the weight to the weight's."""
     same = nd.cast(master, dtype="float16") == weight
     nd.where(same.astype("float32"), master, weight.astype("float32"), out=master)
 
@@ -92,10 +102,10 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     Parameters
     ----------
     multi_precision : bool
-        Keep float32 masters of float16 weights. The default is True, and not False as in MXNet: a
-        float16 weight without a master loses every small update, so it is refused.
+        Keep float32 masters of float16 weights. The default is True, unlike in MXNet: a float16
+        weight without a master loses every small update, so it raises an error.
     **kwargs
-        What `mxnet.optimizer.Optimizer` takes, with its defaults: learning_rate (0.01, or the
+        The arguments of `mxnet.optimizer.Optimizer`, with its defaults: learning_rate (0.01, or the
         scheduler's), lr_scheduler, wd, rescale_grad, clip_gradient, ...
 
     Examples
@@ -109,33 +119,33 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     ['float32']
     """
 
-    # How many arrays of the weight's shape are kept beside the master.
+    # Number of state arrays per weight, without the master.
     state_arrays = 0
     # Whether a row_sparse gradient updates only its own rows, of the weight and of the state.
     lazy_update = False
 
     def __init__(self, *, multi_precision=True, **kwargs):
         super().__init__(multi_precision=multi_precision, **kwargs)
-        # The Updater cuts its list at this length. We chunk by the op's own limit instead.
+        # MXNet's Updater splits its list at this length. We split by each operator's own limit.
         self.aggregate_num = 1 << 30
 
     def create_state(self, index, weight):
-        """Zeros like the weight, `state_arrays` of them.
+        """Return `state_arrays` arrays of zeros, in the weight's shape, dtype and context.
 
-        They are stored as the weight is if updates are lazy, and dense otherwise: by this MXNet's
-        operators choose the kind of update of a row_sparse weight.
+        Their storage type is the weight's if updates are lazy, and dense otherwise: MXNet's
+        operators choose the kind of update of a row_sparse weight by it.
         """
         stype = weight.stype if self.lazy_update else "default"
         zeros = {"ctx": weight.context, "dtype": weight.dtype, "stype": stype}
         return tuple(nd.zeros(weight.shape, **zeros) for _ in range(self.state_arrays))
 
     def create_state_multi_precision(self, index, weight):
-        """`(master or None, state arrays...)` for a weight.
+        """Return `(master or None, state arrays...)` for a weight.
 
         Raises
         ------
         ValueError
-            For a float16 weight when multi_precision is off.
+            The weight is float16 and `multi_precision` is False.
         """
         if np.dtype(weight.dtype) != np.float16:
             return (None, *self.create_state(index, weight))
@@ -152,7 +162,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         self.update_multi_precision(index, weight, grad, state)
 
     def update_multi_precision(self, index, weight, grad, state):
-        """Update one weight, or a list of weights of one device and dtype, from `(master, ...)`."""
+        """As `update`; a state is what `create_state_multi_precision` returns."""
         if not isinstance(index, (list, tuple)):
             index, weight, grad, state = [index], [weight], [grad], [state]
         self._update_count(index)
@@ -162,17 +172,17 @@ class MasterOptimizer(mx.optimizer.Optimizer):
             Slot(self._name(i), w, g, s[0], tuple(s[1:]), lr, wd, self._index_update_count[i])
             for i, w, g, s, lr, wd in zip(index, weight, grad, state, lrs, wds)
         ]
-        in_rows = [slot for slot in slots if slot.grad.stype != "default"]
-        together = [slot for slot in slots if slot.grad.stype == "default"]
-        if together:
-            self._update_dense(together)
-        for slot in in_rows:
+        slots_dense = [slot for slot in slots if slot.grad.stype == "default"]
+        slots_sparse = [slot for slot in slots if slot.grad.stype != "default"]
+        if slots_dense:
+            self._update_dense(slots_dense)
+        for slot in slots_sparse:
             self._update_sparse(slot)
 
-    def follows(self, weight) -> bool:
-        """Whether an update of this weight sees what somebody wrote to it since the last one.
+    def syncs_master(self, weight) -> bool:
+        """Return whether an update of this weight calls or contains `sync_master`.
 
-        If not, its master has to follow it before the update: see `gluon_amp.optimizer.masters`.
+        If not, the caller has to: see `gluon_amp.optimizer.masters`.
         """
         return False
 
@@ -186,7 +196,10 @@ class MasterOptimizer(mx.optimizer.Optimizer):
 
     @staticmethod
     def _prefer_fused(slots):
-        """Multi-tensor ops save launches on a GPU; on a CPU one op per tensor is faster."""
+        """Return whether to use multi-tensor operators, which save kernel launches on a GPU.
+
+        On a CPU one operator per tensor is faster.
+        """
         return not on_cpu(slots[0].weight)
 
     def _name(self, index):
@@ -195,23 +208,23 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         return self.idx2name.get(index, str(index))
 
     def _attributes(self, **numbers):
-        """Attributes of MXNet's update ops: these, `rescale_grad` and, if on, `clip_gradient`."""
+        """Return attributes of an update operator: these, `rescale_grad` and `clip_gradient`."""
         numbers["rescale_grad"] = self.rescale_grad
-        if self.clip_gradient:  # MXNet takes 0 for "off", like None
+        if self.clip_gradient:  # None and 0 both mean "off"
             numbers["clip_gradient"] = self.clip_gradient
         return {name: ExactFloat(number) for name, number in numbers.items()}
 
 
 def dense(array):
-    """The array itself, or a copy that stores all rows of a sparse one."""
+    """Return a dense array itself, and a sparse one converted."""
     return array if array.stype == "default" else array.tostype("default")
 
 
 def interleaved(slots):
-    """The array inputs of a multi-tensor op: all of the first slot, all of the second, ..."""
+    """Return the array inputs of a multi-tensor operator: the first slot's, the second's, ..."""
     return [array for slot in slots for array in slot.arrays]
 
 
-def chunks(items: List, size: int):
-    """Successive slices of at most `size` items."""
+def chunks(items: List, size: int) -> Iterator[List]:
+    """Return successive slices of at most `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,26 +1,27 @@
-"""Optimizers for large batches, with a step length of its own for each layer: LARS and LAMB."""
+"""Optimizers for large batches, with a learning rate per layer: LARS and LAMB."""
 
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, dense, interleaved, on_cpu
+from gluon_amp.host import on_cpu
+from gluon_amp.mxnet_internals import internal_operators
+from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, dense, interleaved
 from gluon_amp.optimizer.sgd import SGD, SGD_LIMIT
 
 from mxnet import nd
-from mxnet.ndarray import _internal
 
-# Most tensors one multi-tensor op takes.
+# The most tensors of one multi-tensor operator.
 LAMB_LIMIT = 45
 
 
 class LARS(SGD):
-    """SGD with a rate of its own for each layer, for large batches (arXiv:1708.03888).
+    """SGD with a learning rate per layer, for large batches (arXiv:1708.03888).
 
         rate = lr * eta * |w| / (|g| + wd * |w| + eps)     with g = rescale_grad * grad
         m = momentum * m - rate * (clip(g) + wd * w)
         w = w + m
 
-    Signature, defaults and order of operations are those of `mxnet.optimizer.LARS`. Norms are taken
-    in float32, |w| of the masters. Where either is 0, and for biases and the parameters of
-    normalization layers (names ending in bias, gamma, beta), the rate is lr. MXNet documents the
-    same, but in a Gluon Trainer it does not find the names.
+    Signature, defaults and order of operations are those of `mxnet.optimizer.LARS`. Norms are
+    computed in float32, |w| from the masters. The rate is lr where a norm is 0, and for biases and
+    the parameters of normalization layers (names ending in bias, gamma, beta). MXNet documents the
+    same, but in a Gluon Trainer it does not know the names.
 
     Parameters
     ----------
@@ -33,10 +34,10 @@ class LARS(SGD):
     eps : float
     momentum_correction : bool
         When the learning rate changes from one step to the next, multiply the momentum of this step
-        by new / old (arXiv:1706.02677, section 2.1). MXNet has it on, too, but corrects only the
-        first parameters of the first device.
+        by new / old (arXiv:1706.02677, section 2.1). It is the default in MXNet too, which corrects
+        only the first parameters of the first device.
     **kwargs
-        See `MasterOptimizer`; the default rate is 0.01.
+        See `MasterOptimizer`; the default learning rate is 0.01.
 
     Examples
     --------
@@ -62,24 +63,24 @@ class LARS(SGD):
         super().__init__(momentum, lazy_update, nesterov=False, **kwargs)
         self.eta, self.eps = eta, eps
         self.momentum_correction = momentum_correction
-        # The learning rates of the last step and of this one, and what this one has updated.
+        # Learning rates of the last and of this step, and (device, index) of what this one updated
         self.last_lr = self.cur_lr = None
         self._updated = set()
 
     def set_wd_mult(self, args_wd_mult):
-        """As in MXNet, only names ending in `_weight` have a weight decay by default."""
+        """As in `mxnet.optimizer.LARS`, only names in `_weight` have a weight decay by default."""
         super().set_wd_mult({})
         for name in self.idx2name.values():
             if name.endswith("_gamma"):
                 self.wd_mult.setdefault(name, 0.0)
         self.wd_mult.update(args_wd_mult)
 
-    def follows(self, weight) -> bool:
+    def syncs_master(self, weight) -> bool:
         return False
 
     def _get_lrs(self, indices):
-        # One step is several calls, for devices and dtypes. The next step begins when a parameter
-        # is updated again.
+        # One step makes one call per device and dtype. The next step begins when a parameter is
+        # updated again.
         counts = self._all_index_update_counts
         device = next(d for d, count in counts.items() if count is self._index_update_count)
         called = {(device, index) for index in indices}
@@ -97,15 +98,9 @@ class LARS(SGD):
 
     def _update_dense(self, slots):
         for chunk in chunks(slots, SGD_LIMIT):
-            op = {
-                (True, True): nd.preloaded_multi_mp_sgd_mom_update,
-                (True, False): nd.preloaded_multi_mp_sgd_update,
-                (False, True): nd.preloaded_multi_sgd_mom_update,
-                (False, False): nd.preloaded_multi_sgd_update,
-            }[chunk[0].master is not None, bool(self.momentum)]
-            # Layers with a rate of their own first, as the rates are computed on the device.
+            # `_layer_rates` sets the first rates, so the layers that have one come first
             chunk = sorted(chunk, key=self._plain)
-            op(
+            self._operator("preloaded_multi_", chunk[0])(
                 *interleaved(chunk),
                 *self._rates(chunk),
                 out=[slot.weight for slot in chunk],
@@ -120,21 +115,21 @@ class LARS(SGD):
         super()._update_sparse(slot)
 
     def _rates(self, slots):
-        """Learning rates and weight decays as arrays; slots are sorted by `_plain`."""
+        """Return learning rates and weight decays as arrays; slots are sorted by `_plain`."""
         context = slots[0].weight.context
         lrs = nd.array([slot.lr for slot in slots], ctx=context, dtype="float32")
         wds = nd.array([slot.wd for slot in slots], ctx=context, dtype="float32")
         adaptive = [slot for slot in slots if not self._plain(slot)]
         if adaptive:
-            self._adapt(adaptive, lrs[: len(adaptive)], wds[: len(adaptive)])
+            self._layer_rates(adaptive, lrs[: len(adaptive)], wds[: len(adaptive)])
         return lrs, wds
 
-    def _adapt(self, slots, lrs, wds):
-        """Turn the rates of these slots into the layers' own, in place."""
+    def _layer_rates(self, slots, lrs, wds):
+        """Set the learning rates of these slots to those of their layers, in place."""
         targets = [dense(slot.target) for slot in slots]
         grads = [dense(slot.grad) for slot in slots]
         if on_cpu(grads[0]):
-            # multi_sum_sq sums in the gradient's dtype there, and float16 overflows
+            # on a CPU `multi_sum_sq` accumulates in the gradient's dtype, and float16 overflows
             grads = [grad.astype("float32", copy=False) for grad in grads]
         nd.multi_lars(
             lrs,
@@ -149,11 +144,12 @@ class LARS(SGD):
 
     @staticmethod
     def _plain(slot):
+        """Return whether a slot has the learning rate of the optimizer."""
         return slot.name.endswith(("bias", "gamma", "beta"))
 
 
 class LAMB(MasterOptimizer):
-    """Adam with a trust ratio for each layer, for large batches (arXiv:1904.00962).
+    """Adam with a trust ratio per layer, for large batches (arXiv:1904.00962).
 
         g = clip(rescale_grad * grad)
         m, v as in Adam; bias-corrected to m', v' if bias_correction
@@ -161,8 +157,8 @@ class LAMB(MasterOptimizer):
         r = clip(|w|, lower_bound, upper_bound) / |d|      (1 where either is 0)
         w = w - lr * r * d
 
-    Signature, defaults and order of operations are those of `mxnet.optimizer.LAMB`. Norms are taken
-    in float32, |w| of the masters. A row_sparse gradient updates all rows.
+    Signature, defaults and order of operations are those of `mxnet.optimizer.LAMB`. Norms are
+    computed in float32, |w| from the masters. A row_sparse gradient updates all rows.
 
     Parameters
     ----------
@@ -209,9 +205,9 @@ class LAMB(MasterOptimizer):
         bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
         numbers.update((name, bound) for name, bound in bounds.items() if bound)
         for chunk in chunks(slots, LAMB_LIMIT):
-            # In float32 throughout: the op for float16 takes the norms of the rounded weights, and
-            # on a CPU those are infinite from 256 on.
-            _internal._multi_lamb_update(
+            # All float32: the operator for float16 computes the norms of the rounded weights, which
+            # on a CPU are infinite from 256 on.
+            internal_operators._multi_lamb_update(
                 *(a for slot in chunk for a in (slot.target, slot.grad_like_target, *slot.state)),
                 out=[slot.target for slot in chunk],
                 num_tensors=len(chunk),
@@ -222,4 +218,4 @@ class LAMB(MasterOptimizer):
                 **self._attributes(**numbers),
             )
             for slot in chunk:
-                slot.round_master()
+                slot.set_weight()

@@ -1,9 +1,9 @@
-"""Float32 masters: where an optimizer's state holds them, and how they follow the weights.
+"""Float32 masters: where an optimizer's state holds them, and how they stay in sync with weights.
 
-A float16 weight in training is the rounding of a float32 master, and the update works on the
-master. Whoever writes the weight meanwhile (`set_data`, `load_parameters`, a broadcast) would be
-overruled by the next update. So the weight is the authority: an element that is not the rounding of
-its master becomes its master; an element that is keeps the master's extra bits.
+A float16 weight is the rounding of a float32 master, and the update changes the master. Code that
+writes the weight (`set_data`, `load_parameters`, a broadcast) does not know the master, and the
+next update would revert the write. So the weight decides: wherever the master does not round to the
+weight, `sync_master` sets the master to the weight. Elsewhere the master keeps its extra bits.
 """
 
 from typing import Any, Iterable, Optional, Tuple
@@ -11,23 +11,23 @@ from typing import Any, Iterable, Optional, Tuple
 import numpy as np
 
 from gluon_amp.host import host_view, on_cpu
-from gluon_amp.optimizer.base import MasterOptimizer, follow
+from gluon_amp.optimizer.base import MasterOptimizer, sync_master
 
 import mxnet as mx
 from mxnet import nd
 
-# MXNet's own optimizers have two layouts for a float16 weight: these put the master second.
+# MXNet's optimizers have two layouts of a float16 weight's state. These put the master second.
 _MASTER_SECOND = (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS)
 
 
 def keeps_master_second(optimizer) -> bool:
-    """Return whether an optimizer of MXNet's keeps the master second in its state."""
+    """Return whether MXNet's optimizer of this name puts the master second in its state."""
     kind = getattr(mx.optimizer, type(optimizer).__name__, type(optimizer))
     return issubclass(kind, _MASTER_SECOND)
 
 
 def split(optimizer, weight, state) -> Tuple[Any, Any]:
-    """Take an optimizer's state for a weight apart into (master or None, the rest)."""
+    """Split an optimizer's state of a weight into (master or None, the rest)."""
     if isinstance(optimizer, MasterOptimizer):
         return state[0], tuple(state[1:])
     if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
@@ -37,7 +37,7 @@ def split(optimizer, weight, state) -> Tuple[Any, Any]:
 
 
 def join(optimizer, weight, master, rest) -> Any:
-    """The state that `split` took apart."""
+    """Return the state of which `split` returned the two parts."""
     if isinstance(optimizer, MasterOptimizer):
         return (master, *rest)
     if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
@@ -46,13 +46,13 @@ def join(optimizer, weight, master, rest) -> Any:
 
 
 def widen(weight, master) -> None:
-    """Give those elements of a float32 weight, in place, the master's bits that round alike."""
+    """Set a float32 weight, in place, to its master wherever both round to the same float16."""
     same = nd.cast(master, dtype="float16") == nd.cast(weight, dtype="float16")
     nd.where(same.astype("float32"), master, weight, out=weight)
 
 
 def master_of(param) -> Optional[nd.NDArray]:
-    """Return the float32 master of a Gluon Parameter, up to date, from the first device.
+    """Return the float32 master of a Gluon Parameter, in sync with its weight.
 
     Parameters
     ----------
@@ -61,14 +61,14 @@ def master_of(param) -> Optional[nd.NDArray]:
     Returns
     -------
     NDArray or None
-        The array that its Trainer's optimizer holds, of whichever class the Trainer is. None
-        without a Trainer, before the first update, and for a parameter that has no master.
+        The first device's array in the optimizer's state, for a Trainer of any class. None without
+        a Trainer, before the first update, and for a parameter without a master.
     """
     index = _index_of(param)
     for weight, updater in _devices(param):
         master = _master(updater, index, weight)
         if master is not None:
-            follow(weight.as_in_context(master.context), master)
+            sync_master(weight.as_in_context(master.context), master)
             return master
     return None
 
@@ -76,14 +76,14 @@ def master_of(param) -> Optional[nd.NDArray]:
 def set_master(param, values: nd.NDArray) -> None:
     """Set the masters of an initialized Gluon Parameter on all devices.
 
-    Before the first update its Trainer's optimizer has no state yet, so it is created. A parameter
-    without a Trainer has no master to set.
+    Before the first update the optimizer has no state, so this function creates it. Without a
+    Trainer it does nothing.
 
     Parameters
     ----------
     param : Parameter
     values : NDArray
-        Float32, or wider, in the parameter's shape.
+        Float32 or float64, in the parameter's shape.
     """
     if param.grad_req == "null":
         return
@@ -99,32 +99,33 @@ def set_master(param, values: nd.NDArray) -> None:
 
 
 def _index_of(param) -> Optional[int]:
-    """Return the number of a parameter in its Trainer; names may repeat, as in two nets."""
-    own = param._trainer._params if param._trainer is not None else ()
-    return next((index for index, one in enumerate(own) if one is param), None)
+    """Return the position of a parameter in its Trainer, by identity: names may repeat."""
+    params = param._trainer._params if param._trainer is not None else ()
+    return next((index for index, one in enumerate(params) if one is param), None)
 
 
 def _devices(param) -> list:
-    """Return (weight, updater) for each device on which a Trainer updates this parameter."""
+    """Return (weight, updater) for each device on which the Trainer updates a parameter."""
     trainer = param._trainer
     if trainer is None or param._data is None:
         return []
     updaters = trainer._updaters
     if trainer._update_on_kvstore:
-        # a kvstore of one process updates once for all devices, others on their servers
-        own = getattr(trainer._kvstore, "_updater", None)
-        updaters = [own] if own is not None else []
-    return list(zip((array.as_nd_ndarray() for array in param._data), updaters))
+        # A local kvstore updates once for all devices. A distributed one updates on its servers.
+        updater = getattr(trainer._kvstore, "_updater", None)
+        updaters = [updater] if updater is not None else []
+    return list(zip((array.as_nd_ndarray() for array in param.list_data()), updaters))
 
 
 def _master(updater, index, weight) -> Optional[nd.NDArray]:
-    """Return the master in an Updater's state, unless the state is of the weight before a cast."""
+    """Return the master in an Updater's state; None if the state is from before a cast."""
     optimizer, state = updater.optimizer, updater.states.get(index)
     if np.dtype(weight.dtype) != np.float16 or not optimizer.multi_precision:
         return None
-    # an optimizer's state of float32 weights can look like another's of float16 ones
-    like = nd.zeros((1,) * weight.ndim, dtype="float16")
-    if _structure(state) != _structure(optimizer.create_state_multi_precision(index, like)):
+    # The state that one optimizer keeps of a float32 weight can have the layout of another's state
+    # of a float16 weight, so the layout is compared with that of a new state.
+    small = nd.zeros((1,) * weight.ndim, dtype="float16")
+    if _structure(state) != _structure(optimizer.create_state_multi_precision(index, small)):
         return None
     return split(optimizer, weight, state)[0]
 
@@ -136,42 +137,42 @@ def _structure(state) -> Any:
     return type(state)
 
 
-class Watch:
-    """Finds weights that somebody wrote since the last update, and lets their masters follow.
+class WriteDetector:
+    """Detects writes to weights between two updates, and syncs the masters of these weights.
 
-    On a CPU rounding a master takes 2.6 ns an element, half as much as the whole update, so the
-    weight's bytes are fingerprinted after the update and before the next one: 0.12 ns each. On a
-    GPU `follow` is cheap and runs unseen, with no wait. Updates that look at the weights themselves
-    (`MasterOptimizer.follows`) do not need it.
+    On a CPU, rounding a master takes 2.6 ns per element, half as long as the whole update. So the
+    weight's bytes are fingerprinted after an update and before the next one, at 0.12 ns per
+    element. On a GPU `sync_master` is cheap and runs asynchronously, so it always runs. Updates
+    that sync masters themselves (`MasterOptimizer.syncs_master`) need no detector.
     """
 
     def __init__(self):
         self._fingerprints = {}
 
-    def follow_changed(self, entries: Iterable) -> None:
-        """Let the masters of changed weights follow; entries are (key, weight, master)."""
+    def sync_written(self, entries: Iterable) -> None:
+        """Sync the masters of written weights; entries are (key, weight, master)."""
         for key, weight, master in entries:
             if not on_cpu(weight) or self._fingerprints.get(key) != fingerprint(weight):
-                follow(weight, master)
+                sync_master(weight, master)
 
-    def remember(self, entries: Iterable) -> None:
-        """Take these weights as the roundings of their masters, right after an update."""
+    def record(self, entries: Iterable) -> None:
+        """Record weights right after an update, when their masters are in sync."""
         for key, weight, _ in entries:
             if on_cpu(weight):
                 self._fingerprints[key] = fingerprint(weight)
 
-    def forget(self) -> None:
-        """Look at every master again, after new ones were loaded."""
+    def clear(self) -> None:
+        """Forget all weights, because other masters were loaded."""
         self._fingerprints.clear()
 
 
-# One odd random factor per 64-bit word of a row: no two words of a row can be swapped unseen, and
-# rows keep their order. Only this process compares the results, so the seed is free.
+# One odd random factor for each 64-bit word of a row, so a swap of two words changes the sum. The
+# sums of the rows stay in order. Only this process compares fingerprints, so any seed will do.
 _FACTORS = np.random.RandomState(2017).randint(2**63, size=4096, dtype=np.uint64) | np.uint64(1)
 
 
 def fingerprint(weight) -> bytes:
-    """A short code of an array's bytes that a change of any element changes, bar 2**-64."""
+    """Return a hash of an array's bytes; a change escapes it with a probability of 2**-64."""
     raw = host_view(weight).view(np.uint8)
     words = raw[: raw.size // 8 * 8].view(np.uint64)
     whole = words.size // _FACTORS.size * _FACTORS.size

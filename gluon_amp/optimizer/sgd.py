@@ -1,11 +1,11 @@
-"""Stochastic gradient descent: plain, with momentum, with Nesterov's momentum."""
+"""Stochastic gradient descent: SGD, with and without momentum, and NAG."""
 
 from gluon_amp.lowering.native import updates
 from gluon_amp.optimizer.base import MasterOptimizer, chunks, interleaved
 
 from mxnet import nd
 
-# Most tensors one multi-tensor op takes; beyond it, MXNet reads or skips silently.
+# The most tensors of one multi-tensor operator. MXNet does not check the number.
 SGD_LIMIT = 60
 
 
@@ -21,14 +21,14 @@ class SGD(MasterOptimizer):
     Parameters
     ----------
     momentum : float
-        0.0 by default: none.
+        0.0 by default, which is no momentum.
     lazy_update : bool
-        Update only the rows that a row_sparse gradient has, and their momentum, where the weight is
-        float32 or float64. A float16 weight gets the update of all rows, as in MXNet.
+        With a row_sparse gradient, update only its rows of the weight and the momentum. Float16
+        weights ignore it and update all rows, as in MXNet.
     nesterov : bool
-        Requires a momentum. MXNet calls it `NAG`.
+        Use Nesterov's momentum, as `NAG` does. Requires `momentum`.
     **kwargs
-        See `MasterOptimizer`; the default rate is 0.01.
+        See `MasterOptimizer`; the default learning rate is 0.01.
 
     Examples
     --------
@@ -57,11 +57,11 @@ class SGD(MasterOptimizer):
     def state_arrays(self):
         return 1 if self.momentum else 0
 
-    def follows(self, weight) -> bool:
+    def syncs_master(self, weight) -> bool:
         return not self.nesterov and updates.supported([weight])
 
     def _update_dense(self, slots):
-        if all(self.follows(slot.weight) for slot in slots):
+        if all(self.syncs_master(slot.weight) for slot in slots):
             updates.sgd_update(
                 interleaved(slots),
                 len(slots[0].arrays),
@@ -78,13 +78,7 @@ class SGD(MasterOptimizer):
                 update(slot)
             return
         for chunk in chunks(slots, SGD_LIMIT):
-            op = {
-                (True, True): nd.multi_mp_sgd_mom_update,
-                (True, False): nd.multi_mp_sgd_update,
-                (False, True): nd.multi_sgd_mom_update,
-                (False, False): nd.multi_sgd_update,
-            }[chunk[0].master is not None, bool(self.momentum)]
-            op(
+            self._operator("multi_", chunk[0])(
                 *interleaved(chunk),
                 out=[slot.weight for slot in chunk],
                 num_weights=len(chunk),
@@ -93,18 +87,18 @@ class SGD(MasterOptimizer):
                 **self._attributes(**self._momentum_attribute()),
             )
 
+    def _operator(self, prefix, slot):
+        """Return an operator such as `nd.sgd_update` or `nd.multi_mp_sgd_mom_update`."""
+        mixed = "mp_" if slot.master is not None else ""
+        momentum = "mom_" if self.momentum else ""
+        return getattr(nd, f"{prefix}{mixed}sgd_{momentum}update")
+
     def _momentum_attribute(self):
-        """The momentum of this step, for ops that take one."""
+        """Return the momentum of this step, for operators that have one."""
         return {"momentum": self.momentum} if self.momentum else {}
 
     def _update_one(self, slot, **kwargs):
-        op = {
-            (True, True): nd.mp_sgd_mom_update,
-            (True, False): nd.mp_sgd_update,
-            (False, True): nd.sgd_mom_update,
-            (False, False): nd.sgd_update,
-        }[slot.master is not None, bool(self.momentum)]
-        op(
+        self._operator("", slot)(
             *slot.arrays,
             out=slot.weight,
             **self._attributes(lr=slot.lr, wd=slot.wd, **self._momentum_attribute()),
@@ -112,7 +106,7 @@ class SGD(MasterOptimizer):
         )
 
     def _update_nesterov(self, slot):
-        # In place, MXNet's op would compute the momentum's weight decay from the new weight.
+        # In place, MXNet's operator would compute the momentum's weight decay from the new weight.
         updated = nd.nag_mom_update(
             slot.target,
             slot.grad_like_target,
@@ -120,7 +114,7 @@ class SGD(MasterOptimizer):
             **self._attributes(lr=slot.lr, wd=slot.wd, momentum=self.momentum),
         )
         updated.copyto(slot.target)
-        slot.round_master()
+        slot.set_weight()
 
     def _update_sparse(self, slot):
         if slot.master is not None or self.nesterov:
@@ -130,7 +124,7 @@ class SGD(MasterOptimizer):
 
 
 class NAG(SGD):
-    """SGD with Nesterov's momentum, with MXNet's name and defaults.
+    """SGD with Nesterov's momentum.
 
         g = clip(rescale_grad * grad) + wd * w
         m = momentum * m - lr * g
@@ -141,7 +135,7 @@ class NAG(SGD):
     momentum : float
         0.0 by default, which is plain SGD.
     **kwargs
-        See `MasterOptimizer`; the default rate is 0.01.
+        See `MasterOptimizer`; the default learning rate is 0.01.
 
     Examples
     --------

@@ -30,9 +30,7 @@ class _ModuleBlock(Block):
         self._module = module
 
     def _collect_params_with_prefix(self, prefix: str = "") -> Dict[str, Parameter]:
-        # the caller may write to the parameters
-        self._module._params_dirty = True
-        return {param.name: param for param in self._module._trainer._params}
+        return self._module.collect_params()
 
 
 class ModuleEngine:
@@ -96,13 +94,13 @@ class ModuleEngine:
 
     def weight_dtypes(self) -> str:
         """Return the dtypes of the weights of products, as `observed_dtypes` writes them."""
-        arrays = self.module._exec_group.execs[0].arg_dict
+        arrays = self.module.executors[0].arg_dict
         weights = {name: array for name, array in arrays.items() if name.endswith("weight")}
         return join_dtypes(np.dtype(array.dtype).name for array in weights.values())
 
     @property
     def trainer(self) -> Trainer:
-        return self.module._trainer
+        return self.module.trainer
 
     @property
     def block(self) -> Block:
@@ -110,7 +108,7 @@ class ModuleEngine:
 
     @property
     def statistics(self) -> List[Parameter]:
-        return [p for p in self.trainer._params if is_statistic(p)]
+        return [p for p in self.trainer.parameters if is_statistic(p)]
 
     @property
     def loss_scale(self) -> Any:
@@ -121,13 +119,13 @@ class ModuleEngine:
         return self.module.loss_scale.scale
 
     def set_learning_rate(self, rate: float) -> None:
-        self.module._optimizer.lr = rate
+        self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update on a batch, or skip where gradients overflowed; count answers and losses."""
         self.before_step(epoch, number)
         ((images, labels),) = batches
-        self.module._optimizer.rescale_grad = 1 / (len(images) * self.workers)
+        self.module.optimizer.rescale_grad = 1 / (len(images) * self.workers)
         self.module.forward(mx.io.DataBatch([images], [labels]), is_train=True)
         self.module.backward()
         self.module.update()
@@ -151,8 +149,9 @@ class ModuleEngine:
         yield labels.as_in_context(shares.context), shares
 
     def wait(self) -> None:
-        for array in self.module._exec_group.param_arrays[-1]:
-            array.wait_to_read()
+        for param in self.trainer.parameters:
+            for array in param.list_data():
+                array.wait_to_read()
 
     def save(self, folder: Path, name: str, epoch: int) -> None:
         """Write ``NAME-symbol.json``, ``NAME-0001.params`` and ``NAME-0001.states``."""

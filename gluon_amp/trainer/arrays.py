@@ -1,14 +1,15 @@
-"""Are these gradients finite, and how large are they: one answer for many arrays.
+"""Functions of many arrays at once: are all elements finite, and what is their norm.
 
-On a GPU MXNet's multi-tensor ops do it, grouped by device and dtype and chunked within their limits
-(`multi_all_finite` aborts the process above 200 arrays and rejects mixed dtypes). On a CPU that op
-takes 10 ns an element; there our own looks at the bits of all arrays in one pass, at the speed of
-memory, and without it numpy does, at half that speed (docs/benchmarks/overflow_check.md).
+On a GPU, MXNet's multi-tensor operators compute both. They run once for each device and dtype, in
+chunks within their limits: `multi_all_finite` aborts the process above 200 arrays, and rejects
+mixed dtypes. On a CPU that operator takes 10 ns per element. There our kernel tests the bits of all
+arrays in one pass, at the speed of memory. Without the kernel numpy does, at half that speed
+(docs/benchmarks/overflow_check.md).
 """
 
 import math
 from collections import defaultdict
-from typing import Iterable, List
+from typing import Iterable, Iterator, List
 
 import numpy as np
 
@@ -17,12 +18,14 @@ from gluon_amp.lowering.native import updates
 from gluon_amp.optimizer.base import chunks
 
 from mxnet import nd
+from mxnet.ndarray import NDArray
 
-FINITE_LIMIT = 200  # multi_all_finite reads past its parameter block above this
+FINITE_LIMIT = 200  # above it, multi_all_finite reads past its parameter block
 SUM_SQUARES_LIMIT = 60
-BLOCK = 1 << 16  # elements looked at together: small enough to stay in the cache
+BLOCK = 1 << 16  # elements of a block that stays in the cache
 
-# Infinities and NaNs are all patterns from +inf upwards, in either half of the number line.
+# The bits of +inf and of positive NaNs are the largest signed integers; those of -inf and of
+# negative NaNs are the largest unsigned ones.
 _BITS = {
     np.dtype("float16"): (np.int16, 0x7C00, np.uint16, 0xFC00),
     np.dtype("float32"): (np.int32, 0x7F800000, np.uint32, 0xFF800000),
@@ -30,13 +33,22 @@ _BITS = {
 }
 
 
-def dense_part(array):
-    """The values that are stored: the array itself, or the rows of a row_sparse one."""
+def flatten(arrays) -> Iterator[NDArray]:
+    """Yield all arrays in nested lists and tuples."""
+    if isinstance(arrays, (list, tuple)):
+        for item in arrays:
+            yield from flatten(item)
+    else:
+        yield arrays
+
+
+def dense_part(array: NDArray) -> NDArray:
+    """Return the stored values: a dense array itself, or the rows of a row_sparse one."""
     return array if array.stype == "default" else array.data
 
 
 def all_finite(arrays: Iterable) -> bool:
-    """Whether no element of any array is infinite or NaN; one host read per device.
+    """Return whether no element of any array is infinite or NaN, with one host read per device.
 
     Parameters
     ----------
@@ -61,11 +73,11 @@ def all_finite(arrays: Iterable) -> bool:
 
 
 def global_norm(arrays: Iterable) -> float:
-    """Euclidean norm over all elements of all arrays; inf or NaN when one of them is.
+    """Return the Euclidean norm over all elements of all arrays; inf or NaN if one of them is.
 
-    Squares are summed in float32, which holds those of any float16; where they over- or underflow
-    for float32 elements, again in float64. Multiplying every element by a power of two multiplies
-    the result by exactly that (Law 2 with clipping).
+    Squares are summed in float32, which represents the square of any float16. If squares of float32
+    elements overflow or underflow, they are summed again in float64. If every element is multiplied
+    by a power of two, the result is multiplied by exactly this power (Law 2 with clipping).
     """
     total = 0.0
     for group in _grouped(arrays):
@@ -77,7 +89,7 @@ def global_norm(arrays: Iterable) -> float:
 
 
 def _grouped(arrays):
-    """Non-empty dense arrays in lists of one device and dtype, as the multi-tensor ops want."""
+    """Return non-empty dense arrays in one list for each device and dtype."""
     groups = defaultdict(list)
     for array in map(dense_part, arrays):
         if array.size:

@@ -1,21 +1,14 @@
-"""The spelling of `mxnet.contrib.amp`, on any trainer: migrating is one import."""
+"""The functions of `mxnet.contrib.amp` for any trainer, so that migrating is one import."""
 
 from contextlib import contextmanager
 from typing import Callable, Optional
 
 import numpy as np
 
-from gluon_amp.trainer.trainer import (
-    BY_DTYPE,
-    MAX_CONSECUTIVE_SKIPS,
-    ScaledSteps,
-    StepReport,
-    check_compression,
-    check_kvstore,
-    check_loss_dtype,
-    flatten,
-    snapshot,
-)
+from gluon_amp.trainer import guards
+from gluon_amp.trainer.arrays import flatten
+from gluon_amp.trainer.report import StepReport
+from gluon_amp.trainer.scaled_steps import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, ScaledSteps
 
 from mxnet import gluon
 
@@ -26,24 +19,24 @@ def init_trainer(
     max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
     on_skip: Optional[Callable[[StepReport], None]] = None,
 ):
-    """Give a trainer that exists already, stock or Horovod's, the methods of `Trainer`.
+    """Add the methods of `Trainer` to an existing trainer, MXNet's or Horovod's.
 
-    The instance gets a subclass of its own class, so that an overridden reduction stays in use,
-    and what its owner multiplied into the gradient's scale (Horovod: 1/size) stays there.
+    The class of the instance becomes a subclass of its class, so an overridden reduction stays in
+    use. A factor that its class has set for the gradients (Horovod: 1/size) is kept.
 
     Parameters
     ----------
     trainer : gluon.Trainer
-        Not yet used, of a net that has been cast already.
+        Not used yet, with the parameters of a net that has been cast already.
     loss_scale, max_consecutive_skips, on_skip
         As in `Trainer`.
 
     Raises
     ------
     TypeError
-        For something that is not a `gluon.Trainer`, such as an Optimizer.
+        For anything else than a `gluon.Trainer`, such as an Optimizer.
     ValueError
-        As `Trainer` does.
+        As for `Trainer`.
 
     Examples
     --------
@@ -56,17 +49,16 @@ def init_trainer(
     65536.0
     """
     if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(f"init_trainer() takes a gluon.Trainer, received {trainer!r}.")
+        raise TypeError(f"init_trainer() expects a gluon.Trainer, received {trainer!r}.")
     if isinstance(trainer, ScaledSteps):
         raise ValueError("This trainer scales its steps already: call init_trainer() once.")
     config = trainer._kvstore_params
     updating = trainer._update_on_kvstore if trainer._kv_initialized else None
-    check_kvstore(config["kvstore"], updating or config["update_on_kvstore"])
+    guards.check_kvstore(config["kvstore"], updating or config["update_on_kvstore"])
     stock = type(trainer)
     trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
     try:
-        trainer._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
-        check_compression(trainer)
+        trainer.start_scaling(loss_scale, max_consecutive_skips, on_skip)
     except BaseException:
         trainer.__class__ = stock
         raise
@@ -75,15 +67,15 @@ def init_trainer(
 
 @contextmanager
 def scale_loss(loss, trainer):
-    """contrib.amp's spelling of `Trainer.backward`: yields the loss times the scale.
+    """Yield the loss times the scale, as contrib.amp does; prefer `Trainer.backward`.
 
-    Use it inside `autograd.record()` and call `autograd.backward` on what it yields.
+    Use it inside `autograd.record()`, and call `autograd.backward` on the scaled loss.
 
     Parameters
     ----------
     loss : NDArray, or list or tuple of them
         float32 or float64.
-    trainer : Trainer, or one that went through `init_trainer`
+    trainer : Trainer, or any trainer after `init_trainer`
 
     Examples
     --------
@@ -98,28 +90,25 @@ def scale_loss(loss, trainer):
     [[128.0, 128.0]]
     """
     _check_scaled(trainer, "scale_loss")
-    if not trainer._scaling:
+    if not trainer.scaling:
         yield loss
         return
     losses = list(flatten(loss))
-    for one in losses:
-        check_loss_dtype(one)
-    # The end of the backward pass is not known, so a skip undoes everything since its start.
-    scale = trainer._open_window()
-    trainer._add_pass(snapshot.begin_backward(trainer._statistics), losses, ended=False)
+    guards.check_losses(losses)
+    scale = trainer.begin_pass(losses)
     scaled = [one * scale for one in losses]
     yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
 
 def unscale(trainer):
-    """Divide the gradients by the scale in place, for code that reads or changes them itself.
+    """Divide the gradients by the scale in place, for code that reads or changes them.
 
     Prefer `Trainer.clip_global_norm`, which needs no pass over the gradients.
 
     Raises
     ------
     TypeError
-        For float16 gradients, of which small ones would become zero.
+        For float16 gradients, as small ones would become zero.
 
     Examples
     --------
@@ -135,18 +124,18 @@ def unscale(trainer):
     [[1.0, 1.0]]
     """
     _check_scaled(trainer, "unscale")
-    scale, window = trainer._used_scale(), trainer._settled_window()
-    grads = [grad for param in trainer._trained() for grad in param.list_grad()]
+    scale, window = trainer.used_scale(), trainer.current_window()
+    grads = list(trainer.gradients())
     if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
         raise TypeError(
             "unscale() would flush small float16 gradients to zero: clip with "
             "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
             "(policy 'mixed_float16')."
         )
-    if trainer._scaling and not window.unscaled:
+    if trainer.scaling and not window.unscaled:
         for grad in grads:
             grad *= 1 / scale
-        trainer._note(unscaled=True)
+        trainer.mark_gradients(unscaled=True)
 
 
 def _check_scaled(trainer, caller):

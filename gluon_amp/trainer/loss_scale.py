@@ -1,10 +1,10 @@
-"""Loss scales: none, static, dynamic. Small state machines in plain Python, one interface.
+"""Loss scales: none, static, dynamic. Small state machines in plain Python with one interface.
 
 A float16 gradient below 2**-24 is zero. Multiplying the loss by a scale moves the gradients up into
-float16's range, and the update divides the scale out again. Scales are powers of two, so that both
-are exact: a scaled step without over- or underflow is bit for bit the unscaled one.
+float16's range, and the update divides them by the scale again. Scales are powers of two, so that
+both are exact: without overflow or underflow, a scaled step is bit for bit the unscaled one.
 
-A trainer asks for ``scale`` before the backward pass and reports ``update(finite)`` after it.
+A trainer reads ``scale`` before the backward pass and calls ``update(finite)`` after it.
 """
 
 import math
@@ -16,14 +16,14 @@ SMALLEST, LARGEST = 2.0**-126, 2.0**127
 
 
 class LossScale:
-    """What every loss scale can do; also how several trainers may share one.
+    """The interface of all loss scales, and the bookkeeping of several trainers that share one.
 
     Attributes
     ----------
     scale : float
-        Factor for the next backward pass, a power of two.
+        The factor of the next backward pass, a power of two.
     at_floor : bool
-        True when another overflow cannot lower the scale.
+        True if another overflow cannot lower the scale.
 
     Examples
     --------
@@ -35,24 +35,29 @@ class LossScale:
     scale = 1.0
     at_floor = True
 
-    # One backward pass can feed several trainers that share this object. Each reports what it
-    # saw, but the pass counts once: `backwards` numbers the passes, `_verdict` is the outcome of
-    # the last one. `backward_passes` is what undoes it, known to trainers only.
-    backwards = 0
-    backward_scale: Optional[float] = None
-    backward_passes: tuple = ()
-    _verdict: Optional[bool] = None
-    _before_verdict: Optional[dict] = None
+    # Several trainers that share this object can step on the gradients of one backward pass. Each
+    # of them reports whether its own were finite, but the pass counts once.
+    backwards = 0  # number of backward passes so far
+    backward_scale: Optional[float] = None  # the scale of the last one
+    backward_passes: tuple = ()  # for trainers: what undoes the last one
+    _finite: Optional[bool] = None  # the outcome of the last one; None before the first report
+    _before_update: Optional[dict] = None  # the state before that report
 
     def update(self, finite: bool) -> None:
-        """Move to the next scale, given whether all gradients of this step were finite."""
+        """Change the scale after a step.
+
+        Parameters
+        ----------
+        finite : bool
+            Whether all gradients of the step were finite.
+        """
 
     def state_dict(self) -> dict:
-        """All there is to know, as plain numbers; `load_state_dict` takes it back."""
+        """Return the whole state, as plain numbers, for `load_state_dict`."""
         return {}
 
     def load_state_dict(self, state: dict) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises
         ------
@@ -62,34 +67,33 @@ class LossScale:
         self._check_fields(state)
 
     def begin_backward(self, scale: float) -> None:
-        """Note that a backward pass with this scale has begun; called by trainers."""
+        """Record that a backward pass with this scale begins; called by trainers."""
         self.backwards += 1
         self.backward_scale = scale
-        self._verdict = self._before_verdict = None
+        self._finite = self._before_update = None
 
-    def settle(self, finite: bool) -> None:
-        """`update(finite)`, but at most one growth count and one backoff per backward pass.
+    def update_once(self, finite: bool) -> None:
+        """Call `update(finite)` once for each backward pass; called by trainers.
 
-        The first trainer to step decides; a later one that saw an overflow where the first saw none
-        turns the growth count into a backoff.
+        The first trainer that steps makes the update. If it was finite and a later trainer reports
+        an overflow, that update is undone and made again as an overflow.
         """
-        if self._verdict is None:
-            self._before_verdict = self.state_dict()
+        if self._finite is None:
+            self._before_update = self.state_dict()
             self.update(finite)
-            self._verdict = finite
-        elif self._verdict and not finite:
-            self.load_state_dict(self._before_verdict)
+            self._finite = finite
+        elif self._finite and not finite:
+            self.load_state_dict(self._before_update)
             self.update(False)
-            self._verdict = False
+            self._finite = False
 
     def _check_fields(self, state: dict) -> None:
         expected = set(self.state_dict())
-        found = set(state) if isinstance(state, dict) else None
-        if found != expected:
+        if not isinstance(state, dict) or set(state) != expected:
+            received = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
             raise ValueError(
                 f"The state of a {type(self).__name__} has the fields {sorted(expected)}, received "
-                f"{sorted(map(str, found)) if found is not None else type(state).__name__}: load "
-                "what state_dict() of the same class returned."
+                f"{received}: load what state_dict() of the same class returned."
             )
 
     def __repr__(self):
@@ -98,7 +102,7 @@ class LossScale:
 
 
 class NoLossScale(LossScale):
-    """Scale 1 and no overflow check at all: what float32 and bfloat16 need.
+    """Scale 1 without an overflow check, for float32 and bfloat16.
 
     Examples
     --------
@@ -114,7 +118,7 @@ class StaticLossScale(LossScale):
     Parameters
     ----------
     scale : float
-        A power of two, e.g. 128 for MXNet's published SSD, R-CNN and seq2seq recipes
+        A power of two, such as the 128 of MXNet's published SSD, R-CNN and seq2seq recipes
         (docs/faq/float16, "Loss scaling").
 
     Raises
@@ -143,7 +147,7 @@ class StaticLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """The largest scale that does not overflow, found by trying.
+    """A scale that grows until gradients overflow, and then backs off.
 
         update(finite):
             if finite:
@@ -157,27 +161,28 @@ class DynamicLossScale(LossScale):
                 if overflows_left <= 0:
                     scale = max(scale * backoff_factor, min_scale)
 
-    With the defaults this is torch's GradScaler with bounds; ``hysteresis`` is Apex's
+    With the defaults this is torch's GradScaler with bounds. ``hysteresis`` is Apex's
     (csrc/update_scale_hysteresis.cu): the n-th overflow since the last finite step backs off, and
-    so does every further one until a step is finite.
+    so does every further overflow until a step is finite.
 
     Parameters
     ----------
     init_scale : float
-        First scale, inside [min_scale, max_scale].
+        The first scale, inside [min_scale, max_scale].
     growth_factor, backoff_factor : float
         Above 1 and below 1.
     growth_interval : int
-        Finite steps in a row, counted from the last overflow or growth, before the scale grows.
+        The number of finite steps since the last overflow or growth after which the scale grows.
     min_scale, max_scale : float
-        The scale never leaves these bounds; min_scale may be below 1.
+        The scale stays inside these bounds; min_scale may be below 1.
     hysteresis : int
-        Overflows without a finite step between them that it takes to back off.
+        The number of overflows, without a finite step between them, after which the scale backs
+        off.
 
     Raises
     ------
     ValueError
-        When a scale or factor is not a power of two, or a value is out of range.
+        When a scale or a factor is not a power of two, or a value is out of range.
 
     Examples
     --------
@@ -225,7 +230,7 @@ class DynamicLossScale(LossScale):
                 self.scale = min(self.scale * self.growth_factor, self.max_scale)
                 self.finite_steps = 0
         else:
-            # Clamped at 0: a long run of overflows must not grow the number without end.
+            # The count stops at 0, so that a long run of overflows does not decrease it forever.
             self.overflows_left = max(self.overflows_left - 1, 0)
             self.finite_steps = 0
             if self.overflows_left == 0:
@@ -260,7 +265,7 @@ class DynamicLossScale(LossScale):
         finite_steps,
         overflows_left,
     ):
-        """Check everything first, assign afterwards: a refused state changes nothing."""
+        """Check all values, and only then assign them: a wrong state changes nothing."""
         scale = _power_of_two("scale", scale)
         growth_factor = _power_of_two("growth_factor", growth_factor)
         backoff_factor = _power_of_two("backoff_factor", backoff_factor)
@@ -291,18 +296,18 @@ class DynamicLossScale(LossScale):
 
 
 def resolve(loss_scale) -> LossScale:
-    """Turn what users write into a loss scale.
+    """Return the loss scale that a user's argument stands for.
 
     Parameters
     ----------
     loss_scale : None, number, 'dynamic' or LossScale
-        None is no scale, a number a static one, 'dynamic' one with the default settings; an object
-        is returned as it is, so that several trainers can share it.
+        None is no scale, a number is a static one, and 'dynamic' is one with the default settings.
+        An object is returned itself, so that several trainers can share it.
 
     Raises
     ------
     ValueError, TypeError
-        One sentence, for anything else.
+        For anything else.
     """
     if loss_scale is None:
         return NoLossScale()

@@ -1,11 +1,11 @@
-"""Running statistics as they were before a pass, so that a skipped step can undo it.
+"""Snapshots of running statistics before a pass, so that a skipped step can undo the pass.
 
-BatchNorm's running mean and variance include a batch before anyone can know that its gradients
-overflow: MXNet's CPU operators write them in the backward pass, cuDNN in the forward pass. A skip
-would leave them infinite or half moved, and only validation would show it.
+BatchNorm's running mean and variance include a batch before its gradients are known to overflow:
+MXNet's CPU operators write them in the backward pass, cuDNN in the forward pass. Without a snapshot
+a skip would leave them infinite or partly updated, and only validation would show it.
 
-A pass is undone, whoever owns the parameters, and nothing else: a value that differs from what the
-pass left was written by the user since then, and stays.
+A skip undoes what a pass wrote, even if the statistics belong to another trainer's network. A value
+that differs from what the pass wrote was written by the user since, and stays.
 """
 
 import threading
@@ -20,35 +20,35 @@ from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
 
 
-class Copy(NamedTuple):
+class Snapshot(NamedTuple):
     """Arrays of one device and dtype, with their values before and after a pass.
 
     Attributes
     ----------
     arrays : tuple of NDArray
     before, after : NDArray
-        The values of all of them in one vector; `after` is None where the end of the pass is not
-        known; everything written since `before` is then attributed to the pass.
+        The values of all arrays in one vector. If the end of the pass is not known, `after` is
+        None, and all later writes count as the pass's own.
     """
 
     arrays: Tuple[NDArray, ...]
     before: NDArray
     after: Optional[NDArray] = None
 
-    def ended(self) -> "Copy":
-        """Return the copy with the current values as those after the pass."""
+    def ended(self) -> "Snapshot":
+        """Return the snapshot with the current values as those after the pass."""
         return self._replace(after=_joined(self.arrays))
 
     def without(self, current: NDArray) -> NDArray:
-        """Return what these current values would be without the pass."""
+        """Return these current values, with those that the pass wrote replaced."""
         if self.after is None:
             return self.before
-        # NaN equals nothing, itself included, and only a pass writes it.
+        # NaN is not equal to itself. Only a pass writes it, so it counts as the pass's.
         written_since = (current != self.after) * (current == current)
         return nd.where(written_since, current, self.before)
 
     def undo(self) -> None:
-        """Put the values before the pass back in place."""
+        """Restore the values before the pass, in place."""
         values, start = self.without(_joined(self.arrays)), 0
         for array in self.arrays:
             own = values[start : start + array.size].reshape(array.shape)
@@ -56,25 +56,30 @@ class Copy(NamedTuple):
             start += array.size
 
 
-Pass = Tuple[Copy, ...]
+Pass = Tuple[Snapshot, ...]
 
 
-def copies(arrays: Iterable[NDArray]) -> Pass:
-    """Copy arrays as a pass begins, with one operator for each device and dtype.
+def take(arrays: Iterable[NDArray]) -> Pass:
+    """Return snapshots as a pass begins, with one operator for each device and dtype.
 
-    A ResNet-50 has 106 statistics, and a call from Python for each would cost more time than the
-    rest of loss scaling.
+    A ResNet-50 has 106 statistics. One call from Python for each would cost more time than the rest
+    of loss scaling.
     """
     groups = defaultdict(list)
     for array in arrays:
         groups[array.context, array.dtype].append(array)
-    return tuple(Copy(tuple(group), _joined(group)) for group in groups.values())
+    return tuple(Snapshot(tuple(group), _joined(group)) for group in groups.values())
+
+
+def ended(written: Pass) -> Pass:
+    """Return snapshots with the current values as those after the pass."""
+    return tuple(snapshot.ended() for snapshot in written)
 
 
 def followed_by(passes: Tuple[Pass, ...], latest: Pass) -> Tuple[Pass, ...]:
-    """Return passes with one more, which replaces the last one if both wrote the same arrays.
+    """Return passes with one more, which is merged with the last one if both wrote the same arrays.
 
-    So the micro-batches of a step need no more memory than one of them.
+    The micro-batches of a step then need no more memory than one of them.
     """
     if not latest:
         return passes
@@ -87,13 +92,13 @@ def followed_by(passes: Tuple[Pass, ...], latest: Pass) -> Tuple[Pass, ...]:
 def undo(passes: Tuple[Pass, ...]) -> None:
     """Undo passes, the last one first."""
     for one in reversed(passes):
-        for copy in one:
-            copy.undo()
+        for snapshot in one:
+            snapshot.undo()
 
 
 def _same_arrays(one: Pass, other: Pass) -> bool:
-    def identities(copies):
-        return [[id(array) for array in copy.arrays] for copy in copies]
+    def identities(snapshots):
+        return [[id(array) for array in snapshot.arrays] for snapshot in snapshots]
 
     return identities(one) == identities(other)
 
@@ -106,52 +111,56 @@ def _joined(arrays: Iterable[NDArray]) -> NDArray:
 
 
 # ---------------------------------------------------------------------- pending passes
+#
+# On a GPU a forward pass writes statistics, so their snapshots are taken before it. On a CPU only
+# the backward pass writes them: a forward pass records its parameters, and the snapshots are taken
+# when a backward pass begins.
 
 
 class _Pending(threading.local):
-    """Statistics of this thread's forward passes, each with its copies from GPUs."""
+    """The statistics of this thread's pending forward passes, each with its snapshots on GPUs."""
 
     def __init__(self):
-        self.copies = weakref.WeakKeyDictionary()
+        self.snapshots = weakref.WeakKeyDictionary()
 
 
 _pending = _Pending()
-_scaling_trainers = weakref.WeakSet()  # without one, nothing is ever undone
+_scaling_trainers = weakref.WeakSet()
 
 
-def undo_skips_of(trainer: gluon.Trainer) -> None:
-    """Copy statistics from now on, as long as this trainer, which undoes skipped steps, lives."""
+def enable_for(trainer: gluon.Trainer) -> None:
+    """Take snapshots of forward passes from now on, for as long as this trainer lives."""
     _scaling_trainers.add(trainer)
 
 
 def _before_training_pass(parameters: Iterable[gluon.Parameter]) -> None:
     for parameter in parameters if _scaling_trainers else ():
-        if parameter not in _pending.copies:
+        if parameter not in _pending.snapshots:
             on_gpu = [array for array in arrays_of([parameter]) if not writes_in_backward(array)]
-            _pending.copies[parameter] = copies(on_gpu)
+            _pending.snapshots[parameter] = take(on_gpu)
 
 
 statistics.listeners.append(_before_training_pass)
 
 
 def begin_backward(own: Iterable[gluon.Parameter]) -> Pass:
-    """Return the copies that undo the backward pass which is about to begin.
+    """Return the snapshots that undo the backward pass which begins now.
 
     Parameters
     ----------
     own : iterable of Parameter
-        Statistics to copy in any case, whether a forward pass of theirs is pending or not.
+        Statistics of which snapshots are needed even if no forward pass of theirs is pending.
     """
-    pending = _pending.copies
+    pending = _pending.snapshots
     parameters = {id(parameter): parameter for parameter in (*own, *pending)}
-    taken: List[Copy] = []
-    for parameter, held in list(pending.items()):
-        if held:
-            taken += held
-            del pending[parameter]  # its next forward pass is to be copied again
-    held = {id(array) for copy in taken for array in copy.arrays}
-    rest = [array for array in arrays_of(parameters.values()) if id(array) not in held]
-    return (*copies(rest), *taken)
+    before_forward: List[Snapshot] = []
+    for parameter, snapshots in list(pending.items()):
+        if snapshots:
+            before_forward += snapshots
+            del pending[parameter]  # so that its next forward pass gets new snapshots
+    covered = {id(array) for snapshot in before_forward for array in snapshot.arrays}
+    others = [array for array in arrays_of(parameters.values()) if id(array) not in covered]
+    return (*take(others), *before_forward)
 
 
 def end_step(undoes: bool) -> None:
@@ -160,18 +169,18 @@ def end_step(undoes: bool) -> None:
     Parameters
     ----------
     undoes : bool
-        Whether the step's trainer undoes skipped steps. The step of another trainer only makes
-        copies obsolete: the backward pass of a pending forward pass may still follow.
+        Whether the trainer of the step undoes skipped steps. If not, only snapshots become
+        obsolete: the backward pass of a pending forward pass may still follow.
     """
-    for parameter, held in list(_pending.copies.items()):
-        if undoes or held:
-            del _pending.copies[parameter]
+    for parameter, snapshots in list(_pending.snapshots.items()):
+        if undoes or snapshots:
+            del _pending.snapshots[parameter]
 
 
 def writes_in_backward(array: NDArray) -> bool:
     """Return whether operators on the array's device write statistics in the backward pass only.
 
-    On a CPU they do (src/operator/nn/batch_norm.cc, mkldnn_batch_norm-inl.h);
+    They do on a CPU (src/operator/nn/batch_norm.cc, mkldnn_batch_norm-inl.h). On a GPU,
     cudnnBatchNormalizationForwardTraining writes them in the forward pass.
     """
     return array.context.device_type.startswith("cpu")

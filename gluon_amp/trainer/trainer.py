@@ -1,605 +1,14 @@
-"""The Trainer: scaled backward, overflow check, clipping, and a step that is applied or undone."""
+"""The Trainer: a `gluon.Trainer` with a loss scale, and the order of its parameters."""
 
-import contextlib
-import logging
 import re
-import threading
-from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, List, Optional
 
-import numpy as np
+from gluon_amp.optimizer import create
+from gluon_amp.trainer import guards
+from gluon_amp.trainer.report import StepReport
+from gluon_amp.trainer.scaled_steps import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, ScaledSteps
 
-from gluon_amp.casting import stale_trainer, statistics
-from gluon_amp.host import wait_until_unused
-from gluon_amp.messages import some
-from gluon_amp.optimizer import ExactFloat, create, masters
-from gluon_amp.trainer import snapshot, states
-from gluon_amp.trainer.arrays import all_finite, global_norm
-from gluon_amp.trainer.loss_scale import NoLossScale, resolve
-from gluon_amp.trainer.window import Window
-
-from mxnet import autograd, gluon, nd
-
-logger = logging.getLogger("gluon_amp")
-
-MAX_CONSECUTIVE_SKIPS = 20
-
-
-class _Default:
-    def __repr__(self):
-        return "by dtype"
-
-
-BY_DTYPE = _Default()
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did.
-
-    Attributes
-    ----------
-    applied : bool
-        False when the step was skipped and undone.
-    loss_scale, next_loss_scale : float
-        The scale its gradients carried, and the one that the next backward pass will use.
-    grad_norm : float or None
-        What `Trainer.clip_global_norm` returned for this step.
-    overflow : tuple of str
-        Names of the parameters whose gradients were not finite.
-    skipped_total : int
-        Steps skipped so far, this one included.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> report = amp.StepReport(applied=False, loss_scale=1024.0, next_loss_scale=512.0)
-    >>> report.applied, report.next_loss_scale, report.grad_norm, report.overflow
-    (False, 512.0, None, ())
-    """
-
-    applied: bool
-    loss_scale: float
-    next_loss_scale: float
-    grad_norm: Optional[float] = None
-    overflow: Tuple[str, ...] = ()
-    skipped_total: int = 0
-
-
-class ScaledSteps:
-    """What is added to a `gluon.Trainer`, of this class or, by `init_trainer`, of any other."""
-
-    def _init_scaled_steps(self, loss_scale, max_consecutive_skips, on_skip):
-        self._scale_by_dtype = loss_scale is BY_DTYPE
-        self._dtypes = stale_trainer.dtypes_of(self._params)
-        self._declared = self._declared_dtypes()
-        if self._scale_by_dtype:
-            computes_in_float16 = any("float16" in dtypes for dtypes in self._dtypes)
-            loss_scale = "dynamic" if computes_in_float16 else None
-        self._loss_scale = resolve(loss_scale)
-        self._scaling = not isinstance(self._loss_scale, NoLossScale)
-        if not isinstance(max_consecutive_skips, int) or max_consecutive_skips < 1:
-            raise ValueError(
-                "max_consecutive_skips must be a whole number of at least 1, received "
-                f"{max_consecutive_skips!r}."
-            )
-        self._max_consecutive_skips = max_consecutive_skips
-        self._on_skip = on_skip
-        self._skipped_total = 0
-        self._skips_at_floor = 0
-        self._watch = masters.Watch()
-        self._check_master_precision()
-        self._statistics = [p for p in self._params if statistics.is_statistic(p)]
-        statistics.watch(self._params)
-        if self._scaling:
-            snapshot.undo_skips_of(self)
-        self._window_lock = threading.Lock()  # GluonCV runs backward passes in threads
-        self._begin_window()
-
-    # ------------------------------------------------------------------ scaling and backward
-
-    @property
-    def loss_scale(self):
-        """The loss scale object; its `.scale` is what the next window of backward passes uses."""
-        return self._loss_scale
-
-    def backward(self, loss, retain_graph=False, train_mode=True):
-        """Run the backward pass of a loss, or of several at once, with scaled gradients.
-
-        The scale enters as the head gradient, so the loss itself stays what it is and cannot
-        overflow. All backward passes until the next `step` use one scale, so that gradients which
-        accumulate (`grad_req='add'`, or one loss after another) are in one unit: rescaling a
-        float16 buffer in between could lose bits. Such buffers are to be zeroed after each step, as
-        in Gluon without a scale.
-
-        Operators such as `SoftmaxOutput`, which are their own loss and ignore head gradients,
-        cannot be scaled so: use a loss.
-
-        Parameters
-        ----------
-        loss : NDArray, or list of them, nested or not, on one or several devices
-            float32 or float64, of any shape.
-        retain_graph, train_mode : bool
-            As in `mxnet.autograd.backward`.
-
-        Raises
-        ------
-        TypeError
-            For a loss in another dtype: cast the network's output to float32 before the loss.
-        """
-        losses = list(flatten(loss))
-        if not losses:
-            raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
-        if not self._scaling:
-            autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
-            return
-        for one in losses:
-            check_loss_dtype(one)
-        with self._scaled_pass(losses) as scale:
-            with autograd.pause():
-                heads = [
-                    nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses
-                ]
-            autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
-
-    @property
-    def window(self) -> Window:
-        """The state between the first backward pass of a step and its update; frozen."""
-        return self._window
-
-    @contextlib.contextmanager
-    def _scaled_pass(self, losses=()) -> Iterator[float]:
-        """Use the window's scale for a backward pass, and record what the pass writes."""
-        scale = self._open_window()
-        written = snapshot.begin_backward(self._statistics)
-        yield scale
-        self._add_pass(written, losses)
-
-    def _open_window(self) -> float:
-        with self._window_lock:
-            if self._window.scale is None:
-                self._window = replace(self._window, scale=self._loss_scale.scale)
-            self._loss_scale.begin_backward(self._window.scale)
-            return self._window.scale
-
-    def _add_pass(self, written, losses, ended=True):
-        last_chance = self._skips_at_floor + 1 >= self._max_consecutive_skips
-        with self._window_lock:  # so that passes are added in the order in which they ended
-            self._window = replace(
-                self._window,
-                passes=self._passes_and(written, ended),
-                losses=tuple(one.detach() for one in losses) if last_chance else (),
-            )
-            self._loss_scale.backward_passes = self._window.passes
-
-    def _passes_and(self, written, ended=True):
-        if ended:
-            written = tuple(copy.ended() for copy in written)
-        return snapshot.followed_by(self._window.passes, written)
-
-    def _begin_window(self):
-        """Forget the window that a step has ended."""
-        self._window = Window(shared_backwards=self._loss_scale.backwards)
-        snapshot.end_step(undoes=self._scaling)
-
-    def _used_scale(self):
-        """Return the scale that the gradients carry now.
-
-        Raises
-        ------
-        RuntimeError
-            When no backward pass of this trainer, or of one that shares its scale, came before.
-        """
-        if self._window.scale is not None:
-            return self._window.scale
-        if not self._scaling:
-            return 1.0
-        if self._loss_scale.backwards > self._window.shared_backwards:
-            return self._loss_scale.backward_scale
-        raise RuntimeError(
-            "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
-            "loss.backward(), once or more before each step, so that the gradients carry the loss "
-            "scale."
-        )
-
-    # ------------------------------------------------------------------ reducing, measuring
-
-    def _settled_window(self) -> Window:
-        """Return the window, without what later backward passes have made obsolete.
-
-        Raises
-        ------
-        RuntimeError
-            When a backward pass added to gradients, or wrote only some of them, that were reduced
-            or unscaled before.
-        """
-        window = self._window
-        if not window.fresh:
-            return window
-        weights = [(p, array) for p in self._trained() for array in p.list_data()]
-        written = {id(array): p.grad_req for p, array in weights if array._fresh_grad}
-        if written:
-            overwritten = all(written.get(one) == "write" for one in window.fresh)
-            if not overwritten and (window.unscaled or (window.reduced and self._reduces())):
-                raise RuntimeError(
-                    "A backward pass wrote into gradients that were reduced or unscaled already, "
-                    "which mixes two units: call clip_global_norm, allreduce_grads and unscale "
-                    "after the last backward pass of a step."
-                )
-            for array in window.fresh.values():
-                array._fresh_grad = True
-            self._window = window = window.with_new_gradients()
-        return window
-
-    def _note(self, **changes) -> None:
-        """Record what was done to the gradients, and detect backward passes from now on."""
-        fresh = dict(self._window.fresh)
-        for param in self._trained():
-            for array in param.list_data():
-                if array._fresh_grad:
-                    array._fresh_grad = False
-                    fresh[id(array)] = array
-        self._window = replace(self._window, fresh=fresh, **changes)
-
-    def _reduces(self) -> bool:
-        """Return whether gradients are exchanged at all, between devices or workers."""
-        return self._kvstore is not None or self._reduces_itself()
-
-    def _reduces_itself(self) -> bool:
-        """Return whether another class, such as Horovod's, has a reduction of its own."""
-        return type(self)._allreduce_grads is not gluon.Trainer._allreduce_grads
-
-    # ------------------------------------------------------------------ clipping
-
-    def clip_global_norm(self, max_norm, batch_size=1):
-        """Let the next step use gradients clipped to a norm; call it between backward and step.
-
-        The norm is that of the true gradients: all parameters and dtypes together, after the
-        reduction over devices and workers, without the loss scale. The gradients stay as they are;
-        the factor goes into the update.
-
-        Parameters
-        ----------
-        max_norm : float
-            Above 0; inf only measures.
-        batch_size : float
-            What the gradients are to be divided by before they are measured. With the default the
-            norm is that of the gradients as `gluon.utils.clip_global_norm` sees them in a float32
-            run; with the batch size given to `step`, that of the gradient of the mean loss.
-
-        Returns
-        -------
-        float
-            The norm before clipping; inf or NaN after an overflow, when `step` will skip.
-        """
-        if not (isinstance(max_norm, Real) and max_norm > 0):
-            raise ValueError(f"max_norm must be a number above 0, received {max_norm!r}.")
-        _check_batch_size(batch_size)
-        scale = self._used_scale()
-        self._check_dtypes()
-        window = self._settled_window()
-        if not window.reduced:
-            self.allreduce_grads()
-        grads = [grad for _, arrays in self._used_grads() for grad in self._distinct(arrays)]
-        divisor = 1.0 if window.unscaled else scale
-        norm = global_norm(grads) * (abs(self._scale) / batch_size) / divisor
-        clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
-        self._note(clip_factor=clip_factor, grad_norm=norm)
-        return norm
-
-    # ------------------------------------------------------------------ the step
-
-    def allreduce_grads(self):
-        """Reduce the gradients over devices and workers; then call `update`, not `step`."""
-        self._settled_window()
-        self._reduce()
-        self._note(reduced=True)
-
-    def _reduce(self):
-        self._prepare_kvstore()
-        self._allreduce_grads()
-
-    def step(self, batch_size, ignore_stale_grad=False):
-        """Reduce the gradients and make one update, or skip it when they are not all finite.
-
-        A skipped step is undone: parameters, masters, optimizer state, update counters, the
-        learning rate schedule and BatchNorm's running statistics are bit for bit what they were,
-        and all gradient buffers are empty, also those that accumulate.
-
-        Parameters
-        ----------
-        batch_size : float
-            Gradients are divided by it; 1 if the loss is a mean already.
-        ignore_stale_grad : bool
-            Leave parameters alone whose gradients no backward pass has written since the last step.
-
-        Returns
-        -------
-        StepReport
-
-        Raises
-        ------
-        RuntimeError
-            Without a scaled backward pass before it, or when a parameter changed its dtype.
-        UserWarning
-            For a gradient that no backward pass has written, unless these are to be ignored.
-        FloatingPointError
-            After `max_consecutive_skips` overflows in a row that no lower scale could answer.
-        """
-        # Misuse is reported before anything is reduced.
-        _check_batch_size(batch_size)
-        self._used_scale()
-        self._check_dtypes()
-        window = self._settled_window()
-        self._check_fresh(ignore_stale_grad)
-        if not window.reduced:
-            self._reduce()
-        return self._finish_step(batch_size, ignore_stale_grad)
-
-    def update(self, batch_size, ignore_stale_grad=False):
-        """What `step` does after reducing the gradients; for use after `allreduce_grads`."""
-        _check_batch_size(batch_size)
-        self._used_scale()
-        self._check_dtypes()
-        self._settled_window()
-        self._check_fresh(ignore_stale_grad)
-        self._prepare_kvstore()
-        return self._finish_step(batch_size, ignore_stale_grad)
-
-    def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
-        scale, window = self._used_scale(), self._window
-        checked = self._used_grads() if self._scaling else []
-        grads = [grad for _, arrays in checked for grad in arrays]
-        if all_finite(grads):
-            self._apply(batch_size, scale, ignore_stale_grad)
-            if grads:
-                self._loss_scale.settle(True)
-                self._skips_at_floor = 0
-            overflow = ()
-        else:
-            overflow = tuple(name for name, arrays in checked if not all_finite(arrays))
-            at_floor = self._loss_scale.at_floor
-            self._skip()
-            self._loss_scale.settle(False)
-            self._skipped_total += 1
-            self._skips_at_floor = self._skips_at_floor + 1 if at_floor else 0
-        report = StepReport(
-            applied=not overflow,
-            loss_scale=scale,
-            next_loss_scale=self._loss_scale.scale,
-            grad_norm=window.grad_norm,
-            overflow=overflow,
-            skipped_total=self._skipped_total,
-        )
-        self._begin_window()
-        if overflow:
-            self._report_skip(report, window)
-        return report
-
-    def _apply(self, batch_size, scale, ignore_stale_grad):
-        window = self._window
-        divisor = 1.0 if window.unscaled else scale
-        # Dividing by a power of two last keeps the result's digits the same for every scale.
-        factor = self._scale / batch_size * window.clip_factor / divisor
-        self._check_and_rescale_grad(ExactFloat(factor))
-        self._watch.follow_changed(self._unseen_entries())
-        for array in window.fresh.values():
-            array._fresh_grad = True  # gluon.Trainer looks at it
-        self._update(ignore_stale_grad)
-        self._watch.remember(self._unseen_entries())
-
-    def _skip(self):
-        own = self._window.passes
-        shared = self._loss_scale.backward_passes if self._window.scale is None else ()
-        snapshot.undo((*shared, *own))
-        for param in self._trained():
-            # Also 'write' buffers: one that no later backward pass writes would go on overflowing.
-            param.zero_grad()
-            for array in param.list_data():
-                array._fresh_grad = False
-
-    def _report_skip(self, report, window):
-        names = some(report.overflow, limit=5)
-        logger.info(
-            "Step skipped: gradients of %s overflowed at loss scale %g; next scale %g, %d skipped "
-            "so far.",
-            names,
-            report.loss_scale,
-            report.next_loss_scale,
-            report.skipped_total,
-        )
-        if self._on_skip is not None:
-            self._on_skip(report)
-        if self._skips_at_floor >= self._max_consecutive_skips:
-            raise FloatingPointError(
-                f"{self._skips_at_floor} steps in a row overflowed at loss scale "
-                f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: "
-                f"{self._cause(window)}; amp.diagnose(net, loss_fn, data, label) finds the block."
-            )
-
-    def _cause(self, window: Window) -> str:
-        """Return what is known of an overflow without running the network again."""
-        for name, value in self.master_params().items():
-            if not all_finite([value]):
-                return f"the parameter {name} is not finite itself, so load a finite one"
-        # A ReLU makes 0 of NaN, so a finite loss alone says little.
-        after = [copy.after for one in window.passes for copy in one if copy.after is not None]
-        if not all_finite([*window.losses, *after]):
-            return (
-                "the forward pass is not finite already, so look for infinite data and for overflow"
-                " in the network"
-            )
-        return "the forward pass looks finite, so it is probably its gradient that overflows"
-
-    def _trained(self):
-        return [p for p in self._params if p.grad_req != "null" and p._data is not None]
-
-    def _used_grads(self) -> List[Tuple[str, list]]:
-        """Names of parameters and those of their gradients that this step will use.
-
-        A reduction adds stale gradients to fresh ones, so there they count too. Where it crosses
-        workers, this one cannot know which are fresh elsewhere: all count, so that all workers
-        decide alike.
-        """
-        across_workers = self._reduces_itself() or self._distributed
-        used = []
-        for param in self._trained():
-            pairs = list(zip(param.list_data(), param.list_grad()))
-            fresh = [grad for data, grad in pairs if self._window.is_fresh(data)]
-            reduced = across_workers or (self._kvstore is not None and fresh)
-            used.append((param.name, [grad for _, grad in pairs] if reduced else fresh))
-        return used
-
-    def _distinct(self, grads: list) -> list:
-        """Return gradients without their copies: after a reduction all devices hold the same."""
-        return grads[:1] if self._reduces() else grads
-
-    def _check_fresh(self, ignore_stale_grad):
-        # gluon.Trainer says so only when it has marked other gradients as used already.
-        for param in () if ignore_stale_grad else self._trained():
-            if not all(map(self._window.is_fresh, param.list_data())):
-                raise UserWarning(
-                    f"No backward pass has written the gradient of {param.name} on every device "
-                    "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
-                    "parameters is left out on purpose."
-                )
-
-    def _prepare_kvstore(self):
-        if not self._params:
-            self._kv_initialized = True
-        if self._kv_initialized and not self._params_to_init:
-            return
-        # All devices and workers get the first one's statistics now, in the middle of a step.
-        written = snapshot.copies(statistics.arrays_of(self._statistics)) if self._scaling else ()
-        if not self._kv_initialized:
-            self._init_kvstore()
-        if self._params_to_init:
-            self._init_params()
-            # A worker pulls its first weights from the servers. Nothing else keeps MXNet from
-            # pushing gradients meanwhile, and their sum would then arrive as the weights.
-            for param in self._params:
-                for array in param._data or ():
-                    array.wait_to_read()
-        self._window = replace(self._window, passes=self._passes_and(written))
-
-    def _check_contexts(self):
-        # gluon.Trainer fails without parameters, where it gets None here
-        return super()._check_contexts() or []
-
-    # ------------------------------------------------------------------ dtypes
-
-    def _declared_dtypes(self):
-        return [(p.dtype, getattr(p, "_amp_compute_dtype", None)) for p in self._params]
-
-    def _check_dtypes(self):
-        if self._declared_dtypes() != self._declared:  # the same dtype can be written differently
-            stale_trainer.check(self._params, self._dtypes, computing=self._scale_by_dtype)
-
-    def _check_master_precision(self):
-        float16 = any(param == "float16" for param, _ in self._dtypes)
-        if float16 and not self._optimizer.multi_precision:
-            raise ValueError(
-                f"{type(self._optimizer).__name__} has multi_precision=False, but there are "
-                "float16 parameters, whose small updates it would lose: build it with "
-                "multi_precision=True, or use gluon_amp.optimizer."
-            )
-
-    # ------------------------------------------------------------------ masters
-
-    def _master_entries(self):
-        """(key, weight, master) for each float16 weight that has a master, on each device."""
-        for device, updater in enumerate(self._updaters):
-            for index, state in updater.states.items():
-                param = self._params[index]
-                if np.dtype(param.dtype) != np.float16 or param._data is None:
-                    continue
-                weight = param.list_data()[device]
-                master, _ = masters.split(self._optimizer, weight, state)
-                if master is not None:
-                    yield (device, index), weight, master
-
-    def _unseen_entries(self):
-        """Those of `_master_entries` whose update does not itself look at the weight."""
-        follows = getattr(self._optimizer, "follows", lambda weight: False)
-        return (entry for entry in self._master_entries() if not follows(entry[1]))
-
-    def refresh_masters(self):
-        """Let the masters follow weights that were written since the last step.
-
-        `step` does this by itself. Elements of a master whose rounding is the weight's element
-        keep all their bits.
-        """
-        for _, weight, master in self._master_entries():
-            masters.follow(weight, master)
-
-    def master_params(self) -> Dict[str, nd.NDArray]:
-        """Float32 values of all initialized parameters, by name, from the first device.
-
-        The arrays are the trainer's own where there is a master, and the parameter's where it is
-        float32; copy them to keep them.
-        """
-        self.refresh_masters()
-        found = {
-            index: master for (device, index), _, master in self._master_entries() if device == 0
-        }
-        values = {}
-        for index, param in enumerate(self._params):
-            if param._data is None:
-                continue
-            data = param.list_data()[0]
-            wait_until_unused(data)  # the next reader may be the host
-            if index in found:
-                values[param.name] = found[index]
-            elif np.dtype(data.dtype) == np.float16:
-                values[param.name] = data.astype("float32")
-            else:
-                values[param.name] = data
-        return values
-
-    # ------------------------------------------------------------------ states
-
-    def state_dict(self) -> dict:
-        """Return what a resumed run needs besides the parameters: see `states.collect`."""
-        self._prepare_kvstore()
-        return states.collect(self)
-
-    def load_state_dict(self, saved: dict) -> None:
-        """Take over what `state_dict` returned: see `gluon_amp.trainer.states.restore`."""
-        self._prepare_kvstore()
-        states.restore(self, saved)
-        self._watch.forget()
-        self._begin_window()
-
-    def save_states(self, fname):
-        """Write `state_dict` to a file, which is either the old or the complete new one."""
-        states.write(fname, self.state_dict())
-
-    def load_states(self, fname):
-        """Read a file that `save_states` wrote, loss scale and counters included.
-
-        Files of stock MXNet's `gluon.Trainer` or `Module` are read too, of the same optimizer and
-        of parameters of any dtype; the loss scale and the skips then stay this trainer's own.
-        Nothing is executed.
-
-        Raises
-        ------
-        ValueError
-            For a file that is truncated, damaged or foreign, or states that do not fit: see
-            `gluon_amp.trainer.states.check_fit`. Nothing is changed then.
-
-        Warns
-        -----
-        UserWarning
-            When the saved learning rate, weight decay or another setting differs: this trainer's
-            own is kept.
-        """
-        self._prepare_kvstore()
-        self.load_state_dict(states.read(fname, self))
-
-    def _stock_order(self):
-        """The parameters in the order in which a stock `gluon.Trainer` has them."""
-        return self._params
+from mxnet import gluon
 
 
 class Trainer(ScaledSteps, gluon.Trainer):
@@ -610,35 +19,35 @@ class Trainer(ScaledSteps, gluon.Trainer):
         trainer.backward(loss)
         report = trainer.step(batch_size)
 
-    With no loss scale it is a `gluon.Trainer`: nothing is checked, and `loss.backward()` will do.
+    Without a loss scale it is a `gluon.Trainer`: nothing is checked, and `loss.backward()` works.
 
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter
-        Those of a net that has been cast already.
+        The parameters of a net that has been cast already.
     optimizer : str or mxnet.optimizer.Optimizer
         'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`; any
         other name that MXNet knows is built with ``multi_precision=True``.
     optimizer_params : dict
-        The optimizer's arguments, where it is given by name.
+        The optimizer's arguments, if `optimizer` is a name.
     kvstore : str or KVStore
-        As in `gluon.Trainer`; gradients are reduced there, the update is made here.
+        As in `gluon.Trainer`. It reduces the gradients; the trainer makes the update.
     compression_params : dict
-        As in `gluon.Trainer`, only without a loss scale.
+        As in `gluon.Trainer`; None with a loss scale.
     update_on_kvstore : None or False
     loss_scale : None, number, 'dynamic' or LossScale
-        By default dynamic where a parameter is float16 or used in float16, else None. Trainers may
-        share an object: one backward pass then counts once.
+        The default is 'dynamic' if a parameter is float16 or used in float16, else None. Trainers
+        may share an object; a backward pass that they share then counts once.
     max_consecutive_skips : int
-        After so many overflows in a row at a scale that cannot go lower, `step` raises.
+        `step` raises after this number of overflows in a row at a scale that cannot go lower.
     on_skip : callable
         Called with the `StepReport` of each skipped step.
 
     Raises
     ------
     ValueError
-        When the update is to be made on the kvstore, or gradients are to be compressed under a
-        loss scale, or a given optimizer would update float16 weights without masters.
+        When the kvstore would make the update or compress scaled gradients, when a parameter is
+        stored as row_sparse, or when an optimizer would update float16 weights without masters.
 
     Examples
     --------
@@ -653,6 +62,8 @@ class Trainer(ScaledSteps, gluon.Trainer):
     (True, [[0.5, 0.0]])
     """
 
+    _stock_order: Optional[List[gluon.Parameter]] = None
+
     def __init__(
         self,
         params,
@@ -665,99 +76,34 @@ class Trainer(ScaledSteps, gluon.Trainer):
         max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
         on_skip: Optional[Callable[[StepReport], None]] = None,
     ):
-        check_kvstore(kvstore, update_on_kvstore)
+        guards.check_kvstore(kvstore, update_on_kvstore)
         if isinstance(optimizer, str):
             optimizer = create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
-        self._in_stock_order = _in_text_order(params)
+        if isinstance(params, (dict, gluon.ParameterDict)):
+            self._stock_order = [params[name] for name in sorted(params)]
+            params = [params[name] for name in sorted(params, key=_natural_key)]
         super().__init__(
-            _in_natural_order(params),
+            params,
             optimizer,
             optimizer_params,
             kvstore=kvstore,
             compression_params=compression_params,
             update_on_kvstore=False,
         )
-        if any(param._stype != "default" for param in self._params):
-            raise ValueError(
-                "Parameters stored as row_sparse are updated on the kvstore, before an overflow "
-                "can be seen: store them dense, only their gradients may be row_sparse."
-            )
-        self._init_scaled_steps(loss_scale, max_consecutive_skips, on_skip)
-        check_compression(self)
+        guards.check_dense(self.parameters)
+        self.start_scaling(loss_scale, max_consecutive_skips, on_skip)
 
-    def _stock_order(self):
-        return self._in_stock_order or self._params
+    @property
+    def stock_order(self) -> List[gluon.Parameter]:
+        return self._stock_order or self.parameters
 
 
-# ---------------------------------------------------------------------- checks
+def _natural_key(name: str) -> list:
+    """Return a sort key by which `dense9` comes before `dense10`.
 
-
-def check_kvstore(kvstore, update_on_kvstore):
-    """Refuse updates on the kvstore, which come before an overflow can be seen."""
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore=True would apply gradients before their overflow can be seen: leave "
-            "it out, the update is made by the trainer."
-        )
-    if "async" in getattr(kvstore, "type", kvstore or ""):
-        raise ValueError(
-            "An async kvstore updates on its servers, before an overflow can be seen: use "
-            "'dist_sync'."
-        )
-
-
-def check_compression(trainer):
-    """Refuse gradient compression under a loss scale."""
-    if trainer._scaling and trainer._compression_params:
-        raise ValueError(
-            "Gradient compression cuts scaled gradients at a fixed threshold, which hides "
-            "overflows and changes meaning with the loss scale: leave compression_params out."
-        )
-
-
-def check_loss_dtype(loss):
-    """Refuse a loss that is not float32 or float64."""
-    if np.dtype(loss.dtype) not in (np.float32, np.float64):
-        raise TypeError(
-            f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale overflow: "
-            "cast the network's output to float32 before the loss."
-        )
-
-
-def _in_natural_order(params):
-    """Put named parameters in an order that survives the counters in their names.
-
-    gluon.Trainer sorts names as text, and states are saved by that order: `dense8` and `dense9`
-    would get each other's states in the same net built again, as `dense10` and `dense9`.
+    gluon.Trainer sorts names as text, and states are saved in that order. If a net is built twice
+    in a process, its layers are `dense8` and `dense9` first, and `dense9` and `dense10` later. In
+    the order of text they would swap their states.
     """
-    if not isinstance(params, (dict, gluon.ParameterDict)):
-        return params
-    numbered = {name: re.split(r"(\d+)", name) for name in params}
-    return [
-        params[name]
-        for name in sorted(
-            numbered, key=lambda n: [int(t) if t.isdigit() else t for t in numbered[n]]
-        )
-    ]
-
-
-def _in_text_order(params):
-    """Named parameters in the order of a stock `gluon.Trainer`; None where they have no names."""
-    if not isinstance(params, (dict, gluon.ParameterDict)):
-        return None
-    return [params[name] for name in sorted(params)]
-
-
-def _check_batch_size(batch_size):
-    if not (isinstance(batch_size, Real) and batch_size > 0):
-        raise ValueError(f"batch_size must be a number above 0, received {batch_size!r}.")
-
-
-def flatten(losses):
-    """All losses in nested lists and tuples."""
-    if isinstance(losses, (list, tuple)):
-        for loss in losses:
-            yield from flatten(loss)
-    else:
-        yield losses
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,45 +1,45 @@
 """The state of a training step between its first backward pass and its update, as one value."""
 
 from dataclasses import dataclass, field, replace
-from typing import Mapping, Optional, Tuple
+from typing import Iterable, List, Mapping, Optional, Tuple
 
-from gluon_amp.trainer.snapshot import Pass
+from gluon_amp.trainer import snapshot
 
 from mxnet.ndarray import NDArray
 
 
 @dataclass(frozen=True)
 class Window:
-    """What the backward passes since the last step left; frozen, and replaced whole.
+    """The effect of all backward passes since the last step; frozen, and replaced whole.
 
     Attributes
     ----------
     shared_backwards : int
-        How many backward passes had used the loss scale when the window began. More by now, with
-        `scale` None, are those of another trainer that shares the scale.
+        The number of backward passes that had used the loss scale when the window began. If it is
+        higher by now and `scale` is None, another trainer that shares the scale ran them.
     scale : float or None
         The loss scale in the gradients; None before the first scaled backward pass.
-    passes : tuple
-        What these passes wrote to running statistics, for `snapshot.undo`.
+    passes : tuple of Pass
+        What these passes wrote to running statistics; a skip undoes it.
     losses : tuple of NDArray
-        The losses of the last pass, kept only where an overflow would raise.
+        The losses of the last pass. They are kept only if an overflow would raise.
     fresh : dict of int to NDArray
-        Weights, by their `id`, whose gradients were fresh when these were reduced, measured or
-        unscaled. Their own mark is cleared meanwhile, so a mark that is set comes from a later
+        Weights, by their `id`, whose gradients were fresh when they were reduced, measured or
+        unscaled. MXNet's own marks are cleared then. So a mark that is set now comes from a later
         backward pass.
     reduced : bool
-        The gradients are reduced over devices and workers.
+        Whether the gradients are reduced over devices and workers.
     unscaled : bool
-        The gradients were divided by the scale in place.
+        Whether the gradients were divided by the scale in place.
     clip_factor : float
-        The update multiplies the gradients by it.
+        The factor of the gradients in the update.
     grad_norm : float or None
-        What `clip_global_norm` measured.
+        The result of `clip_global_norm`.
     """
 
     shared_backwards: int = 0
     scale: Optional[float] = None
-    passes: Tuple[Pass, ...] = ()
+    passes: Tuple[snapshot.Pass, ...] = ()
     losses: Tuple[NDArray, ...] = ()
     fresh: Mapping[int, NDArray] = field(default_factory=dict)
     reduced: bool = False
@@ -47,8 +47,12 @@ class Window:
     clip_factor: float = 1.0
     grad_norm: Optional[float] = None
 
+    def with_pass(self, written: snapshot.Pass) -> "Window":
+        """Return the window with one more pass."""
+        return replace(self, passes=snapshot.followed_by(self.passes, written))
+
     def with_new_gradients(self) -> "Window":
-        """Return the window without what was derived from gradients that are overwritten now."""
+        """Return the window without the fields that hold for overwritten gradients only."""
         return replace(
             self, fresh={}, reduced=False, unscaled=False, clip_factor=1.0, grad_norm=None
         )
@@ -56,3 +60,17 @@ class Window:
     def is_fresh(self, weight: NDArray) -> bool:
         """Return whether a backward pass has written the weight's gradient since the last step."""
         return weight._fresh_grad or id(weight) in self.fresh
+
+
+def mark_fresh(weights: Iterable[NDArray]) -> None:
+    """Set the marks by which MXNet knows that a backward pass wrote these weights' gradients."""
+    for weight in weights:
+        weight._fresh_grad = True
+
+
+def clear_fresh(weights: Iterable[NDArray]) -> List[NDArray]:
+    """Clear these marks, and return the weights that had one."""
+    marked = [weight for weight in weights if weight._fresh_grad]
+    for weight in marked:
+        weight._fresh_grad = False
+    return marked

@@ -1,4 +1,4 @@
-"""Files and folders are the old ones or the new ones, whenever their writer is killed."""
+"""Files and folders are the old or the new ones, whenever their writer is killed."""
 
 import concurrent.futures
 import errno
@@ -17,19 +17,19 @@ def files(folder):
 
 @pytest.fixture(params=["exchange", "two renames"])
 def renaming(request, monkeypatch):
-    """Both ways to replace a folder; file systems such as NFS and FUSE have the second alone."""
+    """Both ways to replace a folder; NFS and FUSE have only the second."""
     if request.param == "two renames":
-        monkeypatch.setattr(atomic, "_exchange", no_exchange)
+        monkeypatch.setattr(atomic, "exchange", no_exchange)
         monkeypatch.setattr(atomic, "_syncfs", lambda descriptor: False)
 
 
 def no_exchange(one, other):
-    os.lstat(other)  # as the system says first
+    os.lstat(other)  # raises the system's first error
     raise OSError(errno.EINVAL, "Invalid argument")
 
 
 def unchanged_folder(path):
-    """Write a folder up to the point where it fails."""
+    """Write a folder, and fail before its end."""
     with pytest.raises(ZeroDivisionError), atomic.folder(path) as folder:
         (folder / "third").touch()
         raise ZeroDivisionError
@@ -116,10 +116,10 @@ def test_a_folder_replaces_a_file_or_a_link(tmp_path, renaming):
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_the_old_folder_is_put_back_where_the_second_rename_fails(tmp_path, monkeypatch):
+def test_the_old_folder_is_restored_if_the_second_rename_fails(tmp_path, monkeypatch):
     with atomic.folder(tmp_path / "f") as folder:
         (folder / "old").touch()
-    monkeypatch.setattr(atomic, "_exchange", no_exchange)
+    monkeypatch.setattr(atomic, "exchange", no_exchange)
     rename = os.rename
 
     def fail(source, target):
@@ -133,8 +133,8 @@ def test_the_old_folder_is_put_back_where_the_second_rename_fails(tmp_path, monk
     assert files(tmp_path) == ["f", "f/old"]
 
 
-def test_the_only_whole_folder_is_put_back_before_anything_else(tmp_path, renaming):
-    # What a kill between two renames leaves.
+def test_the_only_whole_folder_is_restored_before_anything_else(tmp_path, renaming):
+    # The state after a kill between two renames.
     (tmp_path / "f.replaced").mkdir()
     (tmp_path / "f.replaced" / "old").touch()
     with atomic.folder(tmp_path / "f") as folder:
@@ -143,7 +143,7 @@ def test_the_only_whole_folder_is_put_back_before_anything_else(tmp_path, renami
     assert files(tmp_path) == ["f", "f/new"]
 
 
-def test_half_removed_folders_are_never_put_back(tmp_path, renaming):
+def test_half_removed_folders_are_never_restored(tmp_path, renaming):
     (tmp_path / "f.removed").mkdir()
     unchanged_folder(tmp_path / "f")
     assert files(tmp_path) == []
@@ -154,7 +154,7 @@ def test_errors_of_the_exchange_are_raised(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     (tmp_path / "f").mkdir()
-    monkeypatch.setattr(atomic, "_exchange", fail)
+    monkeypatch.setattr(atomic, "exchange", fail)
     with pytest.raises(OSError, match="Input/output error"), atomic.folder(tmp_path / "f"):
         pass
     assert files(tmp_path) == ["f"]
@@ -163,14 +163,14 @@ def test_errors_of_the_exchange_are_raised(tmp_path, monkeypatch):
 def test_names_change_places(tmp_path):
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     with pytest.raises(FileNotFoundError):
-        atomic._exchange(one, other)
+        atomic.exchange(one, other)
     os.mkdir(one)
     with pytest.raises(FileNotFoundError):
-        atomic._exchange(one, other)
+        atomic.exchange(one, other)
     os.mkdir(other)
     os.mkdir(one + "/inside")
     try:
-        atomic._exchange(one, other)
+        atomic.exchange(one, other)
     except OSError as error:
         assert error.errno in atomic.NO_EXCHANGE
         pytest.skip("no exchange of names here")
@@ -210,15 +210,15 @@ if branch == "two renames":
     def no_exchange(one, other):
         os.lstat(other)
         raise OSError(errno.EINVAL, "Invalid argument")
-    atomic._exchange = no_exchange
+    atomic.exchange = no_exchange
     atomic._syncfs = lambda descriptor: False
 else:
-    atomic._sync_tree = lambda folder: atomic._syncfs(0)  # a real one for each kill takes a while
+    atomic._sync_tree = lambda folder: atomic._syncfs(0)  # a flush for each kill is slow
     atomic._syncfs = lambda descriptor: True
 
 CALLS = [(os, name) for name in ("open", "close", "fsync", "rename", "unlink", "rmdir", "mkdir",
                                  "lstat", "stat", "scandir")]
-CALLS += [(fcntl, "flock"), (atomic, "_exchange"), (atomic, "_syncfs")]
+CALLS += [(fcntl, "flock"), (atomic, "exchange"), (atomic, "_syncfs")]
 WHOLE = {"first": b"1" * 5000, "deep/second": b"2" * 5000}
 
 def write(path, word):
@@ -228,20 +228,20 @@ def write(path, word):
             (into / name).write_bytes(word + data)
 
 def read(path):
-    # Which of the two it is, whole.
+    # Returns which of the two folders it is, after a check that it is whole.
     if not os.path.lexists(path):
         return None
-    found = {}
+    contents = {}
     for root, _, names in os.walk(path):
         for name in names:
             with open(os.path.join(root, name), "rb") as file:
-                found[os.path.relpath(file.name, path)] = file.read()
-    word = found["first"][:3]
-    assert found == {name: word + data for name, data in WHOLE.items()}, found.keys()
+                contents[os.path.relpath(file.name, path)] = file.read()
+    word = contents["first"][:3]
+    assert contents == {name: word + data for name, data in WHOLE.items()}, contents.keys()
     return word.decode()
 
 def write_and_die(path, at):
-    # In a process of its own, killed right before a call; False once there are fewer calls.
+    # Writes in a child process that is killed right before a call. False if there are fewer calls.
     child = os.fork()
     if child == 0:
         count = 0
@@ -288,7 +288,7 @@ for before in ("old", None):
         if outcome is None and before:
             assert branch == "two renames", at
             assert read(path + ".replaced") == "old"
-        fail(path)  # the next writer, which does not come to its end
+        fail(path)  # the next writer, which fails
         assert os.listdir(folder) == (["f"] if read(path) else []), (at, os.listdir(folder))
         if outcome is not None:
             assert read(path) == outcome
@@ -308,7 +308,7 @@ def test_kill_9_between_any_two_system_calls_loses_no_folder(tmp_path, branch):
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
         try:
-            atomic._exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+            atomic.exchange(str(tmp_path / "a"), str(tmp_path / "b"))
         except OSError:
             pytest.skip("no exchange of names here")
         for name in ("a", "b"):

@@ -3,7 +3,7 @@
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.inspection.check import Finding
+from gluon_amp.inspection.findings import Finding
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -18,10 +18,13 @@ def built(*layers, policy="float16"):
 
 
 def sizes(net, *inputs):
-    """Blocks and the numbers that were found there."""
-    found = amp.check(net, None, *inputs)
-    assert all(one.kind == "dimension" for one in found)
-    return [(one.block, one.problem.partition(", which")[0], one.fix) for one in found]
+    """Return block, problem and fix of each finding, all of them about dimensions."""
+    findings = amp.check(net, None, *inputs)
+    assert all(finding.kind == "dimension" for finding in findings)
+    return [
+        (finding.block, finding.problem.partition(", which")[0], finding.fix)
+        for finding in findings
+    ]
 
 
 # -------------------------------------------------------------------------------- dimensions
@@ -31,27 +34,27 @@ def test_the_images_and_the_head_of_a_network():
     net = built(
         nn.Conv2D(64, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Flatten(), nn.Dense(1001)
     )
-    found = amp.check(net, None, nd.ones((8, 3, 6, 6)))
-    assert str(found) == (
+    findings = amp.check(net, None, nd.ones((8, 3, 6, 6)))
+    assert str(findings) == (
         "0: Convolution reads 3 channels, which is no multiple of 8 for Tensor Cores: pad\n"
         "  images and weight with zeros to 8 channels, or leave it, as a first layer is a\n"
         "  small part of a deep net.\n"
         "4: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor\n"
-        "  Cores: make them 1008, and let no label name the 7 others."
+        "  Cores: make them 1008, and use no label for the 7 others."
     )
-    assert found[1] == Finding(
+    assert findings[1] == Finding(
         "dimension",
         "4",
         "FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor Cores",
-        "make them 1008, and let no label name the 7 others",
+        "make them 1008, and use no label for the 7 others",
     )
 
 
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_multiples_of_8_are_not_mentioned(policy):
     net = built(nn.Conv2D(16, 3), nn.Flatten(), nn.Dense(24), nn.Dense(8), policy=policy)
-    found = amp.check(net, None, nd.ones((16, 8, 4, 4)))
-    assert found == [] and str(found) == "nothing found"
+    findings = amp.check(net, None, nd.ones((16, 8, 4, 4)))
+    assert findings == [] and str(findings) == "nothing found"
 
 
 def test_a_hidden_layer_and_its_reader():
@@ -61,7 +64,7 @@ def test_a_hidden_layer_and_its_reader():
         (
             "1",
             "FullyConnected reads 100 inputs",
-            "let the layer before give 104, or pad the data with zeros",
+            "make the layer before give 104, or pad the data with zeros",
         ),
     ]
 
@@ -94,8 +97,8 @@ def test_a_recurrent_layer():
     net = built(gluon.rnn.LSTM(20, input_size=10))
     assert sizes(net, nd.ones((5, 6, 10))) == [
         ("0", "RNN multiplies 6 rows", "use a batch of 8"),
-        ("0", "RNN reads 10 inputs", "let the layer before give 16, or pad the data with zeros"),
-        ("0", "RNN has 20 units", "make them 24, and let no label name the 4 others"),
+        ("0", "RNN reads 10 inputs", "make the layer before give 16, or pad the data with zeros"),
+        ("0", "RNN has 20 units", "make them 24, and use no label for the 4 others"),
     ]
 
 
@@ -117,7 +120,7 @@ def test_what_does_not_run_in_float16_is_left_alone():
     assert amp.check(built(nn.Dense(3), policy="float32"), None, x) == []
     pinned = amp.Policy.parse("float16").pin(blocks=["^0"])
     half_pinned = built(nn.Dense(3), nn.Dense(3), policy=pinned)
-    assert {one.block for one in amp.check(half_pinned, None, x)} == {"1"}
+    assert {finding.block for finding in amp.check(half_pinned, None, x)} == {"1"}
 
 
 def test_a_net_that_mxnet_cast_itself():
@@ -125,9 +128,9 @@ def test_a_net_that_mxnet_cast_itself():
     net.add(nn.Dense(10, in_units=16))
     net.initialize()
     net.cast("float16")
-    found = amp.check(net)  # without inputs, since MXNet's CPU kernels cannot run it
-    assert [(one.kind, one.block) for one in found] == [("dimension", "0")]
-    assert found[0].fix == "make them 16, and let no label name the 6 others"
+    findings = amp.check(net)  # without inputs, since MXNet's CPU kernels cannot run it
+    assert [(finding.kind, finding.block) for finding in findings] == [("dimension", "0")]
+    assert findings[0].fix == "make them 16, and use no label for the 6 others"
 
 
 def test_the_parts_of_a_plain_block():
@@ -144,19 +147,19 @@ def test_the_parts_of_a_plain_block():
     net.initialize()
     amp.cast(net)
     x = nd.ones((8, 16))
-    assert [one.block for one in amp.check(net, None, x)] == ["first", "second", "second"]
+    assert [finding.block for finding in amp.check(net, None, x)] == ["first", "second", "second"]
 
 
 def test_a_net_from_the_model_zoo():
     net = gluon.model_zoo.vision.mobilenet_v2_0_25(classes=10)
     net.initialize(mx.init.Xavier())
     amp.cast(net)
-    found = sizes(net, nd.ones((1, 3, 32, 32)))
-    assert found[0][:2] == ("features.0", "Convolution reads 3 channels")
-    assert found[-1] == (
+    findings = sizes(net, nd.ones((1, 3, 32, 32)))
+    assert findings[0][:2] == ("features.0", "Convolution reads 3 channels")
+    assert findings[-1] == (
         "output.0",
         "Convolution gives 10 channels",
-        "make them 16, and let no label name the 6 others",
+        "make them 16, and use no label for the 6 others",
     )
 
 
@@ -170,7 +173,7 @@ def test_inputs_are_needed_once():
     )
     net(nd.ones((30, 16)))
     # without inputs the batch is not known
-    assert [one.problem.split(",")[0] for one in amp.check(net)] == [
+    assert [finding.problem.split(",")[0] for finding in amp.check(net)] == [
         "FullyConnected gives 10 outputs"
     ]
 
@@ -189,7 +192,7 @@ def test_an_output_in_float16():
         )
     ]
     assert amp.check(net, None, nd.ones((8, 8))) == expected
-    assert amp.check(net) == expected  # the policy tells, too
+    assert amp.check(net) == expected  # without inputs the policy shows it
     assert amp.check(built(nn.Dense(8)), None, nd.ones((8, 8))) == []
 
 
@@ -199,9 +202,12 @@ def test_norm_layers_that_mxnet_cast_to_float16():
     net.initialize()
     net.cast("float16")
     net.hybridize()
-    found = amp.check(net, None, nd.ones((8, 8), dtype="float16"))
-    assert [(one.kind, one.block) for one in found] == [("loss_head", ""), ("norm", "0")]
-    assert str(found[1]) == (
+    findings = amp.check(net, None, nd.ones((8, 8), dtype="float16"))
+    assert [(finding.kind, finding.block) for finding in findings] == [
+        ("loss_head", ""),
+        ("norm", "0"),
+    ]
+    assert str(findings[1]) == (
         "0: LayerNorm has float16 parameters, whose small updates are lost: use amp.cast\n"
         "  in place of net.cast('float16'), or block.cast('float32')."
     )
@@ -213,7 +219,10 @@ def test_norm_layers_that_mxnet_cast_to_float16():
 
 
 def of_trainer(net, trainer):
-    return [(one.kind, one.problem, one.fix) for one in amp.check(net, trainer, nd.ones((8, 8)))]
+    return [
+        (finding.kind, finding.problem, finding.fix)
+        for finding in amp.check(net, trainer, nd.ones((8, 8)))
+    ]
 
 
 def test_an_epsilon_that_float16_does_not_have():
@@ -275,7 +284,7 @@ def test_the_default_of_several_devices_is_the_kvstore(monkeypatch):
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     amp.cast(net)
     trainer = gluon.Trainer(net.collect_params(), "sgd")
-    assert [one[0] for one in of_trainer(net, trainer)] == ["kvstore"]
+    assert [finding[0] for finding in of_trainer(net, trainer)] == ["kvstore"]
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     assert of_trainer(net, trainer) == []
 
@@ -309,7 +318,7 @@ def test_parameters_that_the_trainer_does_not_hold():
             "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
         )
     ]
-    one = amp.Trainer({names[0]: net[0].weight}, "sgd")
-    assert of_trainer(net, one)[0][1] == (
+    single = amp.Trainer({names[0]: net[0].weight}, "sgd")
+    assert of_trainer(net, single)[0][1] == (
         f"the trainer does not hold {names[1]}, {names[2]} and 1 more, so they stay as they are"
     )

@@ -1,4 +1,4 @@
-"""The doctor on this machine, and on machines with other GPUs, given as data."""
+"""The doctor on this machine, and on machines with other GPUs, which are data."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.__main__ import main
+from gluon_amp.cli import main
 from gluon_amp.inspection.doctor import advice, detection, environment
 from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
 from tests import ROOT
@@ -26,16 +26,16 @@ HOPPER = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 FAST = "runs MXNet, and float16 on Tensor Cores."
 SLOW = (
     "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
-    "hardly time."
+    "but hardly any time."
 )
-ON_TENSOR_CORES = "products on Tensor Cores, summed in float32; half of the memory."
+ON_TENSOR_CORES = "on Tensor Cores, which accumulate in float32; half of the memory."
 TOO_NEW = (
     "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels hold "
     "machine code for 5.0 to 8.9 and no PTX; use a GPU up to 8.9, or the CPU."
 )
 TOO_OLD = (
     "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold machine code "
-    "for 5.0 to 8.9; use a later GPU, or the CPU."
+    "for 5.0 to 8.9; use a newer GPU, or the CPU."
 )
 
 
@@ -60,7 +60,7 @@ def machine(*gpus, driver=True, cuda=True, flags="f16c avx2 avx512f avx512_bf16"
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Let the doctor see a machine that is not this one, without environment variables."""
+    """Return a function that replaces this machine by another, without environment variables."""
 
     def become(*gpus, **options):
         monkeypatch.setattr(detection, "read_machine", lambda: machine(*gpus, **options))
@@ -83,9 +83,9 @@ def run(*options, **variables):
 
 
 def test_this_machine_as_text():
-    done = run("doctor", "--device", "cpu", "--policy", "float16")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    process = run("doctor", "--device", "cpu", "--policy", "float16")
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert lines[0] == (
         f"Python  {detection.platform.python_version()}, numpy {detection.np.__version__}, "
         f"{detection.platform.system()} {detection.platform.machine()}"
@@ -97,36 +97,36 @@ def test_this_machine_as_text():
 
 
 def test_this_machine_as_json():
-    done = run("doctor", "--json", "--device", "cpu", MXNET_SAFE_ACCUMULATION="1")
-    found = json.loads(done.stdout)
-    assert done.returncode == 0 and found["ok"] is True and found["asked"] is None
-    assert found["mxnet"] == mx.__version__ and found["device"] == "cpu"
-    assert found["cuda_build"] is mx.runtime.Features().is_enabled("CUDA")
-    assert [one["policy"] for one in found["policies"]] == [
+    process = run("doctor", "--json", "--device", "cpu", MXNET_SAFE_ACCUMULATION="1")
+    report = json.loads(process.stdout)
+    assert process.returncode == 0 and report["ok"] is True and report["asked"] is None
+    assert report["mxnet"] == mx.__version__ and report["device"] == "cpu"
+    assert report["cuda_build"] is mx.runtime.Features().is_enabled("CUDA")
+    assert [item["policy"] for item in report["policies"]] == [
         "float32",
         "float16",
         "mixed_float16",
         "bfloat16",
     ]
-    values = {one["name"]: one["value"] for one in found["environment"]}
+    values = {item["name"]: item["value"] for item in report["environment"]}
     assert values["MXNET_SAFE_ACCUMULATION"] == "1" and values["MXNET_FC_TRUE_FP16"] is None
 
 
 def test_a_gpu_that_is_not_there_cannot_run_anything():
     if detection.read_driver().gpus:
         pytest.skip("this machine has a GPU")
-    done = run("doctor", "--policy", "float32", "--device", "gpu")
-    assert done.returncode == 1
-    assert done.stdout.endswith(
+    process = run("doctor", "--policy", "float32", "--device", "gpu")
+    assert process.returncode == 1
+    assert process.stdout.endswith(
         "Policy float32 cannot run here: There is no GPU to use: no NVIDIA driver here\n"
         "(libcuda.so.1 is not found).\n"
     )
 
 
 def test_bfloat16_without_avx512_is_found_by_trying():
-    done = run("doctor", "--policy", "bfloat16", "--device", "cpu", DNNL_MAX_CPU_ISA="AVX2")
-    assert done.returncode == 1, done.stdout
-    assert done.stdout.endswith(
+    process = run("doctor", "--policy", "bfloat16", "--device", "cpu", DNNL_MAX_CPU_ISA="AVX2")
+    assert process.returncode == 1, process.stdout
+    assert process.stdout.endswith(
         "Policy bfloat16 cannot run here: this CPU has no AVX512 that oneDNN may use (see\n"
         "DNNL_MAX_CPU_ISA and MXNET_MKLDNN_ENABLED): use float16, which is emulated on\n"
         "any CPU.\n"
@@ -134,9 +134,9 @@ def test_bfloat16_without_avx512_is_found_by_trying():
 
 
 def test_a_misspelt_policy_is_one_sentence_and_status_2():
-    done = run("doctor", "--policy", "flot16")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == (
+    process = run("doctor", "--policy", "flot16")
+    assert process.returncode == 2 and process.stdout == ""
+    assert process.stderr == (
         "python -m gluon_amp doctor: Unknown policy 'flot16' (did you mean 'float16' or 'bfloat16' "
         "or 'mixed_float16'?): expected one of float32, float16, mixed_float16, bfloat16, "
         "mixed_bfloat16, or a string like 'params=float16,compute=float16'.\n"
@@ -144,9 +144,9 @@ def test_a_misspelt_policy_is_one_sentence_and_status_2():
 
 
 def test_help_fits_a_terminal():
-    done = run("doctor", "--help", COLUMNS="80")
-    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 80
-    assert "exit status is 1 where the policy asked for cannot run" in done.stdout
+    process = run("doctor", "--help", COLUMNS="80")
+    assert process.returncode == 0 and max(map(len, process.stdout.splitlines())) <= 80
+    assert "exit status is 1 if the requested policy cannot run" in process.stdout
 
 
 def test_reading_needs_no_gpu_and_no_proc():
@@ -221,7 +221,10 @@ def test_each_generation(pretend, capsys, gpu, kind, advice_, status):
 def test_how_a_policy_runs_on_a_gpu(pretend, gpu, policy, runs, how):
     pretend(gpu)
     report = amp.doctor(policy)
-    assert {one.policy: (one.runs, one.how) for one in report.outcomes}[policy] == (runs, how)
+    assert {outcome.policy: (outcome.runs, outcome.how) for outcome in report.outcomes}[policy] == (
+        runs,
+        how,
+    )
     assert report.ok is runs
 
 
@@ -270,12 +273,12 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
 @pytest.mark.parametrize(
     "policy, options, runs, how",
     [
-        ("float32", {}, True, "by oneDNN, on every core."),
+        ("float32", {}, True, "by oneDNN, on all cores."),
         (
             "float16",
             {},
             True,
-            "emulated, by C++ kernels: a GPU's values, slower than float32.",
+            "emulated by C++ kernels: the values of a GPU, slower than float32.",
         ),
         (
             "float16",
@@ -288,19 +291,19 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
             "bfloat16",
             {"flags": "amx_tile amx_bf16 avx512_bf16"},
             True,
-            "by oneDNN, with AMX where Linux permits it (5.16 or later).",
+            "by oneDNN, with AMX if Linux permits it (5.16 or later).",
         ),
         (
             "bfloat16",
             {},
             True,
-            "by oneDNN, with two products of AVX512_BF16 for one of float32.",
+            "by oneDNN with AVX512_BF16: two products in the time of one of float32.",
         ),
         (
             "bfloat16",
             {"flags": "avx2 avx512f"},
             True,
-            "by oneDNN with AVX512, no AVX512_BF16: saves memory, not time.",
+            "by oneDNN with AVX512, but without AVX512_BF16: saves memory, not time.",
         ),
         (
             "bfloat16",
@@ -314,7 +317,10 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
 def test_how_a_policy_runs_on_a_cpu(pretend, policy, options, runs, how):
     pretend(driver=False, cuda=False, **options)
     report = amp.doctor(policy)
-    assert {one.policy: (one.runs, one.how) for one in report.outcomes}[policy] == (runs, how)
+    assert {outcome.policy: (outcome.runs, outcome.how) for outcome in report.outcomes}[policy] == (
+        runs,
+        how,
+    )
     assert report.ok is runs
 
 
@@ -327,7 +333,7 @@ def test_cpu_features_need_all_their_flags(pretend):
 def test_the_whole_report_of_a_machine(pretend):
     pretend(VOLTA)
     text = str(amp.doctor("bfloat16"))
-    head, _, rest = text.partition("\n\nEnvironment variables (- is: not set)\n")
+    head, _, rest = text.partition("\n\nEnvironment variables (-: not set)\n")
     assert head == (
         "Python  3.11.7, numpy 1.23.5, Linux x86_64\n"
         "MXNet   1.9.1 (mxnet-cu117), with CUDA\n"
@@ -339,10 +345,10 @@ def test_the_whole_report_of_a_machine(pretend):
         "\n"
         "Policies on the GPU\n"
         "  float32        runs       by cuDNN and cuBLAS.\n"
-        "  float16        runs       products on Tensor Cores, summed in float32; half of\n"
-        "                            the memory.\n"
-        "  mixed_float16  runs       products on Tensor Cores, summed in float32; half of\n"
-        "                            the memory.\n"
+        "  float16        runs       on Tensor Cores, which accumulate in float32; half\n"
+        "                            of the memory.\n"
+        "  mixed_float16  runs       on Tensor Cores, which accumulate in float32; half\n"
+        "                            of the memory.\n"
         "  bfloat16       CANNOT RUN MXNet 1.9.1 has no bfloat16 kernels for GPUs: use\n"
         "                            float16 or mixed_float16, or the CPU."
     )
@@ -366,13 +372,13 @@ def test_the_whole_report_of_a_machine(pretend):
         (
             "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
             "1",
-            "float32 is not float32 any more: unset it, and ask for float16 by a policy.",
+            "float32 is no longer float32: unset it, and use a float16 policy.",
         ),
         ("MXNET_FC_TRUE_FP16", "1", "sums in FullyConnected overflow past 65504: unset it."),
         (
             "MXNET_CUDNN_AUTOTUNE_DEFAULT",
             "0",
-            "convolutions may take a slow algorithm without Tensor Cores: unset it.",
+            "convolutions may use a slow algorithm without Tensor Cores: unset it.",
         ),
         (
             "MXNET_MKLDNN_ENABLED",
@@ -392,8 +398,8 @@ def test_values_that_hurt_are_warned_of(pretend, monkeypatch, name, value, warni
     monkeypatch.setenv(name, value)
     assert f"{name}: {value}" in str(amp.doctor())
     assert f"WARNING: {warning}" in " ".join(str(amp.doctor()).split())
-    found = {one["name"]: one for one in amp.doctor().to_dict()["environment"]}
-    assert found[name]["value"] == value and found[name]["warning"] == warning
+    settings = {setting["name"]: setting for setting in amp.doctor().to_dict()["environment"]}
+    assert settings[name]["value"] == value and settings[name]["warning"] == warning
 
 
 def test_no_variable_is_listed_twice_and_each_has_its_sentence():
@@ -418,7 +424,7 @@ def test_nvidia_smi_is_read_and_nonsense_is_not():
     ]
 
 
-def test_nvidia_smi_is_asked_where_the_library_is_missing(tmp_path, monkeypatch):
+def test_nvidia_smi_runs_if_the_library_is_missing(tmp_path, monkeypatch):
     if detection.read_driver().found:
         pytest.skip("this machine has a driver")
     assert detection.read_driver() == Driver(False, [])

@@ -306,7 +306,7 @@ def test_a_module_adds(policy):
     for _ in range(3):
         module.forward(batch, is_train=True)
         module.backward()
-        grads = dict(module._exec_group.execs[0].grad_dict)
+        grads = dict(module.executors[0].grad_dict)
         results.append({k: g.asnumpy() for k, g in grads.items() if g is not None and k != "label"})
     for name in ("data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
         once = results[0][name]

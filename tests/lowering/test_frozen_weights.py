@@ -57,6 +57,6 @@ def test_module(policy, frozen_by):
     for _ in range(2):
         module.forward(batch, is_train=True)
         module.backward()
-    grad = module._exec_group.execs[0].grad_dict["fc_bias"].asnumpy()
+    grad = module.executors[0].grad_dict["fc_bias"].asnumpy()
     # equal outputs: a quarter each, minus one for each label
     np.testing.assert_allclose(grad, [-0.25, -0.25, -0.25, 0.75], atol=1e-2)

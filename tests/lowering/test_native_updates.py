@@ -158,7 +158,7 @@ def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
     weights[2][0, 0, 0, 0] = np.nan
     expected = copies(targets)
     for weight, master in zip(weights, expected):
-        masters.follow(weight, master)
+        masters.sync_master(weight, master)
     assert expected[0][0].asscalar() == 0.5
     zeros = [nd.zeros_like(weight) for weight in weights]
     arrays, stride = slots(weights, zeros, targets)

@@ -496,7 +496,7 @@ def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_els
     weight = nd.array([1.0, 2.0, 3.0], dtype="float16")
     master = nd.array([1.0001, 2.0002, 3.0003])
     weight[1] = 5.0
-    masters.follow(weight, master)
+    masters.sync_master(weight, master)
     np.testing.assert_array_equal(master.asnumpy(), np.float32([1.0001, 5.0, 3.0003]))
 
 
@@ -509,7 +509,7 @@ def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding():
 def test_a_master_follows_an_infinite_weight_and_keeps_a_zero():
     weight = nd.array([np.inf, 0.0, -0.0], dtype="float16")
     master = nd.array([1.0, 1e-9, 1e-9])
-    masters.follow(weight, master)
+    masters.sync_master(weight, master)
     np.testing.assert_array_equal(master.asnumpy(), np.float32([np.inf, 1e-9, 1e-9]))
 
 
@@ -525,18 +525,18 @@ def test_every_byte_is_in_the_fingerprint(size):
 
 @law
 @given(st.integers(1, 20000), st.data())
-def test_the_watch_sees_a_write_of_one_element_anywhere(size, data):
+def test_a_write_of_one_element_anywhere_is_detected(size, data):
     where = data.draw(st.integers(0, size - 1))
     weight = nd.random.normal(shape=(size,)).astype("float16")
     master = weight.astype("float32")
-    watch = masters.Watch()
-    watch.remember(entry(weight, master))
+    detector = masters.WriteDetector()
+    detector.record(entry(weight, master))
     weight[where] = 7.0
-    watch.follow_changed(entry(weight, master))
+    detector.sync_written(entry(weight, master))
     assert master[where].asscalar() == 7.0
 
 
-def test_the_watch_sees_a_permutation_and_a_change_of_sign():
+def test_a_permutation_and_a_change_of_sign_change_the_fingerprint():
     for change in (
         lambda w: w[::-1],
         lambda w: -w,
@@ -549,15 +549,15 @@ def test_the_watch_sees_a_permutation_and_a_change_of_sign():
         assert masters.fingerprint(weight) != before
 
 
-def test_the_watch_does_not_touch_masters_of_unwritten_weights():
+def test_masters_of_unwritten_weights_are_not_touched():
     weight = nd.array([1.0], dtype="float16")
-    wrong = nd.array([9.0])  # would follow, if it were looked at
-    watch = masters.Watch()
-    watch.remember(entry(weight, wrong))
-    watch.follow_changed(entry(weight, wrong))
+    wrong = nd.array([9.0])  # a sync would set it to 1
+    detector = masters.WriteDetector()
+    detector.record(entry(weight, wrong))
+    detector.sync_written(entry(weight, wrong))
     assert wrong.asscalar() == 9.0
-    watch.forget()
-    watch.follow_changed(entry(weight, wrong))
+    detector.clear()
+    detector.sync_written(entry(weight, wrong))
     assert wrong.asscalar() == 1.0
 
 

@@ -184,7 +184,7 @@ def test_a_module_with_two_workers_divides_by_the_images_of_both(policy, optimiz
             policy=policy, loss_scale=8,
         )  # fmt: skip
         # until the first step, the module's own default
-        assert engine.module._optimizer.rescale_grad == 1 / (8 * workers)
+        assert engine.module.optimizer.rescale_grad == 1 / (8 * workers)
         Loop(engine, Schedule(0.5, 1, 3, "constant")).train(batches, 0)
         values, _ = engine.module.get_params()
         weights.append([value.asnumpy() for value in values.values()])

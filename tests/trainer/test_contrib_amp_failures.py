@@ -1,7 +1,7 @@
-"""What `mxnet.contrib.amp` of MXNet 1.9.1 does wrong, each done right here.
+"""Failures of `mxnet.contrib.amp` in MXNet 1.9.1, and gluon_amp's results in the same cases.
 
-The tests are named after the failure. Where contrib.amp's own part can be run without changing the
-process, the test shows it first.
+The tests are named after the failure. If contrib.amp can be run without changing the process, the
+test shows its failure first.
 """
 
 import contextlib
@@ -64,8 +64,10 @@ def weight(net):
 
 
 def test_1_amp_init_patches_the_whole_process():
-    modules = (mx.nd, mx.sym, mx.nd.contrib, mx.sym.contrib, mx.nd._internal, mx.gluon.nn,
-               mx.gluon.Trainer, mx.gluon.HybridBlock, mx.optimizer.Optimizer)  # fmt: skip
+    modules = (
+        *(mx.nd, mx.sym, mx.nd.contrib, mx.sym.contrib, mx.nd._internal, mx.gluon.nn),
+        *(mx.gluon.Trainer, mx.gluon.HybridBlock, mx.optimizer.Optimizer),
+    )
 
     def attributes():
         return [{name: id(value) for name, value in vars(module).items()} for module in modules]
@@ -79,7 +81,7 @@ def test_1_amp_init_patches_the_whole_process():
     train(net, trainer, 2)
     assert np.array_equal(stock(DATA).asnumpy(), result)
     assert stock[0].weight.dtype == np.float32
-    # Leaving is possible too.
+    # A cast can be undone, too.
     amp.cast(net, "float32")
     assert type(net) is nn.HybridSequential
     assert np.array_equal(stock(DATA).asnumpy(), result)
@@ -179,7 +181,7 @@ def test_2_the_stale_gradient_of_an_unused_parameter_halves_the_scale_forever():
 
 
 def closed_loop(scale, update):
-    """Overflow if and only if the scale is above 4096: steps skipped, and the scale at the end."""
+    """Overflow at scales above 4096; return the skipped steps and the last scale."""
     skips = 0
     for _ in range(20):
         overflow = scale() > 4096
@@ -204,8 +206,8 @@ def test_3_the_scale_lags_one_step_and_falls_twice():
 
 def test_3_one_overflow_costs_two_steps():
     net = one_weight()
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5},
-                          loss_scale=amp.DynamicLossScale(2.0**15))  # fmt: skip
+    scale = amp.DynamicLossScale(2.0**15)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=scale)
     reports = []
     for factor in (1, 1e30, 1, 1):
         backward(net, trainer, 0.25, factor)
@@ -280,8 +282,8 @@ def test_4_an_update_on_the_kvstore_destroys_the_weights_on_the_first_overflow()
     amp.cast(net, "float16")
     with pytest.raises(ValueError, match="update_on_kvstore=True would apply gradients before"):
         amp.Trainer(net.collect_params(), "sgd", update_on_kvstore=True)
-    stock = mx.gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True},
-                             update_on_kvstore=True)  # fmt: skip
+    settings = {"multi_precision": True}
+    stock = mx.gluon.Trainer(net.collect_params(), "sgd", settings, update_on_kvstore=True)
     with pytest.raises(ValueError, match="update_on_kvstore"):
         amp.init_trainer(stock)
     trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=1)  # with MXNet's default
@@ -294,7 +296,7 @@ def test_4_an_update_on_the_kvstore_destroys_the_weights_on_the_first_overflow()
 
 def test_4_the_factor_that_horovod_keeps_in_the_trainer_is_overwritten():
     class DistributedTrainer(mx.gluon.Trainer):
-        """Horovod's, of four workers that all have the same gradients."""
+        """Like Horovod's, with four workers that all have the same gradients."""
 
         def __init__(self, params, optimizer, optimizer_params):
             super().__init__(params, optimizer, optimizer_params, kvstore=None)
@@ -306,14 +308,14 @@ def test_4_the_factor_that_horovod_keeps_in_the_trainer_is_overwritten():
                     grad *= 4
 
     net = one_weight()
-    trainer = DistributedTrainer(net.collect_params(), "sgd",
-                                 {"learning_rate": 1, "multi_precision": True})  # fmt: skip
+    settings = {"learning_rate": 1, "multi_precision": True}
+    trainer = DistributedTrainer(net.collect_params(), "sgd", settings)
     amp.init_trainer(trainer, loss_scale=1024)
     for _ in range(2):
         backward(net, trainer, 0.25)
         assert trainer.step(1).applied
     assert weight(net) == 0.5
-    assert trainer._scale == 0.25
+    assert trainer.rescale == 0.25
 
 
 # 5 ------------------------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ def test_6_clipping_fails_on_two_dtypes_and_overflows_on_float16():
     with pytest.raises(mx.base.MXNetError):
         mx.gluon.utils.clip_global_norm([grad.copy() for grad in grads], 1)
     with contextlib.suppress(mx.base.MXNetError):
-        nd.waitall()  # its other error, which would else appear somewhere later
+        nd.waitall()  # its other error, which would otherwise appear later
     assert trainer.clip_global_norm(50, batch_size=2) == 250
     assert trainer.clip_global_norm(50, batch_size=2) == 250  # measuring changes nothing
     report = trainer.step(2)
@@ -386,7 +388,7 @@ def test_6_clipping_fails_on_two_dtypes_and_overflows_on_float16():
     np.testing.assert_allclose(net[1].weight.data().asscalar(), 1 - 40, rtol=1e-6)
 
 
-def test_6_unscaling_twice_divides_twice_and_an_overflow_is_not_told():
+def test_6_unscaling_twice_divides_twice_and_an_overflow_is_not_reported():
     net = one_weight("mixed_float16")
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, loss_scale=64)
     backward(net, trainer, 0.5)
@@ -422,8 +424,8 @@ def test_7_a_step_after_an_unscaled_backward_changes_next_to_nothing():
 def test_8_weights_written_after_the_first_step_are_reverted(tmp_path):
     for optimizer in ("sgd", "adam", "rmsprop"):
         net = one_weight()
-        trainer = amp.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.125},
-                              loss_scale=4)  # fmt: skip
+        settings = {"learning_rate": 0.125}
+        trainer = amp.Trainer(net.collect_params(), optimizer, settings, loss_scale=4)
         backward(net, trainer, 0.25)
         trainer.step(1)
         net.weight.set_data(nd.array([[5]]))
@@ -510,7 +512,7 @@ def test_9_adam_with_masters_takes_mxnets_slow_path_to_the_same_numbers():
     def masters(optimizer):
         mx.random.seed(1)
         net = conv_net()
-        # In front of BatchNorm its gradient is rounding errors, of which Adam makes whole steps.
+        # Before BatchNorm its gradient is only rounding errors, and Adam makes whole steps of them.
         net[0].bias.grad_req = "null"
         trainer = amp.Trainer(net.collect_params(), optimizer, loss_scale=64)
         for _ in range(5):
@@ -552,10 +554,17 @@ def recurrent():
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.LayerNorm, lambda: nn.GroupNorm(1), nn.InstanceNorm, nn.BatchNorm, symbol_block, recurrent,
-     lambda: mx.gluon.contrib.nn.SyncBatchNorm(num_devices=1)],
+    [
+        nn.LayerNorm,
+        lambda: nn.GroupNorm(1),
+        nn.InstanceNorm,
+        nn.BatchNorm,
+        symbol_block,
+        recurrent,
+        lambda: mx.gluon.contrib.nn.SyncBatchNorm(num_devices=1),
+    ],
     ids=["LayerNorm", "GroupNorm", "InstanceNorm", "BatchNorm", "SymbolBlock", "cells", "SyncBN"],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 def test_10_norms_symbol_blocks_and_cells_do_not_run_in_float16_nets(layer):
     net = nn.HybridSequential()
@@ -570,16 +579,20 @@ def test_10_norms_symbol_blocks_and_cells_do_not_run_in_float16_nets(layer):
     for name, param in net.collect_params().items():
         if name.endswith(("gamma", "beta", "mean", "var", "one", "two", "three", "four")):
             assert np.dtype(param.dtype) == np.float32
-    # Data in float16 are as good.
+    # Data in float16 work as well.
     assert net(DATA.astype("float16")).dtype == np.float32
 
 
 @pytest.mark.parametrize(
     "loss",
-    [mx.gluon.loss.SoftmaxCrossEntropyLoss(), mx.gluon.loss.SigmoidBinaryCrossEntropyLoss(),
-     mx.gluon.loss.KLDivLoss(from_logits=False), mx.gluon.loss.LogisticLoss(),
-     mx.gluon.loss.L2Loss()],
-)  # fmt: skip
+    [
+        mx.gluon.loss.SoftmaxCrossEntropyLoss(),
+        mx.gluon.loss.SigmoidBinaryCrossEntropyLoss(),
+        mx.gluon.loss.KLDivLoss(from_logits=False),
+        mx.gluon.loss.LogisticLoss(),
+        mx.gluon.loss.L2Loss(),
+    ],
+)
 def test_10_losses_and_metrics_are_computed_in_float16(loss):
     net = nn.Dense(3000, in_units=4)
     net.initialize()
@@ -590,7 +603,7 @@ def test_10_losses_and_metrics_are_computed_in_float16(loss):
     value = loss(out, nd.array([2500, 2999]) if sparse else nd.ones((2, 3000)) / 3000)
     assert value.dtype == np.float32
     assert np.isfinite(value.asnumpy()).all()
-    # In float16, argmax cannot tell classes above 2048 apart.
+    # In float16, argmax cannot distinguish classes above 2048.
     metric = mx.metric.Accuracy()
     metric.update([nd.array(out.asnumpy().argmax(1))], [out])
     assert metric.get()[1] == 1.0
@@ -644,10 +657,10 @@ def test_11_what_is_converted_cannot_be_trained_and_exports_with_casts(tmp_path)
 
 
 def test_11_operators_are_missing_from_the_lists():
-    # That every registered one is classified is tested with the table itself.
+    # The table's own tests check that every registered operator is classified.
     policy = amp.Policy.parse("float16")
-    for op in ("Convolution", "softmax", "_contrib_interleaved_matmul_selfatt_qk", "LayerNorm",
-               "broadcast_like", "_contrib_ROIAlign", "CTCLoss"):  # fmt: skip
+    ops = "Convolution softmax _contrib_interleaved_matmul_selfatt_qk LayerNorm broadcast_like"
+    for op in (*ops.split(), "_contrib_ROIAlign", "CTCLoss"):
         assert len(policy.why(op)) > 10
 
 

@@ -21,7 +21,7 @@ outcomes = st.lists(st.booleans(), max_size=80)
 
 
 def used_scales(scale, finites):
-    """The scale used at each step, when the steps come out like this."""
+    """Return the scale of each step, for steps with these outcomes."""
     used = []
     for finite in finites:
         used.append(scale.scale)
@@ -30,7 +30,7 @@ def used_scales(scale, finites):
 
 
 def parse(trace):
-    """'1024×4 2048' as a list."""
+    """Return a trace such as '1024×4 2048' as a list."""
     scales = []
     for part in trace.split():
         value, _, times = part.partition("×")
@@ -237,23 +237,23 @@ def test_a_floor_below_one_is_kept_through_a_state():
 def test_one_backward_counts_once_for_two_trainers():
     scale = DynamicLossScale(init_scale=8, growth_interval=2)
     scale.begin_backward(8.0)
-    scale.settle(True)
-    scale.settle(True)
+    scale.update_once(True)
+    scale.update_once(True)
     assert (scale.scale, scale.finite_steps) == (8.0, 1)
     scale.begin_backward(8.0)
-    scale.settle(False)
-    scale.settle(False)
+    scale.update_once(False)
+    scale.update_once(False)
     assert (scale.scale, scale.finite_steps) == (4.0, 0)
 
 
 def test_an_overflow_that_only_the_second_trainer_saw_turns_the_growth_into_a_backoff():
     scale = DynamicLossScale(init_scale=8, growth_interval=1)
     scale.begin_backward(8.0)
-    scale.settle(True)
+    scale.update_once(True)
     assert scale.scale == 16.0
-    scale.settle(False)
+    scale.update_once(False)
     assert (scale.scale, scale.finite_steps) == (4.0, 0)
-    scale.settle(True)
+    scale.update_once(True)
     assert scale.scale == 4.0
 
 
@@ -349,7 +349,7 @@ def test_a_scale_of_ones_own_needs_only_the_interface():
 
     scale = resolve(Halving())
     scale.begin_backward(scale.scale)
-    scale.settle(True)
+    scale.update_once(True)
     assert scale.scale == 4.0
 
 

@@ -1,4 +1,4 @@
-"""Copies of running statistics: one operator for all, restored bit for bit, and nothing else."""
+"""Snapshots of running statistics: one operator for all, restored bit for bit, nothing else."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def values(parameter):
 
 
 def copied(parameters):
-    return snapshot.copies([a for p in parameters for a in p.list_data()])
+    return snapshot.take([a for p in parameters for a in p.list_data()])
 
 
 def ended(copies):
@@ -138,17 +138,17 @@ def test_which_parameters_are_statistics():
 
 
 def announced(use):
-    """Names of the statistics that are copied for a backward pass after `use`."""
+    """Return names of the statistics in the snapshots of a backward pass after `use`."""
     net = gluon.nn.BatchNorm(in_channels=2, prefix="norm_")
     net.initialize()
-    trainer = amp.Trainer({}, "sgd", loss_scale=8)  # of something else
+    trainer = amp.Trainer({}, "sgd", loss_scale=8)  # of other parameters
     statistics.watch(net.collect_params().values())
     snapshot.end_step(undoes=True)
     use(net)
-    copies = snapshot.begin_backward([])
+    snapshots = snapshot.begin_backward([])
     assert trainer.loss_scale.scale == 8
     names = {id(p.data()): name for name, p in net.collect_params().items()}
-    return [names[id(array)] for copy in copies for array in copy.arrays]
+    return [names[id(array)] for one in snapshots for array in one.arrays]
 
 
 def forward(net, hybridize=False, **mode):
@@ -160,8 +160,8 @@ def forward(net, hybridize=False, **mode):
 
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_a_training_pass_announces_its_statistics(hybridize):
-    found = announced(lambda net: forward(net, hybridize))
-    assert sorted(found) == ["norm_running_mean", "norm_running_var"]
+    names = announced(lambda net: forward(net, hybridize))
+    assert sorted(names) == ["norm_running_mean", "norm_running_var"]
 
 
 def test_an_inference_pass_announces_nothing():
@@ -180,7 +180,7 @@ def test_the_end_of_a_step_forgets_the_pass():
 
 
 def test_a_device_that_writes_in_the_forward_pass_is_copied_there(monkeypatch):
-    """As cuDNN does; here an operator's statistics are written by hand."""
+    """As with cuDNN; the test itself writes the statistics."""
     monkeypatch.setattr(snapshot, "writes_in_backward", lambda array: False)
     parameter = statistic("p", [1.0])
     trainer = amp.Trainer({}, "sgd", loss_scale=8)

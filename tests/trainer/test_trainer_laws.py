@@ -16,12 +16,11 @@ from gluon_amp.casting import statistics
 from gluon_amp.trainer import Trainer
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale
 from tests import ROOT
+from tests.trainer.helpers import Dense16, parameter, run, values
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
-
-from .test_trainer import Dense16, parameter, run, values
 
 law = settings(deadline=None, derandomize=True, max_examples=12)
 OPTIMIZERS = {
@@ -38,7 +37,7 @@ inf = np.inf
 
 
 class Scheduled(LossScale):
-    """Takes its scales from a list, whatever happens."""
+    """Reads its scales from a list, after finite steps and overflows alike."""
 
     def __init__(self, exponents):
         self.exponents, self.step = exponents, 0
@@ -91,15 +90,15 @@ class Training:
         return self.trainer.step(6)
 
     def everything(self):
-        """Every bit that a step may change, but for the loss scale and the gradients."""
+        """Return all that a step may change, except the loss scale and the gradients."""
         optimizer = self.trainer.optimizer
-        found = {name: p.data().asnumpy().tobytes() for name, p in self.params.items()}
-        for index, state in self.trainer._updaters[0].states.items():
+        state_of = {name: p.data().asnumpy().tobytes() for name, p in self.params.items()}
+        for index, state in self.trainer.updaters[0].states.items():
             for part, array in enumerate(state):
                 if isinstance(array, nd.NDArray):
-                    found[index, part] = array.asnumpy().tobytes()
-        found["counts"] = (optimizer.num_update, json.dumps(optimizer._index_update_count))
-        return found
+                    state_of[index, part] = array.asnumpy().tobytes()
+        state_of["counts"] = (optimizer.num_update, json.dumps(optimizer._index_update_count))
+        return state_of
 
 
 # ------------------------------------------------------------------------------ law 2
@@ -205,14 +204,14 @@ def test_law_4_skipped_steps_might_as_well_not_have_been(name, finites):
     assert with_skips.everything() == without.everything()
 
 
-def test_law_4_statistics_of_a_whole_window_are_put_back():
+def test_law_4_statistics_of_a_whole_window_are_restored():
     training = Training("sgd", 1.0)
     training.step(0)
     before = training.everything()
     training.backward(1)
     training.backward(2, poison=(0, 0))
     training.backward(3)
-    # the last pass overwrote the gradients of the poisoned one, but not its statistics
+    # the last pass overwrote the gradients of the poisoned pass, but not its statistics
     for p in training.params.values():
         if p.grad_req != "null":
             p.grad()[:] = np.nan
@@ -259,7 +258,7 @@ def test_law_4_statistics_that_were_set_between_two_steps_stay_set():
 def test_law_4_add_buffers_are_zero_after_a_skip():
     p = parameter("p", [1.0], grad_req="add")
     trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale="dynamic")
-    for _ in range(3):  # contrib.amp would overflow for ever
+    for _ in range(3):  # contrib.amp would overflow forever
         run(trainer, [(p, [0.125])], step=False)
         assert not run(trainer, [(p, [inf])]).applied
         assert p.grad().asscalar() == 0.0
@@ -296,7 +295,7 @@ def test_law_5_resume_equals_uninterrupted(tmp_path_factory, name, finites, data
     first.net.save_parameters(str(folder / "net"))
     first.trainer.save_states(str(folder / "states"))
     second = make()
-    steps(second, 0, 1)  # whatever it did before is gone
+    steps(second, 0, 1)  # its earlier steps leave no trace
     second.net.load_parameters(str(folder / "net"))
     second.trainer.load_states(str(folder / "states"))
     assert steps(second, cut, len(finites)) == reports[cut:]
@@ -445,7 +444,7 @@ def test_two_workers_skip_together_when_one_overflows(tmp_path):
         for process in processes[2:]:
             assert process.wait(timeout=60) == 0
     finally:
-        # a worker that fails leaves the others waiting for ever
+        # a worker that fails leaves the others waiting forever
         for process in processes:
             process.kill()
             process.wait()

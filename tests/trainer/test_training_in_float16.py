@@ -1,4 +1,4 @@
-"""A cast net and its Trainer together: what one room's tests cannot see."""
+"""Tests that need a cast net and its Trainer together."""
 
 import numpy as np
 import pytest
@@ -50,16 +50,16 @@ def step(net, trainer, x, y):
 
 
 def masters(net, trainer):
-    """Return the float32 truth of every trained parameter."""
+    """Return the float32 values of every trained parameter."""
     return {name: value.asnumpy() for name, value in trainer.master_params().items()}
 
 
 def state_of(net, trainer):
-    """Return everything that a skipped step must leave alone, as bytes."""
+    """Return everything that a skipped step must not change, as bytes."""
     params = {name: p.data().asnumpy().tobytes() for name, p in net.collect_params().items()}
-    held = {name: value.asnumpy().tobytes() for name, value in trainer.master_params().items()}
-    counts = dict(trainer._optimizer._index_update_count), trainer._optimizer.num_update
-    return params, held, trainer._updaters[0].get_states(), counts
+    wide = {name: value.asnumpy().tobytes() for name, value in trainer.master_params().items()}
+    counts = dict(trainer.optimizer._index_update_count), trainer.optimizer.num_update
+    return params, wide, trainer.updaters[0].get_states(), counts
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_twenty_steps_match_float32(optimizer, params, policy, unit):
             losses.append(float(LOSS(net(x), y).mean().asscalar()))
         results[name] = losses, net[5].weight.data().asnumpy().astype("float32")
     (expected, weight), (got, low) = results["float32"], results[policy]
-    assert expected[-1] < 0.9 * expected[0]  # it does learn
+    assert expected[-1] < 0.9 * expected[0]  # the net learns
     assert np.abs(np.subtract(got, expected)).max() < 32 * unit
     assert np.abs(weight - low).max() < 32 * unit
     assert not np.array_equal(weight, low)
@@ -98,7 +98,7 @@ def test_masters_carry_an_update_of_1e_8_that_float16_weights_cannot(optimizer):
     net.initialize(mx.init.One())
     amp.cast(net, "float16")
     trainer = amp.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-8})
-    for _ in range(20):  # float32 itself sees 1e-8 beside 1 only as a sum: 6e-8 is its unit
+    for _ in range(20):  # 1e-8 is below float32's resolution at 1, which is 6e-8
         with autograd.record():
             loss = net(nd.ones((1, 1))).sum()
         trainer.backward(loss)
@@ -211,9 +211,12 @@ def test_at_the_floor_the_error_names_the_cause(spoil, text):
     net = amp.cast(make_net(), "float16")
     scale = amp.DynamicLossScale(init_scale=4.0)
     trainer = amp.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=scale,
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": 0.0},
+        loss_scale=scale,
         max_consecutive_skips=3,
-    )  # fmt: skip
+    )
     x, y = batch()
     x = spoil(net, x)
     for _ in range(4):  # 4, 2, and twice at the floor
@@ -231,7 +234,7 @@ def test_states_find_their_layers_when_the_counters_in_names_have_grown(tmp_path
         net.initialize(mx.init.One())
         return amp.cast(net, "float16")
 
-    def held(trainer):
+    def wide(trainer):
         return [m.asnumpy().tolist() for m in trainer.master_params().values()]
 
     nets = two_layers(8), two_layers(9)  # as text 'dense10' comes before 'dense9'
@@ -244,8 +247,8 @@ def test_states_find_their_layers_when_the_counters_in_names_have_grown(tmp_path
     for p, q in zip(nets[1].collect_params().values(), nets[0].collect_params().values()):
         p.set_data(q.data())
     trainers[1].load_states(str(tmp_path / "s"))
-    assert held(trainers[1]) == held(trainers[0])
-    weights = [m for m in held(trainers[0]) if isinstance(m[0], list)]
+    assert wide(trainers[1]) == wide(trainers[0])
+    weights = [m for m in wide(trainers[0]) if isinstance(m[0], list)]
     assert weights[0] != weights[1]  # or the test could not fail
 
 
@@ -261,7 +264,7 @@ def test_the_default_loss_scale_follows_the_policy(policy, scale):
 
 def test_law_2_any_schedule_of_scales_gives_the_same_bits():
     start = make_net()
-    found = []
+    results = []
     for schedule in ([1.0] * 6, [2.0**k for k in (10, 3, 12, 0, 7, 5)]):
         net = amp.cast(twin_of(start), "mixed_float16")
         # float32 heads of the graph only: small values would underflow in float16 at scale 1
@@ -275,13 +278,13 @@ def test_law_2_any_schedule_of_scales_gives_the_same_bits():
         for k, scale in enumerate(schedule):
             trainer.loss_scale.load_state_dict(amp.StaticLossScale(scale).state_dict())
             assert step(net, trainer, *batch(k)).applied
-        found.append(masters(net, trainer))
-    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+        results.append(masters(net, trainer))
+    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
 
 
 def test_two_devices_train_as_one():
     start = make_net()
-    found = []
+    results = []
     for contexts in ([mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]):
         net = twin_of(start)
         net[1]._kwargs["use_global_stats"] = True  # statistics are per device
@@ -296,5 +299,5 @@ def test_two_devices_train_as_one():
                 losses = [LOSS(net(a), b) for a, b in zip(xs, ys)]
             trainer.backward(losses)
             assert trainer.step(len(x)).applied
-        found.append(masters(net, trainer)["net_dense0_weight"])
-    assert np.abs(found[0] - found[1]).max() < 1e-3
+        results.append(masters(net, trainer)["net_dense0_weight"])
+    assert np.abs(results[0] - results[1]).max() < 1e-3

@@ -9,25 +9,25 @@ DEVICES = ("gpu", "cpu")
 
 
 def doctor(policy: Optional[str] = None, device: Optional[str] = None) -> Report:
-    """Tell what is installed, which devices there are, and which policies run here, and how.
+    """Report what is installed, which devices there are, which policies run here, and how.
 
     Parameters
     ----------
     policy : str, optional
-        A preset or a string as for `Policy.parse`. The report's `.ok` tells whether it runs.
+        A preset or a string as for `Policy.parse`. The report's `.ok` is whether it runs.
     device : {'gpu', 'cpu'}, optional
-        Where it is to run. Defaults to the GPU where there is one and MXNet is built for it, also
-        if MXNet cannot run on it.
+        The device to run it on. Defaults to the GPU if there is one and MXNet is built with CUDA,
+        even if MXNet's kernels cannot run on that GPU.
 
     Returns
     -------
     Report
-        Its text has 80 columns; `.to_json()` has the same as data.
+        Its text has 80 columns; `.to_json()` returns the same as data.
 
     Raises
     ------
     ValueError
-        Another device, or an unknown policy.
+        An unknown device or policy.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""What follows from a `Machine`: which GPU runs MXNet, which policy runs here, and how.
+"""Conclusions from a `Machine`: which GPUs run MXNet, which policies run here, and how.
 
-Which machine code MXNet 1.9.1's CUDA wheels hold was read from mxnet-cu112 and mxnet-cu117 with
-`cuobjdump --list-elf` and `--list-ptx`. Machine code for X.y runs on X.z with z >= y, and on no
-other X; only PTX, of which they have none, is compiled for later ones ("Binary Compatibility" in
-NVIDIA's CUDA C++ Programming Guide). Tensor Cores came with 7.0.
+`cuobjdump --list-elf` and `--list-ptx` list what MXNet 1.9.1's CUDA wheels hold (mxnet-cu112 and
+mxnet-cu117): machine code, and no PTX. Machine code for capability X.y runs on X.z with z >= y, and
+on no other X; only PTX is compiled for later ones ("Binary Compatibility" in NVIDIA's CUDA C++
+Programming Guide). Tensor Cores came with 7.0.
 """
 
 from typing import List, NamedTuple, Optional, Tuple
@@ -27,7 +27,7 @@ GENERATIONS = {
     (10, 0): "Blackwell",
 }
 
-# flags as Linux names them, and the name their makers use
+# flags as Linux names them, and the name that Intel and AMD use
 CPU_FEATURES = (
     ({"f16c"}, "F16C"),
     ({"avx2"}, "AVX2"),
@@ -54,7 +54,7 @@ def has_tensor_cores(gpu: Gpu) -> bool:
 
 
 def about_gpu(gpu: Gpu) -> str:
-    """Say in one sentence whether MXNet runs on a GPU, and whether float16 is fast there."""
+    """Return a sentence: whether MXNet runs on a GPU, and whether float16 is fast there."""
     if not runs_mxnet(gpu):
         if gpu.capability > MACHINE_CODE[-1]:
             return (
@@ -64,18 +64,18 @@ def about_gpu(gpu: Gpu) -> str:
             )
         return (
             "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold "
-            f"machine code for {SUPPORTED}; use a later GPU, or the CPU."
+            f"machine code for {SUPPORTED}; use a newer GPU, or the CPU."
         )
     if has_tensor_cores(gpu):
         return "runs MXNet, and float16 on Tensor Cores."
     return (
-        "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
-        "hardly time."
+        "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, but "
+        "hardly any time."
     )
 
 
 def about_no_gpu(machine: Machine) -> str:
-    """Say in one sentence why there is no GPU to use, or that MXNet does not use the one there."""
+    """Return a sentence: why there is no GPU, or why MXNet does not use it; '' if it does."""
     if machine.driver.gpus and not machine.cuda_build:
         return (
             "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
@@ -89,7 +89,7 @@ def about_no_gpu(machine: Machine) -> str:
 
 
 class Outcome(NamedTuple):
-    """How a policy does on a device: whether it runs, and in one sentence how or why not."""
+    """Whether a policy runs on a device, and a phrase: how, or why not."""
 
     policy: str
     runs: bool
@@ -97,23 +97,23 @@ class Outcome(NamedTuple):
 
 
 def default_device(machine: Machine) -> str:
-    """Return 'gpu' where there is one, able or not, that this MXNet is meant to use; else 'cpu'."""
+    """Return 'gpu' if there is a GPU, even one that is too new or old, and MXNet has CUDA."""
     return "gpu" if machine.driver.gpus and machine.cuda_build else "cpu"
 
 
-def outcomes(machine: Machine, device: str, asked: Optional[str] = None) -> List[Outcome]:
-    """Return how the presets, and the policy asked for, do on `device`.
+def outcomes(machine: Machine, device: str, requested: Optional[str] = None) -> List[Outcome]:
+    """Return whether the presets and the requested policy run on `device`, and how.
 
     Raises
     ------
     ValueError
         An unknown policy, with near matches.
     """
-    names = [name for name in PRESETS if name != "mixed_bfloat16"]  # bfloat16 by another name
-    if asked is not None and asked not in names:
-        names.append(asked)
-    judge = _on_gpu if device == "gpu" else _on_cpu
-    return [Outcome(name, *judge(machine, Policy.parse(name).compute_dtype)) for name in names]
+    names = [name for name in PRESETS if name != "mixed_bfloat16"]  # another name of bfloat16
+    if requested is not None and requested not in names:
+        names.append(requested)
+    outcome = _on_gpu if device == "gpu" else _on_cpu
+    return [Outcome(name, *outcome(machine, Policy.parse(name).compute_dtype)) for name in names]
 
 
 def _on_gpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
@@ -132,7 +132,7 @@ def _on_gpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
         return True, "by cuDNN and cuBLAS."
     fast = [gpu for gpu in able if has_tensor_cores(gpu)]
     if len(fast) == len(able):
-        return True, "products on Tensor Cores, summed in float32; half of the memory."
+        return True, "on Tensor Cores, which accumulate in float32; half of the memory."
     return True, (
         f"without Tensor Cores on {next(gpu for gpu in able if gpu not in fast).name}: about as "
         "fast as float32, half of the memory."
@@ -141,10 +141,10 @@ def _on_gpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
 
 def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
     if dtype == "float32":
-        return True, "by oneDNN, on every core."
+        return True, "by oneDNN, on all cores."
     if dtype == "float16":
         if machine.native:
-            return True, "emulated, by C++ kernels: a GPU's values, slower than float32."
+            return True, "emulated by C++ kernels: the values of a GPU, slower than float32."
         return True, (
             "emulated by MXNet's own operators, several times slower than float32: install a C++ "
             "compiler (`apt-get install g++`)."
@@ -155,12 +155,12 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
             "MXNET_MKLDNN_ENABLED): use float16, which is emulated on any CPU."
         )
     if "amx_bf16" in machine.cpu_flags:
-        return True, "by oneDNN, with AMX where Linux permits it (5.16 or later)."
+        return True, "by oneDNN, with AMX if Linux permits it (5.16 or later)."
     if "avx512_bf16" in machine.cpu_flags:
-        return True, "by oneDNN, with two products of AVX512_BF16 for one of float32."
-    return True, "by oneDNN with AVX512, no AVX512_BF16: saves memory, not time."
+        return True, "by oneDNN with AVX512_BF16: two products in the time of one of float32."
+    return True, "by oneDNN with AVX512, but without AVX512_BF16: saves memory, not time."
 
 
 def cpu_features(machine: Machine) -> List[str]:
-    """Return the instruction sets of this CPU that matter here, by the names their makers use."""
+    """Return the names of this CPU's instruction sets that matter for mixed precision."""
     return [name for flags, name in CPU_FEATURES if flags <= machine.cpu_flags]

@@ -1,7 +1,6 @@
 """What this machine has: GPUs and their driver, CPU, compiler, and which MXNet is installed.
 
-The functions that `read_machine` calls only read; what follows from it stands in `advice`. Tests
-give a `Machine` of their own.
+`read_machine` only reads. The conclusions are in `advice`, which tests call with other machines.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ import mxnet as mx
 # CUdevice_attribute of cuda.h
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-_SMI_SECONDS = 30  # it takes some where the driver is not kept loaded
+_SMI_SECONDS = 30  # without the persistence daemon it loads the driver first
 
 
 class Gpu(NamedTuple):
@@ -33,14 +32,14 @@ class Gpu(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """What the NVIDIA driver tells.
+    """What the NVIDIA driver reports.
 
     Attributes
     ----------
     found : bool
-        Whether the driver's library can be loaded, or `nvidia-smi` answers.
+        Whether the driver's library can be loaded, or `nvidia-smi` runs.
     gpus : list of Gpu
-        In the driver's order, CUDA_VISIBLE_DEVICES applied where its library was asked.
+        In the driver's order. The library applies CUDA_VISIBLE_DEVICES; `nvidia-smi` does not.
     """
 
     found: bool
@@ -48,7 +47,7 @@ class Driver(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """All that the doctor looks at, environment variables aside."""
+    """All facts of the report except the environment variables."""
 
     python: str
     numpy: str
@@ -86,14 +85,14 @@ def read_machine() -> Machine:
 
 
 def read_driver() -> Driver:
-    """Ask the driver's library for the GPUs, or `nvidia-smi` where it cannot be loaded."""
+    """Return the GPUs that the driver's library lists, or `nvidia-smi` if it cannot be loaded."""
     try:
         library = ctypes.CDLL(DRIVER)
     except OSError:
-        return _ask_nvidia_smi()
+        return _read_nvidia_smi()
     count, gpus = ctypes.c_int(0), []
     if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
-        return Driver(True, [])  # as CUDA says of a machine with the driver and no GPU
+        return Driver(True, [])  # CUDA returns an error if the machine has the driver and no GPU
     for number in range(count.value):
         device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
         library.cuDeviceGet(ctypes.byref(device), number)
@@ -107,18 +106,18 @@ def read_driver() -> Driver:
     return Driver(True, gpus)
 
 
-def _ask_nvidia_smi() -> Driver:
+def _read_nvidia_smi() -> Driver:
     if shutil.which(_QUERY[0]) is None:
         return Driver(False, [])
     try:
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SMI_SECONDS)
+        process = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SMI_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return Driver(False, [])
-    return Driver(done.returncode == 0, parse_nvidia_smi(done.stdout))
+    return Driver(process.returncode == 0, parse_nvidia_smi(process.stdout))
 
 
 def parse_nvidia_smi(printed: str) -> List[Gpu]:
-    """Read lines such as `Tesla V100-SXM2-16GB, 7.0`; others are left out."""
+    """Return the GPUs of lines such as `Tesla V100-SXM2-16GB, 7.0`; skip other lines."""
     gpus = []
     for line in printed.splitlines():
         name, _, capability = line.rpartition(",")

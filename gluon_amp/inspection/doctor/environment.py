@@ -1,6 +1,6 @@
 """The environment variables that change what MXNet 1.9.1 and gluon_amp compute, or how fast.
 
-What MXNet's do was read in its sources at tag 1.9.1: `src/common/cuda_utils.h`,
+The effects of MXNet's variables are those of its sources at tag 1.9.1: `src/common/cuda_utils.h`,
 `src/operator/linalg_impl.h`, `src/operator/nn/cudnn/cudnn_convolution-inl.h`,
 `src/imperative/cached_op.h`, `src/engine/openmp.cc`, `src/resource.cc`.
 """
@@ -14,9 +14,11 @@ class Variable(NamedTuple):
 
     Attributes
     ----------
-    name, does : str
+    name : str
+    does : str
+        What it does, in a sentence.
     warnings : dict of str to str
-        Values that hurt, and what they do.
+        Harmful values, and the harm that each does.
     """
 
     name: str
@@ -25,7 +27,7 @@ class Variable(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A variable as it is set here: its value (None: not set) and what that value breaks."""
+    """A variable, its value (None if it is not set), and a warning if the value is harmful."""
 
     name: str
     value: Optional[str]
@@ -34,7 +36,7 @@ class Setting(NamedTuple):
 
 
 VARIABLES = (
-    Variable("CUDA_VISIBLE_DEVICES", "Which GPUs there are for MXNet."),
+    Variable("CUDA_VISIBLE_DEVICES", "The GPUs that MXNet sees."),
     Variable(
         "MXNET_CUDA_ALLOW_TENSOR_CORE",
         "0: no Tensor Cores. Default 1.",
@@ -42,41 +44,41 @@ VARIABLES = (
     ),
     Variable(
         "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
-        "1: float32 convolutions are computed in float16. Default 0.",
-        {"1": "float32 is not float32 any more: unset it, and ask for float16 by a policy."},
+        "1: computes float32 convolutions in float16. Default 0.",
+        {"1": "float32 is no longer float32: unset it, and use a float16 policy."},
     ),
     Variable(
         "MXNET_FC_TRUE_FP16",
-        "1: FullyConnected sums up in float16. Default 0, float32.",
+        "1: FullyConnected accumulates in float16. Default 0: in float32.",
         {"1": "sums in FullyConnected overflow past 65504: unset it."},
     ),
     Variable(
         "MXNET_SAFE_ACCUMULATION",
-        "1: softmax and norm of float16 sum up in float32. Default 0. gluon_amp's casts keep them "
-        "in float32 either way.",
+        "1: softmax and norm of float16 accumulate in float32. Default 0. A net cast by gluon_amp "
+        "computes them in float32 with either value.",
     ),
     Variable(
         "NVIDIA_TF32_OVERRIDE",
-        "0: no TF32, with which cuDNN multiplies float32 from capability 8.0 on.",
+        "0: no TF32, in which cuDNN multiplies float32 from capability 8.0 on.",
     ),
     Variable(
         "MXNET_CUDNN_AUTOTUNE_DEFAULT",
         "Search for the fastest convolution: 0 no, 1 within the workspace, 2 at any size. Default "
         "1: the first iterations are slow.",
-        {"0": "convolutions may take a slow algorithm without Tensor Cores: unset it."},
+        {"0": "convolutions may use a slow algorithm without Tensor Cores: unset it."},
     ),
     Variable(
         "MXNET_CUDNN_LIB_CHECKING",
-        "0: no warning that cuDNN is another version than MXNet was built with.",
+        "0: no warning if cuDNN is not the version that MXNet was built with.",
     ),
     Variable(
         "MXNET_ENFORCE_DETERMINISM",
-        "1: only algorithms that give the same bits in every run. Default 0.",
+        "1: only algorithms with the same bits in every run. Default 0.",
     ),
     Variable(
         "MXNET_USE_FUSION",
-        "0: no fusion of elementwise operators on a GPU. Default 1: fused ones do not round "
-        "to float16 in between.",
+        "0: no fusion of elementwise operators on a GPU. Default 1: fused operators do not round "
+        "to float16 between them.",
     ),
     Variable(
         "MXNET_MKLDNN_ENABLED",
@@ -85,14 +87,14 @@ VARIABLES = (
     ),
     Variable(
         "DNNL_MAX_CPU_ISA",
-        "The newest instruction set that oneDNN may use. gluon_amp asks for AMX where it can.",
+        "The newest instruction set that oneDNN may use. gluon_amp permits AMX if the CPU has it.",
     ),
     Variable("OMP_NUM_THREADS", "CPU threads. gluon_amp gives MXNet one for each core."),
     Variable("MXNET_CPU_PARALLEL_SIZE", "Set by gluon_amp, so that threads keep spinning."),
-    Variable("MXNET_CPU_TEMP_COPY", "Set by gluon_amp, so that there is one scratch memory."),
+    Variable("MXNET_CPU_TEMP_COPY", "Set by gluon_amp, so that MXNet keeps one scratch buffer."),
     Variable(
         "GLUON_AMP_NATIVE",
-        "0: no C++ kernels. plain, avx2 or avx512: those. Default: the best ones.",
+        "0: no C++ kernels. plain, avx2 or avx512: these. Default: the fastest.",
         {"0": "emulated float16 is several times slower without the C++ kernels: unset it."},
     ),
     Variable("CXX", "The compiler for the C++ kernels. Default g++, c++ or clang++."),

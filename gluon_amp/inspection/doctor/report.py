@@ -1,4 +1,4 @@
-"""The doctor's report: as text in 80 columns, and as data for JSON."""
+"""The doctor's report, as text in 80 columns and as JSON."""
 
 import json
 import textwrap
@@ -14,19 +14,19 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Report:
-    """What `doctor` found.
+    """What `doctor` returns.
 
     Attributes
     ----------
     machine : Machine
     device : str
-        'gpu' or 'cpu': where the outcomes hold.
+        'gpu' or 'cpu': the device of the outcomes.
     outcomes : list of Outcome
         For each policy, whether it runs on `device`, and how or why not.
     settings : list of Setting
         The environment variables that matter.
     asked : str or None
-        The policy asked for.
+        The policy that was asked for.
     """
 
     machine: Machine
@@ -37,8 +37,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the policy asked for runs; True where none was."""
-        return all(one.runs for one in self.outcomes if one.policy == self.asked)
+        """Whether the policy that was asked for runs; True without one."""
+        return all(outcome.runs for outcome in self.outcomes if outcome.policy == self.asked)
 
     def to_dict(self) -> dict:
         """Return the report as dicts, lists, strings, numbers, booleans and None."""
@@ -73,7 +73,7 @@ class Report:
                 "compiler": machine.compiler,
                 "native": machine.native,
             },
-            "policies": [one._asdict() for one in self.outcomes],
+            "policies": [outcome._asdict() for outcome in self.outcomes],
             "environment": [setting._asdict() for setting in self.settings],
         }
 
@@ -84,9 +84,9 @@ class Report:
     def __str__(self) -> str:
         lines = [*self._versions(), *self._cpu(), *self._gpus(), ""]
         lines += [f"Policies on {'the GPU' if self.device == 'gpu' else 'the CPU'}"]
-        for one in self.outcomes:
-            verdict = "runs" if one.runs else "CANNOT RUN"
-            lines += _hanging(f"  {one.policy:<14} {verdict:<10} ", one.how)
+        for outcome in self.outcomes:
+            verdict = "runs" if outcome.runs else "CANNOT RUN"
+            lines += _hanging(f"  {outcome.policy:<14} {verdict:<10} ", outcome.how)
         return "\n".join([*lines, *self._environment(), *self._verdict()])
 
     __repr__ = __str__  # so that a prompt or notebook shows it
@@ -94,12 +94,10 @@ class Report:
     def _versions(self) -> List[str]:
         m = self.machine
         wheel = " and ".join(m.wheels) or "built from source"
+        cuda = "with CUDA" if m.cuda_build else "without CUDA"
         return [
             *_hanging("Python  ", f"{m.python}, numpy {m.numpy}, {m.system}"),
-            *_hanging(
-                "MXNet   ",
-                f"{m.mxnet} ({wheel}), with {'CUDA' if m.cuda_build else 'no CUDA'}",
-            ),
+            *_hanging("MXNet   ", f"{m.mxnet} ({wheel}), {cuda}"),
         ]
 
     def _cpu(self) -> List[str]:
@@ -124,7 +122,7 @@ class Report:
         return [*lines, *(_hanging("GPU     ", why_not) if why_not else [])]
 
     def _environment(self) -> List[str]:
-        lines = ["", "Environment variables (- is: not set)"]
+        lines = ["", "Environment variables (-: not set)"]
         for setting in self.settings:
             value = "-" if setting.value is None else setting.value
             lines += [f"  {setting.name}: {value}", *_hanging("      ", setting.does)]
@@ -133,14 +131,15 @@ class Report:
         return lines
 
     def _verdict(self) -> List[str]:
-        for one in self.outcomes:
-            if one.policy == self.asked:
-                can = "can" if one.runs else "cannot"
-                return ["", *_hanging("", f"Policy {one.policy} {can} run here: {one.how}")]
+        for outcome in self.outcomes:
+            if outcome.policy == self.asked:
+                can = "can" if outcome.runs else "cannot"
+                return ["", *_hanging("", f"Policy {outcome.policy} {can} run here: {outcome.how}")]
         return []
 
 
 def _hanging(head: str, text: str) -> List[str]:
+    """Return the lines of a text after a head, indented by the head's width."""
     return textwrap.wrap(
         text,
         WIDTH,

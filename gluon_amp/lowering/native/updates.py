@@ -3,7 +3,7 @@
 Each function calls one operator of MXNet's engine on any number of arrays on a CPU. The operator
 reads and writes every array once and computes the same bits as MXNet's own operators for a single
 parameter. If a user has written to a float16 weight, its master is updated in the same pass, as by
-`masters.follow`. The arrays must be `supported`.
+`sync_master`. The arrays must be `supported`.
 """
 
 import functools

@@ -1,0 +1,134 @@
+"""The contents of a checkpoint: schema, reading, and the names that link them to a net."""
+
+from typing import Dict, List, NamedTuple
+
+import numpy as np
+
+from gluon_amp.casting.binding import binding_of
+from gluon_amp.files import archive
+from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Mapping, check
+from gluon_amp.messages import some
+from gluon_amp.trainer import ScaledSteps, states
+
+FILE = archive.Kind(
+    "gluon_amp checkpoint",
+    1,
+    header="gluon_amp_checkpoint.json",
+    foreign="was not written by amp.save_checkpoint: use net.load_parameters for MXNet's .params "
+    "files, and trainer.load_states for states alone",
+)
+
+# The header without format and version. `trainer` and `extra` are packed.
+SCHEMA = {
+    "policies": Mapping(NAME, {"dtypes": (NAME, NAME, NAME), "pins": [([NAME], [NAME], NAME)]}),
+    "parameters": Mapping(NAME, {"dtype": NAME, "arrays": [NAME]}),
+    "trained": [NAME],
+    "trainer": ANYTHING,
+    "extra": ANYTHING,
+}
+# As from `states.collect`, with a parameter's name in place of its position.
+TRAINER_SCHEMA = {
+    **states.SCHEMA,
+    "states": Mapping(NAME, ANYTHING),
+    "counts": Mapping(NAME, COUNT),
+}
+del TRAINER_SCHEMA["shapes"]
+
+
+class Saved(NamedTuple):
+    """The contents of a checkpoint, with names of parameters in place of positions.
+
+    Attributes
+    ----------
+    policies : dict
+        As from `policies_of`.
+    parameters : dict
+        For each name a list of arrays of one shape: one for all devices, or one for each.
+    trained : list of str
+        The names of the trainer's parameters.
+    trainer : dict
+        As from `states.collect`, without masters and shapes.
+    extra : dict
+    """
+
+    policies: dict
+    parameters: Dict[str, List[np.ndarray]]
+    trained: List[str]
+    trainer: dict
+    extra: dict
+
+
+def read(path: str) -> Saved:
+    """Return the contents of a file, once all of them are checked."""
+    header, arrays = archive.read(FILE, path)
+    try:
+        check(header, SCHEMA, "the header")
+        trainer, extra = (archive.unpack(header[part], arrays) for part in ("trainer", "extra"))
+        check(trainer, TRAINER_SCHEMA, "the trainer")
+        check(extra, Mapping(TEXT, ANYTHING), "extra")
+        parameters = {
+            name: _arrays_of(name, fields["arrays"], arrays)
+            for name, fields in header["parameters"].items()
+        }
+        trained = header["trained"]
+        if len({*trained}) < len(trained) or not parameters.keys() >= {*trained}:
+            raise ValueError("the trained parameters are not among the parameters")
+        if not {*trained} >= {*trainer["states"], *trainer["counts"]}:
+            raise ValueError("the optimizer has states of parameters that are not trained")
+    except ValueError as error:
+        raise archive.malformed(path, error) from None
+    return Saved(header["policies"], parameters, trained, trainer, extra)
+
+
+def _arrays_of(name: str, keys: List[str], arrays: archive.Arrays) -> List[np.ndarray]:
+    values = [arrays[key] for key in keys if key in arrays]
+    if not keys or len(values) < len(keys) or len({(a.shape, a.dtype) for a in values}) > 1:
+        raise ValueError(f"the arrays of {name} are missing or different")
+    if values[0].dtype.kind not in "fiu" or values[0].size == 0:
+        raise ValueError(f"{name} is not made of numbers")
+    return values
+
+
+def parameters_of(net) -> dict:
+    """Return parameters by their path in the net, which unlike their names is always the same."""
+    params, seen = {}, set()
+    for name, param in net._collect_params_with_prefix().items():
+        if id(param) not in seen:  # a shared parameter has several paths
+            seen.add(id(param))
+            params[name] = param
+    return params
+
+
+def trained_names(params, trainer) -> List[str]:
+    """Return the paths of the trainer's parameters, in the trainer's order."""
+    names = {id(param): name for name, param in params.items()}
+    outside = [param.name for param in trainer.parameters if id(param) not in names]
+    if outside:
+        raise ValueError(
+            f"The trainer updates {some(outside)}, which are not in this net: pass a Block that "
+            "holds all the parameters of the trainer."
+        )
+    return [names[id(param)] for param in trainer.parameters]
+
+
+def policies_of(net, path: str = "") -> Dict[str, dict]:
+    """Return the policies of the outermost cast blocks, by path."""
+    binding = binding_of(net)
+    if binding:
+        policy = binding.policy
+        pins = [[list(pin.ops), list(pin.blocks), pin.dtype] for pin in policy.pins]
+        dtypes = [policy.param_dtype, policy.compute_dtype, policy.output_dtype]
+        return {path: {"dtypes": dtypes, "pins": pins}}
+    policies = {}
+    for name, child in net._children.items():
+        policies.update(policies_of(child, f"{path}.{name}" if path else name))
+    return policies
+
+
+def check_trainer(trainer, caller: str) -> None:
+    """Raise `TypeError` for a trainer without the methods of `Trainer`."""
+    if not isinstance(trainer, ScaledSteps):
+        raise TypeError(
+            f"{caller}() expects an amp.Trainer, received a {type(trainer).__name__}: build one, or "
+            "call amp.init_trainer(trainer) first."
+        )

@@ -1,0 +1,240 @@
+"""Loading a checkpoint into a net and its trainer, after all checks."""
+
+import logging
+import os
+from typing import Dict, List
+
+import numpy as np
+
+from gluon_amp.checkpoint.contents import (
+    Saved,
+    check_trainer,
+    parameters_of,
+    policies_of,
+    read,
+    trained_names,
+)
+from gluon_amp.checkpoint.names import newest
+from gluon_amp.messages import did_you_mean, some
+from gluon_amp.policy import PRESETS
+from gluon_amp.trainer import states
+
+from mxnet import autograd, nd
+
+logger = logging.getLogger("gluon_amp")
+
+
+def load_checkpoint(path, net, trainer) -> dict:
+    """Restore a file of `save_checkpoint`; training then continues bit for bit as before.
+
+    Everything is checked before anything is changed: after an error, net and trainer are as they
+    were.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        With `'{step}'` in the file's name, the file with the highest step is loaded.
+    net : Block
+        Of the same structure, cast with the same policy. Its pins may differ, as the file holds
+        float32 masters. It may be uninitialized, and on other devices. If the number of devices
+        differs, running statistics are averaged, as MXNet's `save_parameters` does.
+    trainer : Trainer
+        Of the same parameters in any order, with the same optimizer class and kind of loss scale.
+        It keeps its learning rate, weight decay and other settings, and a log line names those that
+        differ. The loss scale is restored whole, with growth interval and bounds.
+
+    Returns
+    -------
+    dict
+        The `extra` of `save_checkpoint`.
+
+    Raises
+    ------
+    FileNotFoundError
+        When there is no such file.
+    TypeError
+        For a trainer without a loss scale.
+    ValueError
+        For a truncated, damaged, forged or foreign file, or one of another net, policy, optimizer
+        or loss scale.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
+    >>> net.initialize(mx.init.One())
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd')
+    >>> path = amp.save_checkpoint('net.ckpt', net, trainer, epoch=3)
+    >>> net.weight.set_data(mx.nd.zeros((1, 2)))
+    >>> extra = amp.load_checkpoint(path, net, trainer)
+    >>> extra, net.weight.data().asnumpy().tolist()
+    ({'epoch': 3}, [[1.0, 1.0]])
+    """
+    path = newest(os.path.abspath(os.fspath(path)))
+    check_trainer(trainer, "load_checkpoint")
+    saved = read(path)
+    params = parameters_of(net)
+    trained = trained_names(params, trainer)
+    _check_parameters(path, saved, params)
+    _check_policy(path, saved.policies, net)
+    own = states.collect(trainer)
+    _check_trained(path, saved.trained, trained)
+    state = _state_for(trained, params, saved)
+    states.check_fit(trainer, state, path, state["shapes"])
+
+    _log_differences(path, saved, own, net)
+    state = {**state, "settings": own["settings"]}  # logged above, so `restore` need not warn
+    values = saved.parameters
+    with autograd.pause():
+        for name, param in params.items():
+            _set(param, values[name])
+        trainer.load_state_dict(state)
+        for name, param in params.items():
+            # After the trainer, whose kvstore starts by copying the first device's values to all.
+            _set_each_device(param, values[name])
+    return saved.extra
+
+
+def read_extra(path) -> dict:
+    """Return the `extra` of a checkpoint, after a check of the whole file.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+
+    Raises
+    ------
+    FileNotFoundError
+        When there is no such file.
+    ValueError
+        For a truncated, damaged, forged or foreign file.
+    """
+    return read(os.path.abspath(os.fspath(path))).extra
+
+
+def _state_for(trained: List[str], params, saved: Saved) -> dict:
+    """Return a saved state for `Trainer.load_state_dict` of a trainer of these parameters."""
+    position = {name: k for k, name in enumerate(trained)}
+    optimizer_states = {}
+    for name, rest in saved.trainer["states"].items():
+        # The saved float32 values are the masters, even if the weight was float32 when saved.
+        low = np.dtype(params[name].dtype) == np.float16
+        master = saved.parameters[name][0].astype(np.float32) if low else None
+        optimizer_states[position[name]] = (master, rest)
+    return {
+        **saved.trainer,
+        "states": optimizer_states,
+        "counts": {position[name]: count for name, count in saved.trainer["counts"].items()},
+        "shapes": [saved.parameters[name][0].shape for name in trained],
+    }
+
+
+def _set(param, values: List[np.ndarray]) -> None:
+    """Set a parameter on all devices, initialized or not."""
+    dtype = np.dtype(param.dtype)
+    value = values[0]
+    if len(values) > 1:
+        value = np.mean(values, axis=0, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        value = value.astype(dtype)
+    param._load_init(nd.array(value, dtype=dtype), None)
+    if param.grad_req == "add":
+        param.zero_grad()
+
+
+def _set_each_device(param, values: List[np.ndarray]) -> None:
+    """Set each device to its own value, if there is one for each."""
+    arrays = param.list_data()
+    if len(values) == len(arrays) > 1:
+        for array, value in zip(arrays, values):
+            array[:] = nd.array(value, dtype=array.dtype)
+
+
+# ------------------------------------------------------------------------------------- checks
+
+
+def _check_parameters(path, saved: Saved, params) -> None:
+    missing = [name for name in params if name not in saved.parameters]
+    surplus = [name for name in saved.parameters if name not in params]
+    if missing:
+        raise ValueError(
+            f"{path} is of another net, since it has no {some(missing)}"
+            f"{did_you_mean(missing[0], surplus)}: load it into a net of the saved structure."
+        )
+    if surplus:
+        raise ValueError(
+            f"{path} is of another net, since this one has no {some(surplus)}: load it into a "
+            "net of the saved structure."
+        )
+    for name, param in params.items():
+        value = saved.parameters[name][0]
+        if not _fits(param.shape, value.shape):
+            raise ValueError(
+                f"{path} is of another net, since it has {name} with the shape {value.shape} and "
+                f"not {tuple(param.shape)}: load it into a net of the saved sizes."
+            )
+        if not np.can_cast(value.dtype, param.dtype, "same_kind"):
+            raise ValueError(
+                f"{path} has {name} in {value.dtype.name} and not in "
+                f"{np.dtype(param.dtype).name}: load it into a net of the saved dtypes."
+            )
+
+
+def _fits(own, saved) -> bool:
+    """Return whether a shape, whose deferred dimensions are unknown, can be the saved one."""
+    if own is None:
+        return True
+    return len(own) == len(saved) and all(a in (b, 0, -1) for a, b in zip(own, saved))
+
+
+def _check_policy(path, policies, net) -> None:
+    saved, own = (
+        {block: fields["dtypes"] for block, fields in each.items()}
+        for each in (policies, policies_of(net))
+    )
+    if saved != own:
+        theirs = _policy_names(saved)
+        raise ValueError(
+            f"{path} is of a net cast with {theirs}, and this net is cast with "
+            f"{_policy_names(own)}: cast it with {theirs} before building its trainer (once "
+            "loaded, amp.cast(net, 'float32') keeps every bit of the masters)."
+        )
+
+
+def _policy_names(policies: Dict[str, list]) -> str:
+    blocks = {}
+    for block, dtypes in policies.items():
+        blocks.setdefault(_policy_name(dtypes), []).append(block)
+    named = [
+        name if where == [""] else f"{name} in {', '.join(where)}" for name, where in blocks.items()
+    ]
+    return " and ".join(named or ["'float32'"])
+
+
+def _policy_name(dtypes: list) -> str:
+    for name, preset in PRESETS.items():
+        if preset == tuple(dtypes):
+            return repr(name)
+    params, compute, output = dtypes
+    return repr(f"params={params},compute={compute},output={output}")
+
+
+def _check_trained(path, saved, trained) -> None:
+    different = set(saved).symmetric_difference(trained)
+    if different:
+        raise ValueError(
+            f"The trainer saved in {path} had {len(saved)} parameters and this one has "
+            f"{len(trained)}, different in {some(sorted(different))}: build it with the same."
+        )
+
+
+def _log_differences(path, saved: Saved, own, net) -> None:
+    """Log in one line the settings and pins that differ; this run keeps its own."""
+    different = states.differences(saved.trainer["settings"], own["settings"])
+    pins = [fields["pins"] for fields in policies_of(net).values()]
+    if [fields["pins"] for fields in saved.policies.values()] != pins:
+        different = ", ".join(filter(None, [different, "other pins in its policy"]))
+    if different:
+        logger.warning(
+            "%s was saved with %s; this run keeps its own.", os.path.basename(path), different
+        )

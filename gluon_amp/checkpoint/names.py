@@ -1,0 +1,38 @@
+"""Names of checkpoints that hold the number of updates, as `resnet-{step}.ckpt`."""
+
+import os
+import re
+from typing import List, Tuple
+
+STEP = "{step}"
+
+
+def with_step(name: str, step: int) -> str:
+    """Return a file's name with `{step}` replaced by a number."""
+    return name.replace(STEP, str(step))
+
+
+def numbered(folder: str, name: str) -> List[Tuple[int, str]]:
+    """Return steps and paths of a folder's files with such a name, lowest step first."""
+    first, *others = map(re.escape, name.split(STEP))
+    # If the name holds `{step}` more than once, all places have to show the same number.
+    pattern = first + "".join((r"\1" if k else r"(\d+)") + text for k, text in enumerate(others))
+    matches = [(re.fullmatch(pattern, entry), entry) for entry in os.listdir(folder)]
+    return sorted((int(match[1]), os.path.join(folder, entry)) for match, entry in matches if match)
+
+
+def newest(path: str) -> str:
+    """Return the path with the highest step, or a path without `{step}` itself.
+
+    Raises
+    ------
+    FileNotFoundError
+        When no file has such a name.
+    """
+    folder, name = os.path.split(path)
+    if STEP not in name:
+        return path
+    files = numbered(folder, name)
+    if not files:
+        raise FileNotFoundError(f"There is no checkpoint {path}: none has been saved yet.")
+    return files[-1][1]

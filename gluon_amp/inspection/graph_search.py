@@ -1,0 +1,244 @@
+"""Find the operator that overflows first.
+
+In the forward pass the graph of a block is evaluated tensor by tensor. In the backward pass each
+operator gets a probe, a zero that is added to its input: the gradient of the probe is the gradient
+that the operator sends back.
+"""
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.tracing import named_blocks
+from gluon_amp.inspection.replay import Call, Replay, own_parameters
+from gluon_amp.inspection.values import Range, is_finite, readable, value_range
+from gluon_amp.lowering import lower
+from gluon_amp.policy import graph
+from gluon_amp.trainer.arrays import all_finite
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+LOSS = "loss"  # the path of the loss function, which is in no block
+
+Tensor = Tuple[int, int]  # numbers of a node and of its output
+Input = Tuple[int, int]  # numbers of a node and of its input
+
+
+class Site(NamedTuple):
+    """Where an overflow happens.
+
+    Attributes
+    ----------
+    block : str
+        Path of the block.
+    op : str or None
+        The operator; None where only the block is known.
+    dtype : str
+        The dtype that it computes in.
+    value_range : (float, float) or None
+        Of its input, in the forward pass; of the gradient that it received, in the backward pass.
+    is_cast : bool
+        The value overflows in the cast to `dtype` before the operator.
+    """
+
+    block: str
+    op: Optional[str]
+    dtype: str
+    value_range: Range
+    is_cast: bool = False
+
+
+def forward_site(replay: Replay, call: Call) -> Site:
+    """Return the first operator of a call whose result is not finite, or its block."""
+    site = CallGraph(call, replay.parameters).first_overflow() if call.graph else None
+    return site or Site(call.path, None, "float32", value_range(*call.inputs))
+
+
+def hidden_site(replay: Replay) -> Optional[Site]:
+    """Return the first operator whose result is not finite, in a net whose output is; or None.
+
+    MXNet's relu returns 0 for NaN, and 1 / (1 + exp(x)) is 0 where exp(x) is infinite.
+    """
+    calls = (call for call in replay.calls if call.graph)
+    sites = (CallGraph(call, replay.parameters).first_overflow() for call in calls)
+    return next(filter(None, sites), None)
+
+
+def backward_site(replay: Replay) -> Site:
+    """Return the first operator that sends back a gradient that is not finite, or its block.
+
+    The calls are searched in the order of the backward pass: the first to receive such a gradient
+    got it from the call searched before it.
+    """
+    sender = Site(LOSS, None, "float32", value_range(*replay.losses))
+    for call in reversed(replay.calls):
+        received = call.output_gradients()
+        if not all(map(is_finite, received)):
+            return sender
+        sender = Site(call.path, None, "float32", value_range(*received))
+        if call.graph:
+            site = CallGraph(call, replay.parameters).first_backward_overflow(received)
+            if site is not None:
+                return site
+            continue
+        own = (replay.gradients.get(p.name, []) for p in own_parameters(call.block))
+        if not all_finite(array for arrays in own for array in arrays):
+            return sender
+    return sender
+
+
+class CallGraph:
+    """The graph that one call of a block ran, and the arrays that it read."""
+
+    def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter]) -> None:
+        inputs, self.symbol = call.graph
+        self.json = graph.to_json(self.symbol)
+        self.nodes = self.json["nodes"]
+        self.context = call.inputs[0].context
+        self.arrays = {symbol.name: array for symbol, array in zip(inputs, call.inputs)}
+        for name in set(self.symbol.list_inputs()) - set(self.arrays):
+            self.arrays[name] = parameters[name].data(self.context)
+        dtypes = {name: array.dtype for name, array in self.arrays.items()}
+        self.dtypes = graph.edge_dtypes(self.json, dtypes, self.symbol)  # by Tensor
+        self.block_of = _block_paths(call, self.nodes)
+
+    def first_overflow(self) -> Optional[Site]:
+        """Return the first operator whose result is not finite, or None."""
+        tensors = self._evaluate()
+        for i, output in sorted(self.dtypes):
+            node = self.nodes[i]
+            if node["op"] == "null" or is_finite(tensors[i, output]):
+                continue
+            is_cast = node["op"] in graph.CASTS
+            place = self._reader(i) if is_cast else i
+            data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
+            dtype = self.dtypes.get((i, 0), "float32")
+            return self._site(place, dtype, value_range(*data), is_cast)
+        return None
+
+    def first_backward_overflow(self, head_gradients: List[nd.NDArray]) -> Optional[Site]:
+        """Return the first operator, from the outputs, that sends back an overflow, or None."""
+        sent = self._sent_gradients(head_gradients)
+        for i in reversed(range(len(self.nodes))):
+            count = len(self.nodes[i]["inputs"])
+            if all(is_finite(sent[i, k]) for k in range(count) if (i, k) in sent):
+                continue
+            place, tensor = self._overflowing(i)
+            received = self._received(i, sent, head_gradients)
+            return self._site(place, self.dtypes.get(tensor, "float32"), value_range(*received))
+        return None
+
+    def _site(self, place: int, dtype: str, span: Range, is_cast: bool = False) -> Site:
+        return Site(self.block_of(place), self.nodes[place]["op"], dtype, span, is_cast)
+
+    def _overflowing(self, i: int) -> Tuple[int, Tensor]:
+        """Return the operator that node `i` stands for, and the tensor that has its dtype.
+
+        The gradient of a cast overflows because it does not fit the dtype of the cast's input. So
+        the operator is the one that wrote this input, or the reader of the cast of a variable.
+        """
+        node = self.nodes[i]
+        if node["op"] not in graph.CASTS:
+            return i, (i, 0)
+        source = tuple(node["inputs"][0][:2])
+        if self.nodes[source[0]]["op"] == "null":
+            return self._reader(i), (i, 0)
+        return source[0], source
+
+    def _reader(self, i: int) -> int:
+        """Return the first operator that reads a cast, directly or through further casts."""
+        for k, node in enumerate(self.nodes):
+            if any(source == i for source, *_ in node["inputs"]):
+                return self._reader(k) if node["op"] in graph.CASTS else k
+        return i
+
+    def _evaluate(self) -> Dict[Tensor, nd.NDArray]:
+        """Return every tensor of the graph."""
+        tensors = {
+            (i, 0): self.arrays[node["name"]]
+            for i, node in enumerate(self.nodes)
+            if node["op"] == "null"
+        }
+        computed = [tensor for tensor in self.dtypes if tensor not in tensors]
+        heads = [[*tensor, 0] for tensor in computed]
+        symbol = graph.from_json({**self.json, "heads": heads}, like=self.symbol)
+        with autograd.train_mode():
+            tensors.update(zip(computed, map(readable, self._run(symbol))))
+        return tensors
+
+    def _sent_gradients(self, head_gradients: List[nd.NDArray]) -> Dict[Input, nd.NDArray]:
+        """Return the gradient that each operator sends to each of its float inputs."""
+        tensors = self._evaluate()
+        symbol, probes = self._with_probes()
+        zeros = {}
+        for (i, k), name in probes.items():
+            tensor = tuple(self.nodes[i]["inputs"][k][:2])
+            zeros[name] = nd.zeros(tensors[tensor].shape, ctx=self.context, dtype="float32")
+            zeros[name].attach_grad()
+        with autograd.record():
+            outputs = self._run(symbol, zeros)
+        autograd.backward(outputs, head_gradients)
+        return {place: zeros[name].grad for place, name in probes.items()}
+
+    def _with_probes(self) -> Tuple[mx.sym.Symbol, Dict[Input, str]]:
+        """Return the graph with a probe at each float input, and the names of the probes.
+
+        Every probe is a float32 variable. It is cast to the dtype of the input, so that its
+        gradient is read in float32.
+        """
+        written_in_forward = set(self.symbol.list_auxiliary_states())
+        writer = graph.Writer()
+        moved, probes = [], {}  # `moved`: the new number of each node
+        for i, node in enumerate(self.nodes):
+            inputs = []
+            for k, (source, output, *version) in enumerate(node["inputs"]):
+                entry = [moved[source], output, *version]
+                dtype = self.dtypes[source, output]
+                is_state = self.nodes[source]["name"] in written_in_forward
+                if dtype in ("float32", *graph.LOW_PRECISION) and not is_state:
+                    name = probes[i, k] = f"_probe_{i}_{k}"
+                    zero = writer.emit("null", name)
+                    if dtype != "float32":
+                        zero = writer.emit("amp_cast", f"{name}_cast", zero, dtype=dtype)
+                    entry = writer.emit("elemwise_add", f"{name}_sum", entry, zero)
+                inputs.append(entry)
+            moved.append(writer.copy(node, inputs)[0])
+        heads = [[moved[i], *rest] for i, *rest in self.json["heads"]]
+        json = {**self.json, "nodes": writer.nodes, "heads": heads}
+        return graph.from_json(json, like=self.symbol), probes
+
+    def _run(
+        self, symbol: mx.sym.Symbol, zeros: Optional[Dict[str, nd.NDArray]] = None
+    ) -> List[nd.NDArray]:
+        """Return the outputs of a graph that reads the same variables and `zeros`."""
+        arrays = {name: array.detach() for name, array in self.arrays.items()}
+        for name in self.symbol.list_auxiliary_states():
+            arrays[name] = arrays[name].copy()  # the pass writes them
+        arrays.update(zeros or {})
+        dtypes = {name: array.dtype for name, array in arrays.items()}
+        lowered = lower(symbol, dtypes, self.context.device_type)
+        outputs = nd.CachedOp(lowered)(*(arrays[name] for name in lowered.list_inputs()))
+        return outputs if isinstance(outputs, list) else [outputs]
+
+    def _received(self, i: int, sent: Dict[Input, nd.NDArray], head_gradients) -> List[nd.NDArray]:
+        """Return the gradients that node `i` received, one from each reader."""
+        heads = zip(self.json["heads"], head_gradients)
+        return [
+            *(grad for (k, n), grad in sent.items() if self.nodes[k]["inputs"][n][0] == i),
+            *(grad for (source, *_), grad in heads if source == i),
+        ]
+
+
+def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:
+    """Return a function that maps a node's number to the path of its block."""
+    binding = binding_of(call.block)
+    if binding is not None:
+        paths = {node.name: node.block for node in binding.nodes}
+        return lambda i: paths.get(nodes[i]["name"], call.path)
+    prefixes = [(block.prefix, path) for path, block in named_blocks(call.block, call.path)]
+
+    def path_by_prefix(i: int) -> str:
+        matches = [pair for pair in prefixes if nodes[i]["name"].startswith(pair[0])]
+        return max(matches, key=lambda pair: len(pair[0]), default=("", call.path))[1]
+
+    return path_by_prefix

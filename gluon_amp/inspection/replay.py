@@ -1,0 +1,185 @@
+"""Run a batch again, record every call of a block, and restore the net.
+
+A *probe* is an array of zeros that is added to an output. The gradient of the probe is the gradient
+that the output receives in the backward pass.
+"""
+
+import contextlib
+import random
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
+
+import numpy as np
+
+from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.statistics import arrays_of, is_statistic
+from gluon_amp.casting.tracing import named_blocks
+from gluon_amp.inspection.values import arrays_in, is_float
+from gluon_amp.mxnet_internals import flatten, regroup
+from gluon_amp.trainer.arrays import all_finite
+
+from mxnet import autograd, gluon, nd
+
+
+class Call(NamedTuple):
+    """One call of a block on arrays.
+
+    Attributes
+    ----------
+    path : str
+    block : Block
+    inputs, outputs : list of NDArray
+    probes : list of NDArray or None
+        One for each output; None for an output of integers.
+    graph : tuple or None
+        Input symbols and symbol of the graph that the block ran; None for a block without one.
+    """
+
+    path: str
+    block: gluon.Block
+    inputs: List[nd.NDArray]
+    outputs: List[nd.NDArray]
+    probes: List[Optional[nd.NDArray]]
+    graph: Optional[tuple]
+
+    def output_gradients(self) -> List[nd.NDArray]:
+        """Return the gradients that the outputs received in the last backward pass."""
+        return [
+            nd.zeros_like(output) if probe is None else probe.grad
+            for output, probe in zip(self.outputs, self.probes)
+        ]
+
+
+class Replay:
+    """A forward pass and its backward passes, with gradient buffers of their own.
+
+    Attributes
+    ----------
+    parameters : dict of str to Parameter
+        The net's initialized parameters by name.
+    gradients : dict of str to list of NDArray
+        Those of this replay, for each parameter that has a gradient.
+    calls : list of Call
+        In the order in which they returned.
+    losses : list of NDArray
+    """
+
+    def __init__(self, net: gluon.Block) -> None:
+        self.net = net
+        self.parameters = {p.name: p for p in net.collect_params().values() if arrays_of([p])}
+        self.gradients: Dict[str, List[nd.NDArray]] = {}
+        self.calls: List[Call] = []
+        self.losses: List[nd.NDArray] = []
+
+    def forward(self, loss_fn: Callable, data: tuple, label: object) -> None:
+        """Run the forward pass in training mode, and record its calls and losses."""
+        with autograd.record():
+            loss = loss_fn(self.net(*data), label)
+        self.losses = list(arrays_in(loss))
+        if any(np.dtype(array.dtype) == np.float16 for array in self.losses):
+            raise TypeError(
+                "The loss is float16, in which its sum and the scale overflow: cast the "
+                "network's output to float32 before the loss."
+            )
+
+    def backward(self, scale: float) -> bool:
+        """Run a backward pass; return whether the gradients of all parameters are finite."""
+        heads = [nd.full(x.shape, scale, ctx=x.context, dtype=x.dtype) for x in self.losses]
+        autograd.backward(self.losses, heads, retain_graph=True)
+        return all_finite(array for arrays in self.gradients.values() for array in arrays)
+
+    def recorded(self, path: str, block: gluon.Block) -> Callable:
+        """Return the block's `forward`, wrapped to record each call on arrays and add probes."""
+        forward = block.forward
+
+        def forward_with_probes(*arguments):
+            result = forward(*arguments)
+            outputs, structure = flatten(result, "output")
+            if not all(isinstance(output, nd.NDArray) for output in outputs):
+                return result  # the block is being traced
+            probes = [nd.zeros_like(output) if is_float(output) else None for output in outputs]
+            sums = []
+            for output, probe in zip(outputs, probes):
+                if probe is not None:
+                    probe.attach_grad()
+                sums.append(output if probe is None else output + probe)
+            inputs = list(arrays_in(arguments))
+            self.calls.append(Call(path, block, inputs, outputs, probes, _graph_of(block)))
+            return regroup(sums, structure)
+
+        return forward_with_probes
+
+
+def own_parameters(block: gluon.Block) -> List[gluon.Parameter]:
+    """Return the parameters of a block without those of its children."""
+    return list(block._reg_params.values())
+
+
+def _graph_of(block: gluon.Block) -> Optional[tuple]:
+    """Return inputs and symbol that a block has just run: the cast graph, or its own."""
+    binding = binding_of(block)
+    if binding is not None:
+        return binding.graph
+    hybridized = isinstance(block, gluon.SymbolBlock) or getattr(block, "_active", False)
+    return (block._cached_graph or None) if hybridized else None
+
+
+@contextlib.contextmanager
+def replaying(net: gluon.Block) -> Iterator[Replay]:
+    """Yield a `Replay` of a net, and restore the net and the random numbers afterwards.
+
+    MXNet's random numbers are not restored, since their state cannot be read.
+    """
+    replay = Replay(net)
+    with _same_random_numbers(), _replaced_arrays(replay), _recorded_blocks(replay):
+        yield replay
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def _replaced_arrays(replay: Replay) -> Iterator[None]:
+    """Give the parameters other arrays and gradient buffers.
+
+    A backward pass of the user's own may still follow, and it needs the present arrays, which are
+    marked as its variables. So weights get other arrays on the same memory. Running statistics are
+    copied, since a forward pass writes them.
+    """
+    originals = [(parameter, parameter._data) for parameter in replay.parameters.values()]
+    try:
+        for parameter, arrays in originals:
+            replaced = [a.copy() if is_statistic(parameter) else a.detach() for a in arrays]
+            if parameter.grad_req != "null":
+                gradients = [
+                    nd.zeros(g.shape, ctx=g.context, dtype=g.dtype, stype=g.stype)
+                    for g in parameter.list_grad()
+                ]
+                autograd.mark_variables(replaced, gradients, "write")
+                replay.gradients[parameter.name] = gradients
+            parameter._data = replaced
+        yield
+    finally:
+        for parameter, arrays in originals:
+            parameter._data = arrays
+
+
+@contextlib.contextmanager
+def _recorded_blocks(replay: Replay) -> Iterator[None]:
+    """Replace `forward` of each block; a forward hook could not add probes to the outputs."""
+    blocks = []
+    try:
+        for path, block in named_blocks(replay.net):
+            if "forward" not in vars(block):  # a block in two places is recorded once
+                object.__setattr__(block, "forward", replay.recorded(path, block))
+                blocks.append(block)
+        yield
+    finally:
+        for block in blocks:
+            object.__delattr__(block, "forward")

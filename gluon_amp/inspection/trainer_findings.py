@@ -1,0 +1,80 @@
+"""What a trainer does that costs accuracy in float16, or leaves parameters untrained."""
+
+import os
+from typing import Iterator, List
+
+import numpy as np
+
+from gluon_amp.casting.parameters import contexts_of, dtype_of
+from gluon_amp.casting.statistics import is_statistic
+from gluon_amp.inspection.findings import Finding
+from gluon_amp.messages import some
+from gluon_amp.trainer import ScaledSteps
+
+from mxnet import gluon
+
+EPSILON = Finding(
+    "epsilon",
+    "",
+    "{optimizer}'s epsilon {epsilon:g} is 0 in float16, so the update divides by 0",
+    "use amp.Trainer, which updates float32 masters, or multi_precision=True",
+)
+KVSTORE = Finding(
+    "kvstore",
+    "",
+    "the trainer updates on the kvstore, before an overflow can be seen",
+    "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
+)
+FROZEN = Finding(
+    "frozen",
+    "",
+    "the trainer holds {names} with grad_req='null', never updated",
+    "set grad_req='write' to train them, or leave them out of the trainer",
+)
+NOT_HELD = Finding(
+    "frozen",
+    "",
+    "the trainer does not hold {names}, so they stay as they are",
+    "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
+)
+
+
+def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Finding]:
+    """Yield what `check` finds in a trainer of a net, stock or of this package."""
+    parameters = _parameters(trainer)
+    optimizer = trainer.optimizer
+    epsilon = getattr(optimizer, "epsilon", None)
+    # without float32 masters the update kernels cast epsilon to float16
+    low = any(dtype_of(p) == "float16" for p in parameters if p.grad_req != "null")
+    if low and epsilon and not optimizer.multi_precision and np.float16(epsilon) == 0:
+        yield EPSILON.of(optimizer=type(optimizer).__name__, epsilon=epsilon)
+    if not isinstance(trainer, ScaledSteps) and _updates_on_kvstore(trainer):
+        yield KVSTORE
+    frozen = [p.name for p in parameters if p.grad_req == "null" and not is_statistic(p)]
+    if frozen:
+        yield FROZEN.of(names=some(frozen, limit=2))
+    held = set(map(id, parameters))
+    trainable = (p for p in net.collect_params().values() if p.grad_req != "null")
+    not_held = [p.name for p in trainable if id(p) not in held]
+    if not_held:
+        yield NOT_HELD.of(names=some(not_held, limit=2))
+
+
+# Stock `gluon.Trainer` shows neither its parameters nor its kvstore in public.
+
+
+def _parameters(trainer: gluon.Trainer) -> List[gluon.Parameter]:
+    return trainer.parameters if isinstance(trainer, ScaledSteps) else trainer._params
+
+
+def _updates_on_kvstore(trainer: gluon.Trainer) -> bool:
+    """Return whether a stock trainer updates there; before its first step, whether it will."""
+    if trainer._kv_initialized:
+        return bool(trainer._update_on_kvstore)
+    settings = trainer._kvstore_params
+    if settings["update_on_kvstore"] is not None:
+        return settings["update_on_kvstore"]
+    if settings["kvstore"] is None or os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1") == "0":
+        return False
+    devices = max(map(len, map(contexts_of, trainer._params)), default=0)
+    return devices > 1 or "dist" in str(settings["kvstore"])

@@ -1,0 +1,63 @@
+"""Arrays and loss scales for a report: are they finite, in which range, and how to write them."""
+
+import math
+from typing import Iterator, Optional, Tuple
+
+import numpy as np
+
+from gluon_amp.dtypes import dtype_name
+from gluon_amp.trainer.arrays import all_finite, flatten
+
+from mxnet import nd
+
+Range = Optional[Tuple[float, float]]  # smallest and largest finite number, None without any
+
+
+def arrays_in(value: object) -> Iterator[nd.NDArray]:
+    """Yield the arrays in nested lists and tuples, and skip everything else."""
+    return (item for item in flatten(value) if isinstance(item, nd.NDArray))
+
+
+def is_float(array: nd.NDArray) -> bool:
+    """Return whether numpy knows the array's dtype as a floating-point dtype."""
+    return np.dtype(array.dtype).kind == "f"
+
+
+def is_finite(array: nd.NDArray) -> bool:
+    """Return whether an array holds no infinity and no NaN; integers never do."""
+    return not is_float(array) or all_finite([array])
+
+
+def readable(array: nd.NDArray) -> nd.NDArray:
+    """Return the array, or a float32 copy where numpy cannot read it (bfloat16)."""
+    wide = dtype_name(array.dtype) == "bfloat16"
+    return nd.amp_cast(array, dtype="float32") if wide else array
+
+
+def value_range(*arrays: nd.NDArray) -> Range:
+    """Return the smallest and the largest finite number in all the arrays."""
+    limits = []
+    for array in arrays:
+        values = array.asnumpy()
+        values = values[np.isfinite(values)]
+        if values.size:
+            limits += [float(values.min()), float(values.max())]
+    return (min(limits), max(limits)) if limits else None
+
+
+def range_text(span: Range) -> str:
+    """Return a range as text, as in `'-1 to 300'`."""
+    return "no finite number" if span is None else f"{span[0]:.4g} to {span[1]:.4g}"
+
+
+def non_finite_text(array: nd.NDArray) -> str:
+    """Return how many elements of an array are NaN or infinite, as text."""
+    values = array.asnumpy()
+    nans, infinities = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+    return f"{nans} NaN and {infinities} infinite values among {values.size}"
+
+
+def scale_text(scale: float) -> str:
+    """Return a loss scale as text without rounding it: `'65536'`, or `'2^38'` if that is long."""
+    exact = f"{scale:g}"
+    return exact if float(exact) == scale else f"2^{math.log2(scale):g}"

@@ -1,0 +1,26 @@
+"""Names that MXNet 1.9.1 keeps private and gluon_amp needs, each with the reason.
+
+Attributes of MXNet's objects are listed in pyproject.toml, under `flake8-self`.
+"""
+
+from mxnet.base import _LIB as LIB
+from mxnet.base import check_call
+from mxnet.gluon.block import _check_same_symbol_type as check_same_symbol_type
+from mxnet.gluon.block import _flatten as flatten
+from mxnet.gluon.block import _regroup as regroup
+from mxnet.gluon.rnn.rnn_layer import _RNNLayer as RNNLayer
+from mxnet.model import _create_kvstore as create_kvstore
+from mxnet.ndarray import _internal as internal_operators
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
+
+__all__ = [
+    "LIB",  # the C API: `MXNDArrayWaitToWrite`, `MXNDArrayGetData`, operators by their handles
+    "NumpySymbol",  # the class that tells symbols of `mx.sym.np` from those of `mx.sym`
+    "RNNLayer",  # what LSTM, GRU and RNN have in common
+    "check_call",
+    "check_same_symbol_type",  # what Gluon groups a graph's outputs with
+    "create_kvstore",  # how Module makes a kvstore of the name of one
+    "flatten",  # how Gluon flattens the arguments of a call, and `regroup` the outputs
+    "internal_operators",  # operators without a public function, as `_multi_lamb_update`
+    "regroup",
+]

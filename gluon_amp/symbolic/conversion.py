@@ -1,0 +1,120 @@
+"""`convert`: a symbol that computes as a policy says; `lower_for`: one that a device can run."""
+
+from typing import Iterable, Sequence, Set, Tuple, Union
+
+from gluon_amp.casting.binding import reason_of
+from gluon_amp.dtypes import dtype_name
+from gluon_amp.lowering import lower
+from gluon_amp.messages import did_you_mean
+from gluon_amp.policy import Policy, graph
+
+import mxnet as mx
+from mxnet.io import DataDesc
+
+Shapes = Sequence[Union[DataDesc, Tuple[str, Tuple[int, ...]]]]
+
+# What the names of parameters end with; an error lists the other arguments as possible inputs.
+PARAMETER_ENDINGS = ("_weight", "_bias", "_gamma", "_beta")
+
+
+def convert(
+    symbol: mx.sym.Symbol,
+    policy: Union[str, Policy] = "float16",
+    data_names: Iterable[str] = ("data",),
+    label_names: Iterable[str] = ("softmax_label",),
+) -> mx.sym.Symbol:
+    """Return a symbol that computes as a policy says, for a device with that dtype's kernels.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A network or several outputs grouped, with or without loss heads. It is not changed.
+    policy : str or Policy
+        As for `gluon_amp.cast`. `'float32'` changes nothing.
+    data_names, label_names : list of str
+        The inputs; all other variables are parameters. Label names that the symbol does not have
+        are ignored, so that a symbol for inference needs no other arguments.
+
+    Returns
+    -------
+    Symbol
+        Same arguments, auxiliary states and outputs. Parameters that only matrix products read are
+        declared in the policy's `param_dtype`, so that binding allocates them in it. All others,
+        BatchNorm's running statistics too, are declared in float32. Loss heads compute in float32,
+        and outputs are float32. To run float16 on a CPU use `Module`, which lowers the graph for
+        its device.
+
+    Raises
+    ------
+    ValueError
+        Unknown policy, a data name that the symbol does not have (near matches are listed), or a
+        block pattern that matches no node.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=2, name='fc')
+    >>> cast = amp.symbolic.convert(net, 'float16')
+    >>> [dtype.__name__ for dtype in cast.infer_type(data='float32')[0]]  # data, weight, bias
+    ['float32', 'float16', 'float16']
+    """
+    policy = Policy.parse(policy)
+    inputs = _input_names(symbol, data_names, label_names)
+    policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
+    if policy.compute_dtype == "float32":
+        return graph.apply(symbol, policy, {})
+    return graph.apply(symbol, policy, graph.parameter_dtypes(symbol, policy, inputs))
+
+
+def lower_for(
+    device_type: str, symbol: mx.sym.Symbol, shapes: Shapes, frozen: Iterable[str]
+) -> mx.sym.Symbol:
+    """Return a cast graph that a device can run, for inputs of these dtypes.
+
+    Parameters
+    ----------
+    device_type : {'cpu', 'gpu'}
+    symbol : Symbol
+    shapes : list of DataDesc or (name, shape)
+        The inputs; float32 where a dtype is missing. Others than the graph's are ignored.
+    frozen : iterable of str
+        Parameters without a gradient.
+
+    Raises
+    ------
+    TypeError
+        An input has a dtype that the network's operators do not accept, such as float64.
+    """
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    inputs = [one if isinstance(one, DataDesc) else DataDesc(*one) for one in shapes]
+    input_dtypes = {one.name: one.dtype for one in inputs if one.name in arguments}
+    try:
+        arg_types, _, aux_types = symbol.infer_type_partial(**input_dtypes)
+        known = {
+            name: dtype
+            for name, dtype in zip([*arguments, *states], [*arg_types, *aux_types])
+            if dtype is not None
+        }
+        return lower(symbol, known, device_type, frozenset(frozen))
+    except mx.base.MXNetError as error:
+        bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
+        raise TypeError(
+            f"The inputs are bound as {bound}, which the network's operators do not accept "
+            f"({reason_of(error)}): bind them as float32."
+        ) from None
+
+
+def _input_names(symbol, data_names, label_names) -> Set[str]:
+    """Check the names of the inputs and return them together."""
+    for names in (data_names, label_names):
+        if isinstance(names, str):
+            raise ValueError(f"Input names are a list, received the string {names!r}: [{names!r}].")
+    arguments = symbol.list_arguments()
+    for name in data_names:
+        if name not in arguments:
+            candidates = [a for a in arguments if not a.endswith(PARAMETER_ENDINGS)]
+            raise ValueError(
+                f"The symbol has no input {name!r}{did_you_mean(name, arguments)}: pass "
+                f"data_names, probably of {', '.join(candidates)}."
+            )
+    return {*data_names, *label_names}

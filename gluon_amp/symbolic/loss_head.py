@@ -1,0 +1,128 @@
+"""The loss scale in a symbol's loss heads.
+
+A loss head (`SoftmaxOutput`, `MakeLoss`, ...) computes its own gradient, so there is no loss to
+multiply. `scale_gradients` multiplies the gradient that leaves the head, in float32 and before any
+cast to float16. The scale is an argument of the graph, so it can change between two steps without
+a new bind.
+"""
+
+from typing import Dict, List, Set, Tuple
+
+from gluon_amp.lowering.added_gradients import WRITTEN_ATTR
+from gluon_amp.policy import Policy, graph
+
+import mxnet as mx
+
+# The variable that holds the scale, float32, of shape (1,), in the graphs that executors run.
+SCALE = "gluon_amp_loss_scale"
+
+# Operators that compute the gradient of their first input and ignore their head gradient.
+LOSS_HEADS = frozenset(
+    """SoftmaxOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
+    MakeLoss make_loss""".split()
+)
+
+# Adds a term of its own to the gradient that passes through it. The scale of a head does not reach
+# that term, and a scale of the sum would multiply the gradient of the head twice.
+UNSCALABLE = "IdentityAttachKLSparseReg"
+
+CASTS = ("amp_cast",)  # those of `convert`; a user's own Cast after a head is another output
+
+
+def scale_gradients(
+    symbol: mx.sym.Symbol, policy: Policy, input_names: Set[str]
+) -> Tuple[mx.sym.Symbol, Set[int]]:
+    """Multiply the gradients of the loss heads of a cast graph by the variable `SCALE`.
+
+    The data x of each head is replaced by ``x - (sign(x) - sign_ste(x)) * scale``. The first two x
+    are constants for the backward pass, and `sign_ste` is the sign function with gradient 1.
+    In the forward pass the difference of the signs is 0 for every x, infinity included, so x keeps
+    all its bits. In the backward pass the gradient is multiplied by the scale, which is exact, as
+    the scale is a power of two. Simpler ways fail: with x in place of its sign, the -inf of masked
+    logits becomes NaN; MXNet's `gradientmultiplier` accepts only a constant; a scale in the heads'
+    `grad_scale` requires a new bind for every change.
+
+    A Custom operator counts as a head where it is an output that no other operator reads. This is
+    right whether or not it uses its head gradient: the scale multiplies the gradient that leaves
+    it, and `Module.backward` does not scale its head gradient.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    policy : Policy
+    input_names : set of str
+        Data and labels.
+
+    Returns
+    -------
+    Symbol
+    set of int
+        Numbers of the outputs that are heads.
+
+    Raises
+    ------
+    ValueError
+        A head is pinned to float16, or the graph contains `UNSCALABLE`.
+    """
+    old = graph.to_json(symbol)
+    _check_heads(old, policy)
+    scaled_inputs = _scaled_inputs(old, input_names)
+    nodes = old["nodes"]
+    out, numbers = graph.Writer(), []  # numbers: of the old nodes, in the new graph
+    written = {WRITTEN_ATTR: "True"}
+    dtype = graph.MX_DTYPE_CODES["float32"]
+    scale = out.emit("null", SCALE, __shape__="(1,)", __dtype__=dtype, **written)
+    for i, node in enumerate(nodes):
+        inputs = [[numbers[source], *rest] for source, *rest in node["inputs"]]
+        for k in scaled_inputs.get(i, ()):
+            name = f"{node['name']}_{k}_scale"
+            constant = out.emit("BlockGrad", f"{name}_constant", inputs[k])
+            sign = out.emit("sign", f"{name}_sign", constant)
+            passing = out.emit("_contrib_sign_ste", f"{name}_passing", inputs[k])
+            zero = out.emit("elemwise_sub", f"{name}_zero", sign, passing)
+            scaled = out.emit("broadcast_mul", f"{name}_scaled", zero, scale)
+            inputs[k] = out.emit("elemwise_sub", name, constant, scaled)
+        numbers.append(out.copy(node, inputs)[0])
+    heads = [[numbers[source], *rest] for source, *rest in old["heads"]]
+    result = graph.from_json({**old, "nodes": out.nodes, "heads": heads}, like=symbol)
+    outputs = [graph.source_of(nodes, source, CASTS) for source, *_ in old["heads"]]
+    return result, {k for k, source in enumerate(outputs) if source in scaled_inputs}
+
+
+def _scaled_inputs(old: dict, input_names: Set[str]) -> Dict[int, List[int]]:
+    """Return the numbers of the inputs that get a scaled gradient, by the number of their head."""
+    nodes = old["nodes"]
+    scaled = {i: [0] for i, node in enumerate(nodes) if _is_head(node)}
+    outputs = {graph.source_of(nodes, source, CASTS) for source, *_ in old["heads"]}
+    read = {
+        source
+        for node in nodes
+        for source, *_ in node["inputs"]
+        if node["op"] not in ("BlockGrad", *CASTS)
+    }
+    for i in outputs - read:
+        if nodes[i]["op"] == "Custom":
+            sources = [graph.source_of(nodes, source, CASTS) for source, *_ in nodes[i]["inputs"]]
+            scaled[i] = [k for k, s in enumerate(sources) if nodes[s]["name"] not in input_names]
+    return scaled
+
+
+def _is_head(node: dict) -> bool:
+    # With out_grad=True SoftmaxOutput multiplies its head gradient, as other operators do.
+    uses_head_gradient = node.get("attrs", {}).get("out_grad", "False") in ("True", "1")
+    return node["op"] in LOSS_HEADS and not uses_head_gradient
+
+
+def _check_heads(old: dict, policy: Policy) -> None:
+    for node in old["nodes"]:
+        name, op = node["name"], node["op"]
+        if _is_head(node) and policy.decide(op, "", name).kind == "compute":
+            raise ValueError(
+                f"The loss head {name} is pinned to {policy.compute_dtype}, but a loss scale works "
+                "on float32 gradients: remove the pin, or pass loss_scale=None."
+            )
+        if op == UNSCALABLE:
+            raise ValueError(
+                f"{name} adds a term of its own to the gradients, which cannot be scaled with "
+                f"them: remove the {UNSCALABLE}, or pass loss_scale=None."
+            )

@@ -1,0 +1,76 @@
+"""Checks of what users pass to a trainer; each error says what to do instead."""
+
+from numbers import Real
+from typing import Iterable, List, Optional
+
+import numpy as np
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+
+def check_kvstore(kvstore, update_on_kvstore: Optional[bool]) -> None:
+    """Raise `ValueError` if the kvstore would update, which happens before an overflow is seen."""
+    if update_on_kvstore:
+        raise ValueError(
+            "update_on_kvstore=True would apply gradients before their overflow can be seen: leave "
+            "it out, the trainer makes the update."
+        )
+    if "async" in getattr(kvstore, "type", kvstore or ""):
+        raise ValueError(
+            "An async kvstore updates on its servers, before an overflow can be seen: use "
+            "'dist_sync'."
+        )
+
+
+def check_compression(compression_params: Optional[dict]) -> None:
+    """Raise `ValueError` if scaled gradients would be compressed."""
+    if compression_params:
+        raise ValueError(
+            "Gradient compression cuts scaled gradients at a fixed threshold, which hides "
+            "overflows and changes meaning with the loss scale: leave compression_params out."
+        )
+
+
+def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
+    """Raise `ValueError` if a parameter is stored as row_sparse."""
+    if any(param._stype != "default" for param in parameters):
+        raise ValueError(
+            "Parameters stored as row_sparse are updated on the kvstore, before an overflow "
+            "can be seen: store them dense, only their gradients may be row_sparse."
+        )
+
+
+def check_masters(optimizer: mx.optimizer.Optimizer, dtypes: Iterable[str]) -> None:
+    """Raise `ValueError` if an optimizer would update float16 parameters without masters."""
+    if "float16" in dtypes and not optimizer.multi_precision:
+        raise ValueError(
+            f"{type(optimizer).__name__} has multi_precision=False, but there are float16 "
+            "parameters, whose small updates it would lose: build it with multi_precision=True, or "
+            "use gluon_amp.optimizer."
+        )
+
+
+def check_max_consecutive_skips(number: int) -> None:
+    """Raise `ValueError` unless a number of skips is a positive integer."""
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(
+            f"max_consecutive_skips must be a whole number of at least 1, received {number!r}."
+        )
+
+
+def check_positive(name: str, number: float) -> None:
+    """Raise `ValueError` unless a number is above 0."""
+    if not (isinstance(number, Real) and number > 0):
+        raise ValueError(f"{name} must be a number above 0, received {number!r}.")
+
+
+def check_losses(losses: List[NDArray]) -> None:
+    """Raise `TypeError` if a loss is neither float32 nor float64."""
+    for loss in losses:
+        if np.dtype(loss.dtype) not in (np.float32, np.float64):
+            raise TypeError(
+                f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale "
+                "overflow: cast the network's output to float32 before the loss."
+            )

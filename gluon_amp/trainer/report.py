@@ -1,0 +1,57 @@
+"""What one step did, and how many steps were skipped."""
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did.
+
+    Attributes
+    ----------
+    applied : bool
+        False when the step was skipped and undone.
+    loss_scale, next_loss_scale : float
+        The scale of this step's gradients, and that of the next backward pass.
+    grad_norm : float or None
+        The result of `Trainer.clip_global_norm`, if it was called for this step.
+    overflow : tuple of str
+        Names of the parameters whose gradients were not finite.
+    skipped_total : int
+        The number of skipped steps so far, with this one.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> report = amp.StepReport(applied=False, loss_scale=1024.0, next_loss_scale=512.0)
+    >>> report.applied, report.next_loss_scale, report.grad_norm, report.overflow
+    (False, 512.0, None, ())
+    """
+
+    applied: bool
+    loss_scale: float
+    next_loss_scale: float
+    grad_norm: Optional[float] = None
+    overflow: Tuple[str, ...] = ()
+    skipped_total: int = 0
+
+
+@dataclass(frozen=True)
+class Skips:
+    """How many steps were skipped; frozen, and replaced whole.
+
+    Attributes
+    ----------
+    total : int
+        Since the first step.
+    at_floor : int
+        In a row, at a scale that could not go lower.
+    """
+
+    total: int = 0
+    at_floor: int = 0
+
+    def with_one_more(self, at_floor: bool) -> "Skips":
+        """Return the counts after another skip, at the lowest scale or above it."""
+        return Skips(self.total + 1, self.at_floor + 1 if at_floor else 0)

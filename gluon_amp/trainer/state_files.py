@@ -1,0 +1,59 @@
+"""Files of trainer states: archives of numbers, and those of stock MXNet.
+
+Reading a file executes nothing: see `gluon_amp.files.archive` and `stock_pickle`.
+"""
+
+from gluon_amp.files import archive, atomic
+from gluon_amp.files.schema import ANYTHING, check
+from gluon_amp.trainer import states, stock_pickle, stock_states
+
+FILE = archive.Kind(
+    states.FORMAT,
+    states.VERSION,
+    header="gluon_amp_states.json",
+    foreign="is truncated or was not written by a Trainer's save_states, gluon_amp's or stock "
+    "MXNet's: load another file, and a checkpoint with amp.load_checkpoint",
+)
+
+
+def write(path, saved: dict) -> None:
+    """Write the result of `states.collect`; a crash leaves the old file or the complete new one."""
+    arrays = {}
+    header = {"trainer": archive.pack(saved, arrays, "trainer")}
+    atomic.write(path, archive.encode(FILE, header, arrays))
+
+
+def read(path, trainer) -> dict:
+    """Read a file of `write`, or of stock MXNet for a trainer like this one.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+    trainer : Trainer
+        The source of what a stock file does not hold: the loss scale, and for a `Module`'s file the
+        counters.
+
+    Returns
+    -------
+    dict
+        As from `states.collect`. `states.restore` checks whether it fits.
+
+    Raises
+    ------
+    OSError
+        When the file cannot be read.
+    ValueError
+        When it is truncated, damaged, forged or of another kind.
+    """
+    with open(path, "rb") as file:
+        start = file.read(len(stock_pickle.MAGIC))
+        if start == stock_pickle.MAGIC:
+            return stock_states.convert(path, start + file.read(), trainer)
+    header, arrays = archive.read(FILE, path)
+    try:
+        check(header, {"trainer": ANYTHING}, "the header")
+        saved = archive.unpack(header["trainer"], arrays)
+        check(saved, states.SCHEMA, "the state")
+    except ValueError as error:
+        raise archive.malformed(path, error) from None
+    return saved

@@ -1,0 +1,375 @@
+"""Optimizer states that stock MXNet has pickled, read without executing anything.
+
+`gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles, and `pickle.load`
+calls any function that the file names. Here the opcodes are interpreted one by one. Numbers,
+strings and containers are built, NDArrays are decoded from their bytes, and optimizers and learning
+rate schedulers become records of their fields. Anything else is an error. Nothing that the file
+names is imported or called.
+"""
+
+import itertools
+import math
+import pickletools
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import numpy as np
+
+from gluon_amp.files.schema import brief
+
+import mxnet as mx
+
+MAGIC = b"\x80"  # the opcode PROTO: pickles of protocol 2 and later begin with it
+
+
+@dataclass(frozen=True)
+class Record:
+    """The fields of an object, which is not built.
+
+    Attributes
+    ----------
+    module, name : str
+        The module and the name of its class.
+    fields : dict
+    """
+
+    module: str
+    name: str
+    fields: Dict[Any, Any]
+
+    @property
+    def class_name(self) -> str:
+        """The full name of the class."""
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Global:
+    """The name of a class or function, which is not imported."""
+
+    module: str
+    name: str
+
+
+class StockStates(NamedTuple):
+    """The contents of a file of stock MXNet.
+
+    Attributes
+    ----------
+    states : dict
+        Numpy arrays, None, and tuples and lists of them. The keys are the parameters' positions, or
+        their names if a kvstore made the update.
+    optimizer : Record or None
+        None in a Module's file.
+    """
+
+    states: Dict[Any, Any]
+    optimizer: Optional[Record]
+
+
+def read(data: bytes) -> StockStates:
+    """Read a pickle of states, or of states and optimizer.
+
+    Parameters
+    ----------
+    data : bytes
+        As pickled by Python 3, on a CPU or a GPU.
+
+    Raises
+    ------
+    ValueError
+        For anything else, without a full stop.
+    """
+    try:
+        content = _Machine().run(data)
+        optimizer = None
+        if type(content) is tuple and len(content) == 2:
+            content, optimizer = content
+        # A forged list can hold another list many times, or itself. MXNet writes no such list, so
+        # each value takes at least one byte of the file.
+        states = _arrays(content, itertools.count(), len(data))
+        if not isinstance(states, dict):
+            raise ValueError("it holds no dict of states")
+        if not (optimizer is None or _is_kind(optimizer, mx.optimizer.Optimizer)):
+            raise ValueError("the second part is not an optimizer")
+    except (ValueError, LookupError, RecursionError, MemoryError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(reason) from None
+    return StockStates(states, optimizer)
+
+
+# -------------------------------------------------------------------------------------- NDArrays
+
+# MXNet's src/ndarray/ndarray.cc: NDArray::Save. Version 3 is written under `npx.set_np()`.
+NDARRAY_V2, NDARRAY_V3 = 0xF993FAC9, 0xF993FACA
+DENSE = 0
+# 3rdparty/mshadow/mshadow/base.h, TypeFlag
+DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "u1", 4: "<i4", 5: "i1", 6: "<i8"}
+MAX_DIMENSIONS = 32
+
+
+def ndarray(data: bytes) -> np.ndarray:
+    """Decode the bytes of a dense NDArray; memory is allocated only if all bytes are present.
+
+    Raises
+    ------
+    ValueError
+        For other bytes, without a full stop.
+    """
+    try:
+        magic, storage, dimensions = struct.unpack_from("<Iii", data)
+        if magic not in (NDARRAY_V2, NDARRAY_V3) or storage != DENSE:
+            raise ValueError("an NDArray is sparse or of an unknown version")
+        # In version 2, an array without dimensions has no value.
+        if not (1 if magic == NDARRAY_V2 else 0) <= dimensions <= MAX_DIMENSIONS:
+            raise ValueError(f"an NDArray has {dimensions} dimensions")
+        shape = struct.unpack_from(f"<{dimensions}q", data, 12)
+        # The two numbers before the dtype are the device.
+        _, _, dtype = struct.unpack_from("<iii", data, 12 + 8 * dimensions)
+    except struct.error:
+        raise ValueError("an NDArray is truncated") from None
+    if dtype not in DTYPES:
+        raise ValueError(f"an NDArray has the unknown dtype {dtype}")
+    dtype, start = np.dtype(DTYPES[dtype]), 24 + 8 * dimensions
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - start:
+        raise ValueError("the size of an NDArray is not that of its shape")
+    return np.ndarray(shape, dtype, data, start).copy()
+
+
+# ----------------------------------------------------------------------------------- the pickle
+
+NDARRAYS = {
+    Global("mxnet.ndarray.ndarray", "NDArray"),
+    Global("mxnet.numpy.multiarray", "ndarray"),
+}
+BYTEARRAY = Global("builtins", "bytearray")
+NUMPY_DTYPE = Global("numpy", "dtype")
+NUMPY_SCALARS = {
+    Global("numpy.core.multiarray", "scalar"),
+    Global("numpy._core.multiarray", "scalar"),
+}
+FUNCTIONS = {*NDARRAYS, BYTEARRAY, NUMPY_DTYPE, *NUMPY_SCALARS}
+NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pickles write them
+
+
+class _Machine:
+    """The stack machine of pickles, with the opcodes of plain data in protocols 2 to 5."""
+
+    def __init__(self):
+        self.stack: List[Any] = []
+        self.marks: List[List[Any]] = []
+        self.memo: Dict[int, Any] = {}
+
+    def run(self, data: bytes):
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "STOP":
+                if self.marks or len(self.stack) != 1:
+                    raise ValueError("its stack is not empty at the end")
+                return self.stack[0]
+            step = STEPS.get(opcode.name)
+            if step is None:
+                raise ValueError(f"it uses the opcode {opcode.name}")
+            step(self, argument)
+        raise ValueError("it is truncated")
+
+    def push(self, value):
+        self.stack.append(value)
+
+    def pop(self):
+        if not self.stack:
+            raise ValueError("its stack is empty")
+        return self.stack.pop()
+
+    def top(self, kind):
+        if not self.stack or type(self.stack[-1]) is not kind:
+            raise ValueError(f"it adds items to an object that is not a {kind.__name__}")
+        return self.stack[-1]
+
+    def pop_mark(self) -> List[Any]:
+        if not self.marks:
+            raise ValueError("it has no mark")
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def mark(self, _):
+        self.marks.append(self.stack)
+        self.stack = []
+
+    def tuple_of(self, size):
+        items = [self.pop() for _ in range(size)]
+        self.push(tuple(reversed(items)))
+
+    def append(self, items):
+        self.top(list).extend(items)
+
+    def set_items(self, items):
+        target = self.top(dict)
+        if len(items) % 2:
+            raise ValueError("a key has no value")
+        for key, value in zip(items[::2], items[1::2]):
+            if not isinstance(key, (int, float, str, bytes, type(None))):
+                raise ValueError(f"{brief(key)} is used as a key")
+            if key in target:
+                raise ValueError(f"the key {brief(key)} occurs twice")
+            target[key] = value
+
+    def set_item(self, _):
+        value, key = self.pop(), self.pop()
+        self.set_items([key, value])
+
+    def memoize(self, position):
+        if not self.stack:
+            raise ValueError("its stack is empty")
+        self.memo[len(self.memo) if position is None else position] = self.stack[-1]
+
+    def recall(self, position):
+        if position not in self.memo:
+            raise ValueError(f"it recalls the value {position}, which it has not stored")
+        self.push(self.memo[position])
+
+    def stack_global(self, _):
+        name, module = self.pop(), self.pop()
+        if not (isinstance(name, str) and isinstance(module, str)):
+            raise ValueError("the name of a class is not text")
+        self.push_global(module, name)
+
+    def push_global(self, module, name):
+        named = Global(module, name)
+        kinds = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
+        if named not in FUNCTIONS and not any(_is_kind(named, kind) for kind in kinds):
+            raise ValueError(f"it names {brief(module + '.' + name)}")
+        self.push(named)
+
+    def new_object(self, _):
+        arguments, kind = self.pop(), self.pop()
+        self.push(_record(kind, arguments))
+
+    def reduce(self, _):
+        """Compute the result of a call, for the calls in pickles of arrays and numbers."""
+        arguments, function = self.pop(), self.pop()
+        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+            raise ValueError("it calls an object that is not a function")
+        if function in NDARRAYS and arguments == (None,):
+            self.push(_Array())
+        elif function == BYTEARRAY and len(arguments) <= 1:
+            (data,) = arguments or (b"",)
+            if not isinstance(data, bytes):
+                raise ValueError("the bytes of an array have another type")
+            self.push(data)
+        elif function == NUMPY_DTYPE and arguments[:1] and arguments[0] in NUMBERS:
+            self.push(_Dtype(arguments[0]))
+        elif function in NUMPY_SCALARS and len(arguments) == 2:
+            self.push(_number(*arguments))
+        else:
+            self.push(_record(function, arguments))
+
+    def build(self, _):
+        """Set the state of an object, as `__setstate__` does."""
+        state = self.pop()
+        target = self.stack[-1] if self.stack else None
+        if isinstance(target, _Array) and isinstance(state, dict) and set(state) == {"handle"}:
+            target.set(state["handle"])
+        elif isinstance(target, Record) and isinstance(state, dict):
+            target.fields.update(state)
+        elif not (isinstance(target, _Dtype) and isinstance(state, tuple) and "<" in state[1:2]):
+            raise ValueError("it sets the state of an object that has none")
+
+
+# The opcodes' functions, called with the machine and the opcode's argument: see `pickletools`.
+STEPS = {
+    "PROTO": lambda machine, _: None,
+    "FRAME": lambda machine, _: None,
+    "MARK": _Machine.mark,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    **dict.fromkeys(
+        (
+            *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+            *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+            *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+        ),
+        _Machine.push,
+    ),
+    "BYTEARRAY8": lambda machine, data: machine.push(bytes(data)),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
+    "APPEND": lambda machine, _: machine.append([machine.pop()]),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_mark()),
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
+    "MEMOIZE": _Machine.memoize,
+    "BINPUT": _Machine.memoize,
+    "LONG_BINPUT": _Machine.memoize,
+    "BINGET": _Machine.recall,
+    "LONG_BINGET": _Machine.recall,
+    # pickletools joins the two lines of the opcode with a blank.
+    "GLOBAL": lambda machine, names: machine.push_global(*names.split(" ", 1)),
+    "STACK_GLOBAL": _Machine.stack_global,
+    "NEWOBJ": _Machine.new_object,
+    "REDUCE": _Machine.reduce,
+    "BUILD": _Machine.build,
+}
+
+
+class _Array:
+    """An NDArray whose state has not been read yet."""
+
+    value: Optional[np.ndarray] = None
+
+    def set(self, handle):
+        if not isinstance(handle, (bytes, type(None))):
+            raise ValueError("the bytes of an NDArray have another type")
+        self.value = None if handle is None else ndarray(handle)
+
+
+class _Dtype(str):
+    """A numpy dtype, by its name."""
+
+
+def _number(dtype, data):
+    """Return the Python number of a numpy scalar, such as a learning rate."""
+    if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
+        raise ValueError("a numpy scalar has no dtype")
+    dtype = np.dtype(f"<{dtype}")
+    if len(data) != dtype.itemsize:
+        raise ValueError("the size of a numpy scalar is not that of its dtype")
+    return np.frombuffer(data, dtype)[0].item()
+
+
+def _record(kind, arguments) -> Record:
+    if not isinstance(kind, Global) or arguments != ():
+        raise ValueError("it builds an object that has no class")
+    if kind in FUNCTIONS:
+        raise ValueError(f"it calls {kind.module}.{kind.name} in an unknown way")
+    return Record(kind.module, kind.name, {})
+
+
+def _is_kind(named, base) -> bool:
+    """Return whether a class of this name is imported already, and is a subclass."""
+    if not isinstance(named, (Global, Record)) or "." in named.name:
+        return False
+    value = vars(sys.modules.get(named.module, object)).get(named.name)
+    return isinstance(value, type) and issubclass(value, base)
+
+
+def _arrays(state, counter, most: int) -> Any:
+    """Return a state with numpy arrays in place of NDArrays; raise above `most` values."""
+    if next(counter) > most:
+        raise ValueError("it holds more values than bytes")
+    if isinstance(state, _Array):
+        return state.value
+    if isinstance(state, dict):
+        return {key: _arrays(value, counter, most) for key, value in state.items()}
+    if type(state) in (tuple, list):
+        return type(state)(_arrays(value, counter, most) for value in state)
+    if state is None or isinstance(state, (bool, int, float)):
+        return state
+    raise ValueError(f"a state is {brief(state)}")

@@ -1,0 +1,58 @@
+"""Trainers that were built before the cast."""
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp import Trainer
+from tests.trainer.helpers import FINE, backward, norm_net
+
+from mxnet import autograd, gluon
+
+
+def notebook_output():
+    """Return a list that keeps objects alive, as a notebook's Out[] does."""
+    return []
+
+
+@pytest.mark.parametrize("kind", [gluon.Trainer, Trainer])
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_a_trainer_built_before_the_cast_refuses_to_step(kind, policy):
+    held = notebook_output()
+    net = norm_net()
+    held.append(kind(net.collect_params(), "sgd"))
+    amp.cast(net, policy)  # whether or not the old trainer is still referenced
+    new = Trainer(net.collect_params(), "sgd", loss_scale=8)
+    backward(new, net, FINE)
+    for call in (held[0].step, held[0].update):
+        with pytest.raises(RuntimeError, match="was built before the cast, build a new one"):
+            call(1)
+    with pytest.raises(RuntimeError, match="was built before the cast"):
+        held[0].allreduce_grads() if kind is gluon.Trainer else held[0].clip_global_norm(1.0)
+    assert new.step(1).applied
+
+
+def test_a_stock_trainer_is_right_for_bfloat16_and_after_the_cast_is_undone():
+    net = norm_net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.cast(net, "mixed_float16")
+    amp.cast(net, "bfloat16")
+    backward_plain(net)
+    trainer.step(1)
+    amp.cast(net, "float32")
+    backward_plain(net)
+    trainer.step(1)
+
+
+def backward_plain(net):
+    with autograd.record():
+        loss = net(FINE).sum()
+    loss.backward()
+
+
+def test_init_trainer_takes_a_stock_trainer_that_was_built_before_the_cast():
+    net = norm_net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.cast(net, "float16")
+    amp.init_trainer(trainer, loss_scale=8)
+    backward(trainer, net, FINE)
+    assert trainer.step(1).applied

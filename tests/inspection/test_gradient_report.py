@@ -1,0 +1,155 @@
+"""gradient_report: how far gradients are from the limits of float16."""
+
+import math
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.inspection.diagnose import diagnose
+from gluon_amp.inspection.gradient_report import GradientReport, GradientRow, gradient_report
+from tests.inspection.nets import DATA, L2, LABEL, chain, make_net, one, total
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+
+def backward(net, data, scale, loss_fn=total):
+    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=scale)
+    with autograd.record():
+        loss = loss_fn(net(data), None)
+    trainer.backward(loss)
+    return trainer
+
+
+def test_report_of_literal_numbers():
+    net = nn.Dense(1, in_units=4, use_bias=False)
+    net.initialize()
+    amp.cast(net, "float16")
+    # The gradient is the input times the scale: one zero, one below 2**-14, one flushed.
+    trainer = backward(net, nd.array([[4.0, 0.0, 2.0**-20, 2.0**-24]]), 0.5)
+    report = gradient_report(net, trainer)
+    (row,) = report.rows
+    assert row._asdict() == {
+        "name": net.weight.name,
+        "dtype": "float16",
+        "size": 4,
+        "largest": 2.0,
+        "zero": 0.5,
+        "subnormal": 0.25,
+        "headroom": math.log2(65504 / 2),
+    }
+    assert report.loss_scale == 0.5
+    # The true largest is 4: times 2**14 it is 65536, too large, so 2**13 less 3 bits.
+    assert report.recommended_scale == 2.0**10
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**7, 2.0**12])
+def test_the_recommended_scale_does_not_depend_on_the_present_one(scale):
+    net = nn.Dense(1, in_units=2, use_bias=False)
+    net.initialize()
+    amp.cast(net, "float16")
+    trainer = backward(net, nd.array([[8.0, 0.25]]), scale)
+    report = gradient_report(net, trainer)
+    assert report.recommended_scale == 2.0**9
+    headroom = 65504 / (report.recommended_scale * 8)
+    assert 2.0**3 <= headroom < 2.0**4
+
+
+def test_the_recommended_scale_works():
+    net = make_net("mixed_float16")
+    trainer = backward(net, DATA, 16, lambda out, _: L2(out, LABEL))
+    scale = gradient_report(net, trainer).recommended_scale
+    assert diagnose(net, L2, DATA, LABEL, scale).verdict == "ok"
+    report = gradient_report(net, backward(net, DATA, scale, lambda out, _: L2(out, LABEL)))
+    assert 3 <= min(row.headroom for row in report.rows) < 4.1
+
+
+def test_rows_name_the_dtype_that_was_computed_in():
+    for policy in ("float16", "mixed_float16"):
+        net = make_net(policy)
+        trainer = backward(net, DATA, 16)
+        dtypes = [row.dtype for row in gradient_report(net, trainer).rows]
+        assert dtypes == ["float16"] * 2 + ["float32"] * 2 + ["float16"] * 4
+    net = make_net("bfloat16")
+    report = gradient_report(net, backward(net, DATA, None))
+    assert {row.dtype for row in report.rows} == {"float32"}
+    assert {row.headroom for row in report.rows} == {math.inf}
+    assert report.loss_scale == 1
+    assert report.recommended_scale is None
+    assert "nothing to recommend" in str(report)
+
+
+def test_frozen_parameters_are_left_out_and_sparse_gradients_are_not():
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(10, 2, sparse_grad=True), nn.Dense(1))
+    net.initialize()
+    net[1].bias.grad_req = "null"
+    amp.cast(net, "mixed_float16")
+    trainer = backward(net, nd.array([[1, 1]]), 4)
+    report = gradient_report(net, trainer)
+    assert [row.name for row in report.rows] == [net[0].weight.name, net[1].weight.name]
+    assert report.rows[0].size == 20
+    assert report.rows[0].zero == 0.9  # one row of ten
+
+
+def test_one_row_covers_several_devices():
+    net = nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    amp.cast(net, "float16")
+    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=1)
+    with autograd.record():
+        losses = [net(nd.array([[x]], ctx=mx.cpu(k))).sum() for k, x in enumerate((0, 3))]
+    trainer.backward(losses)
+    (row,) = gradient_report(net, trainer).rows
+    assert (row.size, row.largest, row.zero) == (2, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    "scale, text",
+    [
+        (1.0, "1"),
+        (2.0**16, "65536"),
+        (2.0**-7, "0.0078125"),
+        (2.0**38, "2^38"),
+        (2.0**-20, "2^-20"),
+    ],
+)
+def test_scales_are_written_exactly(scale, text):
+    row = GradientRow("w", "float16", 1, 2.0**12, 0.0, 0.0, 4.0)
+    report = GradientReport([row], scale)
+    assert str(report).splitlines()[-1] == f"loss scale {text}, recommended {text}"
+    assert f"loss scale {text}" in str(amp.Diagnosis("ok", value_range=(0, 1), loss_scale=scale))
+
+
+def test_after_an_overflow_nothing_is_recommended():
+    net = chain(1, 16)
+    report = gradient_report(net, backward(net, one(1), 2.0**12))
+    assert report.overflowed == [net[0].weight.name]
+    assert report.rows[0].headroom == -math.inf
+    assert report.recommended_scale is None
+    assert "overflowed: lower it and look again" in str(report)
+
+
+def test_report_needs_a_scaled_backward_pass():
+    net = chain(1)
+    with pytest.raises(RuntimeError, match=r"call trainer.backward\(loss\) first"):
+        gradient_report(net, amp.Trainer(net.collect_params(), "sgd"))
+    stock = mx.gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    with pytest.raises(TypeError, match="init_trainer"):
+        gradient_report(net, stock)
+
+
+def test_the_table_is_80_columns_wide():
+    net = nn.HybridSequential(prefix="a_net_with_a_name_that_is_much_too_long_for_the_table_")
+    with net.name_scope():
+        net.add(nn.Dense(2, in_units=2), nn.BatchNorm())
+    net.initialize()
+    amp.cast(net, "float16")
+    report = gradient_report(net, backward(net, nd.array([[1, 2], [0, 4]]), 4))
+    lines = str(report).splitlines()
+    assert len(lines) == 6
+    assert {len(line) for line in lines[:-1]} == {80}
+    assert lines[0].split() == ["gradient", "of", "dtype", "largest", "0", "<2^-14", "headroom"]
+    assert lines[1].startswith("…") and "dense0_weight" in lines[1]
+    assert lines[-1].startswith("loss scale 4, ")

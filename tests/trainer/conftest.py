@@ -1,0 +1,7 @@
+import pytest
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A path for a file of states."""
+    return str(tmp_path / "states")

@@ -1,0 +1,104 @@
+"""Parameters, networks and steps with literal numbers."""
+
+import numpy as np
+
+from gluon_amp.trainer import Trainer
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+TWO = [mx.cpu(0), mx.cpu(1)]
+FINE, BAD = nd.array([[1, 2], [3, 4]]), nd.array([[np.inf, 2], [3, 4]])
+
+
+def parameter(name, value, dtype="float16", ctx=None, **kwargs):
+    """Return an initialized Parameter with these values."""
+    value = np.asarray(value, "float32")
+    param = gluon.Parameter(name, shape=value.shape, dtype=dtype, **kwargs)
+    param.initialize(ctx=ctx, init=mx.init.Zero())
+    param.set_data(nd.array(value, dtype=dtype))
+    return param
+
+
+def run(trainer, terms, batch_size=1, step=True):
+    """Run backward on sum(parameter * factor) over (parameter, factor) pairs, and make a step.
+
+    Unscaled, each parameter's gradient is its factor. (`cast`, as the gradient of `astype`
+    overwrites a buffer to which it should be added.)
+    """
+    with autograd.record():
+        loss = sum(
+            (
+                nd.cast(p.data(c), dtype="float32") * nd.array(np.asarray(factor, "float32"), ctx=c)
+            ).sum()
+            for p, factor in terms
+            for c in p.list_ctx()[:1]
+        )
+    trainer.backward(loss)
+    return trainer.step(batch_size) if step else None
+
+
+def values(param):
+    return param.data().asnumpy()
+
+
+class Dense16(gluon.HybridBlock):
+    """A Dense layer with a float16 weight: computed in float32, results rounded to float16."""
+
+    def __init__(self, units, in_units, **kwargs):
+        super().__init__(**kwargs)
+        self._units = units
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(units, in_units), dtype="float16")
+            self.norm = nn.BatchNorm(in_channels=units)
+
+    def hybrid_forward(self, F, x, weight):
+        def rounded(values):
+            return F.cast(F.cast(values, "float16"), "float32")
+
+        x = F.FullyConnected(
+            rounded(x), F.cast(weight, "float32"), num_hidden=self._units, no_bias=True
+        )
+        return self.norm(rounded(x))
+
+
+def network(ctx=None):
+    net = nn.HybridSequential()
+    net.add(Dense16(8, 4), nn.Activation("relu"), Dense16(3, 8))
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    net.hybridize()
+    return net
+
+
+def losses_on(p, factors, contexts):
+    with autograd.record():
+        return [nd.cast(p.data(c), "float32") * f for c, f in zip(contexts, factors)]
+
+
+def norm_net(units=2, in_units=2, prefix=None):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(units, in_units=in_units), nn.BatchNorm(in_channels=units))
+    net.initialize(mx.init.One())
+    return net
+
+
+def statistics(net):
+    return {n: p.data().asnumpy() for n, p in net.collect_params().items() if "running" in n}
+
+
+def same(before, now):
+    assert before.keys() == now.keys() and before
+    for name in before:
+        np.testing.assert_array_equal(before[name], now[name], err_msg=name)
+
+
+def scaled(net, **kwargs):
+    return Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8, **kwargs)
+
+
+def backward(trainer, net, x):
+    with autograd.record():
+        loss = net(x).sum()
+    trainer.backward(loss)

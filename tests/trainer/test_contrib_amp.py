@@ -1,0 +1,117 @@
+"""init_trainer, scale_loss and unscale."""
+
+import numpy as np
+import pytest
+
+from gluon_amp import DynamicLossScale, Trainer
+from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
+from gluon_amp.trainer.loss_scale import StaticLossScale
+from tests.trainer.helpers import parameter, run, values
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+inf = np.inf
+
+
+class Halving(gluon.Trainer):
+    """Like Horovod's DistributedTrainer: its own reduction, its own factor, no kvstore."""
+
+    def __init__(self, params, optimizer, **kwargs):
+        super().__init__(params, optimizer, kvstore=None, **kwargs)
+        self._scale /= 2
+        self.reductions = 0
+
+    def _allreduce_grads(self):
+        self.reductions += 1
+        for param in self._params:
+            param.list_grad()[0][:] *= 2
+
+
+def test_init_trainer_keeps_another_trainers_reduction_and_factor():
+    p = parameter("p", [1.0])
+    trainer = Halving([p], mx.optimizer.SGD(learning_rate=1.0, multi_precision=True))
+    init_trainer(trainer)
+    assert isinstance(trainer, Halving)
+    assert trainer.loss_scale.scale == 65536.0
+    trainer.loss_scale.load_state_dict(DynamicLossScale(8).state_dict())
+    assert run(trainer, [(p, [0.5])]).applied
+    assert (values(p)[0], trainer.reductions) == (0.5, 1)
+    assert not run(trainer, [(p, [inf])]).applied
+    assert values(p)[0] == 0.5
+
+
+def test_stale_gradients_count_where_another_class_reduces_them():
+    used, unused = parameter("used", [1.0]), parameter("unused", [1.0])
+    sgd = mx.optimizer.SGD(learning_rate=0.5, multi_precision=True)
+    trainer = Halving([used, unused], sgd)
+    init_trainer(trainer, loss_scale=8)
+    unused.grad()[:] = inf  # stale here, but it may have been another worker's
+    run(trainer, [(used, [0.5])], step=False)
+    assert trainer.step(1, ignore_stale_grad=True).overflow == ("unused",)
+    run(trainer, [(used, [0.5])], step=False)
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert (values(used)[0], values(unused)[0]) == (0.75, 1.0)
+
+
+def test_init_trainer_on_a_stock_trainer_of_two_contexts_moves_the_update_off_the_kvstore():
+    ctx = [mx.cpu(0), mx.cpu(1)]
+    p = parameter("p", [1.0], "float32", ctx=ctx)
+    trainer = gluon.Trainer([p], "sgd", {"learning_rate": 1.0})
+    init_trainer(trainer, loss_scale="dynamic")
+    for factor, expected in ((0.25, 0.5), (inf, 0.5)):
+        with autograd.record():
+            losses = [p.data(c) * factor for c in ctx]
+        trainer.backward(losses)
+        trainer.step(1)
+        assert [d.asscalar() for d in p.list_data()] == [expected] * 2
+
+
+def test_init_trainer_refuses():
+    p = parameter("p", [1.0])
+    with pytest.raises(TypeError, match=r"expects a gluon\.Trainer"):
+        init_trainer(mx.optimizer.SGD())
+    with pytest.raises(ValueError, match="call init_trainer\\(\\) once"):
+        init_trainer(Trainer([p], "sgd"))
+    stock = gluon.Trainer([p], mx.optimizer.SGD())
+    with pytest.raises(ValueError, match="multi_precision=False"):
+        init_trainer(stock)
+    assert type(stock) is gluon.Trainer
+    on_kvstore = gluon.Trainer([p], "sgd", update_on_kvstore=True)
+    with pytest.raises(ValueError, match="update_on_kvstore=True"):
+        init_trainer(on_kvstore)
+    message = r"scale_loss\(\) got a Trainer .* call amp.init_trainer"
+    with pytest.raises(TypeError, match=message), scale_loss(nd.ones((1,)), stock):
+        pass
+
+
+def test_scale_loss_and_unscale():
+    p = parameter("p", [1.0], "float32")
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    with autograd.record():
+        loss = p.data() * 0.5
+        with scale_loss(loss, trainer) as scaled:
+            autograd.backward(scaled)
+    assert p.grad().asscalar() == 4.0
+    assert trainer.step(1).applied
+    assert values(p)[0] == 0.5
+    with autograd.record(), scale_loss([p.data() / 2, p.data() * 1.5], trainer) as scaled:
+        autograd.backward(scaled)
+    unscale(trainer)
+    unscale(trainer)
+    assert p.grad().asscalar() == 2.0
+    assert trainer.clip_global_norm(1.0) == 2.0
+    report = trainer.step(1)
+    assert (values(p)[0], report.loss_scale) == (-0.5, 8.0)
+
+
+def test_scale_loss_without_a_scale_and_unscale_of_float16():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", loss_scale=None)
+    loss = nd.ones((1,))
+    with scale_loss(loss, trainer) as scaled:
+        assert scaled is loss
+    trainer = Trainer([p], "sgd", loss_scale=StaticLossScale(8))
+    run(trainer, [(p, [1.0])], step=False)
+    with pytest.raises(TypeError, match=r"clip with trainer\.clip_global_norm"):
+        unscale(trainer)

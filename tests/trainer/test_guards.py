@@ -1,0 +1,93 @@
+"""Wrong arguments and wrong order of calls: each error says what to do."""
+
+import pytest
+
+from gluon_amp import Trainer
+from tests.trainer.helpers import parameter, run
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+
+def test_step_without_a_scaled_backward():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd")
+    message = r"call trainer\.backward\(loss\) in place of loss\.backward\(\)"
+    with autograd.record():
+        loss = p.data().astype("float32")
+    loss.backward()
+    for call in (lambda: trainer.step(1), lambda: trainer.update(1)):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+    with pytest.raises(RuntimeError, match=message):
+        trainer.clip_global_norm(1.0)
+    assert run(trainer, [(p, [0.5])]).applied
+    with pytest.raises(RuntimeError, match=message):
+        trainer.step(1)
+
+
+def test_a_float16_loss_is_refused():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd")
+    with autograd.record():
+        loss = p.data() * 2
+    with pytest.raises(TypeError, match="The loss is float16, .* cast the network's output to"):
+        trainer.backward(loss)
+    with pytest.raises(ValueError, match="no loss"):
+        trainer.backward([])
+
+
+def test_a_trainer_built_before_the_cast():
+    p = parameter("p", [1.0], "float32")
+    trainer = Trainer([p], "sgd")
+    p.cast("float16")
+    with autograd.record():
+        loss = p.data().astype("float32")
+    loss.backward()
+    with pytest.raises(RuntimeError, match="p was float32 when .* and is float16 now: the trainer"):
+        trainer.step(1)
+
+
+def test_a_trainer_built_before_a_cast_that_leaves_the_parameters_alone():
+    p = parameter("p", [1.0], "float32")
+    trainer, sure = Trainer([p], "sgd"), Trainer([p], "sgd", loss_scale=8)
+    p._amp_compute_dtype = "float16"
+    with pytest.raises(RuntimeError, match="is float32 computing in float16 now: the trainer"):
+        run(trainer, [(p, [1.0])])
+    assert run(sure, [(p, [1.0])]).applied
+
+
+def test_updates_on_the_kvstore_are_refused():
+    p = parameter("p", [1.0])
+    with pytest.raises(ValueError, match="update_on_kvstore=True would apply gradients before"):
+        Trainer([p], "sgd", update_on_kvstore=True)
+    Trainer([p], "sgd", update_on_kvstore=False)
+    with pytest.raises(ValueError, match="async kvstore .* use 'dist_sync'"):
+        Trainer([p], "sgd", kvstore="dist_async")
+    sparse = gluon.Parameter("s", shape=(2, 2), stype="row_sparse")
+    sparse.initialize()
+    with pytest.raises(ValueError, match="stored as row_sparse"):
+        Trainer([sparse], "sgd")
+    with pytest.raises(ValueError, match="Gradient compression"):
+        Trainer([p], "sgd", compression_params={"type": "2bit", "threshold": 0.5})
+    Trainer([p], "sgd", compression_params={"type": "2bit", "threshold": 0.5}, loss_scale=None)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, None, "8"])
+def test_wrong_numbers(wrong):
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd")
+    run(trainer, [(p, [1.0])], step=False)
+    with pytest.raises(ValueError, match="batch_size must be a number above 0"):
+        trainer.step(wrong)
+    with pytest.raises(ValueError, match="max_norm must be a number above 0"):
+        trainer.clip_global_norm(wrong)
+    with pytest.raises(ValueError, match="max_consecutive_skips must be a whole number"):
+        Trainer([p], "sgd", max_consecutive_skips=wrong)
+
+
+def test_an_optimizer_without_masters_is_refused():
+    with pytest.raises(ValueError, match="SGD has multi_precision=False, but there are float16"):
+        Trainer([parameter("p", [1.0])], mx.optimizer.SGD())
+    with pytest.raises(ValueError, match="Unknown optimizer 'adma'"):
+        Trainer([parameter("p", [1.0])], "adma")

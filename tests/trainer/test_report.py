@@ -1,0 +1,74 @@
+"""The report, the log line and the error of a skipped step."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from gluon_amp import DynamicLossScale, Trainer
+from tests.trainer.helpers import parameter, run, values
+
+inf, nan = np.inf, np.nan
+
+
+def test_a_skip_is_logged_in_one_line_and_reported_to_the_callback(caplog):
+    p = parameter("layer0_weight", [1.0])
+    reports = []
+    trainer = Trainer([p], "sgd", on_skip=reports.append)
+    with caplog.at_level(logging.INFO, "gluon_amp"):
+        run(trainer, [(p, [1e-3])])
+        assert not caplog.records
+        report = run(trainer, [(p, [inf])])
+    assert reports == [report]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Step skipped: gradients of layer0_weight overflowed at loss scale 65536; next scale "
+        "32768, 1 skipped so far."
+    )
+
+
+def test_at_the_floor_a_clear_error_names_the_parameters():
+    params = [parameter(f"p{i}", [1.0]) for i in range(8)]
+    trainer = Trainer(
+        params,
+        "sgd",
+        loss_scale=DynamicLossScale(init_scale=4, min_scale=1),
+        max_consecutive_skips=3,
+    )
+    overflow = [(p, [inf]) for p in params]
+    assert [run(trainer, overflow).next_loss_scale for _ in range(4)] == [2.0, 1.0, 1.0, 1.0]
+    with pytest.raises(
+        FloatingPointError,
+        match=r"^3 steps in a row overflowed at loss scale 1, which cannot go lower, in the "
+        r"gradients of p0, p1, p2, p3, p4 and 3 more: ",
+    ):
+        run(trainer, overflow)
+    assert {float(values(p)[0]) for p in params} == {1.0}
+
+
+@pytest.mark.parametrize(
+    "value, factor, cause",
+    [
+        (1.0, 1e5, "the forward pass looks finite, so it is probably its gradient that overflows"),
+        (1.0, inf, "the forward pass is not finite already, so look for infinite data"),
+        (nan, 1.0, "the parameter p is not finite itself, so load a finite one"),
+    ],
+)
+def test_at_the_floor_the_error_names_the_cause(value, factor, cause):
+    p, q = parameter("p", [value]), parameter("q", [1.0])
+    trainer = Trainer([p, q], "sgd", loss_scale=8, max_consecutive_skips=2)
+    terms = [(p, [factor]), (q, [nan if value != value else factor])]
+    assert not run(trainer, terms).applied
+    with pytest.raises(FloatingPointError, match=cause):
+        run(trainer, terms)
+
+
+def test_a_finite_step_starts_the_count_again_and_a_static_scale_is_always_at_its_floor():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", loss_scale=8, max_consecutive_skips=2)
+    for _ in range(3):
+        assert not run(trainer, [(p, [inf])]).applied
+        assert run(trainer, [(p, [0.0])]).applied
+    run(trainer, [(p, [inf])])
+    with pytest.raises(FloatingPointError, match="2 steps in a row"):
+        run(trainer, [(p, [inf])])
