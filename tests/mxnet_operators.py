@@ -3,7 +3,9 @@
 import ctypes
 from typing import Dict, NamedTuple, Tuple
 
-from mxnet.base import _LIB, OpHandle, c_str, check_call, py_str
+from gluon_amp.mxnet_internals import LIB, check_call
+
+from mxnet.base import OpHandle, c_str, py_str
 
 
 class Operator(NamedTuple):
@@ -22,7 +24,7 @@ class Operator(NamedTuple):
 def registered() -> Dict[str, Operator]:
     """Return all registered operators by name, including aliases."""
     size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
+    check_call(LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
     # copied first, since the next call of the C interface overwrites them
     all_names = [py_str(names[i]) for i in range(size.value)]
     # without gluon_amp's operators, which are registered if another test has loaded them
@@ -31,12 +33,12 @@ def registered() -> Dict[str, Operator]:
 
 def _operator(name: str) -> Operator:
     handle = OpHandle()
-    check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
+    check_call(LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
     canonical, text, count_attr, returns = (ctypes.c_char_p() for _ in range(4))
     count = ctypes.c_uint()
     args, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
     check_call(
-        _LIB.MXSymbolGetAtomicSymbolInfo(
+        LIB.MXSymbolGetAtomicSymbolInfo(
             handle,
             *map(ctypes.byref, (canonical, text, count, args, types, texts, count_attr, returns)),
         )

@@ -12,6 +12,7 @@ import json
 from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.dtypes import dtype_name
+from gluon_amp.mxnet_internals import NumpySymbol
 from gluon_amp.policy import Decision, Policy, constants, op_table
 
 import mxnet as mx
@@ -188,7 +189,7 @@ def from_json(graph: dict, like: mx.sym.Symbol) -> mx.sym.Symbol:
         The result is a `mx.np` symbol if this is one, else a `mx.sym` symbol.
     """
     symbol = mx.sym.load_json(json.dumps(_indexed(graph)))
-    return symbol.as_np_ndarray() if isinstance(like, type(symbol.as_np_ndarray())) else symbol
+    return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
 def _indexed(graph: dict) -> dict:

@@ -206,10 +206,18 @@ def test_constants_that_float16_cannot_hold_are_used_in_float32(constant):
     assert runs_in(mx.sym.relu(low + 1e-3, name="r"))["r"] == "float16"
 
 
+def rnn_params(*parts):
+    """The parts in one vector, by the operator of Gluon's recurrent layers."""
+    parts = mx.sym.Group(parts)
+    joined = graph.to_json(parts)
+    attrs = {"dim": "0", "num_args": str(len(joined["heads"]))}
+    node = {"op": "_rnn_param_concat", "name": "p", "attrs": attrs, "inputs": joined["heads"]}
+    nodes = [*joined["nodes"], node]
+    return graph.from_json({**joined, "nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]}, parts)
+
+
 def test_the_rnn_operator_runs_in_float16_with_float16_weights():
-    params = mx.sym._internal._rnn_param_concat(
-        var("w").reshape((-1,)), var("b").reshape((-1,)), dim=0
-    )
+    params = rnn_params(var("w").reshape((-1,)), var("b").reshape((-1,)))
     symbol = mx.sym.RNN(
         var("x"), params, var("h"), state_size=3, num_layers=1, mode="gru", name="rnn"
     )

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from gluon_amp.messages import close_matches
+from gluon_amp.mxnet_internals import LIB, check_call
 from gluon_amp.policy import op_table, registry
 from tests.mxnet_operators import registered
 
 import mxnet as mx
-from mxnet.base import _LIB, SymbolHandle, c_str_array, check_call
+from mxnet.base import SymbolHandle, c_str_array
 
 # Registered only if MXNet is built with oneDNN, CUDA, NVRTC or TensorRT
 ONLY_IN_SOME_BUILDS = """
@@ -505,7 +506,7 @@ def input_names(op, attrs):
     values = c_str_array([str(value) for value in attrs.values()])
     handle = SymbolHandle()
     check_call(
-        _LIB.MXSymbolCreateAtomicSymbol(
+        LIB.MXSymbolCreateAtomicSymbol(
             REGISTERED[op].handle, len(attrs), keys, values, ctypes.byref(handle)
         )
     )

@@ -12,10 +12,10 @@ from typing import Iterable, List, Optional, Sequence
 import numpy as np
 
 from gluon_amp.lowering import native
+from gluon_amp.mxnet_internals import imperative_invoke
 from gluon_amp.policy import registry
 
 from mxnet.ndarray import NDArray
-from mxnet.ndarray._internal import _imperative_invoke
 
 _DTYPES = (np.dtype("float16"), np.dtype("float32"))
 
@@ -135,4 +135,4 @@ _handle = functools.lru_cache(maxsize=None)(registry.handle)
 def invoke(op: str, arrays: List[NDArray], **attributes: str) -> NDArray:
     """Call an operator of the C++ library, by its name and the text of its attributes."""
     names, values = list(attributes), list(attributes.values())
-    return _imperative_invoke(_handle(op).value, arrays, names, values, None, False, False)
+    return imperative_invoke(_handle(op).value, arrays, names, values, None, False, False)
