@@ -61,11 +61,11 @@ notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write noth
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) -m experiments.matrix
 
-# gluon_amp's own names and its public modules; gluon_amp.trainer.scaled_steps has what Trainer inherits.
+# gluon_amp's own names, its public modules, and the base classes of Trainer.
 # pdoc stops imported libraries from asking lscpu about the CPU unless told not to.
 docs: setup ## build the API reference from the docstrings, in docs/_build
 	PDOC_ALLOW_EXEC=1 $(BIN)/python -m pdoc --docformat numpy --no-show-source --output-directory $(DOCS) \
-	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer.scaled_steps
+	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer.scaled_gradients gluon_amp.trainer.scaled_steps
 
 clean: ## remove .venv and what the tools left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis docs/_build

@@ -8,7 +8,8 @@ import numpy as np
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.arrays import flatten
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_steps import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, ScaledSteps
+from gluon_amp.trainer.scaled_gradients import BY_DTYPE
+from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
 
 from mxnet import gluon
 

@@ -148,7 +148,7 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
         parameters of other shapes, or another layout of the optimizer's state.
     """
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-        raise ValueError(f"{source} is not states that a gluon_amp Trainer has saved.")
+        raise ValueError(f"{source} is not the state of a gluon_amp Trainer.")
     if saved.get("version") != VERSION:
         raise ValueError(
             f"{source} has the version {brief(saved.get('version'))}, this gluon_amp reads "
@@ -178,13 +178,13 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
     shapes = _shapes(trainer) if shapes is None else shapes
     if shapes != [tuple(shape) for shape in saved["shapes"]]:
         raise ValueError(
-            f"{source} is of {len(saved['shapes'])} parameters, and not of these {len(shapes)} "
-            "or not of their shapes: load it for the same network."
+            f"{source} has the shapes of {len(saved['shapes'])} parameters, which are not those of "
+            f"the {len(shapes)} of this trainer: load it for the same network."
         )
     different = {*saved["states"], *saved["counts"]}.difference(range(len(shapes)))
     if different or set(saved["progress"]) != set(progress_fields(optimizer)):
         raise ValueError(
-            f"{source} has counters or states of something else than these {len(shapes)} "
+            f"{source} has counters or states that do not belong to these {len(shapes)} "
             f"parameters and {type(optimizer).__name__}: load it for the same network."
         )
     for index, (master, rest) in saved["states"].items():

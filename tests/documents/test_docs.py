@@ -91,7 +91,14 @@ def test_make_docs_builds_a_page_for_each_public_module(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert "Warn" not in ran.stderr
     pages = {page.stem: page.read_text() for page in tmp_path.rglob("*.html")}
-    assert set(pages) == {"index", "gluon_amp", "optimizer", "symbolic", "scaled_steps"}
+    assert set(pages) == {
+        "index",
+        "gluon_amp",
+        "optimizer",
+        "symbolic",
+        "scaled_gradients",
+        "scaled_steps",
+    }
     for name in DOCUMENTED:
         module, _, what = name.rpartition(".")
         assert f'<section id="{what}">' in pages[module.rpartition(".")[2]], name

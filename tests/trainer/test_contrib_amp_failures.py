@@ -12,6 +12,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import symbolic
+from gluon_amp.mxnet_internals import internal_operators
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -65,7 +66,7 @@ def weight(net):
 
 def test_1_amp_init_patches_the_whole_process():
     modules = (
-        *(mx.nd, mx.sym, mx.nd.contrib, mx.sym.contrib, mx.nd._internal, mx.gluon.nn),
+        *(mx.nd, mx.sym, mx.nd.contrib, mx.sym.contrib, internal_operators, mx.gluon.nn),
         *(mx.gluon.Trainer, mx.gluon.HybridBlock, mx.optimizer.Optimizer),
     )
 

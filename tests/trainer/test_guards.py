@@ -3,6 +3,7 @@
 import pytest
 
 from gluon_amp import Trainer
+from gluon_amp.casting.parameters import bind_parameter
 from tests.trainer.helpers import parameter, run
 
 import mxnet as mx
@@ -51,7 +52,7 @@ def test_a_trainer_built_before_the_cast():
 def test_a_trainer_built_before_a_cast_that_leaves_the_parameters_alone():
     p = parameter("p", [1.0], "float32")
     trainer, sure = Trainer([p], "sgd"), Trainer([p], "sgd", loss_scale=8)
-    p._amp_compute_dtype = "float16"
+    bind_parameter(p, "float16")
     with pytest.raises(RuntimeError, match="is float32 computing in float16 now: the trainer"):
         run(trainer, [(p, [1.0])])
     assert run(sure, [(p, [1.0])]).applied

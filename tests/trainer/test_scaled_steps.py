@@ -315,7 +315,7 @@ def test_master_params():
     before = {name: v.asscalar() for name, v in trainer.master_params().items()}
     assert before == {"p": 1.0, "q": 1.0, "frozen": 2.0}
     late.shape = (1,)
-    late._finish_deferred_init()
+    late.initialize(force_reinit=True)
     run(trainer, [(p, [1.0]), (q, [1.0]), (late, [0.0])])
     masters = trainer.master_params()
     assert masters["p"].asscalar() == masters["q"].asscalar() == 1 - 2.0**-20

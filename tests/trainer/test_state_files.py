@@ -259,6 +259,6 @@ def test_a_state_dict_is_checked_like_a_file():
     before = repr(trainer.state_dict())
     with pytest.raises(ValueError, match=r"counts'\]\[0\] is nan and not a whole number"):
         trainer.load_state_dict(saved)
-    with pytest.raises(ValueError, match="is not states that a gluon_amp Trainer has saved"):
+    with pytest.raises(ValueError, match="is not the state of a gluon_amp Trainer"):
         trainer.load_state_dict([])
     assert repr(trainer.state_dict()) == before

@@ -99,8 +99,14 @@ def test_a_setting_that_differs_is_kept_with_a_warning(tmp_path):
         (lambda p: Trainer([p], "adam"), "build the trainer with the same optimizer"),
         (lambda p: Trainer([p], mx.optimizer.SGD(multi_precision=True)), "same optimizer"),
         (lambda p: Trainer([p], "sgd", loss_scale=8), "kind of loss scale"),
-        (lambda p: Trainer([p, parameter("q", [1.0])], "sgd"), "these 2 or not of their shapes"),
-        (lambda p: Trainer([parameter("q", [1.0, 2.0])], "sgd"), "not of their shapes"),
+        (
+            lambda p: Trainer([p, parameter("q", [1.0])], "sgd"),
+            "not those of the 2 of this trainer",
+        ),
+        (
+            lambda p: Trainer([parameter("q", [1.0, 2.0])], "sgd"),
+            "not those of the 1 of this trainer",
+        ),
     ],
 )
 def test_states_of_something_else_are_refused(tmp_path, build, message):

@@ -5,6 +5,7 @@ import pytest
 
 from gluon_amp import DynamicLossScale, Trainer, optimizer
 from gluon_amp import trainer as trainer_module
+from gluon_amp.casting.parameters import bind_parameter
 from gluon_amp.trainer import ScaledSteps, StepReport
 from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.trainer.report import Skips
@@ -24,9 +25,9 @@ def test_the_default_scale_goes_by_dtype():
     assert scale_for(parameter("half", [1.0])) is DynamicLossScale
     assert scale_for(parameter("single", [1.0], "float32")) is NoLossScale
     cast = parameter("cast", [1.0], "float32")
-    cast._amp_compute_dtype = "float16"
+    bind_parameter(cast, "float16")
     assert scale_for(cast) is DynamicLossScale
-    cast._amp_compute_dtype = "bfloat16"
+    bind_parameter(cast, "bfloat16")
     assert scale_for(cast) is NoLossScale
 
 
@@ -83,7 +84,7 @@ def test_public_names_are_not_those_of_another_trainer():
     p = parameter("p", [1.0])
     stock = gluon.Trainer([p], "sgd")
     theirs = {*dir(stock), "root_rank", "compression"}  # the last two are BytePS's
-    public = {name for name in vars(ScaledSteps) if not name.startswith("_")}
+    public = {name for name in dir(ScaledSteps) if not name.startswith("_")}
     assert sorted(public & theirs) == OVERRIDDEN
 
 
