@@ -1,11 +1,8 @@
 """gluon_amp: mixed precision for MXNet Gluon and Module."""
 
-from gluon_amp.startup import compat, cpu, cuda_libraries
+from gluon_amp import startup
 
-cuda_libraries.preload()
-with cpu.a_thread_per_core():
-    compat.import_mxnet()
-cpu.prepare()
+startup.import_mxnet()
 
 from gluon_amp import optimizer, symbolic
 from gluon_amp.casting.cast import cast

@@ -1,7 +1,7 @@
 """The three floating-point formats side by side, and the bits of a number in one of them.
 
-Widths are those of IEEE 754-2019 (binary16, binary32) and of bfloat16, which is a float32 without
-its last 16 bits. All other figures follow from the two widths.
+The widths of exponent and significand are those of IEEE 754-2019 (binary16, binary32) and of
+bfloat16, a float32 without its last 16 bits. All other figures follow from them.
 """
 
 import math
@@ -15,7 +15,13 @@ import mxnet as mx
 
 
 def dtype_name(dtype: object) -> str:
-    """Return `'float16'`, `'bfloat16'`, `'int32'`, ... for MXNet's ways to write a dtype."""
+    """Return the name of a dtype, such as `'float16'` or `'int32'`.
+
+    Parameters
+    ----------
+    dtype : dtype, type or str
+        All that numpy accepts, and MXNet's structured dtype for bfloat16.
+    """
     dtype = np.dtype(dtype)
     return "bfloat16" if dtype.names == ("bfloat16",) else dtype.name
 
@@ -27,7 +33,7 @@ class FloatFormat(NamedTuple):
     ----------
     name : str
     exponent_bits, significand_bits : int
-        Bits that are stored: the leading 1 of a normal number's significand is not.
+        Bits that are stored; the leading 1 of a normal number's significand is not.
     """
 
     name: str
@@ -36,12 +42,12 @@ class FloatFormat(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Bits of a number, its sign included."""
+        """Bits of a number, including its sign."""
         return 1 + self.exponent_bits + self.significand_bits
 
     @property
     def bias(self) -> int:
-        """What is added to an exponent where it is stored; the largest exponent too."""
+        """The number that is added to a stored exponent; it is also the largest exponent."""
         return 2 ** (self.exponent_bits - 1) - 1
 
     @property
@@ -51,12 +57,12 @@ class FloatFormat(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """Largest finite number; its negative is the smallest one."""
+        """Largest finite number."""
         return (2.0 - self.epsilon) * 2.0**self.bias
 
     @property
     def smallest_normal(self) -> float:
-        """Smallest positive number with all its digits."""
+        """Smallest positive number with full precision."""
         return 2.0 ** (1 - self.bias)
 
     @property
@@ -66,7 +72,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def digits(self) -> int:
-        """Decimal digits that every number keeps (C's FLT_DIG)."""
+        """Decimal digits that survive conversion to the format and back (C's FLT_DIG)."""
         return math.floor(self.significand_bits * math.log10(2))
 
 
@@ -76,7 +82,7 @@ FORMATS = {
     "float32": FloatFormat("float32", 8, 23),
 }
 
-# heading, attribute of FloatFormat, width and format of a column
+# heading, attribute of FloatFormat, width and number format of each column
 COLUMNS = (
     ("format", "name", 8, "<8"),
     ("exponent", "exponent_bits", 8, "8d"),
@@ -90,7 +96,7 @@ COLUMNS = (
 
 
 class FloatTable:
-    """What `float_table` returns: `.rows`, a list of `FloatFormat`, and a table as its text."""
+    """The result of `float_table`: `rows` is a list of `FloatFormat`, `str()` is a table."""
 
     def __init__(self, rows: List[FloatFormat]) -> None:
         self.rows = rows
@@ -102,7 +108,7 @@ class FloatTable:
             lines.append(" ".join(format(getattr(row, name), spec) for _, name, _, spec in COLUMNS))
         return "\n".join(lines)
 
-    __repr__ = __str__  # so that a notebook shows it
+    __repr__ = __str__  # what a notebook shows
 
 
 def float_table() -> FloatTable:
@@ -111,9 +117,9 @@ def float_table() -> FloatTable:
     Returns
     -------
     FloatTable
-        `.rows` has a `FloatFormat` for each. As text: bits of exponent and significand, the largest
-        number, the smallest normal and subnormal one, the distance from 1 to the next number, and
-        the decimal digits that every number keeps.
+        `rows` has a `FloatFormat` for each format. `str()` is a table with the bits of exponent and
+        significand, the largest number, the smallest normal and subnormal numbers, the distance
+        from 1 to the next number, and the decimal digits that are preserved.
 
     Examples
     --------
@@ -125,7 +131,7 @@ def float_table() -> FloatTable:
 
 
 class Bits(NamedTuple):
-    """A number as a format stores it. See `bits`.
+    """A number as a format stores it, the result of `bits`.
 
     Attributes
     ----------
@@ -133,9 +139,9 @@ class Bits(NamedTuple):
     sign, exponent, significand : str
         The stored bits, as '0' and '1'.
     value : float
-        What they stand for, exactly.
+        The number that they represent.
     meaning : str
-        The value as a product, as in '+1.5 × 2^-1', or 'zero', 'infinity' and 'not a number'.
+        The value as a product, as in '+1.5 × 2^-1', or '+zero', '+infinity', 'not a number'.
     """
 
     dtype: str
@@ -152,7 +158,7 @@ class Bits(NamedTuple):
 
 
 def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
-    """Round a number to a format, to nearest even and once, and show the bits it is stored as.
+    """Round a number to a format once, to nearest even, and return the bits that are stored.
 
     Parameters
     ----------
@@ -167,7 +173,7 @@ def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
     Raises
     ------
     ValueError
-        Another dtype.
+        `dtype` is not one of these.
     TypeError
         `x` is not one number.
 
@@ -193,7 +199,7 @@ def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
     )
     if stored == 2**format_.exponent_bits - 1:
         return Bits(name, sign, *fields, float(f"{plus}inf"), f"{plus}infinity")
-    # a stored exponent of 0 is that of 1, without the leading 1: zero and the subnormals
+    # A stored exponent of 0, for zero and subnormals, means 1 without the leading 1.
     power = max(stored, 1) - format_.bias
     mantissa = (stored > 0) + significand * format_.epsilon
     value = float(f"{plus}1") * mantissa * 2.0**power
@@ -212,7 +218,7 @@ def _name(dtype) -> str:
 
 
 def _number(x) -> tuple:
-    """Return whether `x` is negative and its exact magnitude (None for NaN)."""
+    """Return whether `x` is negative, and its exact magnitude (None for NaN)."""
     if isinstance(x, numbers.Integral):
         x = Fraction(int(x))
     elif not isinstance(x, Fraction):
@@ -233,7 +239,7 @@ def _float(x) -> float:
 
 
 def _round(magnitude, format_: FloatFormat) -> tuple:
-    """Return stored exponent and significand of a number that is not negative."""
+    """Return stored exponent and significand of a non-negative number."""
     overflow = (2**format_.exponent_bits - 1, 0)
     if magnitude == math.inf:
         return overflow
@@ -242,7 +248,7 @@ def _round(magnitude, format_: FloatFormat) -> tuple:
         exponent = max(exponent, _floor_log2(magnitude))
     unit = Fraction(2) ** (exponent - format_.significand_bits)
     units = round(magnitude / unit)  # of Fractions: exact, ties to even
-    # Counted on from zero, units are what is stored: a carry goes on into the exponent.
+    # Exponent and significand as one integer, so that a carry of the rounding reaches the exponent
     stored = (exponent + format_.bias - 1) * 2**format_.significand_bits + units
     result = divmod(stored, 2**format_.significand_bits)
     return min(result, overflow)

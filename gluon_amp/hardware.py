@@ -1,6 +1,6 @@
-"""What the system says of this machine's CPU and of this process's memory.
+"""This machine's CPU and this process's memory, as the operating system reports them.
 
-It needs the standard library alone, so that it can run before MXNet is imported.
+This module uses the standard library only, so that it can run before MXNet is imported.
 """
 
 import os
@@ -12,26 +12,34 @@ PROCESSORS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
 STATUS = Path("/proc/self/status")
 
+AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
+
 
 def cpu_name() -> str:
-    """Return the model of the CPU, or its architecture where the system does not say more."""
+    """Return the model of the CPU, or its architecture if the system reports nothing else."""
     return _field(CPUINFO, "model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> FrozenSet[str]:
-    """Return what the CPU can do, as Linux names it; nothing on another system."""
+    """Return the flags of the CPU, as Linux names them; an empty set on other systems."""
     return frozenset((_field(CPUINFO, "flags") or "").split())
 
 
+def has_amx() -> bool:
+    """Return whether this is Linux on an x86-64 CPU that has AMX for bfloat16."""
+    supported = platform.system() == "Linux" and platform.machine() == "x86_64"
+    return supported and cpu_flags() >= AMX_FLAGS
+
+
 def count_processors() -> int:
-    """Return how many processors this process may use; a core with hyperthreads is two."""
+    """Return how many processors this process may use; a core with hyperthreads counts as two."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def count_cores() -> int:
-    """Return how many physical cores this process may use; 0 where the system does not say."""
+    """Return how many physical cores this process may use; 0 if the system does not report it."""
     try:
         siblings = {
             (PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text()
@@ -43,13 +51,13 @@ def count_cores() -> int:
 
 
 def peak_mebibytes() -> Optional[float]:
-    """Return the most memory that this process has held, in MiB; None but on Linux."""
-    found = _field(STATUS, "VmHWM")
-    return int(found.split()[0]) / 1024 if found else None
+    """Return the peak memory of this process in MiB; None on systems other than Linux."""
+    peak = _field(STATUS, "VmHWM")  # such as '204800 kB'
+    return int(peak.split()[0]) / 1024 if peak else None
 
 
 def _field(path: Path, name: str) -> Optional[str]:
-    """Return the first ``name: value`` of a file of /proc, None where there is none."""
+    """Return the value of the first line ``name: value`` of a file in /proc, None without one."""
     try:
         with open(path) as lines:
             line = next((line for line in lines if line.startswith(name)), "")

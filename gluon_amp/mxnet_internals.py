@@ -11,6 +11,7 @@ from mxnet.gluon.block import _regroup as regroup
 from mxnet.gluon.rnn.rnn_layer import _RNNLayer as RNNLayer
 from mxnet.model import _create_kvstore as create_kvstore
 from mxnet.ndarray import _internal as internal_operators
+from mxnet.ndarray._internal import _imperative_invoke as imperative_invoke
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "check_same_symbol_type",  # what Gluon groups a graph's outputs with
     "create_kvstore",  # how Module makes a kvstore of the name of one
     "flatten",  # how Gluon flattens the arguments of a call, and `regroup` the outputs
+    "imperative_invoke",  # calls an operator by its handle
     "internal_operators",  # operators without a public function, as `_multi_lamb_update`
     "regroup",
 ]

@@ -3,13 +3,15 @@
 import ctypes
 from typing import Dict, NamedTuple, Tuple
 
-from mxnet.base import _LIB, OpHandle, c_str, check_call, py_str
+from gluon_amp.mxnet_internals import LIB, check_call
+
+from mxnet.base import OpHandle, c_str, py_str
 
 
 class Operator(NamedTuple):
     """One operator; `arguments` are (name, type), as in `('p', 'float, optional, default=0.5')`.
 
-    `count` names the attribute that counts the inputs, where an operator takes any number of them.
+    `count` names the attribute that counts the inputs, if an operator has any number of them.
     """
 
     handle: OpHandle
@@ -20,23 +22,23 @@ class Operator(NamedTuple):
 
 
 def registered() -> Dict[str, Operator]:
-    """Return all registered operators by their names, aliases included."""
+    """Return all registered operators by name, including aliases."""
     size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
-    # all copied first: the next call of the C interface overwrites them
-    found = [py_str(names[i]) for i in range(size.value)]
-    # our own operators are there as soon as another test has loaded them; no user's graph has one
-    return {name: _operator(name) for name in found if "_gluon_amp_" not in name}
+    check_call(LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
+    # copied first, since the next call of the C interface overwrites them
+    all_names = [py_str(names[i]) for i in range(size.value)]
+    # without gluon_amp's operators, which are registered if another test has loaded them
+    return {name: _operator(name) for name in all_names if "_gluon_amp_" not in name}
 
 
 def _operator(name: str) -> Operator:
     handle = OpHandle()
-    check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
+    check_call(LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
     canonical, text, count_attr, returns = (ctypes.c_char_p() for _ in range(4))
     count = ctypes.c_uint()
     args, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
     check_call(
-        _LIB.MXSymbolGetAtomicSymbolInfo(
+        LIB.MXSymbolGetAtomicSymbolInfo(
             handle,
             *map(ctypes.byref, (canonical, text, count, args, types, texts, count_attr, returns)),
         )

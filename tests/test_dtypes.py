@@ -86,8 +86,8 @@ def test_the_fields_are_data():
     assert one.value == -0.75 and one.meaning == "-1.5 × 2^-1"
 
 
-def stored(found):
-    return int(found.sign + found.exponent + found.significand, 2)
+def stored(number):
+    return int(number.sign + number.exponent + number.significand, 2)
 
 
 def test_every_float16_is_itself():

@@ -198,7 +198,8 @@ class _Convolution:
         ]
 
 
-_PRODUCTS = {
+# Operator: its description as a matrix product
+PRODUCTS = {
     "Convolution": _Convolution,
     "FullyConnected": _FullyConnected,
     "dot": _Dot,
@@ -266,5 +267,5 @@ class _Float16SumsProp(mx.operator.CustomOpProp):
     def create_operator(self, ctx, shapes, dtypes):
         symbol = getattr(mx.sym, self.of)(*map(mx.sym.var, self.names), **self.attrs)
         _, outs, _ = symbol.infer_shape(**dict(zip(self.names, map(tuple, shapes))))
-        view = _PRODUCTS[self.of](self.attrs, [tuple(shapes[0]), tuple(shapes[1]), outs[0]])
+        view = PRODUCTS[self.of](self.attrs, [tuple(shapes[0]), tuple(shapes[1]), outs[0]])
         return _Float16Sums(view)

@@ -17,10 +17,10 @@ library, all convolutions with strides run in float32.
 
 from typing import Dict
 
+from gluon_amp import hardware
 from gluon_amp.lowering import native
 from gluon_amp.lowering.deconvolution import tuple_of
 from gluon_amp.policy.graph import Writer, edge_dtypes, from_json, to_json
-from gluon_amp.startup import cpu
 
 import mxnet as mx
 
@@ -91,7 +91,7 @@ def _rewrite(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dic
 def _safe_convolution(node: dict) -> dict:
     """Return a bfloat16 convolution that uses neither of the two wrong kernels."""
     attrs = node["attrs"]
-    if cpu.has_amx() and set(tuple_of(attrs["kernel"])) == {1}:
+    if hardware.has_amx() and set(tuple_of(attrs["kernel"])) == {1}:
         node = {**node, "attrs": {**attrs, "dilate": attrs["kernel"].replace("1", "2")}}
     if _is_strided(node) and native.available():
         node = {**node, "op": CONVOLUTION}

@@ -69,7 +69,7 @@ class Adam(MasterOptimizer):
         self.lazy_update = lazy_update
 
     def syncs_master(self, weight) -> bool:
-        return updates.takes([weight])
+        return updates.supported([weight])
 
     def _update_dense(self, slots):
         if all(self.syncs_master(slot.weight) for slot in slots):

@@ -58,7 +58,7 @@ class SGD(MasterOptimizer):
         return 1 if self.momentum else 0
 
     def syncs_master(self, weight) -> bool:
-        return not self.nesterov and updates.takes([weight])
+        return not self.nesterov and updates.supported([weight])
 
     def _update_dense(self, slots):
         if all(self.syncs_master(slot.weight) for slot in slots):

@@ -12,6 +12,7 @@ import json
 from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.dtypes import dtype_name
+from gluon_amp.mxnet_internals import NumpySymbol
 from gluon_amp.policy import Decision, Policy, constants, op_table
 
 import mxnet as mx
@@ -28,10 +29,11 @@ LOW_PRECISION = ("float16", "bfloat16")
 
 CASTS = ("Cast", "amp_cast")
 
+# The attribute that marks a graph as one of MXNet 1.9.1, which needs no upgrade
 VERSION = {"mxnet_version": ["int", 10901]}
 
 FLOAT16_MAX = 65504.0
-FLOAT16_TINY = 2.0**-24  # the smallest subnormal
+FLOAT16_TINY = 2.0**-24  # the smallest subnormal number
 
 # Norms whose kernels read low-precision data together with float32 parameters, and compute their
 # statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
@@ -187,7 +189,7 @@ def from_json(graph: dict, like: mx.sym.Symbol) -> mx.sym.Symbol:
         The result is a `mx.np` symbol if this is one, else a `mx.sym` symbol.
     """
     symbol = mx.sym.load_json(json.dumps(_indexed(graph)))
-    return symbol.as_np_ndarray() if isinstance(like, type(symbol.as_np_ndarray())) else symbol
+    return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
 def _indexed(graph: dict) -> dict:
@@ -280,14 +282,14 @@ def _unfit_constant(node: dict) -> Optional[str]:
 class _Rewriter:
     """Inserts the casts into one graph, and into the bodies of its loops and branches.
 
-    It tracks the dtype of each tensor as the name of a float dtype, `INTEGER`, or None.
+    It tracks the dtype of each tensor as the name of a float dtype, `INTEGER` or None.
 
-    `INTEGER` is what operators such as `argmax` of `mx.np` return. Such a tensor is never cast:
-    on a CPU, `amp_cast` fails on int64 and bool.
+    `INTEGER` is the dtype of results such as `mx.np.argmax`'s. These tensors are never cast, since
+    `amp_cast` fails on int64 and bool on a CPU.
 
-    None means that the dtype depends on the data, as for an input of the network. Where tensors of
-    several dtypes meet, None counts as float32. Where an operator requires a certain dtype, the
-    tensor is cast, since it may be float16; `amp_cast` returns int32 and other integers unchanged.
+    None is a dtype that depends on the data, as that of a network's inputs. `_widest` counts it as
+    float32. If an operator requires float32, a tensor of dtype None is still cast, since the data
+    may be float16; if the data are integers, `amp_cast` returns them unchanged.
     """
 
     def __init__(self, policy: Policy, dtypes: Dict[str, str]) -> None:
@@ -319,7 +321,16 @@ class _Rewriter:
             node["attrs"]["__dtype__"] = MX_DTYPE_CODES[dtype]
         out.add(i, node, [], dtype, dtype)
 
-    def _operator(self, i, node, block, inputs, decision, out) -> None:
+    def _operator(
+        self,
+        i: int,
+        node: dict,
+        block: str,
+        inputs: List[list],
+        decision: Decision,
+        out: "_Emitter",
+    ) -> None:
+        """Add operator `i` with its inputs cast as its kind requires."""
         rule = op_table.rule(node["op"])
         castable = [k for k in range(len(inputs)) if k not in rule.uncast]
         input_dtypes = [out.dtype_of(inputs[k]) for k in castable]
@@ -337,7 +348,7 @@ class _Rewriter:
         if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
             node["attrs"][ACCUMULATE_ATTR] = "float16"
         if "subgraphs" in node:
-            # A loop or branch reads and returns float32. Its body casts, also its weights.
+            # A loop or branch reads and returns float32; its body casts what it reads.
             inside = _Rewriter(self.policy, dict.fromkeys(self.param_dtypes, "float32"))
             node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
             self.nodes += inside.nodes

@@ -111,7 +111,7 @@ GROUPS = (
         _contrib_fft _contrib_ifft _contrib_count_sketch _npi_around
         """,
     ),
-    # ------------------------------------------------------------ normalisation
+    # ------------------------------------------------------------ normalization
     (
         "norm",
         "sums its statistics in float32; a normalized value fits float16",
@@ -449,7 +449,7 @@ GROUPS = (
     # ------------------------------------------------------------ not in a network's graph
     (
         "uncast",
-        "updates its inputs in place: it would update the cast copies instead",
+        "updates its inputs in place, so after a cast it would update a copy",
         """
         _adamw_update _mp_adamw_update _multi_adamw_update _multi_mp_adamw_update
         _contrib_group_adagrad_update _sparse_adagrad_update adam_update ftml_update ftrl_update

@@ -4,13 +4,15 @@ import ctypes
 import functools
 from typing import List, Optional
 
-from mxnet.base import _LIB, OpHandle, c_str, check_call, py_str
+from gluon_amp.mxnet_internals import LIB, check_call
+
+from mxnet.base import OpHandle, c_str, py_str
 
 
 def handle(name: str) -> Optional[OpHandle]:
     """Return MXNet's handle of an operator, None if this build of MXNet does not have it."""
     result = OpHandle()
-    return None if _LIB.NNGetOpHandle(c_str(name), ctypes.byref(result)) else result
+    return None if LIB.NNGetOpHandle(c_str(name), ctypes.byref(result)) else result
 
 
 @functools.lru_cache(maxsize=None)
@@ -23,12 +25,12 @@ def canonical(name: str) -> str:
     if operator is None:
         return name
     result = ctypes.c_char_p()
-    check_call(_LIB.MXSymbolGetAtomicSymbolName(operator, ctypes.byref(result)))
+    check_call(LIB.MXSymbolGetAtomicSymbolName(operator, ctypes.byref(result)))
     return py_str(result.value)
 
 
 def names() -> List[str]:
     """Return the names of all registered operators, aliases included."""
     size, array = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(array)))
+    check_call(LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(array)))
     return [py_str(array[i]) for i in range(size.value)]

@@ -1,86 +1,80 @@
-"""Four settings that MXNet needs on a CPU to be fast and small, made before it first runs.
+"""Settings that make MXNet fast and small on a CPU.
 
-A thread for each core: MXNet 1.9.1 takes half of the processors on x86, as if each core had two
-(``OpenMP::OpenMP`` in ``src/engine/openmp.cc``). Virtual machines mostly show cores as they are,
-and lose half of them.
+One thread per core. On x86, MXNet 1.9.1 starts half as many threads as there are processors, since
+it assumes hyperthreading (``OpenMP::OpenMP`` in ``src/engine/openmp.cc``). Virtual machines mostly
+show one processor per core, so half of the cores would be idle.
 
-AMX, the matrix unit of Intel's server CPUs since 2023: MXNet 1.9.1 has bfloat16 kernels for it
-(oneDNN 2.4) and does not use them. oneDNN before 2.5 leaves AMX out unless DNNL_MAX_CPU_ISA asks
-for it, and Linux kills a process with SIGILL that uses its registers without having asked for them
-(``Documentation/arch/x86/xstate.rst``). The products are those of AVX512_BF16: bfloat16 factors,
-float32 sums.
+AMX, the matrix unit of Intel's server CPUs since 2023. MXNet 1.9.1 has bfloat16 kernels for it
+(oneDNN 2.4) but does not use them: oneDNN before 2.5 requires DNNL_MAX_CPU_ISA to enable AMX, and
+Linux kills a process with SIGILL that uses the AMX registers without permission
+(``Documentation/arch/x86/xstate.rst``). AMX computes the same as AVX512_BF16: it multiplies
+bfloat16 and accumulates in float32.
 
-One team of OpenMP threads: MXNet copies large arrays from numpy with threads of the caller's,
-beside those of its engine. From then on there are more OpenMP threads than cores, and libgomp no
-longer lets them spin between operators but puts them to sleep, a thousand times in a training step.
-With MXNET_CPU_PARALLEL_SIZE out of reach, one thread copies.
+One team of OpenMP threads. MXNet copies large arrays from numpy with OpenMP threads of the caller,
+in addition to those of its engine. Then there are more OpenMP threads than cores, and libgomp no
+longer lets them spin between operators: they sleep and wake a thousand times in a training step.
+With a very large MXNET_CPU_PARALLEL_SIZE, a single thread copies.
 
-One scratch memory: MXNet keeps four (MXNET_CPU_TEMP_COPY), so that operators with one can run
-side by side; but its engine has one worker for a CPU. Three less are 5 % of a ResNet-50 step's
-memory.
+One scratch memory. MXNet allocates four (MXNET_CPU_TEMP_COPY), so that several operators that need
+one can run at the same time. Its engine has only one worker for a CPU, so one is enough. That saves
+5 % of the memory of a ResNet-50 training step.
 
-docs/benchmarks/step.md has what they bring. What the user has set is left alone, and nothing but
-the last two settings stays in the environment for programs that this one starts.
+docs/benchmarks/step.md shows the effects. Variables that the user has set are not changed. Only the
+last two settings stay in the environment, where programs that this process starts inherit them.
 """
 
 import contextlib
 import ctypes
 import os
-import platform
 import sys
 from typing import Dict, Iterator
 
-from gluon_amp.hardware import count_cores, cpu_flags
+from gluon_amp.hardware import count_cores, has_amx
 
+# The variables with which a user chooses the number of threads
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
-AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 @contextlib.contextmanager
-def a_thread_per_core() -> Iterator[None]:
-    """While this is entered, an import of MXNet gives it one thread for each core."""
+def one_thread_per_core() -> Iterator[None]:
+    """Return a context in which an import of MXNet gives it one thread per core."""
     cores = count_cores()
     if not cores or "mxnet" in sys.modules or any(name in os.environ for name in THREADS):
         yield
     else:
-        with _environment({"OMP_NUM_THREADS": str(cores)}):
+        with environment({"OMP_NUM_THREADS": str(cores)}):
             yield
 
 
-def prepare() -> None:
-    """Settle the rest for this process, once MXNet is imported and before it runs an operator.
+def configure() -> None:
+    """Apply the other settings; call it after the import of MXNet, before its first operator.
 
-    Programs that this one starts have no permission to use AMX, and would be killed if they did.
+    AMX is enabled for this process only: a program that it starts has no permission to use AMX and
+    would be killed.
     """
     import mxnet as mx
 
     os.environ.update({k: v for k, v in SETTINGS.items() if k not in os.environ})
-    if not (AMX.keys() & os.environ.keys()) and has_amx() and _may_use_amx():
-        with _environment(AMX):
+    if not (AMX.keys() & os.environ.keys()) and has_amx() and request_amx():
+        with environment(AMX):  # oneDNN reads it once, at its first operator
             one = mx.nd.ones((1, 1), ctx=mx.cpu())
             mx.nd.FullyConnected(one, one, no_bias=True, num_hidden=1).wait_to_read()
 
 
-def has_amx() -> bool:
-    """Return whether this CPU has AMX for bfloat16, on an operating system that MXNet knows."""
-    known = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return known and cpu_flags() >= AMX_FLAGS
-
-
-def _may_use_amx() -> bool:
-    """Ask Linux (5.16 or later) for the tile registers, for this process."""
+def request_amx() -> bool:
+    """Request permission to use AMX for this process from Linux (5.16 or later)."""
     libc = ctypes.CDLL(None, use_errno=True)
     return libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
 
 
 @contextlib.contextmanager
-def _environment(settings: Dict[str, str]) -> Iterator[None]:
-    """Add variables that are not there."""
+def environment(settings: Dict[str, str]) -> Iterator[None]:
+    """Return a context with additional environment variables, which must not be set before."""
     os.environ.update(settings)
     try:
         yield

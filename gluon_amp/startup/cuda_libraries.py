@@ -1,13 +1,12 @@
-"""The CUDA 11 libraries of MXNet's GPU wheels, loaded from PyPI packages before `import mxnet`.
+"""Loads the CUDA 11 libraries of MXNet's GPU wheels from PyPI packages before `import mxnet`.
 
-mxnet-cu112 and mxnet-cu117 are linked against CUDA 11 and cuDNN 8 and bring neither. NVIDIA's
-packages on PyPI have them (`pip install 'gluon-amp[cu117]'`), in folders where the system's loader
-does not look; a library that is loaded already it does not look for. What is missing then is the
-driver's libcuda.so.1, which only the system can have.
+mxnet-cu112 and mxnet-cu117 are linked against CUDA 11 and cuDNN 8 but do not contain them. NVIDIA's
+packages on PyPI do (`pip install 'gluon-amp[cu117]'`), in folders that the system's loader does not
+search. The loader does not search for a library that is already loaded, so they are loaded here in
+advance. Only the driver's library, libcuda.so.1, has to come from the system.
 
 The sonames are those that `readelf -d libmxnet.so` prints for the two wheels, in the order in which
-they need each other. libnvrtc is among them since cuDNN looks for it in another folder than the
-package's.
+they depend on each other. libnvrtc is added because cuDNN searches for it outside of its package.
 """
 
 import ctypes
@@ -46,7 +45,7 @@ LIBRARIES = (
 
 
 def installed_wheels() -> List[str]:
-    """Return the names of MXNet's wheels here, as in ['mxnet-cu117']; there should be one."""
+    """Return the names of the installed wheels of MXNet, as in ['mxnet-cu117']."""
     return [name for name in WHEELS if _is_installed(name)]
 
 
@@ -59,12 +58,13 @@ def _is_installed(name: str) -> bool:
 
 
 def preload() -> None:
-    """Load what the installed wheel is linked against; does nothing for the CPU wheel.
+    """Load the libraries that the installed wheel is linked against; none for the CPU wheel.
 
     Raises
     ------
     ImportError
-        Two wheels of MXNet, a missing library or a missing driver: one sentence with the fix.
+        Two wheels of MXNet are installed, or a library or the driver is missing. The message is
+        one sentence with the fix.
     """
     if "mxnet" in sys.modules:
         return
@@ -84,7 +84,7 @@ def preload() -> None:
 
 
 def _load(library: Library, wheel: str) -> None:
-    """Load a library from its package, or else from where the system's loader finds it."""
+    """Load a library from its package; without the package, from where the loader finds it."""
     packaged = _packaged(library)
     try:
         ctypes.CDLL(str(packaged or library.soname), ctypes.RTLD_GLOBAL)

@@ -98,7 +98,7 @@ def _grouped(arrays):
 
 
 def _all_finite_in_host_memory(arrays: List) -> bool:
-    if updates.takes(arrays):
+    if updates.supported(arrays):
         return bool(updates.finite(arrays).all())
     return all(_host_finite(host_view(array)) for array in arrays)
 

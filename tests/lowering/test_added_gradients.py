@@ -1,4 +1,4 @@
-"""Law 9: gradients of parts add up to the gradient of the whole, whatever reads the variable."""
+"""Law 9: the gradients of the parts of a batch add up to the gradient of the whole batch."""
 
 import json
 
@@ -18,7 +18,7 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.contrib.rnn.rnn_cell import dynamic_unroll
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
-# How far a gradient may be from float32's, as a share of its norm
+# The largest distance of a gradient from float32's, relative to its norm
 TOLERANCE = {"float16": 5e-3, "mixed_float16": 5e-3, "bfloat16": 8e-2}
 EXECUTORS = {
     "dynamic": {},
@@ -49,19 +49,19 @@ def gradients(net, parts, grad_req, feed_req="write"):
     fed = [nd.zeros(array.shape) for array in parts[0]]
     for array in fed:
         array.attach_grad(feed_req)
-    found = []
+    results = []
     for part in parts:
         for array, values in zip(fed, part):
             array[:] = values
-        if grad_req == "write":  # the branch that a net without a graph does not take writes none
+        if grad_req == "write":  # without a graph, a branch that is not taken writes no gradients
             for grad in (*(p.grad() for p in params), *(array.grad for array in fed)):
                 grad[:] = 0
         with autograd.record():
             out = net(*fed)
         out.backward(nd.array(normal(*out.shape, seed=9)))
         grads = [p.grad() for p in params if p.grad_req != "null"]
-        found.append([grad.asnumpy() for grad in (*grads, *(array.grad for array in fed))])
-    return found
+        results.append([grad.asnumpy() for grad in (*grads, *(array.grad for array in fed))])
+    return results
 
 
 def built(make, policy=None, **flags):
@@ -77,7 +77,7 @@ def built(make, policy=None, **flags):
 
 
 def added(passes):
-    """Sums in the arrays' own dtype, in the order of the passes, as kAddTo makes them."""
+    """Sums in the arrays' own dtype, in the order of the passes, as by kAddTo."""
     totals = passes[0]
     for grads in passes[1:]:
         totals = [total + grad for total, grad in zip(totals, grads)]
@@ -88,13 +88,13 @@ def check_sums(make, policy, parts, executor="dynamic"):
     """Compare gradients that MXNet adds with those of single passes, and with float32's."""
     flags = EXECUTORS[executor]
     sums = added(gradients(built(make, policy, **flags), parts, "write"))
-    found = gradients(built(make, policy, **flags), parts, "add", "add")[-1]
+    results = gradients(built(make, policy, **flags), parts, "add", "add")[-1]
     expected = added(gradients(built(make), parts, "write"))
-    for ours, total, wanted in zip(found, sums, expected):
+    for ours, total, reference in zip(results, sums, expected):
         assert ours.dtype == total.dtype
-        # a kernel may add each product to the sum rather than the sum of all products
+        # a kernel may add each product to the sum, instead of the sum of all products
         np.testing.assert_allclose(ours, total, rtol=2e-3, atol=1e-3 * np.abs(total).max())
-        assert np.linalg.norm(ours - wanted) <= TOLERANCE[policy] * np.linalg.norm(wanted)
+        assert np.linalg.norm(ours - reference) <= TOLERANCE[policy] * np.linalg.norm(reference)
 
 
 # ------------------------------------------------------------------------------------- networks
@@ -120,10 +120,10 @@ def test_micro_batches_add_up_to_the_whole(policy, executor):
     with autograd.record():
         out = net(x)
     out.backward(nd.array(heads))
-    found = gradients(built(Layers, policy, **EXECUTORS[executor]), parts, "add")[-1]
-    for param, ours in zip(net.collect_params().values(), found):
-        wanted = param.grad().asnumpy().astype("f4")
-        assert np.linalg.norm(ours - wanted) <= TOLERANCE[policy] * np.linalg.norm(wanted)
+    results = gradients(built(Layers, policy, **EXECUTORS[executor]), parts, "add")[-1]
+    for param, ours in zip(net.collect_params().values(), results):
+        reference = param.grad().asnumpy().astype("f4")
+        assert np.linalg.norm(ours - reference) <= TOLERANCE[policy] * np.linalg.norm(reference)
 
 
 def test_a_parameter_without_gradient_and_one_that_adds(policy):
@@ -172,7 +172,7 @@ def test_gradients_of_inputs(policy, reader):
 
 
 def test_a_part_of_a_block_that_is_not_cast():
-    """The part's lowered graph is composed into the graph of its parent."""
+    """The lowered graph of a child is part of the graph of its parent."""
     part = nn.Dense(4, in_units=4)
     part.initialize(mx.init.Normal(0.5))
     amp.cast(part, "bfloat16" if bfloat16.runs_on_cpu() else "float16")
@@ -182,13 +182,13 @@ def test_a_part_of_a_block_that_is_not_cast():
     whole.hybridize()
     whole.collect_params().setattr("grad_req", "add")
     x = nd.array(normal(3, 4))
-    found = []
+    results = []
     for _ in range(2):
         with autograd.record():
             out = whole(x)
         out.backward()
-        found.append([p.grad().asnumpy() for p in whole.collect_params().values()])
-    for once, twice in zip(*found):
+        results.append([p.grad().asnumpy() for p in whole.collect_params().values()])
+    for once, twice in zip(*results):
         assert np.abs(once).max() > 0
         np.testing.assert_allclose(twice, 2 * once, rtol=1e-3)
 
@@ -197,7 +197,7 @@ def test_a_part_of_a_block_that_is_not_cast():
 
 
 class Cells(nn.HybridBlock):
-    """Two dense layers and a clipped scale in a loop or branch, which `run` writes."""
+    """Two dense layers and a clipped scale in a loop or branch that `run` creates."""
 
     def __init__(self, run):
         super().__init__()
@@ -302,16 +302,16 @@ def test_a_module_adds(policy):
     )
     module.init_params(mx.init.Normal(0.5))
     batch = mx.io.DataBatch([nd.array(normal(6, 4))], [nd.array([0, 1, 2, 0, 1, 2])])
-    found = []
+    results = []
     for _ in range(3):
         module.forward(batch, is_train=True)
         module.backward()
         grads = dict(module.executors[0].grad_dict)
-        found.append({k: g.asnumpy() for k, g in grads.items() if g is not None and k != "label"})
+        results.append({k: g.asnumpy() for k, g in grads.items() if g is not None and k != "label"})
     for name in ("data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
-        once = found[0][name]
+        once = results[0][name]
         assert np.abs(once).max() > 0
-        np.testing.assert_allclose(found[2][name], 3 * once, rtol=3e-3, atol=1e-6)
+        np.testing.assert_allclose(results[2][name], 3 * once, rtol=3e-3, atol=1e-6)
 
 
 # --------------------------------------------------------------------- what adds, and what does not
@@ -396,7 +396,7 @@ def test_operators_that_add(op, shapes, attrs):
     names = symbol.list_inputs()
     states = symbol.list_auxiliary_states()
     arrays = {f"x{k}": nd.array(normal(*shape, seed=k)) for k, shape in enumerate(shapes)}
-    found = {}
+    results = {}
     for grad_req in ("write", "add"):
         for name in names:
             if name not in states:
@@ -406,13 +406,13 @@ def test_operators_that_add(op, shapes, attrs):
             with autograd.record():
                 out = run(*(arrays[name] for name in names))
             out.backward(nd.array(normal(*out.shape, seed=9), dtype=out.dtype))
-        found[grad_req] = [arrays[n].grad.asnumpy() for n in names if n not in states]
-    for once, three in zip(found["write"], found["add"]):
+        results[grad_req] = [arrays[n].grad.asnumpy() for n in names if n not in states]
+    for once, three in zip(results["write"], results["add"]):
         np.testing.assert_allclose(three, 3 * once, rtol=1e-4, atol=1e-5)
 
 
 def test_each_operator_that_adds_is_tried():
-    # test_native.py tries those that round; Embedding's ids have no gradient
+    # test_native.py tests those that round; Embedding's ids have no gradient
     tried = {op for op, *_ in CASES} | {"_cond", "_foreach", "_while_loop"}
     assert ADDING - tried == {BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
 
@@ -424,26 +424,26 @@ def test_each_operator_that_adds_is_tried():
 def test_our_cast_is_amp_casts_and_adds(size):
     values = normal(size) * np.float32(10) ** np.random.RandomState(1).randint(-30, 30, size)
     values[0] = np.inf
-    found = {}
+    results = {}
     for op, attrs in ((BFLOAT16, {}), ("amp_cast", {"dtype": "bfloat16"})):
         cast = operator(op, 1, **attrs)
         run = nd.CachedOp(mx.sym.amp_cast(cast, dtype="float32"))
         x = nd.array(values)
         heads = [nd.array(normal(size, seed=k)) for k in (1, 2, 3)]
-        found[op] = []
+        results[op] = []
         for grad_req in ("write", "add"):
             x.attach_grad(grad_req)
             for head in heads:
                 with autograd.record():
                     out = run(x)
                 out.backward(head)
-                found[op].append(x.grad.asnumpy())
-        found[op].insert(0, out.asnumpy())
-    ours, theirs = found[BFLOAT16], found["amp_cast"]
-    for mine, wanted in zip(ours[:4], theirs[:4]):
-        np.testing.assert_array_equal(mine, wanted)
-    for total, wanted in zip(ours[4:], added_up(theirs[1:4])):
-        np.testing.assert_array_equal(total, wanted)
+                results[op].append(x.grad.asnumpy())
+        results[op].insert(0, out.asnumpy())
+    ours, theirs = results[BFLOAT16], results["amp_cast"]
+    for mine, reference in zip(ours[:4], theirs[:4]):
+        np.testing.assert_array_equal(mine, reference)
+    for total, reference in zip(ours[4:], added_up(theirs[1:4])):
+        np.testing.assert_array_equal(total, reference)
 
 
 def added_up(arrays):
@@ -473,8 +473,10 @@ def test_embeddings_add_and_stay_sparse(policy, sparse):
         out.backward()
     assert net.weight.grad().stype == ("row_sparse" if sparse else "default")
     times = 1 if sparse else 2
-    wanted = times * np.array([0, 1, 0, 2, 0, 0, 0])
-    np.testing.assert_array_equal(net.weight.grad().asnumpy(), np.repeat(wanted, 4).reshape(7, 4))
+    reference = times * np.array([0, 1, 0, 2, 0, 0, 0])
+    np.testing.assert_array_equal(
+        net.weight.grad().asnumpy(), np.repeat(reference, 4).reshape(7, 4)
+    )
 
 
 def ops(symbol):
@@ -503,8 +505,8 @@ def test_no_weight_is_copied_where_float16_is_emulated():
 def test_integers_are_not_copied():
     ids = mx.sym.var("ids", dtype="int64")
     picked = mx.sym.take(mx.sym.var("table"), ids)
-    found = to_json(make_addable(picked, {"ids": "int64", "table": "float32"}, "cpu"))
-    assert [n["name"] for n in found["nodes"] if n["op"] == "_copy"] == ["table_copy"]
+    results = to_json(make_addable(picked, {"ids": "int64", "table": "float32"}, "cpu"))
+    assert [n["name"] for n in results["nodes"] if n["op"] == "_copy"] == ["table_copy"]
 
 
 def test_a_gpus_cast_adds():

@@ -1,4 +1,4 @@
-"""Law 7: the emulation is IEEE float16, rounded once where an operator ends, both ways."""
+"""Law 7: the emulation is IEEE float16, rounded once after each operator, forward and backward."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def run(symbol, **arrays):
 
 
 def interesting_values():
-    """All float16 values, all midpoints between neighbours, and the float32 values beside those."""
+    """All float16 values, all midpoints between neighbours, and the float32 values next to them."""
     bits = np.arange(2**16, dtype=np.uint16)
     values = bits.view(np.float16).astype(np.float32)
     finite = np.unique(values[np.isfinite(values)])
@@ -45,15 +45,15 @@ def test_rounding_is_numpys_for_every_value_midpoint_and_neighbour():
     values = interesting_values()
     with np.errstate(over="ignore"):
         expected = values.astype(np.float16)
-    # an operator that the graph runs in float16 and that changes nothing: x * 1
+    # an operator that runs in float16 and returns its input: x * 1
     x = mx.sym.var("x")
     symbol = emulated(mx.sym.amp_cast(x, dtype="float16") * 1.0, x="float32")
-    got = run(symbol, x=values).asnumpy()
-    assert got.dtype == np.float32  # the policy's output
+    actual = run(symbol, x=values).asnumpy()
+    assert actual.dtype == np.float32  # the policy's output
     nan = np.isnan(expected)
-    assert np.array_equal(np.isnan(got), nan)
+    assert np.array_equal(np.isnan(actual), nan)
     with np.errstate(over="ignore"):
-        assert np.array_equal(got[~nan].view(np.uint32), expected[~nan].astype("f4").view("u4"))
+        assert np.array_equal(actual[~nan].view(np.uint32), expected[~nan].astype("f4").view("u4"))
 
 
 def test_convolution_equals_the_float32_result_rounded_once():
@@ -62,27 +62,27 @@ def test_convolution_equals_the_float32_result_rounded_once():
         mx.sym.var("x"), mx.sym.var("w"), kernel=(3, 3), num_filter=5, no_bias=True
     )
     plain = run(symbol, x=x, w=w).asnumpy()
-    got = run(emulated(symbol, x="float32", w="float16"), x=x, w=w.astype("float16")).asnumpy()
-    assert np.array_equal(got, plain.astype("float16").astype("float32"))
-    assert not np.array_equal(got, plain)
+    actual = run(emulated(symbol, x="float32", w="float16"), x=x, w=w.astype("float16")).asnumpy()
+    assert np.array_equal(actual, plain.astype("float16").astype("float32"))
+    assert not np.array_equal(actual, plain)
 
 
 def test_dense_accumulates_in_float32_not_in_float16():
     # 4096 products of 1/64 * 1: a float16 sum would stop growing at 32
     x, w = np.full((1, 4096), 1 / 64, "f4"), np.ones((1, 4096), "f4")
     symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=1, no_bias=True)
-    got = run(emulated(symbol, x="float32", w="float16"), x=x, w=w.astype("float16"))
-    assert got.asscalar() == 64.0
+    actual = run(emulated(symbol, x="float32", w="float16"), x=x, w=w.astype("float16"))
+    assert actual.asscalar() == 64.0
 
 
 def test_a_result_past_65504_is_infinite_and_a_tiny_one_zero():
     x = np.array([[300.0], [255.0], [2.0**-13]], "f4")
     w = np.array([[300.0], [255.0], [2.0**-13]], "f4")
     symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=3, no_bias=True)
-    got = run(emulated(symbol, x="float32", w="float16"), x=x, w=w.astype("float16")).asnumpy()
-    assert got[0, 0] == np.inf  # 90000
-    assert got[1, 1] == 65024.0
-    assert got[2, 2] == 0.0  # 2**-26
+    actual = run(emulated(symbol, x="float32", w="float16"), x=x, w=w.astype("float16")).asnumpy()
+    assert actual[0, 0] == np.inf  # 90000
+    assert actual[1, 1] == 65024.0
+    assert actual[2, 2] == 0.0  # 2**-26
 
 
 def dense_gradient(head_gradient):
@@ -150,8 +150,8 @@ def test_integers_are_never_rounded():
     rows = mx.sym.Embedding(ids, w, input_dim=5000, output_dim=2)
     symbol = emulated(rows, ids="int32", w="float32")
     table = np.arange(10000, dtype="f4").reshape(5000, 2)
-    got = run(symbol, ids=np.array([4099], "i4"), w=table).asnumpy()
-    assert got.tolist() == [[8198.0, 8199.0]]
+    actual = run(symbol, ids=np.array([4099], "i4"), w=table).asnumpy()
+    assert actual.tolist() == [[8198.0, 8199.0]]
 
 
 def test_float16_outputs_and_inputs_stay_float16():
@@ -230,13 +230,17 @@ def test_deconvolutions_are_their_definition_rounded_once(case, weights):
             out = run(*arrays)
         head = halves(*out.shape, seed=3)
         out.backward(nd.array(head))
-    wanted = deconvolution(*(v.astype("f8") for v in (x, w, b)), attrs, groups, head.astype("f8"))
-    for found, expected in zip([out, *(a.grad for a in arrays)], wanted):
+    references = deconvolution(
+        *(v.astype("f8") for v in (x, w, b)), attrs, groups, head.astype("f8")
+    )
+    for actual, expected in zip([out, *(a.grad for a in arrays)], references):
         expected = expected.astype("float16").astype("float32")
-        found = found.asnumpy().astype("float32")
-        assert found.shape == expected.shape
-        assert np.mean(found != expected) <= 0.01  # a sum in another order may round elsewhere
-        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-3)
+        actual = actual.asnumpy().astype("float32")
+        assert actual.shape == expected.shape
+        assert (
+            np.mean(actual != expected) <= 0.01
+        )  # a sum in another order may be rounded differently
+        np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
 
 
 def test_conv3d_transpose_trains_under_every_float16_policy():

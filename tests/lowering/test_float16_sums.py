@@ -1,4 +1,4 @@
-"""Sums in float16 against sums in float32, both emulated."""
+"""Accumulation in float16 compared with accumulation in float32, both emulated."""
 
 import numpy as np
 import pytest
@@ -197,7 +197,7 @@ def test_a_pin_to_float32_is_left_alone():
 
 def test_a_transpose_of_more_than_matrices_is_refused_in_one_sentence():
     with pytest.raises(ValueError) as error:
-        float16_sums._Dot({"transpose_a": "True"}, [(4, 2, 3), (4, 5), (2, 3, 5)])
+        float16_sums.PRODUCTS["dot"]({"transpose_a": "True"}, [(4, 2, 3), (4, 5), (2, 3, 5)])
     assert str(error.value) == (
         "dot() of shapes (4, 2, 3) and (4, 5) with a transpose cannot accumulate in float16: "
         "transpose matrices only, or pin dot to float32."

@@ -1,4 +1,4 @@
-"""A bias gets its gradient where the weight of its dense layer is frozen."""
+"""The bias of a dense layer with a frozen weight gets its gradient."""
 
 import numpy as np
 import pytest

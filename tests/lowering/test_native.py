@@ -1,4 +1,4 @@
-"""The C++ operators: the bits of MXNet's casts on every instruction set, or not used at all."""
+"""The C++ operators compute the bits of MXNet's casts on every instruction set."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 from gluon_amp import hardware
 from gluon_amp.lowering import native
 from gluon_amp.lowering.native import build
+from gluon_amp.lowering.native.obtain import try_in_subprocess
 from tests.lowering.test_float16_emulation import interesting_values
 
 import mxnet as mx
@@ -21,8 +22,8 @@ needs_library = pytest.mark.skipif(
     not native.available(), reason="the C++ operators cannot be built here"
 )
 
-# Prints all bits of a small net's output and gradients. Sums over a batch (BatchNorm's) are left
-# out: oneDNN takes them in another order where tensors are in another layout.
+# Prints all bits of a small net's output and gradients. The net has no sums over a batch, such as
+# BatchNorm's: their order in oneDNN depends on the layout of the tensors.
 NET = """
 import hashlib, json, logging, sys
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -46,14 +47,14 @@ for _ in range(2):
     with autograd.record():
         out = net(x)
     out.backward(mx.nd.array(np.random.RandomState(1).normal(size=out.shape)) * 1e-4)
-found = {name: p.grad() for name, p in net.collect_params().items()}
-found["out"] = out
-print(json.dumps({k: hashlib.sha1(v.asnumpy().tobytes()).hexdigest() for k, v in found.items()}))
+tensors = {name: p.grad() for name, p in net.collect_params().items()}
+tensors["out"] = out
+print(json.dumps({k: hashlib.sha1(v.asnumpy().tobytes()).hexdigest() for k, v in tensors.items()}))
 """
 
 
 def run_net(**environment):
-    """Return the net's bits and what was logged, in a process of its own."""
+    """Run the net in a separate process; return its bits and the log."""
     done = subprocess.run(
         [sys.executable, "-c", NET],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
@@ -67,12 +68,12 @@ def run_net(**environment):
 
 @pytest.fixture(scope="module")
 def casts():
-    """The bits that two of MXNet's casts give."""
+    """The bits that two of MXNet's casts compute."""
     return run_net(GLUON_AMP_NATIVE="0", OMP_NUM_THREADS="1")[0]
 
 
 def operator(name, values, head=None):
-    """Run one of our operators; with `head`, return what its gradient makes of that."""
+    """Run an operator of the library; with `head`, return the gradient of its input."""
     node = {"op": name, "name": "o", "attrs": {}, "inputs": [[0, 0, 0]]}
     data = {"op": "null", "name": "x", "inputs": []}
     graph = {"nodes": [data, node], "arg_nodes": [0], "heads": [[1, 0, 0]]}
@@ -87,13 +88,13 @@ def operator(name, values, head=None):
     return x.grad.asnumpy()
 
 
-def same(got, expected):
-    """Equal bits, where a NaN is a NaN."""
+def same(actual, expected):
+    """Assert equal bits, except in the payload of NaNs."""
     nan = np.isnan(expected)
-    assert got.dtype == expected.dtype
-    assert np.array_equal(np.isnan(got), nan)
-    unsigned = f"u{got.dtype.itemsize}"
-    assert np.array_equal(got[~nan].view(unsigned), expected[~nan].view(unsigned))
+    assert actual.dtype == expected.dtype
+    assert np.array_equal(np.isnan(actual), nan)
+    unsigned = f"u{actual.dtype.itemsize}"
+    assert np.array_equal(actual[~nan].view(unsigned), expected[~nan].view(unsigned))
 
 
 @pytest.fixture(params=["plain", "avx2", "avx512"])
@@ -122,7 +123,7 @@ def test_every_value_midpoint_and_neighbour_on_each_instruction_set(instruction_
     assert np.array_equal(operator("_gluon_amp_round_relu", values[finite]), relu)
     head = values[finite][::-1].copy()
     grad = operator("_gluon_amp_round_relu", values[finite], head=head)
-    # on the way back relu comes first; oneDNN's multiplies by 0 where it is 0, and inf gives NaN
+    # relu's gradient comes first: oneDNN multiplies by 0 or 1, so that inf may become NaN
     with np.errstate(invalid="ignore", over="ignore"):
         expected = (head * (relu > 0)).astype(np.float16).astype(np.float32)
     assert np.array_equal(grad, expected, equal_nan=True)
@@ -159,13 +160,13 @@ def test_a_net_has_the_bits_of_mxnets_casts(instructions, threads, casts):
     if instructions and not native.select(instructions):
         pytest.skip(f"this processor has no {instructions}")
     native.select(None)
-    found, logged = run_net(GLUON_AMP_NATIVE=instructions, OMP_NUM_THREADS=threads)
+    digests, logged = run_net(GLUON_AMP_NATIVE=instructions, OMP_NUM_THREADS=threads)
     assert logged == ""
     if threads == "1":
-        assert found == casts
+        assert digests == casts
     else:
         one, _ = run_net(GLUON_AMP_NATIVE="0", OMP_NUM_THREADS="2")
-        assert found == one
+        assert digests == one
 
 
 @pytest.mark.parametrize(
@@ -180,8 +181,8 @@ def test_where_it_cannot_be_had_one_line_says_so_and_casts_take_over(
     environment, reason, casts, tmp_path
 ):
     environment = {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", **environment}
-    found, logged = run_net(GLUON_AMP_NATIVE="", **environment)
-    assert found == casts
+    digests, logged = run_net(GLUON_AMP_NATIVE="", **environment)
+    assert digests == casts
     (line,) = logged.strip().splitlines()
     assert line.startswith("gluon_amp's C++ kernels are not used")
     assert "GLUON_AMP_NATIVE=0 silences this." in line
@@ -218,7 +219,7 @@ def test_every_compiler_that_is_installed_builds_a_library_that_works(compiler, 
     if not shutil.which(compiler):
         pytest.skip("not installed")
     build.build([compiler], tmp_path / "native.so")
-    native._try(tmp_path / "native.so")
+    try_in_subprocess(tmp_path / "native.so")
 
 
 def test_the_sources_ask_no_compiler_for_what_old_ones_do_not_know():

@@ -1,4 +1,4 @@
-"""The C++ operators raise an MXNetError for arguments that do not fit, and never crash."""
+"""The C++ operators raise an MXNetError for wrong arguments, and never crash."""
 
 import json
 import os
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(
     not native.available(), reason="the C++ operators cannot be built here"
 )
 
-# Calls every operator with random arrays and text, alone and in graphs; prints how
-# many calls were refused. Whatever else happens ends it with a traceback or a signal.
+# Calls every operator with random arrays and text, alone and in graphs, and prints how many calls
+# were refused. Any other error or a crash ends the program.
 RANDOM_CALLS = """
 import ctypes, json, random, sys
 import gluon_amp
 from gluon_amp.lowering import native
-from gluon_amp.lowering.native import updates
+from gluon_amp.policy import registry
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.contrib.amp.amp import bfloat16
@@ -51,11 +51,11 @@ counts = {"refused": 0, "done": 0}
 
 def array(dtype=None, shape=None):
     dtype = dtype or random.choice(DTYPES[:2] * 6 + DTYPES)
-    made = nd.ones(random.choice(SHAPES) if shape is None else shape, dtype="float32")
-    made = made.astype(dtype)
-    if random.random() < 0.02 and made.ndim == 2 and made.size and dtype == "float32":
-        made = made.tostype(random.choice(["row_sparse", "csr"]))
-    return made
+    result = nd.ones(random.choice(SHAPES) if shape is None else shape, dtype="float32")
+    result = result.astype(dtype)
+    if random.random() < 0.02 and result.ndim == 2 and result.size and dtype == "float32":
+        result = result.tostype(random.choice(["row_sparse", "csr"]))
+    return result
 
 
 def fitting(count):
@@ -63,7 +63,7 @@ def fitting(count):
 
 
 def call():
-    # mostly one thing is wrong: what is quite wrong is found at the first look
+    # mostly one argument is wrong, since calls with many errors are refused by the first check
     if random.random() < 0.6:
         op = random.choice(sorted(UPDATES))
         stride, weights = random.choice(UPDATES[op]), random.choice([1, 1, 2, 3])
@@ -120,7 +120,7 @@ def alone(op, arrays, attributes):
         out = random.choice([array(), *arrays])
     with autograd.record(random.random() < 0.3):
         result = mx.nd._internal._imperative_invoke(
-            updates._handle(op), arrays, list(attributes), list(attributes.values()),
+            registry.handle(op).value, arrays, list(attributes), list(attributes.values()),
             out, False, False)
     nd.waitall()
     return result
@@ -159,12 +159,12 @@ for case in range(cases):
             op, arrays, attributes = call()
             nd.waitall()
         except Exception:
-            continue  # arrays that MXNet itself does not make
+            continue  # arrays that MXNet itself does not create
         print(case, op, attributes, [(x.shape, x.dtype, x.stype) for x in arrays],
               file=sys.stderr, flush=True)
         try:
-            # Not updates in graphs: MXNet looks for the inputs that they write without asking how
-            # many there are, and crashes with its own updates, too.
+            # No updates in graphs: MXNet does not check the number of inputs that they write,
+            # and crashes with its own updates too.
             graphs = op in FIXED or op in CONVOLUTIONS
             (in_a_graph if graphs and random.random() < 0.7 else alone)(op, arrays, attributes)
             counts["done"] += 1
@@ -196,7 +196,7 @@ TEXT = {"arrays_per_weight": "3", "lrs": "0", "wds": "0", "constants": "0,0,0"}
 
 
 def invoke(op, arrays, **text):
-    updates._invoke(op, arrays, **{**TEXT, **text})
+    updates.invoke(op, arrays, **{**TEXT, **text})
     nd.waitall()
 
 
@@ -227,7 +227,7 @@ def test_wrong_text_of_an_update(text, message):
 def test_missing_text_of_an_update(name):
     text = {key: value for key, value in TEXT.items() if key != name}
     with pytest.raises(mx.base.MXNetError, match=f"needs {name}"):
-        updates._invoke("_gluon_amp_sgd_update", [nd.ones((5,)) for _ in range(3)], **text)
+        updates.invoke("_gluon_amp_sgd_update", [nd.ones((5,)) for _ in range(3)], **text)
 
 
 def of(*dtypes):
@@ -239,8 +239,8 @@ def of(*dtypes):
     [
         (of("float32", "float32", "float16"), "states and masters are float32"),
         (of("float16", "float16", "float16"), "states and masters are float32"),
-        (of("float64", "float32", "float32"), "takes float16 and float32"),
-        (of("float32", "int32", "float32"), "takes float16 and float32"),
+        (of("float64", "float32", "float32"), "expects float16 or float32"),
+        (of("float32", "int32", "float32"), "expects float16 or float32"),
         ([nd.ones((5,)), nd.ones((5,)), nd.ones((4,))], "shapes differ"),
         ([nd.ones((5,)), nd.ones((500000,)), nd.ones((5,))], "shapes differ"),
         ([nd.ones((5, 1)).tostype("csr"), *of("float32", "float32")], "dense|shapes differ"),
@@ -269,7 +269,7 @@ def test_states_that_the_optimizer_does_not_have(op, dtypes):
 @pytest.mark.parametrize("count", ["", "0", "3", "-2", "2,2", "1048577", "99999999999"])
 def test_wrong_number_of_arrays_to_check(count):
     with pytest.raises(mx.base.MXNetError):
-        updates._invoke("_gluon_amp_all_finite", of("float32", "float16"), num_arrays=count)
+        updates.invoke("_gluon_amp_all_finite", of("float32", "float16"), num_arrays=count)
 
 
 @pytest.mark.parametrize("inputs", [0, 1, 3])
@@ -278,12 +278,12 @@ def test_a_graph_with_a_wrong_number_of_inputs(inputs):
     places = [[i, 0, 0] for i in range(inputs)]
     nodes.append({"op": "_gluon_amp_norm_layout", "name": "o", "attrs": {}, "inputs": places})
     text = {"nodes": nodes, "arg_nodes": [0, 1, 2], "heads": [[3, 0, 0]]}
-    text["attrs"] = {"mxnet_version": ["int", 10901]}  # or MXNet adds the inputs that are missing
+    text["attrs"] = {"mxnet_version": ["int", 10901]}  # otherwise MXNet adds the missing inputs
     graph = mx.sym.load_json(json.dumps(text))
-    with pytest.raises(mx.base.MXNetError, match="takes 2 arrays"):
+    with pytest.raises(mx.base.MXNetError, match="expects 2 arrays"):
         graph.infer_shape()
     with pytest.raises(mx.base.MXNetError):
-        nd.CachedOp(graph)  # makes the graph of the gradient
+        nd.CachedOp(graph)  # builds the graph of the gradient
 
 
 def test_a_refused_update_changes_nothing_and_the_next_one_works():

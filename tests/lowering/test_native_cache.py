@@ -1,4 +1,4 @@
-"""The cache of the C++ library: only intact, tried code of the user's own is ever loaded."""
+"""The cache of the C++ library: only intact, tried code of the user is ever loaded."""
 
 import hashlib
 import json
@@ -8,12 +8,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
 from gluon_amp.lowering import native
-from gluon_amp.lowering.native import build, cache
+from gluon_amp.lowering.native import build, cache, obtain
 from gluon_amp.lowering.native.build import BuildError
 from gluon_amp.lowering.native.cache import CachedLibrary
 from tests import ROOT
@@ -22,7 +21,12 @@ pytestmark = pytest.mark.skipif(
     not native.available(), reason="the C++ operators cannot be built here"
 )
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+# The library of this process
+LIBRARY = obtain.find_or_build() if native.available() else None
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can change the owner of a file"
+)
 
 
 # -------------------------------------------------------------------------------- a library's bytes
@@ -30,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files
 
 @pytest.fixture
 def stored(tmp_path):
-    """A library in a cache that was built and tried here."""
+    """A library in a cache, which was built and tried here."""
     built = tmp_path / "built.so"
     built.write_bytes(b"code" * 1000)
     library = CachedLibrary(tmp_path / "native-1-2.so")
@@ -146,8 +150,8 @@ def test_the_folder_is_made_for_the_user_alone(home):
     finally:
         os.umask(old)
     assert folder == home / ".cache" / "gluon_amp"
-    for made in (folder, folder.parent):
-        assert made.stat().st_mode & 0o777 == 0o700
+    for created in (folder, folder.parent):
+        assert created.stat().st_mode & 0o777 == 0o700
     assert cache.folder() == folder
 
 
@@ -175,7 +179,7 @@ def test_without_a_home_the_password_database_has_it(tmp_path, monkeypatch, valu
     else:
         monkeypatch.setenv("HOME", value)
     expected = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".cache")
-    assert cache._cache_home() == expected
+    assert cache.home() == expected
 
     def unknown(uid):
         raise KeyError(uid)
@@ -269,8 +273,8 @@ def test_folders_of_killed_builds_are_removed(tmp_path):
         (tmp_path / name / "library.o").write_text("")
         when = time.time() - age
         os.utime(tmp_path / name, (when, when))
-    with cache.build_folder(tmp_path) as made:
-        assert {path.name for path in tmp_path.iterdir()} == {"build-new", made.name}
+    with cache.build_folder(tmp_path) as temporary:
+        assert {path.name for path in tmp_path.iterdir()} == {"build-new", temporary.name}
     assert {path.name for path in tmp_path.iterdir()} == {"build-new"}
 
 
@@ -279,10 +283,10 @@ def test_folders_of_killed_builds_are_removed(tmp_path):
 
 @pytest.fixture
 def use(home, monkeypatch, caplog):
-    """Gets the path of a library that may be loaded, from a cache of its own.
+    """Return a function that finds or builds a library in a cache for this test.
 
-    The compiler is a script that copies the library of this process instead of linking it, and
-    notes that it was called: these tests are of everything around the compiler.
+    The compiler is a script that copies the library of this process instead of linking one, and
+    counts its calls: the tests cover everything but the compiler.
     """
     compiler = home / "compiler"
     compiler.write_text(
@@ -295,7 +299,7 @@ def use(home, monkeypatch, caplog):
         done
         case $out in
           *.o) : > "$out" ;;
-          *) cp {native.library()._name} "$out"; echo >> {home}/builds ;;
+          *) cp {LIBRARY} "$out"; echo >> {home}/builds ;;
         esac
         """)
     )
@@ -304,10 +308,10 @@ def use(home, monkeypatch, caplog):
 
     def run():
         caplog.clear()
-        return native._tried_library()
+        return obtain.find_or_build()
 
     def fill():
-        shutil.copy(native.library()._name, home / "copy.so")
+        shutil.copy(LIBRARY, home / "copy.so")
         digests = build.source_digest(), build.compiler_digest([str(compiler)])
         library = CachedLibrary(cache.folder() / "native-{}-{}.so".format(*digests))
         library.store(home / "copy.so")
@@ -328,7 +332,9 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(use, home, ca
         f"Building gluon_amp's C++ kernels with {use.compiler}: this takes up to"
     )
     assert line.endswith(f"a minute and happens once, they are kept in {folder}.")
-    assert caplog.records[0].levelname == "WARNING"  # shown unless the user has set up logging
+    assert (
+        caplog.records[0].levelname == "WARNING"
+    )  # printed unless the user has configured logging
     assert use() == path
     assert not caplog.messages
     assert use.builds() == 1
@@ -338,7 +344,7 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(use, home, ca
 
 def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(use, monkeypatch):
     path = use.fill()
-    monkeypatch.setattr(native, "_try", lambda path: pytest.fail("tried"))
+    monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried"))
     assert use() == path
     assert use.builds() == 0
 
@@ -347,7 +353,7 @@ def test_a_truncated_library_is_built_anew(use):
     path = use.fill()
     os.truncate(path, path.stat().st_size // 2)
     assert use() == path
-    assert path.read_bytes() == Path(native.library()._name).read_bytes()
+    assert path.read_bytes() == LIBRARY.read_bytes()
     assert use.builds() == 1
 
 
@@ -372,7 +378,7 @@ def test_one_that_does_not_work_when_built_anew_is_given_up(use, home):
     make_it_crash(path)
     shutil.copy(path, home / "broken.so")
     script = use.compiler.read_text()
-    use.compiler.write_text(script.replace(native.library()._name, str(home / "broken.so")))
+    use.compiler.write_text(script.replace(str(LIBRARY), str(home / "broken.so")))
     with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
         use()
     assert use.builds() == 1
@@ -402,7 +408,7 @@ def test_the_trial_runs_nothing_of_the_current_directory(home, monkeypatch):
     monkeypatch.chdir(home)
     for relative in ("", "."):
         monkeypatch.setattr(sys, "path", [relative, *sys.path])
-    native._try(Path(native.library()._name))
+    obtain.try_in_subprocess(LIBRARY)
     assert not (home / "executed").exists()
 
 
@@ -413,7 +419,7 @@ import gluon_amp as amp
 import mxnet as mx
 from gluon_amp.lowering import bfloat16, native
 
-start, found = threading.Barrier(8), []
+start, results = threading.Barrier(8), []
 policies = ["float16", "bfloat16"] if bfloat16.runs_on_cpu() else ["float16"]
 
 
@@ -427,7 +433,7 @@ def work(number):
     with mx.autograd.record():
         loss = net(mx.nd.ones((2, 3, 8, 8))).sum()
     loss.backward()
-    found.append((native.available(), bool(np.isfinite(loss.asscalar()))))
+    results.append((native.available(), bool(np.isfinite(loss.asscalar()))))
 
 
 threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -435,7 +441,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(found == [(True, True)] * 8)
+print(results == [(True, True)] * 8)
 """
 
 
@@ -501,7 +507,7 @@ def test_a_crash_and_a_hang_are_named():
 @pytest.mark.parametrize("command", ["'", "/none/such", "\\", "\n"])
 def test_any_text_for_a_compiler(command, monkeypatch):
     monkeypatch.setenv("CXX", command)
-    found = build.compiler()
-    if command.strip() and found is not None:
+    compiler = build.compiler()
+    if command.strip() and compiler is not None:
         with pytest.raises(BuildError, match="cannot be run"):
-            build.compiler_digest(found)
+            build.compiler_digest(compiler)

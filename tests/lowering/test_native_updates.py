@@ -1,4 +1,4 @@
-"""The C++ updates: MXNet's own bits, for all parameters in one pass, on every instruction set."""
+"""The C++ updates compute MXNet's bits for all parameters in one pass on any instruction set."""
 
 import numpy as np
 import pytest
@@ -39,20 +39,20 @@ def copies(arrays):
 
 
 def slots(*columns):
-    """The arrays of all weights, one weight after the other, and how many each has."""
+    """Return the arrays of all weights, weight by weight, and the number of arrays of each."""
     columns = [column for column in columns if column is not None]
     return [array for slot in zip(*columns) for array in slot], len(columns)
 
 
-def same(found, expected):
-    """Equal bits in all arrays, where a NaN is a NaN."""
-    for got, wanted in zip(found, expected):
-        assert got.dtype == wanted.dtype
-        got, wanted = got.asnumpy(), wanted.asnumpy()
-        nan = np.isnan(wanted)
-        assert np.array_equal(np.isnan(got), nan)
-        unsigned = f"u{got.dtype.itemsize}"
-        assert np.array_equal(got[~nan].view(unsigned), wanted[~nan].view(unsigned))
+def same(actual, expected):
+    """Assert equal bits in all arrays, except in the payload of NaNs."""
+    for array, reference in zip(actual, expected):
+        assert array.dtype == reference.dtype
+        array, reference = array.asnumpy(), reference.asnumpy()
+        nan = np.isnan(reference)
+        assert np.array_equal(np.isnan(array), nan)
+        unsigned = f"u{array.dtype.itemsize}"
+        assert np.array_equal(array[~nan].view(unsigned), reference[~nan].view(unsigned))
 
 
 def options(clip, **numbers):
@@ -63,7 +63,9 @@ def options(clip, **numbers):
 
 def gradients(dtype):
     grads = normal(100, 1)
-    grads[0][:] = nd.array([np.inf, np.nan, 6e4])  # nobody updates with these, but bits are bits
+    grads[0][:] = nd.array(
+        [np.inf, np.nan, 6e4]
+    )  # the bits of such an update should be the same, too
     return [grad.astype(dtype) for grad in grads]
 
 
@@ -175,10 +177,10 @@ def test_one_bad_element_is_found_in_its_array(instruction_set, bad):
         for place in (0, array.size // 2, array.size - 1):
             values = array.asnumpy()
             values.ravel()[place] = bad
-            found = updates.finite(
+            actual = updates.finite(
                 [*arrays[:k], nd.array(values, dtype=values.dtype), *arrays[k + 1 :]]
             )
-            assert found.tolist() == [i != k for i in range(len(arrays))]
+            assert actual.tolist() == [i != k for i in range(len(arrays))]
 
 
 def test_every_float16_value_is_finite_or_not_as_numpy_has_it(instruction_set):
@@ -208,7 +210,7 @@ def test_an_update_waits_for_what_comes_before_and_is_seen_by_what_comes_after()
 
 
 def test_weights_that_onednn_holds_in_its_own_layout():
-    # float32 inference leaves them blocked
+    # float32 inference leaves them in a blocked layout
     net = mx.gluon.nn.Conv2D(32, 3, in_channels=32)
     net.initialize()
     net.hybridize(static_alloc=True, static_shape=True)
@@ -221,7 +223,7 @@ def test_weights_that_onednn_holds_in_its_own_layout():
 
 
 def test_wrong_arrays_are_refused():
-    with pytest.raises(mx.base.MXNetError, match="takes float16 and float32"):
+    with pytest.raises(mx.base.MXNetError, match="expects float16 or float32"):
         updates.finite([nd.ones((2,), dtype="float64")])
     with pytest.raises(mx.base.MXNetError, match="shapes differ"):
         updates.sgd_update([nd.ones((2,)), nd.ones((3,))], 2, [1], [0], 0, 1, None)

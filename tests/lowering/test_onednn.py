@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from gluon_amp import hardware
 from gluon_amp.lowering import bfloat16, lower, native
 from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, apply_workarounds
 from gluon_amp.policy.graph import to_json
-from gluon_amp.startup import cpu
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -28,7 +28,7 @@ def norm_of(data, name="norm"):
 
 
 def low(data):
-    # functions take MXNet's structured dtype; only graphs take the name
+    # functions accept MXNet's structured dtype; only graphs accept the name
     return mx.sym.amp_cast(data, dtype=np.dtype([("bfloat16", np.uint16)]))
 
 
@@ -46,7 +46,7 @@ def test_symbols_without_a_bfloat16_batchnorm_stay_themselves():
 
 
 @needs_native
-def test_the_operator_stands_behind_each_bfloat16_batchnorm():
+def test_the_operator_follows_each_bfloat16_batchnorm():
     first = norm_of(low(mx.sym.var("data")), "first")
     second = norm_of(mx.sym.Activation(first, act_type="relu"), "second")
     rewritten = apply_workarounds(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
@@ -63,12 +63,12 @@ def test_all_readers_and_outputs_read_the_layout_operator():
     norm = norm_of(low(mx.sym.var("data")))
     both = mx.sym.Group([mx.sym.Activation(norm, act_type="relu") + norm, norm])
     nodes = to_json(apply_workarounds(both, {}))
-    found = [node["op"] for node in nodes["nodes"]]
+    operators = [node["op"] for node in nodes["nodes"]]
     readers = [
-        node for node in nodes["nodes"] if [found.index("BatchNorm"), 0, 0] in node["inputs"]
+        node for node in nodes["nodes"] if [operators.index("BatchNorm"), 0, 0] in node["inputs"]
     ]
     assert [node["op"] for node in readers] == [NORM_LAYOUT]
-    assert nodes["heads"][1][:2] == [found.index(NORM_LAYOUT), 0]
+    assert nodes["heads"][1][:2] == [operators.index(NORM_LAYOUT), 0]
 
 
 @needs_native
@@ -83,7 +83,7 @@ def test_other_outputs_of_a_batchnorm_are_left_alone():
 
 
 def run(symbol, **arrays):
-    """Outputs and gradients in float32 of a symbol, whose inputs these are."""
+    """Return the outputs and gradients of a symbol in float32 for these inputs."""
     inputs = {name: nd.array(values) for name, values in arrays.items()}
     block = mx.gluon.SymbolBlock(symbol, [mx.sym.var(name) for name in inputs])
     block.collect_params().initialize()
@@ -97,7 +97,7 @@ def run(symbol, **arrays):
 
 
 def passed_on(data, other):
-    """The operator alone between casts; integers up to 256 are bfloat16."""
+    """The operator alone, between casts; integers up to 256 are bfloat16 values."""
     graph = to_json(mx.sym.Group([low(data), low(other)]))
     nodes = graph["nodes"]
     heads = [[*entry[:2], 0] for entry in graph["heads"]]
@@ -183,23 +183,21 @@ def train_depthwise(path, **environment):
 @needs_native
 @needs_bfloat16
 def test_depthwise_networks_meet_no_reference_kernel(tmp_path):
-    shown, with_ours = train_depthwise(tmp_path / "ours.npz", DNNL_VERBOSE="1")
-    norms = [line for line in shown.splitlines() if ",batch_normalization," in line]
+    log, with_ours = train_depthwise(tmp_path / "ours.npz", DNNL_VERBOSE="1")
+    norms = [line for line in log.splitlines() if ",batch_normalization," in line]
     assert len(norms) >= 2 * 2 * 5  # steps, directions, layers
     assert not [line for line in norms if "ref:any" in line]
 
-    shown, without = train_depthwise(
-        tmp_path / "without.npz", DNNL_VERBOSE="1", GLUON_AMP_NATIVE="0"
-    )
-    if cpu.has_amx():  # the trouble is there: the test can fail
-        assert [line for line in shown.splitlines() if "bnorm_ref:any" in line]
+    log, without = train_depthwise(tmp_path / "without.npz", DNNL_VERBOSE="1", GLUON_AMP_NATIVE="0")
+    if hardware.has_amx():  # without the operator, the slow kernel is used
+        assert [line for line in log.splitlines() if "bnorm_ref:any" in line]
     np.testing.assert_array_equal(with_ours["loss"], without["loss"])
-    # the kernels sum a batch in another order, and each gradient is rounded to 8 bits
-    ours, wanted = (
-        np.concatenate([found[name].ravel() for name in with_ours.files])
-        for found in (with_ours, without)
+    # the kernels add a batch in another order, and each gradient is rounded to 8 bits
+    ours, reference = (
+        np.concatenate([grads[name].ravel() for name in with_ours.files])
+        for grads in (with_ours, without)
     )
-    assert np.linalg.norm(ours - wanted) <= 0.03 * np.linalg.norm(wanted)
+    assert np.linalg.norm(ours - reference) <= 0.03 * np.linalg.norm(reference)
 
 
 @needs_bfloat16
@@ -211,10 +209,10 @@ def test_bfloat16_networks_keep_their_outputs():
     net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
     net.initialize(mx.init.Xavier())
     data = nd.array(np.random.RandomState(1).normal(size=(2, 3, 8, 8)))
-    wanted = net(data).asnumpy()
+    reference = net(data).asnumpy()
     cast = gluon_amp.cast(net, "bfloat16")
     cast.hybridize()
-    np.testing.assert_allclose(cast(data).asnumpy(), wanted, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(cast(data).asnumpy(), reference, rtol=0.02, atol=0.02)
 
 
 # ------------------------------------------------------------------------------- 1×1 convolutions
@@ -233,7 +231,7 @@ def dilation(symbol):
 
 @pytest.mark.parametrize("amx", [True, False])
 def test_pointwise_convolutions_are_dilated_where_there_is_amx(amx, monkeypatch):
-    monkeypatch.setattr(cpu, "has_amx", lambda: amx)
+    monkeypatch.setattr(hardware, "has_amx", lambda: amx)
     data = mx.sym.var("data")
     for kernel, twos in (((1, 1), "(2, 2)"), ((1,), "(2,)"), ((1, 1, 1), "(2, 2, 2)")):
         low_one = convolution(low(data), kernel)
@@ -250,7 +248,7 @@ def test_float32_convolutions_stay_themselves():
 @needs_bfloat16
 @pytest.mark.parametrize("positions", [27, 33, 36, 39, 42, 45, 48, 49])
 def test_three_tiles_of_positions(positions):
-    """Sizes at which oneDNN's own kernel writes past its result; values as numpy computes them."""
+    """Sizes for which oneDNN's kernel writes past its result; the values are numpy's."""
     import gluon_amp
 
     random = np.random.RandomState(positions)
@@ -261,10 +259,10 @@ def test_three_tiles_of_positions(positions):
     net.weight.set_data(nd.array(weight))
     gluon_amp.cast(net, "bfloat16")
     net.hybridize()
-    wanted = np.einsum("ncij,oc->noij", data, weight[:, :, 0, 0])
-    found = net(nd.array(data)).asnumpy()
+    reference = np.einsum("ncij,oc->noij", data, weight[:, :, 0, 0])
+    actual = net(nd.array(data)).asnumpy()
     # sums of integers are exact in float32, and rounded once to 8 bits
-    np.testing.assert_allclose(found, wanted, rtol=2.0**-8)
+    np.testing.assert_allclose(actual, reference, rtol=2.0**-8)
 
 
 POINTWISE = """
@@ -290,7 +288,7 @@ def test_the_kernel_that_writes_too_far_is_not_used():
     used = [line.split(",")[4] for line in done.stdout.splitlines() if ",convolution," in line]
     assert used
     assert "jit_1x1:avx512_core_amx_bf16" not in used
-    if cpu.has_amx():
+    if hardware.has_amx():
         assert any("amx" in kernel for kernel in used)
 
 
@@ -314,7 +312,7 @@ def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch
 
 
 def pixels():
-    """A convolution of one pixel, whose kernel's middle alone meets it; inputs and weights."""
+    """A convolution of one pixel, on which only the kernel's middle has an effect; its arrays."""
     data = low(mx.sym.var("data"))
     symbol = convolution(data, (3, 3), stride=(2, 2), pad=(1, 1), num_filter=16)
     random = np.random.RandomState(7)
@@ -323,9 +321,9 @@ def pixels():
 
 
 def expected_weight_gradient(data, heads):
-    wanted = np.zeros((16, 16, 3, 3))
-    wanted[:, :, 1, 1] = np.einsum("no,nc->oc", heads.reshape(4, 16), data[:, :, 0, 0])
-    return wanted
+    reference = np.zeros((16, 16, 3, 3))
+    reference[:, :, 1, 1] = np.einsum("no,nc->oc", heads.reshape(4, 16), data[:, :, 0, 0])
+    return reference
 
 
 @needs_bfloat16
@@ -336,9 +334,9 @@ def test_the_weight_gradient_of_one_pixel(with_native, monkeypatch):
     symbol, arrays = pixels()
     rewritten = mx.sym.amp_cast(apply_workarounds(symbol, {}), dtype="float32")
     run(rewritten, **{name: np.full(x.shape, np.nan) for name, x in arrays.items()})
-    _, _, found = run(rewritten, **arrays)
-    heads = np.arange(1, 65)  # as `run` has it
-    np.testing.assert_array_equal(found, expected_weight_gradient(arrays["data"], heads))
+    _, _, actual = run(rewritten, **arrays)
+    heads = np.arange(1, 65)  # as in `run`
+    np.testing.assert_array_equal(actual, expected_weight_gradient(arrays["data"], heads))
 
 
 @needs_native
@@ -360,8 +358,8 @@ def test_the_weight_gradient_of_two_readers_is_added(static):
         with autograd.record():
             out = op(data, weight)
         out.backward()
-    wanted = expected_weight_gradient(arrays["data"], np.ones((4, 16)))
-    np.testing.assert_array_equal(weight.grad.asnumpy(), 2 * 2 * wanted)
+    reference = expected_weight_gradient(arrays["data"], np.ones((4, 16)))
+    np.testing.assert_array_equal(weight.grad.asnumpy(), 2 * 2 * reference)
 
 
 @needs_native

@@ -1,8 +1,8 @@
-"""Random networks under every low-precision policy: no errors, and within `closeness`'s bounds.
+"""Random networks run under every low-precision policy, within the bounds of `closeness`.
 
-The suite runs a few of them, which are always the same; `--random-nets 300 --random-nets-seed 7`
-runs others. They run in a process of their own, since stock MXNet has operators that crash: a crash
-in float32 skips one network, a crash of the cast network is a failure.
+The suite runs a few of them, always the same; `--random-nets 300 --random-nets-seed 7` runs others.
+They run in a separate process, since some of MXNet's operators crash: a crash in float32 skips a
+network, a crash of the cast network is a failure.
 """
 
 import multiprocessing
@@ -31,11 +31,11 @@ def pytest_generate_tests(metafunc):
 
 
 class UnusableError(Exception):
-    """A network that says nothing about a policy."""
+    """A network that cannot test a policy."""
 
 
 def float32_of(net):
-    """Return what a network gives in float32, and how far each policy may be from it."""
+    """Return a network's results in float32 and the largest distances that policies may have."""
     inputs = [net.x]
     try:
         expected = closeness.measure(net, inputs)
@@ -48,21 +48,23 @@ def float32_of(net):
 
 
 def too_far(net, expected, allowed):
-    """Return what a cast network gives too far from float32: policy, result, distance, bound."""
+    """Return the results of the cast network out of bounds: policy, result, distance, bound."""
     far = []
     for policy in POLICIES:
         if policy == "bfloat16" and not bfloat16.runs_on_cpu():
             continue
         amp.cast(net, policy)
-        found = closeness.distances(closeness.measure(net, [net.x]), expected)
+        distances = closeness.distances(closeness.measure(net, [net.x]), expected)
         bounds = allowed[policy]
-        far += [(policy, name, d, bounds[name]) for name, d in found.items() if d > bounds[name]]
+        far += [
+            (policy, name, d, bounds[name]) for name, d in distances.items() if d > bounds[name]
+        ]
         amp.cast(net, "float32")
     return far
 
 
 def answer(connection):
-    """Receive seeds; send how far each network works in float32, and then how it is cast."""
+    """Receive seeds; for each, send whether the network works in float32, then `too_far` of it."""
     while True:
         seed = connection.recv()
         try:
@@ -78,12 +80,12 @@ def answer(connection):
 
 
 class Answers:
-    """A process that runs `answer`, and another one after each crash."""
+    """A process that runs `answer`; after a crash, the next request starts another one."""
 
     def __init__(self):
         self.process = None
 
-    def ask(self, seed):
+    def request(self, seed):
         if self.process is None:
             spawn = multiprocessing.get_context("spawn")
             self.connection, other = spawn.Pipe()
@@ -93,7 +95,7 @@ class Answers:
         self.connection.send(seed)
 
     def next(self):
-        """Return what was sent, or None after a crash."""
+        """Return the next message, or None after a crash."""
         try:
             sent = self.connection.recv()
         except (EOFError, ConnectionError):
@@ -119,7 +121,7 @@ def answers():
 
 
 def test_a_random_net_gives_what_it_gives_in_float32(seed, answers):
-    answers.ask(seed)
+    answers.request(seed)
     float32 = answers.next()
     if float32 is None:
         pytest.skip("stock MXNet crashes in float32")
@@ -132,11 +134,11 @@ def test_a_random_net_gives_what_it_gives_in_float32(seed, answers):
 
 
 def test_a_crash_costs_one_answer(answers):
-    answers.ask(0)
+    answers.request(0)
     answers.process.kill()
     answers.process.join()
     while answers.next() is not None:
-        pass  # what it had sent before
-    answers.ask(1)
+        pass  # the messages before the crash
+    answers.request(1)
     assert answers.next() == "works in float32"
     assert answers.next()[2] == []

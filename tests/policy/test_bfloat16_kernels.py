@@ -54,22 +54,22 @@ def symbol_of(op, attrs, inputs, low):
     )
 
 
-def results(symbol, given, training):
-    """Output and, of a training pass, the gradients; every array has been waited for."""
+def results(symbol, feed, training):
+    """Return the output and, of a training pass, the gradients, once all are computed."""
     op = nd.CachedOp(symbol)
-    arrays = {name: nd.array(values) for name, values in given.items()}
+    arrays = {name: nd.array(values) for name, values in feed.items()}
     inputs = [arrays[name] for name in symbol.list_inputs()]
     floats = [arrays[name] for name in symbol.list_arguments()]
     for x in floats:
         x.attach_grad()
     with autograd.record(train_mode=training):
         out = op(*inputs)
-    found = [out.asnumpy()]
+    tensors = [out.asnumpy()]
     if training:
         out.backward(nd.array(values(out.shape, 0.5, 1, seed=4)))
-        found += [x.grad.asnumpy() for x in floats]
+        tensors += [x.grad.asnumpy() for x in floats]
     nd.waitall()
-    return found
+    return tensors
 
 
 def values(shape, low=-1.0, high=1.0, seed=3):
@@ -79,7 +79,7 @@ def values(shape, low=-1.0, high=1.0, seed=3):
 
 
 def check(op, attrs, shapes, low=None):
-    """Run a node that reads bfloat16 as the policy says, and compare it with float32."""
+    """Compare a node with bfloat16 inputs `low` with float32; False if float32 does not run it."""
     low = range(len(shapes)) if low is None else low
     arrays = {f"x{i}": values(shape) for i, shape in enumerate(shapes)}
     if op == "BatchNorm":
@@ -93,16 +93,18 @@ def check(op, attrs, shapes, low=None):
         try:
             expected = results(plain, arrays, training)
         except mx.MXNetError:
-            return False  # float32 has no such case either
+            return False  # float32 does not support these attributes either
         if not np.isfinite(expected[0]).all():
-            return False  # the average of a window without a value
-        if training:  # what a kernel then reads without having written it is NaN
+            return False  # an average over an empty window
+        if training:  # so that uninitialized memory that a kernel reads contains NaN
             results(lowered, poison, training)
-        for got, wanted in zip(results(lowered, arrays, training), expected):
-            size = np.abs(wanted).max(initial=1e-6)
+        for actual, reference in zip(results(lowered, arrays, training), expected):
+            size = np.abs(reference).max(initial=1e-6)
             where = f"{op} {attrs} of {shapes}, training={training}"
-            assert np.isfinite(got).all(), where
-            assert np.abs(got - wanted).max(initial=0) <= 8 * ROUNDING["bfloat16"] * size, where
+            assert np.isfinite(actual).all(), where
+            assert np.abs(actual - reference).max(initial=0) <= 8 * ROUNDING["bfloat16"] * size, (
+                where
+            )
     return True
 
 
@@ -137,13 +139,13 @@ def convolutions():
     cases = itertools.product(
         (1, 2, 3), (1, 2, 3, 5), (1, 2, 3), (0, 1, 2), (1, 2), channels, (1, 2, 5), (1, 2)
     )
-    for dims, kernel, stride, pad, dilate, (read, made, groups), size, batch in cases:
+    for dims, kernel, stride, pad, dilate, (read, filters, groups), size, batch in cases:
         if size + 2 * pad >= dilate * (kernel - 1) + 1:
             window = {"kernel": kernel, "stride": stride, "pad": pad, "dilate": dilate}
             attrs = {name: (value,) * dims for name, value in window.items()}
-            attrs.update(num_filter=made, num_group=groups)
-            shapes = [(batch, read, *[size] * dims), (made, read // groups, *[kernel] * dims)]
-            yield "Convolution", attrs, [*shapes, (made,)]
+            attrs.update(num_filter=filters, num_group=groups)
+            shapes = [(batch, read, *[size] * dims), (filters, read // groups, *[kernel] * dims)]
+            yield "Convolution", attrs, [*shapes, (filters,)]
 
 
 def flattenings():
@@ -205,7 +207,7 @@ def squeezings():
         yield "squeeze", {"axis": -1}, [(*shape, 1)]
 
 
-MOST = 150  # cases of one operator that run, a fixed draw of the 8000 convolutions
+MOST = 150  # cases per operator, a fixed sample of the 8000 convolutions
 
 CASES = {
     "Activation": activations,
@@ -235,7 +237,7 @@ def test_every_case_runs_as_in_float32(op):
 
 
 def small_convolutions(draws):
-    """Odd shapes, half of them with channels that oneDNN keeps together, and narrow images."""
+    """Odd shapes, half of them with numbers of channels that oneDNN blocks, and narrow images."""
     random = np.random.RandomState(5)
     for _ in range(draws):
         dims = random.choice([1, 2, 2, 3])
@@ -244,21 +246,25 @@ def small_convolutions(draws):
             for low, high in ((1, 6), (1, 3), (1, 5), (0, 4))
         )
         size = tuple(int(n) for n in random.randint(1, 8, dims))
-        groups, read, made = (int(n) for n in random.randint(1, (3, 18, 18)))
+        groups, read, filters = (int(n) for n in random.randint(1, (3, 18, 18)))
         if random.rand() < 0.5:
-            groups, read, made, dilate = 1, 16, 16, (1,) * dims
+            groups, read, filters, dilate = 1, 16, 16, (1,) * dims
             size = (*size[:-1], random.randint(1, 4))
         reach = [d * (k - 1) + 1 for d, k in zip(dilate, kernel)]
         if all(n + 2 * p >= r and p < max(r, 2) for n, p, r in zip(size, pad, reach)):
             attrs = {"kernel": kernel, "dilate": dilate, "stride": stride, "pad": pad}
-            attrs.update(num_filter=made * groups, num_group=groups)
-            shapes = [(2, read * groups, *size), (made * groups, read, *kernel), (made * groups,)]
+            attrs.update(num_filter=filters * groups, num_group=groups)
+            shapes = [
+                (2, read * groups, *size),
+                (filters * groups, read, *kernel),
+                (filters * groups,),
+            ]
             yield "Convolution", attrs, shapes
 
 
 @needs_bfloat16
 def test_convolutions_of_small_images():
-    """Some are narrower than the stride: oneDNN reads memory there that it has not written."""
+    """Some are narrower than the stride, for which oneDNN reads uninitialized memory."""
     cases = list(small_convolutions(200))
     narrow = sum(shapes[0][-1] < attrs["stride"][-1] for _, attrs, shapes in cases)
     assert narrow > 20

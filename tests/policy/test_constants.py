@@ -35,17 +35,17 @@ def numbers_of(kinds):
 
 def test_every_number_of_an_operator_that_may_compute_in_float16_is_classified():
     # norms (kind 'norm') apply their epsilons in float32
-    found = numbers_of(("compute", "follow", "widest"))
+    numbers = numbers_of(("compute", "follow", "widest"))
     listed = {(op, name) for op, names in constants.CONSTANTS.items() for name in names}
-    assert set(found) == listed | set(constants.NOT_VALUES)
+    assert set(numbers) == listed | set(constants.NOT_VALUES)
     assert listed.isdisjoint(constants.NOT_VALUES)
 
 
 def test_the_defaults_of_all_constants_fit():
-    found = numbers_of(("compute", "follow", "widest"))
+    numbers = numbers_of(("compute", "follow", "widest"))
     for op, names in constants.CONSTANTS.items():
         for name in names:
-            default = found[op, name].partition("default=")[2] or "None"
+            default = numbers[op, name].partition("default=")[2] or "None"
             assert default == "None" or constants.fits(float(default)), (op, name)
 
 
@@ -102,7 +102,7 @@ class Net(gluon.HybridBlock):
         return self.last(self.middle(F, self.first(x), *mask))
 
 
-# (batch, length, features); 1 where a position counts, the last row has none
+# (batch, length, features); the mask is 1 for positions that count, none in the last row
 X = np.random.RandomState(0).uniform(-1, 1, (3, 8, 5)).astype("float32")
 MASK = np.array(
     [[1, 1, 1, 0, 0, 0, 0, 0], [1] * 8, [0] * 8],
@@ -123,8 +123,8 @@ def assert_as_float32(middle, policy, mask=MASK, numpy_arrays=False):
     expected = closeness.measure(net, inputs)
     allowed = closeness.bounds(net, inputs, expected, Policy.parse(policy).compute_dtype)
     amp.cast(net, policy)
-    found = closeness.distances(closeness.measure(net, inputs), expected)
-    assert {name: d for name, d in found.items() if d > allowed[name]} == {}
+    distances = closeness.distances(closeness.measure(net, inputs), expected)
+    assert {name: d for name, d in distances.items() if d > allowed[name]} == {}
 
 
 def scores(F, h):
@@ -202,7 +202,7 @@ def test_attention_masks(name, value, policy):
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", ["where", "where zeros minus"])
 def test_infinite_masks_give_what_float32_gives(name, policy):
-    """Softmax is NaN in the row that is fully masked; its other rows are numbers."""
+    """Softmax is NaN in the row that is masked completely, and finite in the other rows."""
 
     def middle(F, h, mask):
         return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), float("-inf")), h)
@@ -214,7 +214,7 @@ def test_infinite_masks_give_what_float32_gives(name, policy):
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("value", [*VALUES, float("-inf")])
 def test_masks_behind_other_operators(value, policy):
-    """The masked scores go through a scale, a reshape and a dropout before the softmax."""
+    """The masked scores are scaled, reshaped and dropped out before the softmax."""
 
     def middle(F, h, mask):
         masked = F.where(per_feature(F, h, mask), h, F.ones_like(h) * value)
@@ -230,7 +230,7 @@ def test_masks_behind_other_operators(value, policy):
 @pytest.mark.parametrize("value", [*VALUES, float("-inf")])
 def test_sequence_mask_and_pad(value, policy):
     def sequence(F, h, mask):
-        lengths = F.BlockGrad(F.sum(mask, axis=1))  # MXNet leaves their gradient unwritten
+        lengths = F.BlockGrad(F.sum(mask, axis=1))  # MXNet does not write their gradient
         masked = F.SequenceMask(h, lengths, use_sequence_length=True, axis=1, value=value)
         return F.softmax(masked, axis=1)
 

@@ -1,4 +1,4 @@
-"""The graph pass: where casts go, which parameters are float16, and what is never cast."""
+"""The graph pass: where it inserts casts, which parameters are float16, what is never cast."""
 
 import numpy as np
 import pytest
@@ -21,19 +21,19 @@ def dense(data, name, units=4):
 
 
 def apply(symbol, policy=FLOAT16, inputs=("x",)):
-    """Cast a symbol; its parameters are stored as the policy says."""
+    """Cast a symbol whose parameters have the dtypes of the policy."""
     dtypes = graph.parameter_dtypes(symbol, policy, inputs)
     return graph.apply(symbol, policy, dtypes), dtypes
 
 
 def runs_in(symbol, policy=FLOAT16, inputs=("x",), **fed):
-    """Return {node name: dtype of its output} as MXNet's own type inference sees it."""
+    """Return {node name: dtype of its output} by MXNet's own type inference."""
     cast, dtypes = apply(symbol, policy, inputs)
     internals = cast.get_internals()
     fed = {**dict.fromkeys(inputs, "float32"), **fed}
-    _, found, _ = internals.infer_type(**fed, **dtypes)
+    _, inferred, _ = internals.infer_type(**fed, **dtypes)
     names = (name.replace("_output", "") for name in internals.list_outputs())
-    return {name: dtype_name(dtype) for name, dtype in zip(names, found)}
+    return {name: dtype_name(dtype) for name, dtype in zip(names, inferred)}
 
 
 def casts(symbol):
@@ -85,7 +85,7 @@ def test_concat_of_a_convolution_and_a_pooled_branch_of_raw_input(first):
     for policy in (FLOAT16, BFLOAT16):
         dtypes = runs_in(mx.sym.concat(*branches, dim=1, name="cat"), policy)
         assert dtypes["cat"] == policy.compute_dtype
-        assert dtypes["p"] == "float32"  # raw data: what it is cast to comes after
+        assert dtypes["p"] == "float32"  # raw data, which is cast after the pooling
 
 
 def test_batchnorm_reads_float16_with_float32_parameters():
@@ -169,14 +169,16 @@ def test_integers_that_reach_an_output_stay_integers():
 
 
 def test_what_is_known_to_be_integer_is_never_cast():
-    size = mx.sym.size_array(var("x")).reshape((1,))  # int64, which amp_cast on a CPU rejects
+    size = mx.sym.size_array(var("x")).reshape(
+        (1,)
+    )  # int64, which amp_cast does not support on a CPU
     symbol = mx.sym.Group([mx.sym.stack(size, size, name="s"), dense(var("x"), "a")])
     for policy in (FLOAT16, BFLOAT16):
         cast, _ = apply(symbol, policy)
         assert not [name for name in casts(cast) if name.startswith(("s_", "size", "reshape"))]
 
 
-def test_parameters_are_float16_behind_reshape_and_concat_too():
+def test_parameters_that_are_reshaped_or_concatenated_are_float16_too():
     weight = mx.sym.concat(var("w1").reshape((2, -1)), var("w2"), dim=0)
     symbol = mx.sym.FullyConnected(var("x"), weight, num_hidden=4, no_bias=True)
     _, dtypes = apply(symbol)
@@ -204,10 +206,18 @@ def test_constants_that_float16_cannot_hold_are_used_in_float32(constant):
     assert runs_in(mx.sym.relu(low + 1e-3, name="r"))["r"] == "float16"
 
 
+def rnn_params(*parts):
+    """The parts in one vector, by the operator of Gluon's recurrent layers."""
+    parts = mx.sym.Group(parts)
+    joined = graph.to_json(parts)
+    attrs = {"dim": "0", "num_args": str(len(joined["heads"]))}
+    node = {"op": "_rnn_param_concat", "name": "p", "attrs": attrs, "inputs": joined["heads"]}
+    nodes = [*joined["nodes"], node]
+    return graph.from_json({**joined, "nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]}, parts)
+
+
 def test_the_rnn_operator_runs_in_float16_with_float16_weights():
-    params = mx.sym._internal._rnn_param_concat(
-        var("w").reshape((-1,)), var("b").reshape((-1,)), dim=0
-    )
+    params = rnn_params(var("w").reshape((-1,)), var("b").reshape((-1,)))
     symbol = mx.sym.RNN(
         var("x"), params, var("h"), state_size=3, num_layers=1, mode="gru", name="rnn"
     )
@@ -265,10 +275,10 @@ def test_the_bodies_of_loops_are_cast_too():
     body = loop["subgraphs"][0]["nodes"]
     assert {n["attrs"]["dtype"] for n in body if n["op"] == "amp_cast"} == {"float16", "float32"}
     x, s, w = (mx.nd.random.normal(shape=shape) for shape in ((3, 2, 4), (2, 4), (4, 4)))
-    got = cast_and_run(cast, x=x, s=s, w=w)
+    actual = cast_and_run(cast, x=x, s=s, w=w)
     expected = outs.eval(ctx=mx.cpu(), x=x, s=s, w=w)[0].asnumpy()
-    assert np.abs(got - expected).max() < 0.02
-    assert not np.array_equal(got, expected)
+    assert np.abs(actual - expected).max() < 0.02
+    assert not np.array_equal(actual, expected)
 
 
 def cast_and_run(symbol, **arrays):
@@ -278,7 +288,7 @@ def cast_and_run(symbol, **arrays):
     return symbol.eval(ctx=mx.cpu(), **arrays)[0].asnumpy()
 
 
-def test_plan_tells_how_each_operator_runs():
+def test_plan_returns_how_each_operator_runs():
     symbol = mx.sym.softmax(dense(var("x"), "a"), name="s")
     _, nodes = graph.plan(symbol, FLOAT16, {"a_w": "float16"})
     assert [(n.name, n.op, n.dtype, n.params) for n in nodes] == [

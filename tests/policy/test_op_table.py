@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from gluon_amp.messages import close_matches
+from gluon_amp.mxnet_internals import LIB, check_call
 from gluon_amp.policy import op_table, registry
 from tests.mxnet_operators import registered
 
 import mxnet as mx
-from mxnet.base import _LIB, SymbolHandle, c_str_array, check_call
+from mxnet.base import SymbolHandle, c_str_array
 
-# Registered only where MXNet is built with oneDNN, CUDA, NVRTC or TensorRT
+# Registered only if MXNet is built with oneDNN, CUDA, NVRTC or TensorRT
 ONLY_IN_SOME_BUILDS = """
     _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
     _FusedOp _FusedOpHelper _FusedOpOutHelper _TensorRT _contrib_mrcnn_mask_target
@@ -31,11 +32,11 @@ def ids(*shape):
 
 IMAGE = (2, 4, 4, 4)
 PAIR = [(2, 3), (2, 3)]
-# Ranges of values: operators of one input are defined in the first, but one only above 1
+# Ranges of values: all operators of one input are defined in the first, except arccosh
 UNIT = (0.25, 0.75)
 ARCCOSH = (1.25, 1.75)
 
-# Operator: shapes of its inputs, attributes. Others get as many (2, 3) inputs as they have.
+# Operator: shapes of its inputs, attributes. The inputs of all others have shape (2, 3).
 CALLS = {
     # products
     "Convolution": ([IMAGE, (3, 4, 2, 2), (3,)], {"kernel": (2, 2), "num_filter": 3}),
@@ -145,7 +146,7 @@ CALLS = {
     "_sparse_retain": ([(4, 3), ids(2)], {}),
 }
 
-# Not run: one needs a second device, one a sparse array, and the others write into an array given
+# Not run: one needs a second device, one a sparse array, and the others write to an input
 NOT_RUN = {
     "_CrossDeviceCopy",
     "_sparse_retain",
@@ -154,10 +155,10 @@ NOT_RUN = {
     "_npi_boolean_mask_assign_scalar",
     "_npi_boolean_mask_assign_tensor",
 }
-# MXNet 1.9.1 registers a gradient for these that does not fit them, in any dtype
+# MXNet 1.9.1 registers a gradient for these that fails in every dtype
 NO_GRADIENT = {"_npi_copysign_scalar", "_npi_rcopysign_scalar"}
 
-# MXNet 1.9.1 wants these to be whole numbers of a certain dtype
+# MXNet 1.9.1 requires a certain integer dtype of these inputs
 ID_DTYPES = {
     "batch_take": "int32",
     "_npi_insert_tensor": "int64",
@@ -179,8 +180,8 @@ def of_kind(*kinds):
 def call(op):
     if op in CALLS:
         return CALLS[op]
-    found = REGISTERED[op]
-    return (PAIR, {found.count: 2}) if found.count else ([(2, 3)] * len(found.inputs), {})
+    operator = REGISTERED[op]
+    return (PAIR, {operator.count: 2}) if operator.count else ([(2, 3)] * len(operator.inputs), {})
 
 
 def node(op):
@@ -200,22 +201,22 @@ def node(op):
 
 
 def arrays(op, dtype="float32", low=UNIT[0], high=UNIT[1]):
-    """Inputs whose values are float16 values, whatever `dtype` they are carried in."""
+    """Inputs with float16 values, in arrays of `dtype`."""
     random = np.random.RandomState(7)
-    made = []
+    result = []
     for shape in call(op)[0]:
         if isinstance(shape, Ids):
             # 0 or 1; as the length of a sequence, 1 or 2
             values = random.randint(0, 2, shape) + op.startswith("Sequence")
-            made.append(mx.nd.array(values, dtype=ID_DTYPES.get(op, "int32")))
+            result.append(mx.nd.array(values, dtype=ID_DTYPES.get(op, "int32")))
         else:
             values = random.uniform(low, high, shape).astype("float16")
-            made.append(mx.nd.array(values, dtype=dtype))
-    return made
+            result.append(mx.nd.array(values, dtype=dtype))
+    return result
 
 
 def run(op, inputs, head=None):
-    """First output of an operator and, given a head gradient, those of its float inputs."""
+    """Return an operator's first output and, with `head`, the gradients of its float inputs."""
     symbol = node(op)
     bound = dict(zip((f"x{i}" for i in range(len(inputs))), inputs))
     aux = {name: bound.pop(name) for name in symbol.list_auxiliary_states()}
@@ -235,7 +236,7 @@ def run(op, inputs, head=None):
 
 
 def gradient_of(op):
-    """`head_gradient`, or None where the operator has no gradient."""
+    """Return `head_gradient`, or None if the operator has no gradient."""
     if op in op_table.RETURNS_INTEGERS | NO_GRADIENT:
         return None
     try:
@@ -275,10 +276,10 @@ def test_each_operator_is_classified_once_and_by_its_canonical_name():
 
 
 def test_aliases_resolve_to_the_same_operator():
-    for name, found in REGISTERED.items():
-        assert registry.canonical(name) == found.canonical
-        assert REGISTERED[found.canonical].handle.value == found.handle.value
-        assert op_table.rule(name) == op_table.rule(found.canonical)
+    for name, operator in REGISTERED.items():
+        assert registry.canonical(name) == operator.canonical
+        assert REGISTERED[operator.canonical].handle.value == operator.handle.value
+        assert op_table.rule(name) == op_table.rule(operator.canonical)
 
 
 @pytest.mark.parametrize(
@@ -425,18 +426,18 @@ ONE_INPUT = [
 
 @pytest.mark.parametrize("op, attrs", ONE_INPUT)
 def test_every_normal_float16_value_gives_what_float32_gives(op, attrs):
-    """So `Activation` and `LeakyReLU` need no float32 for their exponentials (contrib.amp does)."""
+    """So `Activation` and `LeakyReLU` do not need float32, which contrib.amp runs them in."""
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     every = every[np.isfinite(every) & (abs(every) >= 2.0**-14)].reshape(1, -1)
-    found = []
+    results = []
     for dtype in ("float16", "float32"):
         x = mx.nd.array(every, dtype=dtype)
         x.attach_grad()
         with mx.autograd.record():
             y = getattr(mx.nd, op)(x, **attrs)
         y.backward()
-        found.append((y.asnumpy(), x.grad.asnumpy()))
-    for low, high in zip(*found):
+        results.append((y.asnumpy(), x.grad.asnumpy()))
+    for low, high in zip(*results):
         with np.errstate(over="ignore"):
             np.testing.assert_allclose(low, high.astype("float16"), rtol=2.0**-8, atol=2.0**-9)
 
@@ -456,8 +457,8 @@ def test_batch_norm_takes_float16_data_with_float32_parameters():
 def test_results_that_are_integers():
     for op in op_table.RETURNS_INTEGERS:
         symbol = node(op)
-        given = dict.fromkeys(symbol.list_arguments(), "float16")
-        _, (dtype, *_), _ = symbol.infer_type(**given)
+        dtypes = dict.fromkeys(symbol.list_arguments(), "float16")
+        _, (dtype, *_), _ = symbol.infer_type(**dtypes)
         assert np.dtype(dtype).kind in "iub", op
         assert op_table.rule(op).kind in ("uncast", "widest"), op
 
@@ -500,20 +501,19 @@ UNCAST_NAMES = {
 
 
 def input_names(op, attrs):
-    """Names that MXNet itself gives an operator's inputs, in the order of the node's `inputs`."""
+    """Return MXNet's names of an operator's inputs, in the order of the node's `inputs`."""
     keys = c_str_array(list(attrs))
     values = c_str_array([str(value) for value in attrs.values()])
     handle = SymbolHandle()
     check_call(
-        _LIB.MXSymbolCreateAtomicSymbol(
+        LIB.MXSymbolCreateAtomicSymbol(
             REGISTERED[op].handle, len(attrs), keys, values, ctypes.byref(handle)
         )
     )
     symbol = mx.sym.Symbol(handle)
-    symbol._compose(name="n")
-    graph = json.loads(symbol.tojson())
-    (made,) = (made for made in graph["nodes"] if made["op"] != "null")
-    return [graph["nodes"][i]["name"][2:] for i, *_ in made["inputs"]]
+    graph = json.loads(symbol(name="n").tojson())
+    (operator,) = (node for node in graph["nodes"] if node["op"] != "null")
+    return [graph["nodes"][i]["name"][2:] for i, *_ in operator["inputs"]]
 
 
 @pytest.mark.parametrize("op", sorted(op_table.UNCAST))
@@ -528,8 +528,8 @@ def test_uncast_inputs_may_have_a_dtype_of_their_own(op):
     other = "float32" if op == "_contrib_hawkesll" else "float16"
     names = [f"x{i}" for i in range(len(call(op)[0]))]
     own = ID_DTYPES.get(op, "float32")
-    given = {name: own if i in uncast else other for i, name in enumerate(names)}
-    _, (dtype, *_), _ = symbol.infer_type(**given)
+    dtypes = {name: own if i in uncast else other for i, name in enumerate(names)}
+    _, (dtype, *_), _ = symbol.infer_type(**dtypes)
     assert dtype == np.dtype(other)
 
 
@@ -569,11 +569,11 @@ def test_moves_are_exact():
 
 
 @pytest.mark.parametrize("op", [op for op in exact_ops() if op in op_table.MOVES])
-def test_moves_take_each_value_at_most_once_and_so_do_their_gradients(op):
+def test_moves_return_each_value_at_most_once_and_so_do_their_gradients(op):
     out, grads = run(op, arrays(op), head=head_gradient)
     inputs = [x for x, shape in zip(arrays(op), call(op)[0]) if not isinstance(shape, Ids)]
-    given, taken = values(inputs), values([out])
-    assert taken - given == Counter()
+    before, after = values(inputs), values([out])
+    assert after - before == Counter()
     assert values(grads) - values([head_gradient(out)]) == Counter()
 
 

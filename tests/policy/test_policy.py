@@ -1,4 +1,4 @@
-"""Policies: presets, strings, pins, and what is said of bad ones."""
+"""Policies: presets, strings, pins, and their errors."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_a_pin_adds_and_leaves_the_original_alone():
     assert pinned.decide("Convolution", block="body.0").kind == "compute"
 
 
-def test_pins_take_an_operator_out_of_float32_too():
+def test_a_pin_may_run_a_float32_operator_in_float16():
     policy = Policy.parse("float16").pin(ops=["batch_dot"], dtype="float16")
     assert Policy.parse("float16").decide("batch_dot").kind == "float32"
     assert policy.decide("batch_dot").kind == "compute"

@@ -1,4 +1,4 @@
-"""Threads and AMX: what an import of gluon_amp settles, each in a process of its own."""
+"""Threads and AMX as an import of gluon_amp sets them, each test in a separate process."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from gluon_amp import hardware
-from gluon_amp.lowering import bfloat16
 from gluon_amp.startup import cpu
 from tests import ROOT
 
@@ -25,8 +24,7 @@ print(json.dumps({{
 }}))
 """
 
-# A convolution in bfloat16 whose values are known: ones times ones, summed over 3 × 3 positions and
-# 64 channels.
+# A convolution in bfloat16 with known results: sums of ones over 3 × 3 positions and 64 channels
 CONVOLUTION = """
 import mxnet as mx, numpy as np
 bfloat16 = np.dtype([("bfloat16", np.uint16)])
@@ -38,7 +36,7 @@ print(sorted(set(mx.nd.amp_cast(y, dtype="float32").asnumpy().ravel().tolist()))
 
 
 def run(code, cores=None, **environment):
-    """Run code in a fresh interpreter, on some cores only if given; return what it printed."""
+    """Run code in a new interpreter, optionally on certain cores only; return its output."""
     clean = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     clean["PYTHONPATH"] = str(ROOT)
     restrict = (lambda: os.sched_setaffinity(0, cores)) if cores else None
@@ -57,9 +55,11 @@ def threads(first="import gluon_amp", **options):
     return json.loads(run(first + THREADS, **options))
 
 
-needs_topology = pytest.mark.skipif(hardware.count_cores() == 0, reason="the system tells no cores")
+needs_topology = pytest.mark.skipif(
+    hardware.count_cores() == 0, reason="the system does not report its cores"
+)
 needs_amx = pytest.mark.skipif(
-    not (cpu.has_amx() and cpu._may_use_amx()), reason="this CPU has no AMX"
+    not (hardware.has_amx() and cpu.request_amx()), reason="this CPU has no AMX"
 )
 
 
@@ -67,11 +67,11 @@ needs_amx = pytest.mark.skipif(
 
 
 @needs_topology
-def test_one_thread_per_core_and_nothing_left_for_children():
-    told = threads()
-    assert told["threads"] == hardware.count_cores()
+def test_one_thread_per_core_and_no_variable_for_child_processes():
+    result = threads()
+    assert result["threads"] == hardware.count_cores()
     kept = {"MXNET_CPU_PARALLEL_SIZE": "2147483647", "MXNET_CPU_TEMP_COPY": "1"}
-    assert told["environment"] == kept
+    assert result["environment"] == kept
 
 
 @needs_topology
@@ -86,15 +86,15 @@ def test_a_users_number_of_threads_stays():
         "MXNET_CPU_PARALLEL_SIZE": "1000",
         "MXNET_CPU_TEMP_COPY": "2",
     }
-    told = threads(**chosen)
-    assert told["threads"] == 3
-    assert told["environment"] == chosen
+    result = threads(**chosen)
+    assert result["threads"] == 3
+    assert result["environment"] == chosen
 
 
 def test_mxnets_own_variable_counts_as_a_users_choice():
-    told = threads(MXNET_OMP_MAX_THREADS="1")
-    assert "OMP_NUM_THREADS" not in told["environment"]
-    assert told["environment"]["MXNET_OMP_MAX_THREADS"] == "1"
+    result = threads(MXNET_OMP_MAX_THREADS="1")
+    assert "OMP_NUM_THREADS" not in result["environment"]
+    assert result["environment"]["MXNET_OMP_MAX_THREADS"] == "1"
 
 
 def test_mxnet_imported_first_keeps_its_threads():
@@ -102,35 +102,11 @@ def test_mxnet_imported_first_keeps_its_threads():
     assert threads("import mxnet; import gluon_amp")["threads"] == alone
 
 
-def test_cores_are_not_hyperthreads(tmp_path, monkeypatch):
-    # four processors, two to a core, as Linux describes them
-    for processor, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
-        folder = tmp_path / f"cpu{processor}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(siblings)
-    monkeypatch.setattr(hardware, "PROCESSORS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    assert hardware.count_cores() == 2
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2})
-    assert hardware.count_cores() == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {9})
-    assert hardware.count_cores() == 0
-
-
 def test_make_leaves_the_number_of_threads_to_gluon_amp():
     show = ["make", "-s", "--eval", "show:;@echo [$$OMP_NUM_THREADS]", "show"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == "[]\n", done
-
-
-def test_the_peak_is_in_mebibytes(tmp_path, monkeypatch):
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmPeak:\t 9000000 kB\nVmHWM:\t  204800 kB\n")
-    monkeypatch.setattr(hardware, "STATUS", status)
-    assert hardware.peak_mebibytes() == 200
-    monkeypatch.setattr(hardware, "STATUS", tmp_path / "absent")
-    assert hardware.peak_mebibytes() is None
 
 
 # -------------------------------------------------------------------------------------------- AMX
@@ -156,7 +132,7 @@ def test_a_users_instruction_set_stays():
 
 @needs_amx
 def test_forked_and_started_processes_compute():
-    # a fork has its parent's permission and oneDNN; a new program has neither
+    # a fork inherits its parent's permission and oneDNN's settings; a new program does not
     code = (
         "import gluon_amp, multiprocessing, subprocess, sys\n"
         f"CODE = {CONVOLUTION!r}\n"
@@ -184,70 +160,9 @@ def test_gradients_in_bfloat16_are_those_of_exact_arithmetic():
     assert set(net.weight.grad().astype("float32").asnumpy().ravel()) == {4.0}
 
 
-def test_no_amx_on_another_system(monkeypatch):
-    monkeypatch.setattr(cpu.platform, "system", lambda: "Darwin")
-    assert not cpu.has_amx()
-
-
-def test_no_amx_on_another_architecture(monkeypatch):
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
-    assert not cpu.has_amx()
-
-
-# ---------------------------------------------------------------------------------------- flags
-
-
-def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
-    told = tmp_path / "cpuinfo"
-    told.write_text(
-        "processor\t: 0\nmodel name\t: Pentium: the first\n"
-        "flags\t\t: fpu avx2 f16c\nvmx flags\t: ept\n\n"
-        "processor\t: 1\nflags\t\t: fpu\n"
-    )
-    monkeypatch.setattr(hardware, "CPUINFO", told)
-    assert hardware.cpu_flags() == {"fpu", "avx2", "f16c"}
-    assert hardware.cpu_name() == "Pentium: the first"
-    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "absent")
-    assert hardware.cpu_flags() == frozenset()
-
-
-AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
-
-
-@pytest.mark.parametrize("lacking", sorted(cpu.AMX_FLAGS))
-def test_amx_needs_all_of_its_flags(lacking, monkeypatch):
-    monkeypatch.setattr(cpu.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(AMX_CPU))
-    assert cpu.has_amx()
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(AMX_CPU - {lacking}))
-    assert not cpu.has_amx()
-
-
-@pytest.mark.parametrize("lacking", sorted(bfloat16.AVX512))
-def test_a_cpu_without_avx512_has_no_bfloat16_and_is_not_tried(lacking, monkeypatch):
-    monkeypatch.setattr(bfloat16, "cpu_flags", lambda: frozenset(bfloat16.AVX512 - {lacking}))
-    monkeypatch.setattr(mx.nd, "FullyConnected", None)
-    assert not bfloat16.runs_on_cpu.__wrapped__()
-
-
-def test_a_cpu_that_tells_no_flags_is_tried(monkeypatch):
-    monkeypatch.setattr(bfloat16, "cpu_flags", frozenset)
-    assert bfloat16.runs_on_cpu.__wrapped__() == bfloat16.runs_on_cpu()
-
-
-def test_where_there_is_no_bfloat16_nothing_is_said_of_it():
-    code = (
-        "import gluon_amp.lowering.bfloat16 as b, os\n"
-        "os.dup2(1, 2)\n"  # what MXNet says on standard error shall count as printed
-        "print(b.runs_on_cpu())"
-    )
-    assert run(code, DNNL_MAX_CPU_ISA="AVX2") == "False\n"
-
-
-def test_environment_is_put_back_after_an_error():
+def test_environment_is_restored_after_an_error():
     settings = {"GLUON_AMP_TEST_SETTING": "1"}
-    with pytest.raises(KeyError, match="lost"), cpu._environment(settings):
+    with pytest.raises(KeyError, match="lost"), cpu.environment(settings):
         assert os.environ["GLUON_AMP_TEST_SETTING"] == "1"
         raise KeyError("lost")
     assert "GLUON_AMP_TEST_SETTING" not in os.environ

@@ -1,8 +1,8 @@
-"""The CUDA 11 libraries are found in NVIDIA's packages; what is missing is said in one sentence.
+"""The CUDA 11 libraries are found in NVIDIA's packages; an error names what is missing.
 
-Wheels and libraries are pretended in folders of their own: a `.dist-info`, and small C libraries.
-With GLUON_AMP_TEST_CUDA_WHEELS=1 the real ones are installed too (2.4 GB to download and 4 GB of
-disk for mxnet-cu117, a minute each), which is not for continuous integration.
+The tests use fake wheels and libraries: a `.dist-info` folder and small C libraries. With
+GLUON_AMP_TEST_CUDA_WHEELS=1 they also install the real ones (2.4 GB to download and 4 GB of disk
+for mxnet-cu117, a minute each), which is not for continuous integration.
 """
 
 import json
@@ -168,12 +168,14 @@ def test_only_cu117_misses_cusparse(tmp_path, packages):
     assert done.returncode == 0, done.stderr
     install(tmp_path / "cu117", "mxnet-cu117")
     if run(tmp_path, code="import ctypes; ctypes.CDLL('libcusparse.so.11')").returncode:
-        said = sentence(run(tmp_path / "cu117", tmp_path / "some", LD_LIBRARY_PATH=driver))
-        assert said.startswith("mxnet-cu117 needs libcusparse.so.11, which could not be loaded (")
+        message = sentence(run(tmp_path / "cu117", tmp_path / "some", LD_LIBRARY_PATH=driver))
+        assert message.startswith(
+            "mxnet-cu117 needs libcusparse.so.11, which could not be loaded ("
+        )
 
 
 @needs_cc
-def test_a_library_of_the_system_will_do(tmp_path, packages):
+def test_libraries_of_the_system_are_used_too(tmp_path, packages):
     install(tmp_path, "mxnet-cu112")
     everything = tmp_path / "system"
     for library in LIBRARIES:
@@ -184,8 +186,8 @@ def test_a_library_of_the_system_will_do(tmp_path, packages):
 
 
 @needs_cc
-def test_what_is_loaded_is_there_for_libraries_that_come_later(tmp_path, packages):
-    """As for libmxnet.so: a library that needs them all is loaded, from any folder."""
+def test_later_libraries_find_the_loaded_ones(tmp_path, packages):
+    """A library in any folder that needs all of them can be loaded, as libmxnet.so can."""
     install(tmp_path, "mxnet-cu117")
     build(tmp_path / "libcuda.so.1")
     later = tmp_path / "later.so"
@@ -218,13 +220,15 @@ def test_the_wheel_of_this_environment_is_found():
 def test_every_library_has_its_package_in_setup_py():
     requirements = {}
     source = (ROOT / "setup.py").read_text().replace("find_packages, setup", "find_packages")
-    given = {"setup": requirements.update, "__file__": str(ROOT / "setup.py")}
-    exec(compile(source, "setup.py", "exec"), given)
+    exec(
+        compile(source, "setup.py", "exec"),
+        {"setup": requirements.update, "__file__": str(ROOT / "setup.py")},
+    )
     for wheel in CUDA_WHEELS:
         extra = requirements["extras_require"][wheel.partition("-")[2]]
-        named = {re.sub("^nvidia-(.*)-cu11==.*$", r"\1", r).replace("-", "_") for r in extra}
+        packages = {re.sub("^nvidia-(.*)-cu11==.*$", r"\1", r).replace("-", "_") for r in extra}
         folders = {library.folder for library in LIBRARIES if wheel in library.wheels}
-        assert folders == {name for name in named if not name.startswith("mxnet")}
+        assert folders == {name for name in packages if not name.startswith("mxnet")}
 
 
 # ------------------------------------------------------------------------- the real wheels
@@ -236,14 +240,14 @@ def test_every_library_has_its_package_in_setup_py():
 @pytest.mark.parametrize("extra", ["cu112", "cu117"])
 def test_the_real_wheels_need_nothing_but_a_driver(tmp_path, extra):
     """Installs the extra's packages and numpy; takes minutes and gigabytes."""
-    given = {}
+    arguments = {}
     source = (ROOT / "setup.py").read_text().replace("find_packages, setup", "find_packages")
-    names = {"setup": given.update, "__file__": str(ROOT / "setup.py")}
+    names = {"setup": arguments.update, "__file__": str(ROOT / "setup.py")}
     exec(compile(source, "setup.py", "exec"), names)
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     pip = [python, "-m", "pip", "install", "-q", "--no-cache-dir", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", *given["extras_require"][extra]], check=True)
+    subprocess.run([*pip, "--no-deps", *arguments["extras_require"][extra]], check=True)
     subprocess.run(
         [*pip, "numpy<1.24" if sys.version_info < (3, 12) else "numpy<2", "requests"], check=True
     )
@@ -258,7 +262,7 @@ def test_the_real_wheels_need_nothing_but_a_driver(tmp_path, extra):
         )
         return sentence(done)
 
-    # all libraries were loaded, since the driver is asked for last
+    # all libraries were loaded, since the driver is loaded last
     assert imported() == driver_missing(f"mxnet-{extra}")
     library = next((tmp_path / "venv").glob("lib/python*/site-packages/mxnet/libmxnet.so"))
     needed = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout

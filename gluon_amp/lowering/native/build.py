@@ -1,4 +1,4 @@
-"""Compiles the C++ part of gluon_amp (`native/*.cc`) against the MXNet that is installed."""
+"""Compiles the C++ library of gluon_amp (`src/*.cc`) against the installed MXNet."""
 
 import functools
 import hashlib
@@ -21,11 +21,10 @@ SOURCES = Path(__file__).with_name("src")
 
 COMPILERS = ("g++", "c++", "clang++")
 
-# No contraction to fused multiply-adds: all instruction sets, and MXNet, give the same bits.
+# Without contraction to fused multiply-adds, all instruction sets and MXNet compute the same bits.
 FLAGS = ["-std=gnu++14", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 
-# The macros with which MXNet's wheels were built, as far as its headers depend on them, and the
-# string type of their GCC.
+# The macros of MXNet's wheels that affect its headers, and the string type of their GCC
 MXNET_MACROS = {
     "_GLIBCXX_USE_CXX11_ABI": 0,
     "MSHADOW_USE_CBLAS": 0,
@@ -36,32 +35,33 @@ MXNET_MACROS = {
     "MXNET_USE_CUDA": 0,
 }
 
-# The first line that says what is wrong; the linker's driver only adds that the linker failed.
+# Matches the line with the reason of a failure; the compiler's last line only says that the linker
+# failed.
 _ERROR = re.compile(r"\berror\b|undefined reference|\bld: (?!warning)", re.IGNORECASE)
 
 
 class BuildError(RuntimeError):
-    """The library cannot be built or loaded; the message is one line that says why."""
+    """The library cannot be built or loaded; the message says why in one line."""
 
 
 def compiler() -> Optional[List[str]]:
-    """Return the command of the C++ compiler, `$CXX` before `COMPILERS`; None if there is none."""
-    named = os.environ.get("CXX", "")
+    """Return the command of the C++ compiler, from `$CXX` or `COMPILERS`; None if there is none."""
+    variable = os.environ.get("CXX", "")
     try:
-        command = shlex.split(named)
-    except ValueError:  # a quote that is not closed
-        command = [named]
+        command = shlex.split(variable)
+    except ValueError:  # a quote is not closed
+        command = [variable]
     return command or next(([name] for name in COMPILERS if shutil.which(name)), None)
 
 
 def compiler_digest(command: List[str]) -> str:
-    """Return a name for a compiler and its version."""
+    """Return a digest of a compiler's command and version."""
     return _short_hash(" ".join(command).encode() + run([*command, "--version"]).encode())
 
 
 @functools.lru_cache(maxsize=None)
 def source_digest() -> str:
-    """Return a name for the sources, how they are compiled, and the MXNet they are for."""
+    """Return a digest of the sources, the compiler's options and the installed MXNet."""
     contents = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
     size = os.path.getsize(mxnet_library())
     options = [mx.__version__, platform.machine(), str(size), str(_macros()), str(FLAGS)]
@@ -83,14 +83,14 @@ def _macros() -> Dict[str, int]:
 
 
 def build(command: List[str], path: Path) -> None:
-    """Compile and link the library; the object files lie beside `path`."""
+    """Compile and link the library; the object files are written to the folder of `path`."""
     include = mx.libinfo.find_include_path()
     headers = [f"-D{name}={value}" for name, value in _macros().items()]
-    # -isystem: no warnings of MXNet's headers
+    # -isystem suppresses the warnings in MXNet's headers.
     headers += ["-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
     kernels = ["-O3", str(SOURCES / "kernels.cc")]
     units = {
-        # the kernels need the time, and -O2 would take half as long again to compile
+        # -O2 would take half as long again to compile, and only the kernels benefit.
         "library": ["-O1", "-fopenmp", *headers, str(SOURCES / "library.cc")],
         "plain": kernels,
         "dispatch": ["-O1", str(SOURCES / "dispatch.cc")],
@@ -106,7 +106,7 @@ def build(command: List[str], path: Path) -> None:
         for flags, target in zip(units.values(), objects)
     )
     folder_of_mxnet, name_of_mxnet = os.path.split(mxnet_library())
-    # -z defs: symbols that this MXNet does not export are errors now
+    # -z defs: symbols that this MXNet does not export are errors of the linker.
     link = ["-shared", "-fopenmp", "-Wl,-z,defs", f"-Wl,-rpath-link,{folder_of_mxnet}"]
     mxnet = [f"-L{folder_of_mxnet}", f"-l:{name_of_mxnet}"]
     run([*command, *link, "-o", str(path), *objects, *mxnet])
@@ -126,18 +126,18 @@ def run(
     Raises
     ------
     BuildError
-        If the command cannot be run, fails, or takes longer than `timeout` seconds; the message
-        names `what` has failed (by default the command) and its first error.
+        The command cannot be run, fails, or takes longer than `timeout` seconds. The message names
+        `what` failed (by default the command) and its first error.
     """
     process = _start(command, env)
     try:
         return _finish(command, process, timeout, what)
     finally:
-        _end(process)
+        _kill(process)
 
 
 def _run_all(commands: Iterable[List[str]]) -> None:
-    """Run commands in parallel; when one fails, the others are ended."""
+    """Run commands in parallel; if one fails, the others are killed."""
     running = []
     try:
         for command in commands:
@@ -146,11 +146,11 @@ def _run_all(commands: Iterable[List[str]]) -> None:
             _finish(command, process)
     finally:
         for _, process in running:
-            _end(process)
+            _kill(process)
 
 
 def _start(command: List[str], env: Optional[Dict[str, str]] = None) -> subprocess.Popen:
-    # in English, whatever the user's language: its errors are searched for words
+    # Errors in English, whatever the user's language: `_ERROR` searches them.
     env = {**(os.environ if env is None else env), "LC_ALL": "C"}
     try:
         return subprocess.Popen(
@@ -189,12 +189,12 @@ def _reason(output: str, status: int) -> str:
         return f"killed by {signal.Signals(-status).name}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)]
-    if any(line.startswith("Traceback") for line in lines):  # of Python, which ends with the error
+    if any(line.startswith("Traceback") for line in lines):  # Python prints the error last
         errors = lines[-1:]
     return errors[0] if errors else f"exit status {status}"
 
 
-def _end(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen) -> None:
     if process.poll() is None:
         process.kill()
     process.wait()

@@ -1,17 +1,20 @@
-"""Where the built C++ library is kept between processes, and why its bytes can be trusted.
+"""Stores the built C++ library between processes, so that its bytes can be trusted.
 
-The folder is `$XDG_CACHE_HOME/gluon_amp` or `~/.cache/gluon_amp`. Code is loaded from it, so nobody
-but the user (or root) may be able to change what is in it. Beside each library is a manifest in
-JSON with the SHA-256 digest of the library's bytes, which is written last. A library that is
-truncated, damaged or does not match its manifest is never loaded, as it would end the process.
+The folder is `$XDG_CACHE_HOME/gluon_amp` or `~/.cache/gluon_amp`. Code is loaded from it, so only
+the user and root may be able to change its contents. Each library has a manifest in JSON, written
+last, with the SHA-256 digest of the library's bytes. A library that is truncated, damaged or does
+not match its manifest would crash the process, so it is never loaded.
 """
 
 import contextlib
+import fcntl
+import grp
 import hashlib
 import json
 import logging
 import os
 import platform
+import pwd
 import shutil
 import stat
 import tempfile
@@ -24,7 +27,7 @@ from gluon_amp.lowering.native.build import BuildError, mxnet_library
 
 logger = logging.getLogger("gluon_amp")
 
-# Folders of builds that were killed are removed after this many seconds.
+# Build folders that a killed process left are removed after this many seconds.
 ABANDONED = 3600
 
 _REMEDY = "set XDG_CACHE_HOME to a folder of your own"
@@ -34,15 +37,15 @@ _REMEDY = "set XDG_CACHE_HOME to a folder of your own"
 
 
 def folder() -> Path:
-    """Return the folder for libraries, created if necessary, and safe to load code from.
+    """Return the folder for libraries; create it if necessary, and check that it is safe.
 
     Raises
     ------
     BuildError
-        Another user could change what is in it, or it cannot be created.
+        Another user could change its contents, or it cannot be created.
     """
-    # from here on without symbolic links, which could be pointed elsewhere later
-    place = Path(os.path.realpath(os.path.join(_cache_home(), "gluon_amp")))
+    # Symbolic links are resolved once, since they could be redirected later.
+    place = Path(os.path.realpath(os.path.join(home(), "gluon_amp")))
     try:
         for ancestor in reversed(place.parents):
             _make(ancestor)
@@ -61,40 +64,44 @@ def folder() -> Path:
     return place
 
 
-def _cache_home() -> str:
-    # A relative $XDG_CACHE_HOME is to be ignored (XDG Base Directory Specification).
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):
-        return named
-    home = os.environ.get("HOME", "")
-    if not os.path.isabs(home):
-        import pwd  # not on Windows, as grp and fcntl below
+def home() -> str:
+    """Return the folder for the user's caches, as the XDG Base Directory Specification has it.
 
+    Raises
+    ------
+    BuildError
+        The user has no home folder.
+    """
+    variable = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(variable):  # the specification ignores a relative one
+        return variable
+    user = os.environ.get("HOME", "")
+    if not os.path.isabs(user):
         try:
-            home = pwd.getpwuid(os.getuid()).pw_dir
+            user = pwd.getpwuid(os.getuid()).pw_dir
         except KeyError:
             raise BuildError(f"no home folder is known for the cache; {_REMEDY}") from None
-    return os.path.join(home, ".cache")
+    return os.path.join(user, ".cache")
 
 
 def _make(place: Path) -> None:
-    """Create a folder for this user alone, as in the XDG specification, if it does not exist."""
+    """Create a folder for this user alone, as the XDG specification says, if it does not exist."""
     if not place.exists():
         place.mkdir(0o700, exist_ok=True)
 
 
 def _trusted(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user, or to root."""
+    """Return whether a file belongs to this user or to root."""
     return status.st_uid in (os.geteuid(), 0, os.stat("/").st_uid)
 
 
 def _refuse_if_others_may_rename(ancestor: Path) -> None:
-    """Refuse a parent folder in which other users could replace the next folder of the path."""
+    """Raise an error if other users could rename the folders inside a parent folder."""
     status = ancestor.stat()
     if not _trusted(status):
         raise BuildError(f"the cache's parent folder {ancestor} belongs to another user; {_REMEDY}")
     mode = status.st_mode
-    if mode & stat.S_ISVTX:  # as /tmp: only owners rename
+    if mode & stat.S_ISVTX:  # sticky, such as /tmp: only owners may rename
         return
     if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _private_group(status.st_gid)):
         raise BuildError(
@@ -104,13 +111,10 @@ def _refuse_if_others_may_rename(ancestor: Path) -> None:
 
 
 def _private_group(gid: int) -> bool:
-    """Return whether a group has this user alone, as Debian and Red Hat give each user one.
+    """Return whether a group is the user's private group, which Debian and Red Hat create.
 
-    The rule is that of pam_umask's `usergroups`: a group of the user's name.
+    It is if it has the user's name: the rule of pam_umask's `usergroups`.
     """
-    import grp
-    import pwd
-
     try:
         return grp.getgrgid(gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -119,13 +123,11 @@ def _private_group(gid: int) -> bool:
 
 @contextlib.contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """Build in one process at a time; the others wait, and then find the result."""
-    import fcntl
-
+    """Lock the cache: one process at a time builds, the others wait and then find the result."""
     descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        # File systems without locks raise an OSError. There two may build, which costs time only:
-        # each builds in a folder of its own and moves the whole library into place.
+        # File systems without locks raise an OSError. Two processes may build there, which only
+        # costs time: each builds in its own folder and moves the whole library into place.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,7 +138,7 @@ def locked(place: Path) -> Iterator[None]:
             pass
         yield
     finally:
-        # explicitly, since a child that was forked meanwhile has the descriptor, too
+        # Unlock explicitly, since a child that was forked in the meantime shares the descriptor.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
@@ -144,7 +146,7 @@ def locked(place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def build_folder(place: Path) -> Iterator[Path]:
-    """Yield an empty folder on the file system of the cache, removed afterwards."""
+    """Yield an empty folder on the cache's file system, and remove it afterwards."""
     for old in place.glob("build-*"):
         with contextlib.suppress(OSError):
             if time.time() - old.lstat().st_mtime > ABANDONED:
@@ -162,7 +164,7 @@ class CachedLibrary:
     Parameters
     ----------
     path : Path
-        Of the library, whether or not it is there.
+        Path of the library, which may not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -170,23 +172,23 @@ class CachedLibrary:
         self.manifest = path.with_suffix(".json")
 
     def intact(self) -> bool:
-        """Return whether the library is there, with the bytes that were stored."""
+        """Return whether the library exists and has the bytes that were stored."""
         digest = self._read_manifest().get("sha256")
         return digest is not None and digest == _digest(self.path)
 
     def worked_here(self) -> bool:
-        """Return whether the trial of these bytes passed on this machine."""
+        """Return whether the library passed its trial on this machine."""
         return machine() in self._worked_on()
 
     def store(self, built: Path) -> None:
-        """Move a library that was built and tried here into the cache."""
+        """Move a library that was built and passed its trial here into the cache."""
         os.chmod(built, 0o600)
         digest = _digest(built)
         _replace(built, self.path)
         self._write_manifest({"sha256": digest, "worked_on": [machine()]})
 
     def note_that_it_works_here(self) -> None:
-        """Add this machine to those on which the trial passed."""
+        """Record that the library passed its trial on this machine."""
         manifest = self._read_manifest()
         self._write_manifest({**manifest, "worked_on": [*self._worked_on(), machine()]})
 
@@ -211,7 +213,7 @@ class CachedLibrary:
 
 
 def machine() -> str:
-    """Return a name for what a library depends on apart from its own bytes."""
+    """Return a digest of all that a library depends on besides its own bytes."""
     mxnet = os.stat(mxnet_library())
     parts = [
         *sorted(hardware.cpu_flags()),
@@ -224,9 +226,9 @@ def machine() -> str:
 
 
 def _read(path: Path) -> Optional[bytes]:
-    """Return the bytes of a plain file that nobody else can write to; None for anything else."""
+    """Return the bytes of a regular file that no other user can write to, None otherwise."""
     try:
-        # O_NONBLOCK: a pipe would wait for a writer
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
@@ -248,7 +250,7 @@ def _digest(path: Path) -> Optional[str]:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Move a file over whatever is there, which may be a folder."""
+    """Move a file to a path, replacing a file or folder there."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     os.replace(source, target)

@@ -1,7 +1,7 @@
-"""Tries a library that `native` has just built, or found: `native` runs this in its own process.
+"""The trial of a library that was just built or found: `obtain` runs this in a separate process.
 
-Its operators depend on how MXNet was compiled. Where that is not what they expect, they may well
-crash, so they are tried here first; status 0 means that they work.
+The library's operators depend on how MXNet was compiled. If MXNet was compiled in another way than
+they expect, they may crash. The exit status is 0 if they work.
 """
 
 import json
@@ -14,8 +14,8 @@ from gluon_amp.lowering import bfloat16, native
 import mxnet as mx
 from mxnet import autograd, nd
 
-# Rounded in place, in oneDNN's blocked layout between two convolutions, and in the backward pass.
-NODES = [
+# Rounding in place: in oneDNN's blocked layout between two convolutions, and in the backward pass
+ROUNDING = [
     ("null", "data", [], {}),
     ("null", "weight", [], {}),
     ("_gluon_amp_widen", "wide", [1], {}),
@@ -26,8 +26,8 @@ NODES = [
     ("_gluon_amp_narrow", "narrow", [6], {}),
 ]
 
-# Its gradient is found by way of its node's inputs.
-PASSED_ON = [
+# An operator whose gradient function reads the inputs of its node
+LAYOUT = [
     ("null", "data", [], {}),
     ("null", "other", [], {}),
     ("amp_cast", "bfloat0", [0], {"dtype": "bfloat16"}),
@@ -36,7 +36,7 @@ PASSED_ON = [
     ("amp_cast", "float32", [4], {"dtype": "float32"}),
 ]
 
-# Calls MXNet's own cast, and adds its gradient.
+# An operator that calls MXNet's own cast, and adds its gradient
 CAST = [
     ("null", "data", [], {}),
     ("null", "other", [], {}),
@@ -45,7 +45,7 @@ CAST = [
     ("elemwise_mul", "product", [3, 1], {}),
 ]
 
-# Calls MXNet's own convolution, and computes gradients in float32.
+# An operator that calls MXNet's own convolution, and computes gradients in float32
 CONVOLUTION = [
     ("null", "data", [], {}),
     ("null", "weight", [], {}),
@@ -76,11 +76,11 @@ def _round(values: np.ndarray) -> np.ndarray:
 
 
 def check_rounding() -> None:
-    """Compare two rounded 1×1 convolutions, which are products of matrices, with numpy."""
+    """Compare two rounded 1×1 convolutions, which are matrix products, with numpy."""
     random = np.random.RandomState(0)
     data = _round(random.normal(size=(2, 32, 5, 5)))
     weight = _round(random.normal(size=(32, 32)))
-    net = mx.gluon.SymbolBlock(_graph(NODES), [mx.sym.var("data"), mx.sym.var("weight")])
+    net = mx.gluon.SymbolBlock(_graph(ROUNDING), [mx.sym.var("data"), mx.sym.var("weight")])
     net.hybridize(static_alloc=True)
     inputs = nd.array(data), nd.array(weight.reshape(32, 32, 1, 1), dtype="float16")
     for array in inputs:
@@ -93,21 +93,21 @@ def check_rounding() -> None:
     pixels = data.transpose(0, 2, 3, 1).reshape(-1, 32)
     hidden = _round(pixels @ weight.T)
     result = np.maximum(_round(hidden @ weight.T), 0)
-    shown = out.asnumpy().transpose(0, 2, 3, 1).reshape(-1, 32)
-    np.testing.assert_allclose(shown, result, rtol=2e-3, atol=0.05)
+    actual = out.asnumpy().transpose(0, 2, 3, 1).reshape(-1, 32)
+    np.testing.assert_allclose(actual, result, rtol=2e-3, atol=0.05)
 
-    open_ = (result > 0).astype(np.float32)
-    hidden_grad = _round(open_ @ weight)
-    weight_grad = _round(open_.T @ hidden + hidden_grad.T @ pixels)
+    relu_grad = (result > 0).astype(np.float32)
+    hidden_grad = _round(relu_grad @ weight)
+    weight_grad = _round(relu_grad.T @ hidden + hidden_grad.T @ pixels)
     np.testing.assert_allclose(
         inputs[1].grad.asnumpy().reshape(32, 32), weight_grad, rtol=1e-2, atol=1
     )
 
 
 def check_layouts() -> None:
-    """Hand integers, which bfloat16 holds, on and back; the other input has no gradient."""
+    """Pass integers, which bfloat16 holds, forward and back; the other input has no gradient."""
     data, other = nd.arange(6).reshape((2, 3)), nd.ones((2, 3))
-    net = mx.gluon.SymbolBlock(_graph(PASSED_ON), [mx.sym.var("data"), mx.sym.var("other")])
+    net = mx.gluon.SymbolBlock(_graph(LAYOUT), [mx.sym.var("data"), mx.sym.var("other")])
     for array in (data, other):
         array.attach_grad()
     with autograd.record():
@@ -120,7 +120,7 @@ def check_layouts() -> None:
 
 
 def check_casts() -> None:
-    """Multiply integers, which bfloat16 holds, in two passes whose gradients are added."""
+    """Multiply integers, which bfloat16 holds, in two passes and add their gradients."""
     data, other = nd.arange(6).reshape((2, 3)), nd.arange(6, 12).reshape((2, 3))
     net = mx.gluon.SymbolBlock(_graph(CAST), [mx.sym.var("data"), mx.sym.var("other")])
     for array in (data, other):
@@ -135,7 +135,7 @@ def check_casts() -> None:
 
 
 def check_convolutions() -> None:
-    """Convolve images of one pixel, narrower than the stride: only the kernel's middle meets it."""
+    """Convolve images of one pixel with stride 2: only the middle of the kernel has an effect."""
     data, weight = nd.arange(4).reshape((2, 2, 1)), nd.arange(12).reshape((2, 2, 3))
     net = mx.gluon.SymbolBlock(_graph(CONVOLUTION), [mx.sym.var("data"), mx.sym.var("weight")])
     for array in (data, weight):

@@ -1,30 +1,30 @@
 """Updates and overflow checks of all parameters at once, by the C++ kernels (`native`).
 
-Each function is one operator of MXNet's engine over any number of arrays on a CPU, which reads and
-writes every array once. Their bits are those of MXNet's own operators for a single parameter.
-The same pass sets masters to weights that somebody wrote meanwhile, as `sync_master` does.
-Only to be called for arrays that it `takes`.
+Each function calls one operator of MXNet's engine on any number of arrays on a CPU. The operator
+reads and writes every array once and computes the same bits as MXNet's own operators for a single
+parameter. If a user has written to a float16 weight, its master is updated in the same pass, as by
+`sync_master`. The arrays must be `supported`.
 """
 
-import ctypes
 import functools
 from typing import Iterable, List, Optional, Sequence
 
 import numpy as np
 
 from gluon_amp.lowering import native
+from gluon_amp.mxnet_internals import imperative_invoke
+from gluon_amp.policy import registry
 
-from mxnet.base import _LIB, OpHandle, c_str, check_call
 from mxnet.ndarray import NDArray
-from mxnet.ndarray._internal import _imperative_invoke
 
 _DTYPES = (np.dtype("float16"), np.dtype("float32"))
 
 
-def takes(arrays: Iterable[NDArray]) -> bool:
-    """Return whether these arrays are dense, float16 or float32, on a CPU, and the kernels there.
+def supported(arrays: Iterable[NDArray]) -> bool:
+    """Return whether the kernels are available and support these arrays.
 
-    The first call may take seconds: see `native.available`.
+    They support dense float16 and float32 arrays on a CPU. The first call may build the kernels:
+    see `native.available`.
     """
     return (
         all(
@@ -38,7 +38,7 @@ def takes(arrays: Iterable[NDArray]) -> bool:
 
 
 def finite(arrays: Sequence[NDArray]) -> np.ndarray:
-    """Return, for each array, whether all its elements are finite; waits for them.
+    """Return, for each array, whether all its elements are finite; wait for them.
 
     Parameters
     ----------
@@ -47,8 +47,7 @@ def finite(arrays: Sequence[NDArray]) -> np.ndarray:
     """
     if not arrays:
         return np.ones(0, bool)
-    finite = _invoke("_gluon_amp_all_finite", arrays, num_arrays=str(len(arrays)))
-    return finite.asnumpy() != 0
+    return invoke("_gluon_amp_all_finite", arrays, num_arrays=str(len(arrays))).asnumpy() != 0
 
 
 def sgd_update(
@@ -60,22 +59,22 @@ def sgd_update(
     rescale_grad: float,
     clip_gradient: Optional[float],
 ) -> None:
-    """Update weights, momenta and masters as `mp_sgd_mom_update` and its like do, in one pass.
+    """Update weights, momenta and masters in one pass, as `mp_sgd_mom_update` or its variants do.
 
     Parameters
     ----------
     arrays : list of NDArray
-        For each weight, one after the other: weight, gradient, momentum (or none, and then
-        `momentum` is not read), and the master if the weights are float16. Gradients may be
-        float16 or float32, momenta and masters are float32.
+        For each weight in turn: weight, gradient, momentum (optional; without it, `momentum` is
+        ignored), and the master if the weights are float16. Gradients may be float16 or float32,
+        momenta and masters are float32.
     arrays_per_weight : int
         2 to 4.
     lrs, wds : list of float
-        One for each weight.
+        Learning rate and weight decay of each weight.
     clip_gradient : float or None
-        None or 0 for off.
+        None or 0 disables clipping.
     """
-    _invoke(
+    invoke(
         "_gluon_amp_sgd_update",
         arrays,
         arrays_per_weight=str(arrays_per_weight),
@@ -97,24 +96,24 @@ def adam_update(
     clip_gradient: Optional[float],
     decays: Sequence[float],
 ) -> None:
-    """Update weights, means, variances and masters as `adam_update` does, in one pass.
+    """Update weights, means, variances and masters in one pass, as `adam_update` does.
 
-    With `decays`, weights change as by `_adamw_update` with these as its `wd` and with `eta` 1.
+    With `decays`, weights are updated as `_adamw_update` does with `wd=decay, eta=1`.
 
     Parameters
     ----------
     arrays : list of NDArray
-        For each weight, one after the other: weight, gradient, mean, variance, and the master if
-        the weights are float16.
+        For each weight in turn: weight, gradient, mean, variance, and the master if the weights
+        are float16.
     arrays_per_weight : int
         4 or 5.
     lrs, wds : list of float
-        One for each weight; the rates with the bias correction in them.
+        Learning rate (times the bias correction) and weight decay of each weight.
     decays : list of float
-        Shares of the weights that are subtracted with the step: decoupled weight decay, the rate
-        in it; 0 for none.
+        Decoupled weight decay of each weight, times the learning rate: the fraction of the weight
+        that is subtracted with the step. 0 for none.
     """
-    _invoke(
+    invoke(
         "_gluon_amp_adam_update",
         arrays,
         arrays_per_weight=str(arrays_per_weight),
@@ -126,17 +125,14 @@ def adam_update(
 
 
 def _bits(numbers: Iterable[float]) -> str:
-    """Return numbers rounded to float32 as the text of their bits, which is read back exactly."""
+    """Return numbers as the bits of float32, in decimal text, which is read back exactly."""
     return ",".join(map(str, np.array(numbers, np.float32).view(np.uint32)))
 
 
-@functools.lru_cache(maxsize=None)
-def _handle(op: str) -> int:
-    handle = OpHandle()
-    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
-    return handle.value
+_handle = functools.lru_cache(maxsize=None)(registry.handle)
 
 
-def _invoke(op: str, arrays: List[NDArray], **attributes: str) -> NDArray:
+def invoke(op: str, arrays: List[NDArray], **attributes: str) -> NDArray:
+    """Call an operator of the C++ library, by its name and the text of its attributes."""
     names, values = list(attributes), list(attributes.values())
-    return _imperative_invoke(_handle(op), arrays, names, values, None, False, False)
+    return imperative_invoke(_handle(op).value, arrays, names, values, None, False, False)

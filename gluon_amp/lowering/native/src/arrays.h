@@ -1,4 +1,4 @@
-// Raw memory of MXNet's NDArrays, in whatever order oneDNN left their elements.
+// Raw memory of MXNet's NDArrays, in the plain layout or in one of oneDNN's.
 #pragma once
 
 #include <mxnet/ndarray.h>
@@ -18,7 +18,7 @@ T* plain_data(const mxnet::NDArray& array) {
 // onednn.cc: a copy of what dnnl::memory::get_desc returns
 dnnl_memory_desc_t describe(const void* memory);
 
-// Members that libmxnet.so exports, of a class whose header is not in the wheel.
+// Members of MKLDNNStream, which libmxnet.so exports. Its header is not in the wheel.
 void* get_stream() asm("_ZN5mxnet12MKLDNNStream3GetEv");
 void submit(void* stream, bool cleanup) asm("_ZN5mxnet12MKLDNNStream6SubmitEb");
 
@@ -26,7 +26,7 @@ inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) {
   return array.IsMKLDNNData() ? array.Reorder2Default() : array;
 }
 
-// Gives an array that this operator may write the plain order, in place.
+// Converts an array that this operator may write to the plain layout, in place.
 inline void make_plain(const mxnet::NDArray& array) {
   if (!array.IsMKLDNNData()) return;
   const mxnet::NDArray plain = array.Reorder2Default();
@@ -36,7 +36,7 @@ inline void make_plain(const mxnet::NDArray& array) {
   std::memcpy(memory.dptr, plain.data().dptr_, bytes);
 }
 
-// Whether two descriptions of tensors of one shape put all elements at the same places.
+// Whether two descriptions of tensors of the same shape are of the same layout.
 inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
   const auto &x = a.format_desc.blocking, &y = b.format_desc.blocking;
   if (a.format_kind != dnnl_blocked || b.format_kind != dnnl_blocked) return false;
@@ -50,18 +50,19 @@ inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
   return true;
 }
 
-// Whether neither array is plain, and their layouts are not the same.
+// Whether two arrays have two different layouts, neither of which is the plain one.
 inline bool layouts_differ(const mxnet::NDArray& a, const mxnet::NDArray& b) {
   if (!a.IsMKLDNNData() || !b.IsMKLDNNData()) return false;
   const auto x = describe(a.GetMKLDNNData()), y = describe(b.GetMKLDNNData());
-  submit(get_stream(), true);  // as in ~SameOrder
+  submit(get_stream(), true);  // as in ~SameLayout
   return !alike(x, y);
 }
 
-// Float32 arrays of one shape, read in one order: a common blocked one, or else the plain one.
-class SameOrder {
+// Float32 arrays of the same shape, read in the same layout: a blocked layout that all of them have,
+// otherwise the plain one.
+class SameLayout {
  public:
-  explicit SameOrder(const std::vector<mxnet::NDArray>& arrays) : arrays_(arrays) {
+  explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) : arrays_(arrays) {
     blocked_ = true;
     for (const auto& array : arrays) {
       if (!array.IsMKLDNNData()) blocked_ = false;
@@ -79,8 +80,8 @@ class SameOrder {
     }
   }
 
-  ~SameOrder() {
-    // lets go of the memories that GetMKLDNNData and CreateMKLDNNData have noted
+  ~SameLayout() {
+    // releases the memories that GetMKLDNNData and CreateMKLDNNData registered with the stream
     submit(get_stream(), true);
   }
 
@@ -93,11 +94,11 @@ class SameOrder {
     }
   }
 
-  // Memory for a result in the order of the inputs, of which it may share the first one's.
+  // Memory for a result in the layout of the inputs; it may be the memory of the first input.
   float* result(const mxnet::NDArray& output) {
     if (blocked_ && output.IsView()) to_plain();
     if (!blocked_) {
-      // a result in place of an input that was blocked
+      // The result may reuse the memory of an input that was blocked.
       if (output.IsMKLDNNData()) const_cast<mxnet::NDArray&>(output).InvalidateMKLDNNData();
       return plain_data<float>(output);
     }
@@ -112,7 +113,7 @@ class SameOrder {
     return static_cast<float*>(array.storage_handle().dptr);
   }
 
-  // Whether the memory is float32 values without gaps.
+  // Whether the memory holds float32 values without padding.
   static bool dense(const dnnl_memory_desc_t& desc) {
     if (desc.format_kind != dnnl_blocked || desc.data_type != dnnl_f32) return false;
     for (int i = 0; i < desc.ndims; ++i) {
@@ -126,14 +127,14 @@ class SameOrder {
   bool blocked_;
 };
 
-#else  // all arrays are plain
+#else  // without oneDNN, all arrays are plain
 
 inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) { return array; }
 inline void make_plain(const mxnet::NDArray&) {}
 inline bool layouts_differ(const mxnet::NDArray&, const mxnet::NDArray&) { return false; }
 
-struct SameOrder {
-  explicit SameOrder(const std::vector<mxnet::NDArray>& arrays) {
+struct SameLayout {
+  explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) {
     for (const auto& array : arrays) data.push_back(plain_data<float>(array));
   }
   void to_plain() {}

@@ -1,4 +1,4 @@
-// bfloat16: the upper half of a float32.
+// Conversions of bfloat16, the upper half of a float32.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ inline float widened(bfloat_bits value) {
   return result;
 }
 
-// To nearest even.
+// Rounds to nearest even.
 inline bfloat_bits rounded(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

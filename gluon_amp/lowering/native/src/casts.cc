@@ -1,7 +1,7 @@
-// MXNet's amp_cast from float32 to bfloat16, with a gradient that can be added to what is there.
+// MXNet's amp_cast from float32 to bfloat16, with support for adding its gradient (kAddTo).
 //
-// amp_cast leaves its gradient to oneDNN, and where it is to be added (kAddTo) forgets the addition,
-// so that a sum over several passes stays 0. All else is amp_cast's own work, bit for bit.
+// amp_cast computes its gradient with oneDNN and ignores kAddTo, so a sum over several passes stays 0.
+// In all other cases the operator here calls amp_cast.
 #include <string>
 
 #include "arrays.h"
@@ -38,7 +38,7 @@ bool is_float(int type) {
   return type == mshadow::kFloat32 || type == mshadow::kFloat16 || type == mshadow::kBfloat16;
 }
 
-// As amp_cast: integers stay what they are.
+// As in amp_cast, integers are not cast.
 bool infer_cast_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   expect_inputs(attrs, 1, in.size());
   if (in[0] == -1) return false;

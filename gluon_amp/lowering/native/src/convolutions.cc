@@ -1,8 +1,9 @@
-// MXNet's Convolution in bfloat16, with a right gradient where an image is narrower than the stride.
+// MXNet's Convolution in bfloat16, with a correct gradient if an image is narrower than the stride.
 //
-// For the gradient of such a convolution's weight oneDNN 2.4 reads columns of its own memory that it
-// has not written: the kernels split an image into as many parts as the stride has columns, and the
-// last ones are empty. So these gradients are computed in float32. All else is Convolution's own work.
+// For the gradient of such a convolution's weight, oneDNN 2.4 reads uninitialized columns of its own
+// memory: its kernels split an image into as many parts as the stride has columns, and the last parts
+// are empty. So these gradients are computed in float32. In all other cases the operator here calls
+// Convolution.
 #include <mxnet/c_api.h>
 
 #include <algorithm>
@@ -17,11 +18,11 @@
 namespace gluon_amp {
 namespace {
 
-// The last number of an attribute such as "(2, 3)" or "[2,]"; 1 where it is left out.
+// The last number of an attribute such as "(2, 3)" or "[2,]"; 1 if the node does not have it.
 int64_t last_number(const NodeAttrs& attrs, const std::string& name) {
   int64_t last = 1, number = 0;
   bool digits = false;
-  // not dict.find(): its class has changed (nnvm_binary.h), but not how it is walked through
+  // Not dict.find(): the class has changed (nnvm_binary.h), and only iterating works as before.
   for (const auto& item : attrs.dict) {
     if (item.first != name) continue;
     for (const char* next = item.second.c_str();; ++next) {
@@ -78,7 +79,7 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   compute_of("Convolution")(attrs, context, inputs, req, outputs);
 }
 
-// inputs: the gradient of the result, then data, weight and bias, whose gradients are the outputs
+// inputs: the gradient of the result, data, weight, bias; outputs: the gradients of the last three
 void convolve_grad(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
                    const Requests& req, const Arrays& outputs) {
   const Compute& compute = compute_of("_backward_Convolution");
@@ -111,7 +112,7 @@ bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sha
   return known;
 }
 
-// Adds an operator of bfloat16 arrays with the attributes of one of MXNet's own.
+// Adds an operator of bfloat16 arrays that has the attributes of one of MXNet's operators.
 nnvm::Op* add_like(const std::string& name, const char* stock, const Compute& compute,
                    const InferShape& infer_shape) {
   constexpr int kBfloat = mshadow::kBfloat16;

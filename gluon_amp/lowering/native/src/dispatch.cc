@@ -1,4 +1,4 @@
-// Which of the instruction sets this processor runs.
+// Selects an instruction set that this processor supports.
 #include "kernels.h"
 
 #include <atomic>
@@ -14,9 +14,9 @@ namespace {
 
 bool bit(unsigned bits, int number) { return bits >> number & 1; }
 
-// The instructions that the processor has and for which the operating system saves the registers
+// The instruction sets that the processor has and whose registers the operating system saves
 // (Intel's manual, volume 1, "Detection of AVX2" and "Detection of AVX-512 Foundation").
-// __builtin_cpu_supports would do, but GCC 10 and clang 13 do not know its "f16c".
+// __builtin_cpu_supports would be shorter, but GCC 10 and clang 13 do not know its "f16c".
 struct Processor {
   bool avx2 = false, avx512 = false;
 

@@ -1,6 +1,7 @@
-// The loops of kernels.h. Compiled several times: with -DGLUON_AMP_AVX512 and -DGLUON_AMP_AVX2 (and
-// the flags that allow these instructions), and without either. Nothing here may be visible to other
-// files but the table at the end, or the linker could pick a loop that this processor cannot run.
+// The loops of kernels.h. This file is compiled three times: with -DGLUON_AMP_AVX512, with
+// -DGLUON_AMP_AVX2 (and the flags that allow these instructions), and without either. Only the table
+// at the end may be visible to other files: otherwise the linker could select a loop that this
+// processor cannot run.
 #include "kernels.h"
 
 #include "vectors.h"
@@ -17,7 +18,7 @@ namespace gluon_amp {
 
 namespace {
 
-// Calls step(Many or One, i) for all i: the type tells how many elements to take at once.
+// Calls step(Many or One, i) for all i. The type determines how many elements a step processes.
 template <typename Step>
 inline void each(int64_t n, Step step) {
   int64_t i = 0;
@@ -36,7 +37,7 @@ void round_relu(const float* in, float* out, int64_t n) {
 void round_relu_grad(const float* grad, const float* result, float* out, int64_t n) {
   each(n, [=](auto v, int64_t i) {
     const auto g = v.load(grad + i);
-    // oneDNN multiplies by the slope, so that inf and NaN come through as NaN, and -1 as -0
+    // oneDNN multiplies by the slope of 0 or 1: inf and NaN become NaN, and -1 becomes -0.
     const auto masked = g.where_positive(v.load(result + i), g * v.all(0));
     masked.rounded().store(out + i);
   });
@@ -52,7 +53,8 @@ void add(const T* in, T* out, int64_t n) {
   each(n, [=](auto v, int64_t i) { (v.load(out + i) + v.load(in + i)).store(out + i); });
 }
 
-// Not finite means all exponent bits set: then adding the lowest of them carries into the sign.
+// A value is not finite if all its exponent bits are set. Adding the lowest of them then carries into
+// the sign bit.
 bool finite(const float* in, int64_t n) {
   uint32_t carried = 0;
   for (int64_t i = 0; i < n; ++i) carried |= (bits_of(in[i]) & 0x7f800000) + 0x00800000;
@@ -65,8 +67,8 @@ bool finite_half(const half_bits* in, int64_t n) {
   return carried < 0x8000;
 }
 
-// What an update starts from: the master, or where the weight is not its rounding, the weight, which
-// somebody has written since.
+// The value that an update starts from: the master, or the weight if it is not the rounded master
+// because the user has written to it.
 template <typename V>
 inline V current(V, const float* master, const half_bits* weight) {
   const V w = V::load(master);
@@ -75,8 +77,8 @@ inline V current(V, const float* master, const half_bits* weight) {
   return w.where_equal(w.rounded(), seen, seen);
 }
 
-// The order of operations in both updates is that of MXNet's kernels (src/operator/optimizer_op-inl.h,
-// and contrib/adamw-inl.h where weights decay), and so are the results.
+// Both updates have the order of operations of MXNet's kernels (src/operator/optimizer_op-inl.h, and
+// contrib/adamw-inl.h for decoupled weight decay), so the results have the same bits.
 template <typename G>
 void sgd(const G* grad, float* momentum, float* master, half_bits* weight, int64_t n,
          const SgdConstants& c) {

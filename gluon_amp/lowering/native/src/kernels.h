@@ -1,25 +1,26 @@
-// Loops over contiguous float16 and float32 values, in three instruction sets with the same bits.
+// Loops over contiguous float16 and float32 values, for three instruction sets, with the same bits.
 //
-// Each function is serial and works on [0, n); parallel.h cuts arrays into pieces for the threads.
+// Each function is serial and processes [0, n). parallel.h splits arrays into pieces for the threads.
 #pragma once
 
 #include <cstdint>
 
 namespace gluon_amp {
 
-using half_bits = uint16_t;  // a float16 as it lies in memory
+using half_bits = uint16_t;  // the bits of a float16
 
 struct SgdConstants {
-  float lr, wd, momentum, rescale, clip;  // clip < 0: off
+  float lr, wd, momentum, rescale, clip;  // clip < 0: no clipping
 };
 
 struct AdamConstants {
-  float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay: decoupled, 0 for none
+  float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay: decoupled, 0: none
 };
 
-// `G` is the type of the gradient: half_bits or float. A float32 weight is its own
-// master, and `weight` is null then. An element of a float16 weight that is not the rounding of its
-// master becomes the master first.
+// `G` is the type of the gradient: half_bits or float. For a float32 weight, `master` is the weight
+// itself and `weight` is null. For a float16 weight, the update first compares each element with its
+// rounded master: if they differ, the user has written to the weight, and the master becomes the
+// weight. If they are equal, the master keeps its additional bits.
 template <typename G>
 using SgdUpdate = void (*)(const G* grad, float* momentum, float* master, half_bits* weight,
                            int64_t n, const SgdConstants&);
@@ -32,7 +33,7 @@ struct Kernels {
   void (*round)(const float* in, float* out, int64_t n);
   // out = max(float32(float16(in)), 0), which is 0 for NaN, as oneDNN has it
   void (*round_relu)(const float* in, float* out, int64_t n);
-  // the gradient of round_relu, from its result: rounds what relu lets through
+  // the gradient of round_relu, rounded; `result` is the result of round_relu
   void (*round_relu_grad)(const float* grad, const float* result, float* out, int64_t n);
   void (*narrow)(const float* in, half_bits* out, int64_t n);
   void (*widen)(const half_bits* in, float* out, int64_t n);
@@ -47,14 +48,15 @@ struct Kernels {
   AdamUpdate<half_bits> adam_half;
 };
 
-// kernels.cc, compiled once for each; null where this build has no such instructions.
+// kernels.cc, compiled once for each instruction set.
 const Kernels* plain_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 
-// The best that this processor has, unless select_kernels asked for another.
+// The best kernels that this processor supports, unless select_kernels has selected others.
 const Kernels& kernels();
-// 0 the best, 1 plain, 2 AVX2 and F16C, 3 AVX512; false where that does not run here.
+// 0: the best, 1: plain, 2: AVX2 and F16C, 3: AVX512. Returns false if the processor does not support
+// them.
 bool select_kernels(int set);
 
 }  // namespace gluon_amp

@@ -1,10 +1,10 @@
-// Keeps oneDNN's BatchNorm on its fast path where the layouts around it differ.
+// Keeps oneDNN's BatchNorm on its fast path if the layouts of its data and its gradient differ.
 //
-// The AMX kernels of a convolution leave tensors in one layout, those of a depthwise convolution in
-// another. MXNet's BatchNorm hands oneDNN its data and its gradient as they are when neither is
-// plain, and oneDNN 2.4 has only a reference kernel for two layouts: a MobileNet's step takes seven
-// times as long. The operator here stands behind a BatchNorm. It returns the same values, and hands
-// back the same gradient, in the plain layout where the two differ: MXNet reorders a plain one.
+// The AMX kernels of convolutions write one layout, those of depthwise convolutions another. If
+// neither the data nor the gradient of a BatchNorm is plain, MXNet passes both to oneDNN as they are,
+// and oneDNN 2.4 has only a reference kernel for two different layouts: a MobileNet's step takes seven
+// times as long. The operator here is inserted after a BatchNorm. It returns the same values, and in
+// the backward pass the same gradient: in the plain layout if the two differ, which MXNet reorders.
 #include <cstring>
 
 #include "arrays.h"
@@ -19,7 +19,7 @@ bool in_place(const NDArray& input, const NDArray& output) {
   return input.storage_handle().dptr == output.storage_handle().dptr;
 }
 
-// Writes the input, or adds it, in the plain layout; both may be the same memory.
+// Writes or adds the input to the output in the plain layout; both may share their memory.
 void write_plain(const NDArray& input, OpReqType req, const NDArray& output) {
   if (in_place(input, output)) return make_plain(output);
   const NDArray plain = plain_copy(input);
@@ -63,10 +63,10 @@ void register_layouts() {
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     expect_inputs(node->attrs, 2, inputs_of(node).size());
     const auto& data = inputs_of(node)[1];
-    Entries found = make_grad_node(backward.c_str(), node, {grads[0], data}, node->attrs.dict);
-    // nnvm leaves such zeros out of the sum with BatchNorm's own gradient of its data
-    found.push_back(make_grad_node("zeros_like", node, {data}, {})[0]);
-    return found;
+    Entries gradients = make_grad_node(backward.c_str(), node, {grads[0], data}, node->attrs.dict);
+    // nnvm omits such zeros from the sum with BatchNorm's own gradient of its data.
+    gradients.push_back(make_grad_node("zeros_like", node, {data}, {})[0]);
+    return gradients;
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
   set_attr(add_elementwise<kBfloat, kBfloat>(backward, 2, pass_back), "TIsBackward", true, kPriority);

@@ -1,5 +1,5 @@
-// All operators in one translation unit, since MXNet's headers take most of the time that each takes
-// to compile; and what the library shows to the outside, which is C functions for ctypes.
+// All operators in one translation unit, since most of its compile time is MXNet's headers; and the
+// library's interface, C functions for ctypes.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -14,8 +14,8 @@
 
 extern "C" {
 
-// Registers the operators with MXNet, once in a process. Returns 0 if that fails, and writes the
-// reason to `message`, which has room for `size` characters.
+// Registers the operators with MXNet, once per process. Returns 1, or if it fails 0; then it writes
+// the reason to `message`, which has room for `size` characters.
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
     gluon_amp::register_casts();
@@ -30,6 +30,6 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   }
 }
 
-// For tests: 0 the best instruction set, 1 plain, 2 AVX2, 3 AVX512; 0 where that does not run here.
+// For tests: selects an instruction set as select_kernels does, and returns 1 or 0.
 GLUON_AMP_VISIBLE int gluon_amp_select(int set) { return gluon_amp::select_kernels(set); }
 }

@@ -1,14 +1,15 @@
-// Registering operators with nnvm from outside: the binary interface of MXNet 1.9.1's wheels.
+// The binary interface of MXNet 1.9.1's wheels, for registering operators with nnvm from outside.
 //
-// They were built with GCC 4.8. Since then the headers' inline code means something else in a few
-// places, which this file, and no other, has to know:
-//   - std::function hands arguments on by reference where it did by value. So function types here
-//     have references where MXNet's have pointers, which is one and the same in registers; an int
-//     stands as a reference that must not be read.
-//   - std::unordered_map has grown. So graph nodes, which hold one, are made by MXNet's own code, of
-//     NodeAttrs only the members up to and including `dict` are read, and inputs_of finds a node's.
-// The functions below are MXNet's own instances of its inline functions and templates. The loader
-// tries a freshly built library in a process of its own before it trusts all this (native.py).
+// The wheels were built with GCC 4.8. The inline code of its headers has changed since then. Only this
+// file depends on the differences:
+//   - std::function passes arguments on by reference, then by value. So function types here have
+//     references where MXNet's have pointers, which are passed in registers in the same way. An int
+//     is declared as a reference that must not be read.
+//   - std::unordered_map has grown. So graph nodes, which contain one, are created by MXNet's own
+//     code. Of NodeAttrs, only the members up to and including `dict` are read. inputs_of computes
+//     where a node's inputs are.
+// The functions declared below are MXNet's own instances of its inline functions and templates. A new
+// library is tried in a separate process before it is trusted (../obtain.py).
 #pragma once
 
 #include <mxnet/ndarray.h>
@@ -33,14 +34,14 @@ using nnvm::ObjectPtr;
 
 struct NotReadable;
 
-// FComputeEx, FInplaceOption, FMutateInputs, FResourceRequest and FGradient, as MXNet has them
+// FComputeEx, FInplaceOption, FMutateInputs, FResourceRequest and FGradient, as in MXNet
 using Compute = std::function<void(const NodeAttrs&, const mxnet::OpContext&, const Arrays&,
                                    const Requests&, const Arrays&)>;
 using InplaceOption = std::function<std::vector<std::pair<int, int>>(const NodeAttrs&)>;
 using MutateInputs = std::function<std::vector<uint32_t>(const NodeAttrs&)>;
 using Resources = std::function<std::vector<mxnet::ResourceRequest>(const NodeAttrs&)>;
 using Gradient = std::function<Entries(const ObjectPtr&, const Entries&)>;
-// FInferShape, FInferType and FInferStorageType, with references for pointers
+// FInferShape, FInferType and FInferStorageType, with references instead of pointers
 using InferShape = std::function<bool(const NodeAttrs&, mxnet::ShapeVector&, mxnet::ShapeVector&)>;
 using InferType = std::function<bool(const NodeAttrs&, Ints&, Ints&)>;
 using InferStorage =
@@ -77,7 +78,7 @@ GLUON_AMP_SET_ATTR(InferStorage,
 GLUON_AMP_SET_ATTR(bool, "_ZN4nnvm2Op8set_attrIbEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(std::string, "_ZN4nnvm2Op8set_attrISsEERS0_RKSsRKT_i");
 
-// nnvm::Op::GetAttr<T>(name) for some of them
+// nnvm::Op::GetAttr<T>(name) for some of these types
 const nnvm::OpMap<Compute>& computes_of(const std::string& name) asm(
     "_ZN4nnvm2Op7GetAttrISt8functionIFvRKNS_9NodeAttrsERKN5mxnet9OpContextERKSt6vectorINS6_7NDArray"
     "ESaISB_EERKSA_INS6_9OpReqTypeESaISG_EESF_EEEERKNS_5OpMapIT_EERKSs");
@@ -93,13 +94,13 @@ constexpr int kPriority = 10;  // nnvm's default
 nnvm::Op& register_or_get(dmlc::Registry<nnvm::Op>*, const std::string& name) asm(
     "_ZN4dmlc8RegistryIN4nnvm2OpEE19__REGISTER_OR_GET__ERKSs");
 
-// mxnet::op::MakeGradNode: the entries of a new node that computes a gradient of `forward`
+// mxnet::op::MakeGradNode: returns the entries of a new node that computes a gradient of `forward`
 Entries make_grad_node(const char* op, const ObjectPtr& forward, const Entries& inputs,
                        const std::unordered_map<std::string, std::string>& attributes)
     asm("_ZN5mxnet2op12MakeGradNodeEPKcRKSt10shared_ptrIN4nnvm4NodeEERKSt6vectorINS4_9NodeEntryESaIS"
         "A_EERKSt13unordered_mapISsSsSt4hashISsESt8equal_toISsESaISt4pairIKSsSsEEE");
 
-// The inputs of a node: the one std::unordered_map in front of them, in NodeAttrs, had 48 bytes.
+// The inputs of a node. Before them there is one std::unordered_map, in NodeAttrs. It had 48 bytes.
 inline const Entries& inputs_of(const ObjectPtr& node) {
   constexpr size_t growth = sizeof(std::unordered_map<std::string, std::string>) - 48;
   const char* place = reinterpret_cast<const char*>(&node->inputs) - growth;

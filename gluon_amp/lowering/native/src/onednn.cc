@@ -1,12 +1,12 @@
-// One inline function of oneDNN's C++ header, as libmxnet.so exports it.
+// One inline function of oneDNN's C++ header, which libmxnet.so exports.
 //
-// Its body calls a function that libmxnet.so does not export. Without the C++ header no compiler knows
-// the body: with it, clang compiles it for whoever names the symbol.
+// The function's body calls a function that libmxnet.so does not export. So this file does not include
+// the C++ header: with it, clang would compile the body here, too.
 #include <mkldnn/dnnl_types.h>
 
 namespace gluon_amp {
 
-// dnnl::memory::desc, as it is returned
+// The binary form of dnnl::memory::desc
 struct Description {
   dnnl_memory_desc_t data;
 };

@@ -1,4 +1,5 @@
-// What nnvm asks of an operator. Errors in its arrays are raised here, by the call itself.
+// Registers operators with nnvm, with functions that infer shapes, dtypes and storage types. They raise
+// the errors in an operator's arrays, so that the call itself fails.
 #pragma once
 
 #include <string>
@@ -14,7 +15,7 @@ using mxnet::NDArray;
 using mxnet::OpContext;
 using mxnet::OpReqType;
 
-// Gives all these shapes the sizes that are known from any of them; returns whether all are known.
+// Sets the sizes of all these shapes that are known for any of them. Returns whether all are known.
 inline bool unify(const NodeAttrs& attrs, const std::vector<mxnet::TShape*>& shapes) {
   mxnet::TShape common;
   for (const auto* shape : shapes) {
@@ -31,16 +32,16 @@ inline bool unify(const NodeAttrs& attrs, const std::vector<mxnet::TShape*>& sha
   return mxnet::shape_is_known(common);
 }
 
-// A node of a graph read from a file has any number of inputs, whatever num_inputs says.
+// A node of a graph that was read from a file may have any number of inputs, despite num_inputs.
 inline void expect_inputs(const NodeAttrs& attrs, size_t expected, size_t count) {
-  CHECK_EQ(count, expected) << attrs.op->name << " takes " << expected << " arrays";
+  CHECK_EQ(count, expected) << attrs.op->name << " expects " << expected << " arrays";
 }
 
 inline bool infer_storage(const NodeAttrs& attrs, NotReadable&, DispatchMode& mode, Ints& in,
                           Ints& out) {
   for (int& type : in) {
     CHECK(type == mxnet::kDefaultStorage || type == mxnet::kUndefinedStorage)
-        << attrs.op->name << " takes dense arrays";
+        << attrs.op->name << " expects dense arrays";
     type = mxnet::kDefaultStorage;
   }
   for (int& type : out) type = mxnet::kDefaultStorage;
@@ -54,7 +55,7 @@ inline const Compute& compute_of(const char* op) {
   return all[nnvm::Op::Get(op)];
 }
 
-// An operator of dense arrays with one output.
+// Adds an operator of dense arrays with one output.
 inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const InferShape& shapes,
                         const InferType& types) {
   nnvm::Op* op = &register_or_get(dmlc::Registry<nnvm::Op>::Get(), name);
@@ -63,7 +64,7 @@ inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const I
   set_attr(op, "FInferType", types, kPriority);
   set_attr(op, "FInferStorageType", InferStorage(infer_storage), kPriority);
   set_attr(op, "FComputeEx<cpu>", compute, kPriority);
-  // else MXNet reorders the inputs before it calls
+  // Without it, MXNet converts the inputs to the plain layout before each call.
   set_attr(op, "TIsMKLDNN", true, kPriority);
   return op;
 }
@@ -80,7 +81,7 @@ bool infer_cast(const NodeAttrs& attrs, Ints& in, Ints& out) {
   return true;
 }
 
-// All inputs and the output have one shape; the inputs have one dtype.
+// Adds an operator whose inputs and output have the same shape; the inputs have the same dtype.
 template <int from, int to>
 nnvm::Op* add_elementwise(const std::string& name, uint32_t inputs, const Compute& compute) {
   const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,

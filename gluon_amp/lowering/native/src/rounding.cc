@@ -1,8 +1,8 @@
-// Float16 rounding as MXNet operators that work in place and in oneDNN's own layouts.
+// Operators that round to float16 in place and in oneDNN's own layouts.
 //
-// lib_api.h's operators get plain copies of blocked tensors, give each result a buffer of its own and
-// keep inputs and results for the gradient. That is a third of a ResNet-50 step, so these are
-// registered with nnvm itself, by the headers in MXNet's wheel.
+// Operators of MXNet's extension interface (lib_api.h) get plain copies of blocked tensors, allocate a
+// buffer for each result and keep inputs and results for the gradient. That would take a third of a
+// ResNet-50 step, so these operators are registered with nnvm itself, by the headers in MXNet's wheel.
 #include <string>
 
 #include "arrays.h"
@@ -15,23 +15,23 @@ namespace {
 
 // ------------------------------------------------------------------------------------- the work
 
-// Runs a kernel over float32 arrays of one shape: loop(first input, second or null, result, count).
-// The result may be the memory of the first input.
+// Runs a kernel over float32 arrays of the same shape: loop(first input, second input or null, result,
+// count). The result may be the memory of the first input.
 template <typename Loop>
 void elementwise(const Arrays& inputs, OpReqType req, const NDArray& output, Loop loop) {
   const int64_t n = output.shape().Size();
   if (req == mxnet::kNullOp || n == 0) return;
-  SameOrder ordered(inputs);
+  SameLayout arrays(inputs);
   const auto run = [&](int64_t first, int64_t count, float* result) {
-    const float* second = inputs.size() > 1 ? ordered.data[1] + first : nullptr;
-    loop(ordered.data[0] + first, second, result, count);
+    const float* second = inputs.size() > 1 ? arrays.data[1] + first : nullptr;
+    loop(arrays.data[0] + first, second, result, count);
   };
   if (req != mxnet::kAddTo) {
-    float* result = ordered.result(output);
+    float* result = arrays.result(output);
     in_parallel(n, [&](int64_t first, int64_t count) { run(first, count, result + first); });
     return;
   }
-  ordered.to_plain();
+  arrays.to_plain();
   make_plain(output);
   float* sum = plain_data<float>(output);
   in_parallel(n, [&](int64_t first, int64_t count) {

@@ -1,7 +1,7 @@
 // Optimizers' updates and the check for overflow, each in one pass over the memory of all parameters.
 //
-// These are operators, too, so that MXNet's engine orders them among all others. They take any number
-// of arrays. Numbers are passed as the bits of float32s, which no text can spoil.
+// They are operators, so that MXNet's engine orders them among all others, and have any number of
+// arrays. Numbers are passed as the bits of float32, so that conversion to text does not change them.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -15,14 +15,14 @@
 namespace gluon_amp {
 namespace {
 
-// ------------------------------------------------------------------------------ the operator's text
+// --------------------------------------------------------------------------- the operator's attributes
 
 // Decimal numbers below 2**32, separated by commas.
 std::vector<uint32_t> numbers(const NodeAttrs& attrs, const std::string& name) {
-  // not dict.find(): its class has changed (nnvm_binary.h), but not how it is walked through
+  // Not dict.find(): the class has changed (nnvm_binary.h), and only iterating works as before.
   for (const auto& item : attrs.dict) {
     if (item.first != name) continue;
-    std::vector<uint32_t> found;
+    std::vector<uint32_t> result;
     uint64_t number = 0;
     bool digits = false;
     for (const char* next = item.second.c_str();; ++next) {
@@ -34,8 +34,8 @@ std::vector<uint32_t> numbers(const NodeAttrs& attrs, const std::string& name) {
       }
       CHECK(digits && (*next == ',' || *next == 0))
           << attrs.op->name << ": " << name << " must be whole numbers with commas between them";
-      found.push_back(static_cast<uint32_t>(number));
-      if (*next == 0) return found;
+      result.push_back(static_cast<uint32_t>(number));
+      if (*next == 0) return result;
       number = 0;
       digits = false;
     }
@@ -45,13 +45,13 @@ std::vector<uint32_t> numbers(const NodeAttrs& attrs, const std::string& name) {
 }
 
 std::vector<float> floats(const NodeAttrs& attrs, const std::string& name, size_t count) {
-  std::vector<float> found;
+  std::vector<float> result;
   for (const uint32_t bits : numbers(attrs, name)) {
-    found.emplace_back();
-    std::memcpy(&found.back(), &bits, sizeof bits);
+    result.emplace_back();
+    std::memcpy(&result.back(), &bits, sizeof bits);
   }
-  CHECK_EQ(found.size(), count) << attrs.op->name << ": " << name << " has the wrong length";
-  return found;
+  CHECK_EQ(result.size(), count) << attrs.op->name << ": " << name << " has the wrong length";
+  return result;
 }
 
 constexpr size_t kMostArrays = 1 << 20;
@@ -63,8 +63,8 @@ uint32_t count_arrays(const NodeAttrs& attrs) {
   return count[0];
 }
 
-// What distinguishes one optimizer's update from another's. Each weight has, in the order of MXNet's
-// update operators: itself, its gradient, its states, and if it is float16 its master.
+// How the updates of the optimizers differ. The arrays of each weight, in the order of MXNet's update
+// operators, are the weight, its gradient, its states, and its master if the weight is float16.
 struct Rule {
   uint32_t fewest_states, most_states, constants;
   bool decays;
@@ -72,18 +72,18 @@ struct Rule {
 
 // Constants: momentum, rescale_grad, clip_gradient.
 constexpr Rule kSgd{0, 1, 3, false};
-// Constants: beta1, beta2, epsilon, rescale_grad, clip_gradient. "decays": shares of the weights.
+// Constants: beta1, beta2, epsilon, rescale_grad, clip_gradient. With "decays".
 constexpr Rule kAdam{2, 2, 5, true};
 
 uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {
-  const auto found = numbers(attrs, "arrays_per_weight");
-  CHECK(found.size() == 1 && 2 + rule.fewest_states <= found[0] && found[0] <= 3 + rule.most_states)
-      << attrs.op->name << ": arrays_per_weight must be " << 2 + rule.fewest_states << " to "
-      << 3 + rule.most_states;
-  return found[0];
+  const auto count = numbers(attrs, "arrays_per_weight");
+  const uint32_t fewest = 2 + rule.fewest_states, most = 3 + rule.most_states;
+  CHECK(count.size() == 1 && fewest <= count[0] && count[0] <= most)
+      << attrs.op->name << ": arrays_per_weight must be " << fewest << " to " << most;
+  return count[0];
 }
 
-// The checked text of an update: one learning rate, weight decay and decay for each weight.
+// The attributes of an update, checked: each weight has a learning rate, weight decay and decay.
 struct Numbers {
   uint32_t stride;
   size_t weights;
@@ -101,7 +101,7 @@ struct Numbers {
 
 // -------------------------------------------------------------------------------------- the work
 
-// Calls body(array, first, count) for pieces of many arrays of these sizes.
+// Calls body(array, first, count) for pieces of all arrays; `sizes` are their numbers of elements.
 template <typename Body>
 void over_all(const std::vector<int64_t>& sizes, Body body) {
   struct Piece {
@@ -121,7 +121,7 @@ void over_all(const std::vector<int64_t>& sizes, Body body) {
   for (int64_t i = 0; i < n; ++i) body(pieces[i].array, pieces[i].first, pieces[i].count);
 }
 
-// Where an array's elements are; null for none.
+// The memory of an array's elements; null if there are none.
 struct Memory {
   void* data = nullptr;
   int64_t size = 0;
@@ -137,11 +137,11 @@ struct Memory {
   }
 };
 
-// Output: for each input 1 if all of it is finite, else 0.
+// Output: for each input 1 if all its elements are finite, otherwise 0.
 void all_finite(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
                 const Arrays& outputs) {
   if (req[0] == mxnet::kNullOp) return;
-  Arrays arrays;  // keeps copies of blocked ones
+  Arrays arrays;  // holds the plain copies of blocked arrays
   std::vector<Memory> memories;
   std::vector<int64_t> sizes;
   for (const auto& input : inputs) {
@@ -149,21 +149,21 @@ void all_finite(const NodeAttrs&, const OpContext&, const Arrays& inputs, const 
     memories.emplace_back(arrays.back());
     sizes.push_back(memories.back().size);
   }
-  std::vector<char> answers(arrays.size(), 1);
+  std::vector<char> results(arrays.size(), 1);
   over_all(sizes, [&](size_t k, int64_t first, int64_t count) {
     const Memory& memory = memories[k];
     const bool finite = memory.half ? kernels().finite_half(memory.at<half_bits>(first), count)
                                     : kernels().finite(memory.at<float>(first), count);
     if (finite) return;
 #pragma omp atomic write
-    answers[k] = 0;
+    results[k] = 0;
   });
-  std::copy(answers.begin(), answers.end(), plain_data<float>(outputs[0]));
+  std::copy(results.begin(), results.end(), plain_data<float>(outputs[0]));
 }
 
-// One weight and what belongs to it; a float32 weight is its own master.
+// The memory of one weight and its other arrays; a float32 weight is its own master.
 struct Slot {
-  NDArray keeps_grad;
+  NDArray grad_array;  // keeps the memory of `grad` alive
   Memory grad, state[2], master, weight;
 };
 
@@ -175,8 +175,8 @@ std::vector<Slot> slots_of(const Arrays& inputs, size_t stride) {
       if (i != 1) make_plain(own[i]);
     }
     Slot& slot = slots[k];
-    slot.keeps_grad = plain_copy(own[1]);
-    slot.grad = Memory(slot.keeps_grad);
+    slot.grad_array = plain_copy(own[1]);
+    slot.grad = Memory(slot.grad_array);
     const bool half = own[0].dtype() == mshadow::kFloat16;
     if (half) slot.weight = Memory(own[0]);
     slot.master = Memory(half ? own[stride - 1] : own[0]);
@@ -185,7 +185,7 @@ std::vector<Slot> slots_of(const Arrays& inputs, size_t stride) {
   return slots;
 }
 
-// Calls body(slot, number of the slot, first, count) for pieces of all of them.
+// Calls body(slot, number of the slot, first, count) for pieces of all slots.
 template <typename Body>
 void over_slots(const std::vector<Slot>& slots, Body body) {
   std::vector<int64_t> sizes;
@@ -196,12 +196,12 @@ void over_slots(const std::vector<Slot>& slots, Body body) {
 
 void sgd_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
                 const Arrays&) {
-  const Numbers given(attrs, kSgd);
-  const std::vector<Slot> slots = slots_of(inputs, given.stride);
-  const auto& c = given.constants;
+  const Numbers parsed(attrs, kSgd);
+  const std::vector<Slot> slots = slots_of(inputs, parsed.stride);
+  const auto& c = parsed.constants;
   const auto run = [&](const Slot& slot, size_t k, int64_t i, int64_t count, auto* grad, auto sgd) {
     sgd(grad, slot.state[0].at<float>(i), slot.master.at<float>(i), slot.weight.at<half_bits>(i),
-        count, SgdConstants{given.lrs[k], given.wds[k], c[0], c[1], c[2]});
+        count, SgdConstants{parsed.lrs[k], parsed.wds[k], c[0], c[1], c[2]});
   };
   over_slots(slots, [&](const Slot& slot, size_t k, int64_t i, int64_t count) {
     if (slot.grad.half) {
@@ -214,13 +214,13 @@ void sgd_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
 
 void adam_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
                  const Arrays&) {
-  const Numbers given(attrs, kAdam);
-  const std::vector<Slot> slots = slots_of(inputs, given.stride);
-  const auto& c = given.constants;
+  const Numbers parsed(attrs, kAdam);
+  const std::vector<Slot> slots = slots_of(inputs, parsed.stride);
+  const auto& c = parsed.constants;
   const auto run = [&](const Slot& slot, size_t k, int64_t i, int64_t count, auto* grad, auto adam) {
     adam(grad, slot.state[0].at<float>(i), slot.state[1].at<float>(i), slot.master.at<float>(i),
          slot.weight.at<half_bits>(i), count,
-         AdamConstants{given.lrs[k], given.wds[k], c[0], c[1], c[2], c[3], c[4], given.decays[k]});
+         AdamConstants{parsed.lrs[k], parsed.wds[k], c[0], c[1], c[2], c[3], c[4], parsed.decays[k]});
   };
   over_slots(slots, [&](const Slot& slot, size_t k, int64_t i, int64_t count) {
     if (slot.grad.half) {
@@ -231,12 +231,12 @@ void adam_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs,
   });
 }
 
-// ------------------------------------------------------------------------------ what nnvm asks
+// -------------------------------------------------------------------------------- registering
 
-bool takes(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
+bool supported(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
 
 bool infer_finite_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  for (const int type : in) CHECK(takes(type)) << attrs.op->name << " takes float16 and float32";
+  for (const int type : in) CHECK(supported(type)) << attrs.op->name << " expects float16 or float32";
   out.at(0) = mshadow::kFloat32;
   return true;
 }
@@ -247,16 +247,17 @@ bool infer_finite_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::S
   return true;
 }
 
-// A number that means nothing is the result of an update. Its arrays are written in place.
+// Adds an update, which writes its arrays in place. It returns one meaningless number, since nnvm
+// requires an output.
 void add_update(const std::string& name, const Compute& compute, const Rule& rule) {
   const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,
                                mxnet::ShapeVector& out) {
-    const Numbers given(attrs, rule);
-    expect_inputs(attrs, given.stride * given.weights, in.size());
+    const Numbers parsed(attrs, rule);
+    expect_inputs(attrs, parsed.stride * parsed.weights, in.size());
     bool known = true;
-    for (size_t first = 0; first < in.size(); first += given.stride) {
+    for (size_t first = 0; first < in.size(); first += parsed.stride) {
       std::vector<mxnet::TShape*> shapes;
-      for (size_t i = 0; i < given.stride; ++i) shapes.push_back(&in[first + i]);
+      for (size_t i = 0; i < parsed.stride; ++i) shapes.push_back(&in[first + i]);
       known = unify(attrs, shapes) && known;
     }
     out.at(0) = mxnet::TShape(1, 1);
@@ -264,10 +265,10 @@ void add_update(const std::string& name, const Compute& compute, const Rule& rul
   };
   const auto infer_type = [=](const NodeAttrs& attrs, Ints& in, Ints& out) {
     const uint32_t stride = arrays_per_weight(attrs, rule);
-    CHECK_EQ(in.size() % stride, 0U) << attrs.op->name << " takes " << stride << " arrays a weight";
+    CHECK_EQ(in.size() % stride, 0U) << attrs.op->name << " expects " << stride << " arrays per weight";
     for (size_t first = 0; first < in.size(); first += stride) {
-      CHECK(takes(in[first]) && takes(in[first + 1]))
-          << attrs.op->name << " takes float16 and float32";
+      CHECK(supported(in[first]) && supported(in[first + 1]))
+          << attrs.op->name << " expects float16 or float32";
       for (size_t i = 2; i < stride; ++i) {
         CHECK_EQ(in[first + i], mshadow::kFloat32)
             << attrs.op->name << ": states and masters are float32";
@@ -282,7 +283,7 @@ void add_update(const std::string& name, const Compute& compute, const Rule& rul
   nnvm::Op* op = add_op(name, compute, infer_shape, infer_type);
   op->get_num_inputs = [=](const NodeAttrs& attrs) {
     const uint64_t arrays = arrays_per_weight(attrs, rule) * numbers(attrs, "lrs").size();
-    CHECK_LE(arrays, kMostArrays) << attrs.op->name << " takes at most " << kMostArrays << " arrays";
+    CHECK_LE(arrays, kMostArrays) << attrs.op->name << " accepts at most " << kMostArrays << " arrays";
     return static_cast<uint32_t>(arrays);
   };
   const auto all_but_gradients = [=](const NodeAttrs& attrs) {

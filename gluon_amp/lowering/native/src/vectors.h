@@ -1,5 +1,5 @@
-// One float, eight or sixteen: the same operations under the same names, so that a loop is written
-// once. Products and sums are never contracted (-ffp-contract=off), so that their bits agree.
+// One, eight or sixteen floats with the same operations, so that a loop is written only once. Products
+// and sums are never contracted (-ffp-contract=off), so that the results have the same bits.
 #pragma once
 
 #include <cmath>
@@ -26,14 +26,14 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-// IEEE 754 binary16, to nearest even; what VCVTPS2PH gives, NaN payloads included.
+// Rounds to IEEE 754 binary16, to nearest even, as VCVTPS2PH does, including the payloads of NaNs.
 inline half_bits to_half(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
   if (magnitude >= 0x477ff000) return sign | 0x7c00;  // from 65520 on
   if (magnitude < 0x38800000) {
-    // Below 2**-14 the float16 grid has the spacing of float32 in [0.5, 1): let that addition round.
+    // Below 2**-14, float16 values have the spacing of float32 in [0.5, 1), so this addition rounds.
     return sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f));
   }
   const uint32_t even = magnitude >> 13 & 1;
@@ -63,10 +63,10 @@ struct One {
   One operator/(One o) const { return {x / o.x}; }
   One sqrt() const { return {std::sqrt(x)}; }
   One or_zero() const { return {x > 0 ? x : 0}; }
-  // this where o > 0, otherwise `other`
+  // this if o > 0, otherwise `other`
   One where_positive(One o, One other) const { return {o.x > 0 ? x : other.x}; }
   One where_equal(One a, One b, One other) const { return {a.x == b.x ? x : other.x}; }
-  // bounded; a NaN stays one
+  // clamped to [-bound, bound]; NaN stays NaN
   One within(One bound) const { return {x > bound.x ? bound.x : x < -bound.x ? -bound.x : x}; }
 };
 
@@ -96,7 +96,7 @@ struct Many {
     return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(a.x, b.x, _CMP_EQ_OQ))};
   }
   Many within(Many bound) const {
-    // min and max return their second operand where one is NaN
+    // min and max return their second operand if one is NaN
     const __m256 low = _mm256_sub_ps(_mm256_setzero_ps(), bound.x);
     return {_mm256_max_ps(low, _mm256_min_ps(bound.x, x))};
   }
@@ -128,7 +128,7 @@ struct Many {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ), other.x, x)};
   }
   Many within(Many bound) const {
-    // min and max return their second operand where one is NaN
+    // min and max return their second operand if one is NaN
     const __m512 low = _mm512_sub_ps(_mm512_setzero_ps(), bound.x);
     return {_mm512_max_ps(low, _mm512_min_ps(bound.x, x))};
   }
