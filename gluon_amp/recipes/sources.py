@@ -18,7 +18,6 @@ from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.network.models import full_name, smallest_size
 from gluon_amp.recipes.recipe import IMAGENET_SIZE, Recipe, for_data
 
-DEFAULT_DATA_DIR = Recipe().data_dir
 FINE_TUNED_DIGITS = range(5, 10)
 
 
@@ -83,7 +82,7 @@ def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optiona
 
 def _named(source: Source, recipe: Recipe, folder: Path) -> Source:
     """Return a source with the name of its folder, unless it is ImageNet."""
-    if recipe.dataset == "imagenet" or recipe.data_dir == DEFAULT_DATA_DIR:
+    if recipe.dataset == "imagenet" or recipe.data_dir == Recipe().data_dir:
         return source
     return dataclasses.replace(source, name=f"folder-{folder.resolve().name}")
 
@@ -101,7 +100,7 @@ def _caltech_files(recipe: Recipe) -> RecordFiles:
     if recipe.reads_records:
         return record_files(recipe)
     root = recipe.data_dir
-    if root == DEFAULT_DATA_DIR:
+    if root == Recipe().data_dir:
         root = Path(f"~/.mxnet/datasets/{recipe.dataset}")
     if not (root.expanduser() / "rec" / "train.rec").is_file():
         raise UsageError(
