@@ -35,6 +35,7 @@ lint: setup ## check style, private names and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
 
 format: setup ## rewrite the code in house style
 	$(BIN)/ruff check --fix .

@@ -93,6 +93,11 @@ def saved_as_stored(params: Iterable[Parameter]):
             param.__class__ = cls
 
 
+def compute_dtype_of(param: Parameter) -> str:
+    """Return the dtype in which a parameter's net computes matrix products."""
+    return getattr(param, "_amp_compute_dtype", "float32")
+
+
 def dtype_of(param: Parameter) -> str:
     """Return the name of a Parameter's dtype, which Gluon stores as a name or as a class."""
     return dtype_name(param.dtype)

@@ -129,6 +129,6 @@ def check_trainer(trainer, caller: str) -> None:
     """Raise `TypeError` for a trainer without the methods of `Trainer`."""
     if not isinstance(trainer, ScaledSteps):
         raise TypeError(
-            f"{caller}() expects an amp.Trainer, received a {type(trainer).__name__}: build one, or "
-            "call amp.init_trainer(trainer) first."
+            f"{caller}() expects an amp.Trainer, received a {type(trainer).__name__}: build one, "
+            "or call amp.init_trainer(trainer) first."
         )

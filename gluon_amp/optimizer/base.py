@@ -23,6 +23,12 @@ class ExactFloat(float):
     Every third value of `1/(3·2**k)` and `1/(7·2**k)` is wrong by one ulp then, and a step with a
     loss scale differs from the step without. A text without an exponent is read exactly, down to
     1e-12.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.optimizer.ExactFloat(2**-20)
+    0.0000009536743164062
     """
 
     def __str__(self):

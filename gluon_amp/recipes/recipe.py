@@ -1,6 +1,7 @@
 """The recipe of an image run: its options, from the command line, a data set and the defaults."""
 
 import argparse
+import functools
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
@@ -89,7 +90,10 @@ def fine_tuning_parser() -> TrainingParser:
     return parser
 
 
-DEFAULTS, _ = train_parser().parse_explicit([])
+@functools.lru_cache(maxsize=None)
+def defaults() -> Dict[str, Any]:
+    """Return the default of every option of train_imagenet.py."""
+    return train_parser().parse_explicit([])[0]
 
 
 class Recipe(argparse.Namespace):
@@ -108,9 +112,9 @@ class Recipe(argparse.Namespace):
     """
 
     def __init__(self, **options: Any):
-        for name in options.keys() - DEFAULTS.keys():
+        for name in options.keys() - defaults().keys():
             raise TypeError(f"a recipe has no option {name!r}")
-        super().__init__(**{**DEFAULTS, **options})
+        super().__init__(**{**defaults(), **options})
 
     def replace(self, **changes: Any) -> "Recipe":
         """Return a copy with other values for some options."""
@@ -253,11 +257,11 @@ def for_data(recipe: Recipe, options: Dict[str, Any], data: str) -> Recipe:
     data : str
         The name of the data set.
     """
-    defaults = (FINE_TUNING_DATA if recipe.fine_tunes else DATA_DEFAULTS).get(data, {})
-    recipe = recipe.replace(**{k: v for k, v in defaults.items() if k not in options})
+    of_data = (FINE_TUNING_DATA if recipe.fine_tunes else DATA_DEFAULTS).get(data, {})
+    recipe = recipe.replace(**{k: v for k, v in of_data.items() if k not in options})
     if "warmup_epochs" in options:
         return recipe
-    usual = {**DEFAULTS, **(FINE_TUNING if recipe.fine_tunes else {}), **defaults}
+    usual = {**defaults(), **(FINE_TUNING if recipe.fine_tunes else {}), **of_data}
     share = min(1, recipe.num_epochs / usual["num_epochs"])
     return recipe.replace(warmup_epochs=share * recipe.warmup_epochs)
 
