@@ -40,7 +40,7 @@ def test_no_public_function_hides_a_module_of_its_name():
     for name in amp.__all__:
         public = getattr(amp, name)
         assert inspect.ismodule(public) or not (ROOT / "gluon_amp" / f"{name}.py").exists()
-        assert inspect.ismodule(public) or not (ROOT / "gluon_amp" / name).exists()
+        assert inspect.ismodule(public) or not (ROOT / "gluon_amp" / name / "__init__.py").exists()
 
 
 # ---------------------------------------------------------------------------- imports

@@ -81,6 +81,15 @@ def test_broken_links_are_noticed(tmp_path):
     assert broken(bad, tmp_path) == ["gone.md", "there.md#a-comment", "gone.png", "gone.svg"]
 
 
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/how_it_works.md"])
+def test_files_that_a_document_names_exist(document):
+    names = re.findall(
+        r"`((?:gluon_amp|tests|scripts|experiments|notebooks)/[\w/.]*)`", text_of(document)
+    )
+    assert len(names) > 3
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
 # --------------------------------------------------------------------------------------- commands
 
 
