@@ -1,4 +1,23 @@
-"""gluon_amp: mixed precision for MXNet Gluon and Module."""
+"""Mixed precision for Apache MXNet 1.9.1: Gluon and Module.
+
+    import gluon_amp as amp  # before mxnet
+
+    amp.cast(net, "float16")
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for data, label in batches:
+        with autograd.record():
+            loss = loss_fn(net(data), label)
+        trainer.backward(loss)
+        report = trainer.step(batch_size)
+
+- To cast: `cast`, `Policy`, `describe`.
+- To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`.
+- To save: `save_checkpoint`, `load_checkpoint`.
+- To understand: `check`, `diagnose`, `gradient_report`, `doctor`, `accumulation_dtype`,
+  `float_table`, `bits`.
+- With Symbol and Module: `symbolic`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`,
+  `unscale`.
+"""
 
 from gluon_amp import startup
 
