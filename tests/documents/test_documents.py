@@ -251,9 +251,9 @@ def test_accuracies_in_the_readme_are_those_of_the_committed_tables():
     figure = re.compile(r"\d+\.\d+ ± \d+\.\d+|[+-]\d+\.\d+ \([^)]+\)")
     shown = set(figure.findall(results))
     assert len(shown) >= 15
-    made = "".join(text_of(f"docs/results/{name}.md")
-                   for name in ("digits/results", "lstm/results", "ablation"))  # fmt: skip
-    assert shown - set(figure.findall(made)) == set()
+    pages = ("digits/results", "lstm/results", "ablation")
+    committed = "".join(text_of(f"docs/results/{page}.md") for page in pages)
+    assert shown - set(figure.findall(committed)) == set()
 
 
 def test_citation_names_this_version():
