@@ -142,11 +142,7 @@ class _Transform:
         self._preprocessing = preprocessing
         self._size = preprocessing.size
         self._scratch = _Scratch()
-
-    @property
-    def shape(self) -> tuple:
-        """Shape of the result."""
-        return (3, self._size, self._size)
+        self.shape = (3, self._size, self._size)  # of the result
 
     def split(self, image: np.ndarray, mirrored: bool) -> np.ndarray:
         """Return the colours of a (size, size, 3) image as uint8 planes, in scratch memory."""

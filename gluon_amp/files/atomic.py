@@ -250,11 +250,7 @@ def _sync_tree(folder: str) -> None:
         for name in files:
             path = os.path.join(root, name)
             if os.path.isfile(path) and not os.path.islink(path):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                _fsync(path)
         _sync_folder(root)
 
 
@@ -274,8 +270,12 @@ def _syncfs(descriptor: int) -> bool:
 def _sync_folder(folder: str) -> None:
     """Flush the names in a folder to the disk, if the system can open folders."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _fsync(folder)
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
