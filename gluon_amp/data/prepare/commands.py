@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 from gluon_amp.command_line import Parser, natural, positive_int, whole
-from gluon_amp.data.prepare.packing import LONGEST, Encoding
+from gluon_amp.data.prepare.packing import LONGEST, Encoding, Packing
 from gluon_amp.data.prepare.splitting import Split
 from gluon_amp.data.source import DataError
+from gluon_amp.files.atomic import InUseError
 
 
 def add_options(parser: Parser, per_class: str) -> None:
@@ -74,15 +75,15 @@ def add_options(parser: Parser, per_class: str) -> None:
     add("--overwrite", action="store_true", help="replace what was packed with other options")
 
 
-def arguments(options: argparse.Namespace) -> Dict[str, Any]:
-    """Return the shared options as keyword arguments of `prepare` and `pack_folders`."""
-    return {
-        "split": Split(options.train_per_class, options.train_images, options.split_seed),
-        "without": options.without,
-        "encoding": Encoding(options.resize, options.quality),
-        "workers": options.num_workers,
-        "overwrite": options.overwrite,
-    }
+def packing(options: argparse.Namespace) -> Packing:
+    """Return the shared options that were parsed."""
+    return Packing(
+        split=Split(options.train_per_class, options.train_images, options.split_seed),
+        without=options.without,
+        encoding=Encoding(options.resize, options.quality),
+        workers=options.num_workers,
+        overwrite=options.overwrite,
+    )
 
 
 def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
@@ -106,6 +107,9 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
         manifest = pack()
     except DataError as error:
         print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except InUseError as error:
+        print(f"{name}: {error}: wait for it.", file=sys.stderr)
         return 2
     except OSError as error:  # no space, no permission
         file = f"{error.filename}: " if error.filename else ""

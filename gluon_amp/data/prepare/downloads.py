@@ -249,46 +249,39 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
         The file is damaged, encrypted or not an archive, or has no member `inner`. Or a member is
         outside the folder, has too long a name, is a link or a device, or is both a file and a
         folder.
+    InUseError
+        Another process is extracting into this folder.
     OSError
         The archive cannot be read, or the folder cannot be written.
     """
     if not archive.is_file():
         raise DataError(f"{archive} was not found, or is not a file.")
     try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open(archive, "rb"))
-            into = stack.enter_context(_new_folder(folder))
-            label, size = f"extracting {archive.name}", archive.stat().st_size
-            progress = stack.enter_context(bar(label, size, in_bytes=True))
+        with open(archive, "rb") as file, atomic.folder(folder) as into, bar(
+            f"extracting {archive.name}", archive.stat().st_size, in_bytes=True
+        ) as progress:
+            is_zip = file.read(len(ZIP_START)) == ZIP_START
             reader = _ProgressReader(file, progress)
-            if file.read(len(ZIP_START)) == ZIP_START:
-                _extract_zip(reader, into, inner, archive)
+            if is_zip:
+                _extract_zip(reader, into, inner)
             else:
-                _extract_tar(reader, into, archive)
+                _extract_tar(reader, into)
+    except _RefusedError as error:
+        raise DataError(f"{archive} {error}.") from None
     except DataError:
         raise
-    except DAMAGE as error:
-        raise _damaged(archive, error) from None
-    except OSError as error:
-        if error.errno is None:  # gzip and bz2 raise this for damaged data
-            raise _damaged(archive, error) from None
-        raise
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        # gzip and bz2 raise an OSError without a number for damaged data
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{archive} is damaged or not an archive ({reason}): remove it and download it again."
+        ) from None
 
 
-def _damaged(archive: Path, error: Exception) -> DataError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(
-        f"{archive} is damaged or not an archive ({reason}): remove it and download it again."
-    )
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    try:
-        with atomic.folder(folder) as into:
-            yield into
-    except atomic.InUseError as error:
-        raise DataError(f"{error}: wait for it.") from None
+class _RefusedError(Exception):
+    """An archive is not extracted; the message is the reason, after the name of the archive."""
 
 
 class _ProgressReader:
@@ -317,7 +310,7 @@ class _StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {tar.offset}") from None
 
 
-def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
+def _extract_tar(file: IO[bytes], into: Path) -> None:
     file.seek(0)
     start = file.read(LONGEST_START)
     file.seek(0)
@@ -329,64 +322,62 @@ def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
     with tarfile.open(fileobj=decompressed, mode="r|", tarinfo=_StrictHeader) as tar:
         for member in tar:
             if member.isdir():
-                _make_folder(member.name, into, archive)
+                _make_folder(member.name, into)
             elif member.isfile():
-                _write(tar.extractfile(member), member.name, into, archive)
+                _write(tar.extractfile(member), member.name, into)
             else:
-                raise _unsafe(archive, member.name, "is a link or a device")
+                raise _unsafe(member.name, "is a link or a device")
         for block in iter(lambda: tar.fileobj.read(BLOCK), b""):
             if block.strip(b"\0"):
                 raise tarfile.ReadError("there are bytes after its end")
 
 
-def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Path) -> None:
+def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str]) -> None:
     with zipfile.ZipFile(file) as zipped:
         if inner is not None:
             if inner not in zipped.namelist():
-                raise DataError(f"{archive} does not hold {inner}: it is another archive.")
-            with _open_member(zipped, zipped.getinfo(inner), archive) as nested:
-                _extract_tar(nested, into, archive)
+                raise _RefusedError(f"does not hold {inner}: it is another archive")
+            with _open_member(zipped, zipped.getinfo(inner)) as nested:
+                _extract_tar(nested, into)
             return
         for member in zipped.infolist():
             kind = member.external_attr >> 28  # upper bits of a Unix mode: 4 is a folder, 8 a file
             if kind not in (0, 4, 8):
-                raise _unsafe(archive, member.filename, "is a link or a device")
+                raise _unsafe(member.filename, "is a link or a device")
             if member.is_dir():
-                _make_folder(member.filename, into, archive)
+                _make_folder(member.filename, into)
             else:
-                with _open_member(zipped, member, archive) as source:
-                    _write(source, member.filename, into, archive)
+                with _open_member(zipped, member) as source:
+                    _write(source, member.filename, into)
 
 
-def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo, archive: Path) -> IO[bytes]:
+def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
     if member.flag_bits & ENCRYPTED:
-        raise DataError(
-            f"{archive} is encrypted ({member.filename}): extract it with its password."
-        )
+        raise _RefusedError(f"is encrypted ({member.filename}): extract it with its password")
     return zipped.open(member)
 
 
-def _target(name: str, into: Path, archive: Path) -> Path:
+def _target(name: str, into: Path) -> Path:
     """Return the path of a member, which must be within the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise _unsafe(archive, name, "leads outside the folder it is extracted to")
+        raise _unsafe(name, "leads outside the folder it is extracted to")
     return into / path
 
 
-def _unsafe(archive: Path, name: str, why: str) -> DataError:
-    return DataError(f"{archive} is not safe to extract: {name} {why}.")
+def _unsafe(name: str, why: str) -> _RefusedError:
+    return _RefusedError(f"is not safe to extract: {name} {why}")
 
 
-def _make_folder(name: str, into: Path, archive: Path) -> None:
-    with _named(name, archive):
-        _target(name, into, archive).mkdir(parents=True, exist_ok=True)
+def _make_folder(name: str, into: Path) -> None:
+    with _named(name):
+        _target(name, into).mkdir(parents=True, exist_ok=True)
 
 
-def _write(source: IO[bytes], name: str, into: Path, archive: Path) -> None:
+def _write(source: IO[bytes], name: str, into: Path) -> None:
     # the archive's mode, owner and time are not restored
-    target = _target(name, into, archive)
-    with _named(name, archive):
+    target = _target(name, into)
+    with _named(name):
         target.parent.mkdir(parents=True, exist_ok=True)
         file = open(target, "wb")  # noqa: SIM115 (copying may fail for other reasons)
     with file:
@@ -394,16 +385,16 @@ def _write(source: IO[bytes], name: str, into: Path, archive: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(name: str, archive: Path) -> Iterator[None]:
-    """Raise `DataError` for a name that the file system refuses."""
+def _named(name: str) -> Iterator[None]:
+    """Raise `_RefusedError` for a name that the file system refuses."""
     try:
         yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise DataError(f"{archive} holds {name} both as a file and as a folder.") from None
+        raise _RefusedError(f"holds {name} both as a file and as a folder") from None
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
         shown = name if len(name) < 100 else f"{name[:99]}…"
-        raise DataError(
-            f"{archive} holds a name that is too long for this file system: {shown}."
+        raise _RefusedError(
+            f"holds a name that is too long for this file system: {shown}"
         ) from None

@@ -8,7 +8,6 @@ from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Seque
 
 from gluon_amp.data.folders import SUFFIXES
 from gluon_amp.data.source import DataError
-from gluon_amp.messages import some
 
 
 class Image(NamedTuple):
@@ -45,11 +44,6 @@ class Tree:
         for image in self.images:
             counts[image.label] += 1
         return counts
-
-
-def describe_ignored(names: Sequence[str]) -> str:
-    """Return a message with the names of some ignored files and folders."""
-    return f"Ignored, as these are no images: {some(names, 5)}."
 
 
 def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
