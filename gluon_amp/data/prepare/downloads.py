@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.data.prepare.progress import bar
 from gluon_amp.data.source import DataError
@@ -148,8 +148,7 @@ def _locked(part: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
+def _session(retries: int, backoff: float) -> "requests.Session":
     retry = Retry(
         total=retries,
         connect=min(retries, CONNECT_RETRIES),
@@ -157,12 +156,12 @@ def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
         status_forcelist=BUSY,
         raise_on_status=False,
     )
-    with requests.Session() as session:
-        session.mount("http://", HTTPAdapter(max_retries=retry))
-        session.mount("https://", HTTPAdapter(max_retries=retry))
-        # The server must not compress the file, or a .tar.gz would arrive as a .tar.
-        session.headers["Accept-Encoding"] = "identity"
-        yield session
+    session = requests.Session()
+    session.mount("http://", HTTPAdapter(max_retries=retry))
+    session.mount("https://", HTTPAdapter(max_retries=retry))
+    # The server must not compress the file, or a .tar.gz would arrive as a .tar.
+    session.headers["Accept-Encoding"] = "identity"
+    return session
 
 
 def _download(session: "requests.Session", url: str, part: Path, md5: str, retries: int) -> None:
@@ -214,11 +213,9 @@ def _fetch(session: "requests.Session", url: str, part: Path) -> bool:
             return total in (None, part.stat().st_size)
     except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError):
         return False
-    except requests.ConnectionError as error:
-        if part.stat().st_size > done:
-            return False
-        raise _FailedError(_reason(error)) from None
     except requests.RequestException as error:
+        if isinstance(error, requests.ConnectionError) and part.stat().st_size > done:
+            return False
         raise _FailedError(_reason(error)) from None
 
 
@@ -262,10 +259,8 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
         ) as progress:
             is_zip = file.read(len(ZIP_START)) == ZIP_START
             reader = _ProgressReader(file, progress)
-            if is_zip:
-                _extract_zip(reader, into, inner)
-            else:
-                _extract_tar(reader, into)
+            for name, content in _zip_members(reader, inner) if is_zip else _tar_members(reader):
+                _write(name, content, into)
     except _RefusedError as error:
         raise DataError(f"{archive} {error}.") from None
     except DataError:
@@ -310,45 +305,45 @@ class _StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {tar.offset}") from None
 
 
-def _extract_tar(file: IO[bytes], into: Path) -> None:
+Member = Tuple[str, Optional[IO[bytes]]]  # name and content; a folder has none
+
+
+def _tar_members(file: IO[bytes]) -> Iterator[Member]:
     file.seek(0)
     start = file.read(LONGEST_START)
     file.seek(0)
     # tarfile's own decompression does not check the checksums
-    matches = (opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic))
-    opener = next(matches, None)
+    openers = (opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic))
+    opener = next(openers, None)
     decompressed = opener(file) if opener else file
     # "|" reads without seeking, so the file may be a member of a zip archive
     with tarfile.open(fileobj=decompressed, mode="r|", tarinfo=_StrictHeader) as tar:
         for member in tar:
-            if member.isdir():
-                _make_folder(member.name, into)
-            elif member.isfile():
-                _write(tar.extractfile(member), member.name, into)
-            else:
+            if not member.isdir() and not member.isfile():
                 raise _unsafe(member.name, "is a link or a device")
+            yield member.name, tar.extractfile(member)
         for block in iter(lambda: tar.fileobj.read(BLOCK), b""):
             if block.strip(b"\0"):
                 raise tarfile.ReadError("there are bytes after its end")
 
 
-def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str]) -> None:
+def _zip_members(file: IO[bytes], inner: Optional[str]) -> Iterator[Member]:
     with zipfile.ZipFile(file) as zipped:
         if inner is not None:
             if inner not in zipped.namelist():
                 raise _RefusedError(f"does not hold {inner}: it is another archive")
             with _open_member(zipped, zipped.getinfo(inner)) as nested:
-                _extract_tar(nested, into)
+                yield from _tar_members(nested)
             return
         for member in zipped.infolist():
             kind = member.external_attr >> 28  # upper bits of a Unix mode: 4 is a folder, 8 a file
             if kind not in (0, 4, 8):
                 raise _unsafe(member.filename, "is a link or a device")
             if member.is_dir():
-                _make_folder(member.filename, into)
+                yield member.filename, None
             else:
-                with _open_member(zipped, member) as source:
-                    _write(source, member.filename, into)
+                with _open_member(zipped, member) as content:
+                    yield member.filename, content
 
 
 def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
@@ -357,38 +352,22 @@ def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
     return zipped.open(member)
 
 
-def _target(name: str, into: Path) -> Path:
-    """Return the path of a member, which must be within the folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise _unsafe(name, "leads outside the folder it is extracted to")
-    return into / path
-
-
 def _unsafe(name: str, why: str) -> _RefusedError:
     return _RefusedError(f"is not safe to extract: {name} {why}")
 
 
-def _make_folder(name: str, into: Path) -> None:
-    with _named(name):
-        _target(name, into).mkdir(parents=True, exist_ok=True)
-
-
-def _write(source: IO[bytes], name: str, into: Path) -> None:
-    # the archive's mode, owner and time are not restored
-    target = _target(name, into)
-    with _named(name):
+def _write(name: str, content: Optional[IO[bytes]], into: Path) -> None:
+    """Write a member to a folder; its mode, owner and time in the archive are not restored."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise _unsafe(name, "leads outside the folder it is extracted to")
+    target = into / path
+    try:
+        if content is None:
+            target.mkdir(parents=True, exist_ok=True)
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         file = open(target, "wb")  # noqa: SIM115 (copying may fail for other reasons)
-    with file:
-        shutil.copyfileobj(source, file, BLOCK)
-
-
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Raise `_RefusedError` for a name that the file system refuses."""
-    try:
-        yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise _RefusedError(f"holds {name} both as a file and as a folder") from None
     except OSError as error:
@@ -398,3 +377,5 @@ def _named(name: str) -> Iterator[None]:
         raise _RefusedError(
             f"holds a name that is too long for this file system: {shown}"
         ) from None
+    with file:
+        shutil.copyfileobj(content, file, BLOCK)
