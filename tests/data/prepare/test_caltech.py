@@ -21,9 +21,9 @@ from gluon_amp.data.prepare import caltech
 from gluon_amp.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.data.prepare.packing import Encoding, Packing
 from gluon_amp.data.prepare.splitting import Image, Split, Tree
-from gluon_amp.data.source import DataError
 from tests import ROOT
 from tests.data.prepare.serving import serve
+from tests.data.refusal import refusal
 
 cv2 = pytest.importorskip("cv2")
 
@@ -298,9 +298,7 @@ def test_a_second_run_does_nothing(data, archive, tmp_path):
 def test_other_options_than_before(data, archive, tmp_path, changed, difference):
     prepare_small(data, tmp_path, archive)
     before = content(tmp_path)
-    with pytest.raises(DataError) as caught:
-        prepare_small(data, tmp_path, archive, **changed)
-    assert str(caught.value) == (
+    assert refusal(prepare_small, data, tmp_path, archive, **changed) == (
         f"{tmp_path}/rec was packed with {difference}: pass --overwrite to pack again, or choose "
         "another folder."
     )
@@ -376,9 +374,7 @@ def test_the_second_archive_is_downloaded_if_the_first_cannot(server, tmp_path):
 def test_no_mirror_has_it(archive, server, tmp_path):
     server.files["/a.tar"] = b"another file"
     data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
-    with pytest.raises(DataError) as caught:
-        prepare_small(data, tmp_path / "root")
-    assert str(caught.value) == (
+    assert refusal(prepare_small, data, tmp_path / "root") == (
         "Caltech-256 could not be downloaded (256_ObjectCategories.tar could not be downloaded: "
         f"{DEAD}: Failed to establish a new connection: [Errno 111] Connection refused; "
         f"{server.url}/a.tar: its md5 is {md5(b'another file')}, expected "
@@ -389,24 +385,17 @@ def test_no_mirror_has_it(archive, server, tmp_path):
 # ---------------------------------------------------------------------------------------- failures
 
 
-def refusal(data, root, **options):
-    with pytest.raises(DataError) as caught:
-        prepare_small(data, root, **options)
-    return str(caught.value)
-
-
 def test_another_archive(data, tmp_path):
-    (tmp_path / "256_ObjectCategories.tar").write_bytes(b"another file")
+    path = tmp_path / "256_ObjectCategories.tar"
+    path.write_bytes(b"another file")
     expected = (
-        f"{tmp_path}/256_ObjectCategories.tar is not Caltech-256 as published: its md5 is "
+        f"{path} is not Caltech-256 as published: its md5 is "
         f"{md5(b'another file')}, expected {data.archives[0].md5} (256_ObjectCategories.tar); pack "
         "other images with scripts/pack_images.py."
     )
-    assert (
-        refusal(data, tmp_path / "root", archive=tmp_path / "256_ObjectCategories.tar") == expected
-    )
-    assert refusal(data, tmp_path) == expected  # in the place of the download
-    assert refusal(data, tmp_path / "root", archive=tmp_path / "none") == (
+    assert refusal(prepare_small, data, tmp_path / "root", path) == expected
+    assert refusal(prepare_small, data, tmp_path) == expected  # in the place of the download
+    assert refusal(prepare_small, data, tmp_path / "root", tmp_path / "none") == (
         f"{tmp_path}/none was not found."
     )
     assert not (tmp_path / "root").exists()
@@ -428,7 +417,7 @@ def test_an_archive_that_is_not_safe(tmp_path, name, kind, why):
     root = tmp_path / "a" / "b"
     root.mkdir(parents=True)
     (root / "256_ObjectCategories.tar").write_bytes(file.getvalue())
-    assert refusal(small_256(file.getvalue()), root) == (
+    assert refusal(prepare_small, small_256(file.getvalue()), root) == (
         f"{root}/256_ObjectCategories.tar is not safe to extract: {name} {why}."
     )
     names = sorted(path.name for path in tmp_path.rglob("*"))
@@ -439,7 +428,7 @@ def test_images_are_missing(data, archive, tmp_path):
     prepare_small(data, tmp_path, archive)
     images = tmp_path / "images" / "256_ObjectCategories"
     (images / "001.ak47" / "001_0002.jpg").unlink()
-    assert refusal(data, tmp_path, overwrite=True) == (
+    assert refusal(prepare_small, data, tmp_path, overwrite=True) == (
         f"{images} holds 22 images of 4 classes, expected 23 of 4: remove {tmp_path}/images "
         "to extract it again."
     )
@@ -451,7 +440,7 @@ def test_a_corrupt_image(tmp_path):
     archive = tar_of(members)
     (tmp_path / "256_ObjectCategories.tar").write_bytes(archive)
     path = tmp_path / "images/256_ObjectCategories/056.dog/056_0003.jpg"
-    assert refusal(small_256(archive), tmp_path) == (
+    assert refusal(prepare_small, small_256(archive), tmp_path) == (
         f"{path} cannot be packed, the JPEG ends too early: replace it, or pass "
         "--without 056.dog/056_0003.jpg."
     )

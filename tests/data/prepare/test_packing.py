@@ -21,6 +21,7 @@ from gluon_amp.data.records import open_records
 from gluon_amp.data.source import DataError
 from tests import ROOT
 from tests.data.jpegs import write_classes_abc, write_jpeg
+from tests.data.refusal import refusal
 from tests.images import picture, png, record_files
 
 import mxnet as mx
@@ -266,9 +267,7 @@ def test_other_options_than_before(root, tmp_path, changed, difference):
     pack_small(root, out, split=Split(per_class=2))
     before = content(out)
     options = {"split": Split(per_class=2), **changed}
-    with pytest.raises(DataError) as caught:
-        pack_small(root, out, **options)
-    assert str(caught.value) == (
+    assert refusal(pack_small, root, out, **options) == (
         f"{out} was packed with {difference}: pass --overwrite to pack again, or choose another "
         "folder."
     )
@@ -293,19 +292,15 @@ def test_damage_since(root, tmp_path):
     options = json.loads((out / MANIFEST).read_text())["options"]
     size = (out / "val.rec").stat().st_size
     os.truncate(out / "val.rec", 100)
-    with pytest.raises(DataError) as caught:
-        packed_with(out, options, packing())
-    assert str(caught.value) == (
+    assert refusal(packed_with, out, options, packing()) == (
         f"{out}/val.rec has 100 bytes, expected {size}: pass --overwrite to pack again."
     )
     (out / "train.idx").unlink()
-    with pytest.raises(DataError) as caught:
-        packed_with(out, options, packing())
-    assert str(caught.value) == f"{out}/train.idx is missing: pass --overwrite to pack again."
+    message = refusal(packed_with, out, options, packing())
+    assert message == f"{out}/train.idx is missing: pass --overwrite to pack again."
     (out / MANIFEST).write_text("[]")
-    with pytest.raises(DataError) as caught:
-        packed_with(out, options, packing())
-    assert str(caught.value) == f"{out}/{MANIFEST} is damaged: pass --overwrite to pack again."
+    message = refusal(packed_with, out, options, packing())
+    assert message == f"{out}/{MANIFEST} is damaged: pass --overwrite to pack again."
     assert packed_with(out, options, packing(overwrite=True)) is None
 
 
@@ -314,9 +309,7 @@ def test_foreign_files_are_not_overwritten(root, tmp_path, overwrite):
     (tmp_path / "rec").mkdir()
     pack_small(root, tmp_path / "rec", split=Split(per_class=2))
     for out in (root, root / "a" / "0.jpg"):
-        with pytest.raises(DataError) as caught:
-            pack_small(root, out, split=Split(per_class=2), overwrite=overwrite)
-        assert str(caught.value) == (
+        assert refusal(pack_small, root, out, split=Split(per_class=2), overwrite=overwrite) == (
             f"{out} holds no {MANIFEST}, so it is not overwritten: choose another folder."
         )
     assert len(read_tree(root).images) == 12
@@ -328,17 +321,13 @@ def test_foreign_files_are_not_overwritten(root, tmp_path, overwrite):
 def test_a_corrupt_image_is_named_and_nothing_is_left(root, tmp_path):
     path = root / "b" / "1.jpg"
     path.write_bytes(path.read_bytes()[:-400])
-    with pytest.raises(DataError) as caught:
-        pack_small(root, tmp_path / "rec", split=Split(per_class=2))
-    assert str(caught.value) == (
+    assert refusal(pack_small, root, tmp_path / "rec", split=Split(per_class=2)) == (
         f"{path} cannot be packed, the JPEG ends too early: replace it, or pass --without b/1.jpg."
     )
     assert list(tmp_path.iterdir()) == [root]
     for content in (b"", b"no image"):
         path.write_bytes(content)
-        with pytest.raises(DataError) as caught:
-            pack_small(root, tmp_path / "rec", split=Split(per_class=2))
-        assert str(caught.value) == (
+        assert refusal(pack_small, root, tmp_path / "rec", split=Split(per_class=2)) == (
             f"{path} cannot be packed, not an image that OpenCV can decode: replace it, or pass "
             "--without b/1.jpg."
         )
@@ -347,29 +336,24 @@ def test_a_corrupt_image_is_named_and_nothing_is_left(root, tmp_path):
 
 
 def test_wrong_layouts(divided, tmp_path):
-    def refusal(*arguments, **options):
-        with pytest.raises(DataError) as caught:
-            pack_small(*arguments, **options)
-        return str(caught.value)
-
-    assert refusal(divided, tmp_path / "rec", split=Split(per_class=2)) == (
+    assert refusal(pack_small, divided, tmp_path / "rec", split=Split(per_class=2)) == (
         f"{divided} holds train and val, so it is split already: pass neither "
         "--train-per-class nor --train-images."
     )
-    assert refusal(divided, tmp_path / "rec", without=["a"]) == (
+    assert refusal(pack_small, divided, tmp_path / "rec", without=["a"]) == (
         f"{divided} holds train and val, so a should begin with one of them."
     )
     (divided / "val" / "b").rename(divided / "val" / "c")
-    assert refusal(divided, tmp_path / "rec") == (
+    assert refusal(pack_small, divided, tmp_path / "rec") == (
         f"{divided}/train has 2 classes, {divided}/val has 2, and class b is only in "
         "train: they must be the same classes."
     )
     (divided / "val").rename(divided / "test")
-    assert refusal(divided, tmp_path / "rec") == (
+    assert refusal(pack_small, divided, tmp_path / "rec") == (
         f"{divided} does not hold both train and val: to split the classes in it, pass "
         "--train-per-class or --train-images."
     )
-    assert refusal(divided, divided / "rec", split=Split(per_class=1)) == (
+    assert refusal(pack_small, divided, divided / "rec", split=Split(per_class=1)) == (
         f"{divided}/rec would be a class of {divided}: choose a folder outside it."
     )
     assert not (tmp_path / "rec").exists()
