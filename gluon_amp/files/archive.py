@@ -31,26 +31,12 @@ Arrays = Dict[str, np.ndarray]
 
 
 class Kind(NamedTuple):
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes
-    ----------
-    format, version : str, int
-        Fields of the header.
-    header : str
-        Name of the header in the archive, by which files of this kind are recognized.
-    foreign : str
-        The end of the error message for a file of another kind.
-    """
-
-    format: str
-    version: int
-    header: str
-    foreign: str
-
-    def wrote(self, data: bytes) -> bool:
-        """Return whether the first bytes of a file are those of this kind."""
-        return data[MEMBER_HEADER:].startswith(self.header.encode())
+    format: str  # a field of the header
+    version: int  # a field of the header
+    header: str  # its name in the archive, by which files of this kind are recognized
+    foreign: str  # the end of the error message for a file of another kind
 
 
 def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
@@ -102,7 +88,7 @@ def read(kind: Kind, path) -> Tuple[dict, Arrays]:
     """
     with open(path, "rb") as file:
         data = file.read(MEMBER_HEADER + len(kind.header))
-        if not kind.wrote(data):
+        if data[MEMBER_HEADER:] != kind.header.encode():
             raise ValueError(f"{path} {kind.foreign}.")
         try:
             data += file.read()

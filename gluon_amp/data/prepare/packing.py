@@ -31,18 +31,10 @@ LONGEST = 65_500  # pixels of a side, libjpeg's JPEG_MAX_DIMENSION
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an image is stored.
+    """How an image is stored."""
 
-    Attributes
-    ----------
-    resize : int
-        Pixels of the shorter side; 0 keeps the file's own bytes.
-    quality : int
-        Of the JPEG, 1 to 100; unused if `resize` is 0.
-    """
-
-    resize: int = 256
-    quality: int = 95
+    resize: int = 256  # pixels of the shorter side; 0 keeps the file's own bytes
+    quality: int = 95  # of the JPEG, 1 to 100; unused if `resize` is 0
 
     def __call__(self, encoded: bytes) -> bytes:
         """Return the bytes to store, after decoding the image as a check.
@@ -70,30 +62,14 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Packing:
-    """What to pack and how, for any data set.
+    """What to pack and how, for any data set."""
 
-    Attributes
-    ----------
-    split : Split
-        Which images are for training. Its seed also determines their order.
-    without : sequence of str
-        Classes, or images as ``CLASS/FILE``, to leave out.
-    encoding : Encoding
-        How to store the images.
-    workers : int or None
-        Threads; None is one for each processor. OpenCV releases Python's global lock.
-    overwrite : bool
-        Pack again what was packed with other options.
-    log : callable
-        Called with each line for the user.
-    """
-
-    split: Split = Split()
-    without: Sequence[str] = ()
+    split: Split = Split()  # which images are for training; its seed also determines their order
+    without: Sequence[str] = ()  # classes to leave out, or images as 'CLASS/FILE'
     encoding: Encoding = Encoding()
-    workers: Optional[int] = None
-    overwrite: bool = False
-    log: Callable[[str], None] = print
+    workers: Optional[int] = None  # threads; None is one for each processor
+    overwrite: bool = False  # pack again what was packed with other options
+    log: Callable[[str], None] = print  # called with each line for the user
 
 
 @dataclass(frozen=True)
