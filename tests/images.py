@@ -7,7 +7,6 @@ from typing import Optional, Sequence
 
 import numpy as np
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import RecordFiles
 
 from mxnet import recordio

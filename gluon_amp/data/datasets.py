@@ -74,7 +74,6 @@ class DecodedImages(Images):
 
     Parameters
     ----------
-    encoded : EncodedImages
     transform : TrainingTransform or ValidationTransform
         ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
     classes : int

@@ -68,23 +68,8 @@ def write_synthetic_records(
 ) -> float:
     """Write ``folder/part.rec`` and ``.idx`` with JPEGs of smooth colours and a little noise.
 
-    Parameters
-    ----------
-    folder, part : Path, str
-        Their folder and name.
-    images : int
-        Number of images; image n has the label ``n % classes``.
-    classes : int
-        Number of labels.
-    side : int
-        Height and width. At 256, an image has about 27 kB.
-    seed : int
-        Determines the pixels.
-
-    Returns
-    -------
-    float
-        Mean bytes of an image.
+    Image n has the label ``n % classes`` and `side` × `side` pixels, which depend on the seed.
+    Return the mean bytes of an image, about 27,000 for a side of 256.
     """
     require_opencv()
     stem = folder / part

@@ -10,10 +10,11 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import sys
 import zipfile
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple, Union
 
 import numpy as np
 
@@ -42,13 +43,7 @@ class Kind(NamedTuple):
 def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
     """Return the bytes of a file; the same content gives the same bytes.
 
-    Parameters
-    ----------
-    kind : Kind
-    header : dict
-        Values that `json` can write.
-    arrays : dict of str to numpy.ndarray
-        Numbers, booleans and strings.
+    The header has values that `json` can write; the arrays hold numbers, booleans and strings.
     """
     header = {"format": kind.format, "version": kind.version, **header}
     buffer = io.BytesIO()
@@ -63,21 +58,11 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
     return data
 
 
-def read(kind: Kind, path) -> Tuple[dict, Arrays]:
+def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[dict, Arrays]:
     """Return the header and the arrays of a file that `encode` returned.
 
-    Uses at most twice the file's size of memory, for any sizes that the file claims.
-
-    Parameters
-    ----------
-    kind : Kind
-    path : str or os.PathLike
-
-    Returns
-    -------
-    header : dict
-        Without `format` and `version`.
-    arrays : dict of str to numpy.ndarray
+    Uses at most twice the file's size of memory, for any sizes that the file claims. The header is
+    returned without `format` and `version`.
 
     Raises
     ------

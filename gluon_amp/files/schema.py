@@ -77,14 +77,7 @@ ANYTHING = Leaf("anything", lambda v: True)
 
 
 def check(value, schema, where: str) -> None:
-    """Raise an error unless a schema allows a value.
-
-    Parameters
-    ----------
-    value : object
-    schema : Leaf, Mapping, Either, list, tuple or dict
-    where : str
-        What the value is, for the error message.
+    """Raise an error unless a schema allows a value; the message calls the value `where`.
 
     Raises
     ------

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import DataError, Preprocessing, TrainingBatches, open_folders, open_records
 from gluon_amp.data.decode import DecodeError
 from gluon_amp.data.records import MAGIC_BYTES, RecordImages, read_index, record_data

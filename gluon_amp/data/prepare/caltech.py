@@ -93,7 +93,7 @@ def prepare(
     clutter: Optional[bool] = None,
     archive: Optional[Path] = None,
 ) -> Dict[str, Any]:
-    """Download, extract, split and pack a data set. Skip the steps that are done.
+    """Download, extract, split and pack a data set; return the manifest. Skip steps that are done.
 
     Parameters
     ----------
@@ -108,11 +108,6 @@ def prepare(
         Whether clutter is a class; by default ``data.with_clutter``.
     archive : Path, optional
         One of the archives. Nothing is downloaded.
-
-    Returns
-    -------
-    dict
-        The manifest (see `gluon_amp.data.prepare.packing`).
 
     Raises
     ------

@@ -14,14 +14,7 @@ from gluon_amp.files.atomic import InUseError
 
 
 def add_options(parser: Parser, per_class: str) -> None:
-    """Add the shared options to a parser.
-
-    Parameters
-    ----------
-    parser : Parser
-    per_class : str
-        End of the help text of ``--train-per-class``.
-    """
+    """Add the shared options to a parser; `per_class` ends the help of ``--train-per-class``."""
     add = parser.add_argument
     number = parser.add_mutually_exclusive_group()
     number.add_argument(
@@ -94,9 +87,7 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
     name : str
         Name of the script.
     pack : callable
-        Packs, and returns the manifest.
-    out : Path
-        The folder of the packed images.
+        Packs into `out`, and returns the manifest.
 
     Returns
     -------

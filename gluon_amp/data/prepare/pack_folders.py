@@ -15,6 +15,8 @@ PARTS = ("train", "val")
 def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
     """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or split and pack ``root/CLASS/*``.
 
+    Return the manifest, as `pack`.
+
     Parameters
     ----------
     root : Path
@@ -23,11 +25,6 @@ def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
         The new folder. `gluon_amp.data.prepare.packing` lists its files.
     packing : Packing
         The classes and images to leave out are paths relative to `root`.
-
-    Returns
-    -------
-    dict
-        The manifest.
 
     Raises
     ------

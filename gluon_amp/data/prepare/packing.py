@@ -88,22 +88,15 @@ def pack(
     """Pack images into a new folder, which appears when all files are complete.
 
     The same images and options give the same bytes (with the same version of OpenCV) for any number
-    of workers.
+    of workers. Return the manifest.
 
     Parameters
     ----------
     out : Path
         The folder. An existing one is replaced.
-    listing : Listing
     options : mapping
         The options that determine the content, as values for JSON, without those of the encoding;
         `packed_with` compares them.
-    packing : Packing
-
-    Returns
-    -------
-    dict
-        The manifest.
 
     Raises
     ------

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.prepare import caltech
 from gluon_amp.data.prepare.caltech import DATASETS, Archive, prepare

@@ -10,7 +10,6 @@ import time
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.decode import DecodeError
 from gluon_amp.data.imagenet_transforms import Preprocessing

@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data.prepare.splitting import Image, Split, read_tree, shuffled
 from tests.data.jpegs import write_classes_abc, write_jpeg
 from tests.data.refusal import refusal
