@@ -114,6 +114,8 @@ def prepare(
     DataError
         The archive cannot be downloaded or has other content, images are missing, or ``rec`` was
         packed with other options.
+    InUseError
+        Another process is writing the same folder.
     """
     split, without = packing.split, packing.without
     if split.per_class is None and split.total is None:

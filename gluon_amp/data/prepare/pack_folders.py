@@ -31,6 +31,8 @@ def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
     DataError
         The folders do not exist, their classes differ, an image is damaged, or `out` is a folder
         with other content.
+    InUseError
+        Another process is writing the same folder.
     """
     listing = _list(root, out, packing)
     options = {

@@ -18,6 +18,7 @@ from gluon_amp.data.prepare.packing import MANIFEST, Encoding, Listing, Packing,
 from gluon_amp.data.prepare.splitting import Split, read_tree
 from gluon_amp.data.records import open_records
 from gluon_amp.data.source import DataError
+from gluon_amp.files import atomic
 from tests import ROOT
 from tests.data.jpegs import write_classes_abc, write_jpeg
 from tests.data.refusal import refusal
@@ -407,6 +408,17 @@ def test_wrong_options(capsys, options, message):
         pack_images.main(["root", "out", *options])
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"pack_images.py: argument {message}\n"
+
+
+def test_a_folder_in_use(divided, capsys):
+    sys.path.insert(0, str(SCRIPT.parent))
+    import pack_images
+
+    with atomic.folder(divided / "rec"):
+        assert pack_images.main([str(divided), str(divided / "rec")]) == 2
+    assert capsys.readouterr().err == (
+        f"pack_images.py: another process is writing {divided}/rec.unfinished: wait for it.\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
