@@ -9,7 +9,7 @@ import sys
 from typing import Optional, Sequence
 
 from gluon_amp.command_line import Parser, path
-from gluon_amp.data.prepare.commands import add_options, arguments, run
+from gluon_amp.data.prepare.commands import add_options, packing, run
 from gluon_amp.data.prepare.pack_folders import pack_folders
 
 NAME = "pack_images.py"
@@ -37,8 +37,7 @@ def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def main(command_line: Optional[Sequence[str]] = None) -> int:
     """Pack; return the status of the process."""
     options = read(command_line)
-    packing = arguments(options)
-    return run(NAME, lambda: pack_folders(options.root, options.out, **packing), options.out)
+    return run(NAME, lambda: pack_folders(options.root, options.out, packing(options)), options.out)
 
 
 if __name__ == "__main__":

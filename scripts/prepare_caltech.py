@@ -13,7 +13,7 @@ from typing import Optional, Sequence
 
 from gluon_amp.command_line import Parser, path
 from gluon_amp.data.prepare.caltech import DATASETS, PACKED, prepare
-from gluon_amp.data.prepare.commands import add_options, arguments, run
+from gluon_amp.data.prepare.commands import add_options, packing, run
 
 NAME = "prepare_caltech.py"
 
@@ -64,9 +64,9 @@ def main(command_line: Optional[Sequence[str]] = None) -> int:
         lambda: prepare(
             DATASETS[options.dataset],
             root,
+            packing(options),
             clutter=options.clutter,
             archive=options.archive,
-            **arguments(options),
         ),
         root / PACKED,
     )

@@ -3,11 +3,10 @@
 import struct
 import zlib
 from pathlib import Path
-from typing import Sequence
+from typing import Optional, Sequence
 
 import numpy as np
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import RecordFiles
 
 from mxnet import recordio
@@ -33,14 +32,17 @@ def picture(number: int, size: int = 40) -> np.ndarray:
     return np.random.RandomState(number).randint(0, 256, (size, size, 3)).astype(np.uint8)
 
 
-def write_records(folder: Path, name: str, labels: Sequence[float]) -> Path:
-    """Write folder/name.rec and its index, one picture for each label."""
+def write_records(
+    folder: Path, name: str, labels: Sequence[float], contents: Optional[Sequence[bytes]] = None
+) -> Path:
+    """Write folder/name.rec and its index, one picture for each label, or these contents."""
+    contents = contents or [png(picture(number)) for number in range(len(labels))]
     writer = recordio.MXIndexedRecordIO(
         str(folder / f"{name}.idx"), str(folder / f"{name}.rec"), "w"
     )
-    for number, label in enumerate(labels):
+    for number, (label, content) in enumerate(zip(labels, contents)):
         header = recordio.IRHeader(0, float(label), number, 0)
-        writer.write_idx(number, recordio.pack(header, png(picture(number))))
+        writer.write_idx(number, recordio.pack(header, content))
     writer.close()
     return folder / f"{name}.rec"
 

@@ -5,12 +5,13 @@ everything drawn before, so a run could be neither repeated nor resumed. Here th
 includes the epoch, and every image has a generator of its own.
 """
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp.data.decode import DecodeError, cv2
-from gluon_amp.data.source import DataError, Images, UnreadableImageError
+from gluon_amp.data.imagenet_transforms import Preprocessing, TrainingTransform, ValidationTransform
+from gluon_amp.data.source import DataError, Images, Source, UnreadableImageError
 
 from mxnet.gluon.data import Dataset
 
@@ -73,7 +74,6 @@ class DecodedImages(Images):
 
     Parameters
     ----------
-    encoded : EncodedImages
     transform : TrainingTransform or ValidationTransform
         ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
     classes : int
@@ -106,3 +106,22 @@ class DecodedImages(Images):
                 f"classes have the labels 0 to {self._classes - 1}: pack the data again."
             )
         return label
+
+
+def imagenet_source(
+    train: EncodedImages,
+    val: EncodedImages,
+    classes: int,
+    class_names: Sequence[str],
+    seed: int,
+    preprocessing: Preprocessing,
+) -> Source:
+    """Return encoded images as a `Source`, with the transforms of ImageNet."""
+    return Source(
+        name="imagenet",
+        train=DecodedImages(train, TrainingTransform(preprocessing), classes, seed),
+        val=DecodedImages(val, ValidationTransform(preprocessing), classes),
+        classes=classes,
+        image_shape=(3, preprocessing.size, preprocessing.size),
+        class_names=tuple(class_names),
+    )

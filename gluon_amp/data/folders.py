@@ -5,13 +5,8 @@ from pathlib import Path
 from typing import List, Tuple
 
 from gluon_amp.data.class_names import check_same_classes
-from gluon_amp.data.datasets import DecodedImages, EncodedImages
-from gluon_amp.data.imagenet_transforms import (
-    GLUONCV,
-    Preprocessing,
-    TrainingTransform,
-    ValidationTransform,
-)
+from gluon_amp.data.datasets import EncodedImages, imagenet_source
+from gluon_amp.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.data.source import DataError, Source, read_file
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -88,12 +83,5 @@ def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUON
     """
     train, val = _open(root, "train"), _open(root, "val")
     check_same_classes(train.classes, val.classes, root / "train", root / "val")
-    classes = len(train.classes)
-    return Source(
-        name="imagenet",
-        train=DecodedImages(train, TrainingTransform(preprocessing), classes, seed),
-        val=DecodedImages(val, ValidationTransform(preprocessing), classes),
-        classes=classes,
-        image_shape=(3, preprocessing.size, preprocessing.size),
-        class_names=tuple(train.classes),
-    )
+    names = train.classes
+    return imagenet_source(train, val, len(names), names, seed, preprocessing)

@@ -86,7 +86,6 @@ def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = N
 
     Parameters
     ----------
-    preprocessing : Preprocessing
     colour : ndarray, optional
         A 3×4 matrix that is applied first, to red, green, blue of 0..255 and 1.
     """
@@ -104,7 +103,6 @@ def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarra
     ----------
     mean : ndarray
         Mean red, green, blue of the image, 0..255. Contrast changes the distance to its grey.
-    generator : numpy.random.Generator
 
     Returns
     -------
@@ -142,11 +140,7 @@ class _Transform:
         self._preprocessing = preprocessing
         self._size = preprocessing.size
         self._scratch = _Scratch()
-
-    @property
-    def shape(self) -> tuple:
-        """Shape of the result."""
-        return (3, self._size, self._size)
+        self.shape = (3, self._size, self._size)  # of the result
 
     def split(self, image: np.ndarray, mirrored: bool) -> np.ndarray:
         """Return the colours of a (size, size, 3) image as uint8 planes, in scratch memory."""
@@ -170,12 +164,7 @@ class _Transform:
 
 
 class TrainingTransform(_Transform):
-    """Random resized crop, flip, colour jitter, lighting, normalisation.
-
-    Parameters
-    ----------
-    preprocessing : Preprocessing
-    """
+    """Random resized crop, flip, colour jitter, lighting, normalisation."""
 
     def __call__(self, encoded: bytes, generator: np.random.Generator, out: np.ndarray) -> None:
         """Write the augmented image to `out`, float32 (3, size, size)."""
@@ -191,10 +180,6 @@ class ValidationTransform(_Transform):
     """Resize the short side, crop the centre, normalise.
 
     Images of any size are decoded at full size, as for the published accuracies.
-
-    Parameters
-    ----------
-    preprocessing : Preprocessing
     """
 
     def __call__(self, encoded: bytes, generator: None, out: np.ndarray) -> None:

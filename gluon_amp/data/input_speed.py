@@ -10,19 +10,11 @@ from gluon_amp.data.source import Source
 from mxnet.ndarray import NDArray
 
 WARM_UP = 2  # batches before the measurement: threads start, and the page cache fills
-Batches = Iterator[Sequence[NDArray]]
+Batches = Iterator[Sequence[NDArray]]  # of [images, labels]
 
 
 def images_per_second(batches: Batches, count: int) -> float:
-    """Load `WARM_UP` batches, then `count` more; return the images per second of these.
-
-    Parameters
-    ----------
-    batches : iterator
-        Of ``[images, labels]``.
-    count : int
-        Measured batches.
-    """
+    """Load `WARM_UP` batches, then `count` more; return the images per second of these."""
     for images, _ in itertools.islice(batches, WARM_UP):
         images.wait_to_read()
     start, total = time.perf_counter(), 0

@@ -52,8 +52,6 @@ class _Batch(NamedTuple):
 class _Loader:
     """Loads batches of positions in worker threads.
 
-    A subclass sets `images`, the number of images in a pass.
-
     OpenCV and numpy release Python's global lock for decoding and arithmetic. So threads use all
     cores, and unlike processes they write into the batch itself. Python holds the lock for 0.08 of
     the 0.7 ms of an image (224 pixels, 2 cores), so more than a dozen threads do not help.
@@ -63,6 +61,8 @@ class _Loader:
     batch_size : int
     num_workers : int
         Number of threads; 0 if the calling thread loads.
+    images : int
+        Images in a pass of this part; defined by each subclass.
     """
 
     images: int
@@ -71,9 +71,9 @@ class _Loader:
         self,
         dataset: Dataset,
         batch_size: int,
-        num_workers: Optional[int],
-        part_index: int,
-        num_parts: int,
+        num_workers: Optional[int] = None,
+        part_index: int = 0,
+        num_parts: int = 1,
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected 1 or more.")
@@ -168,13 +168,6 @@ class TrainingBatches(_Loader):
         same number of images. If the images cannot be divided evenly, the first images of the epoch
         are repeated at its end. Batch n of all parts together is batch n of a single process with
         `num_parts` times the batch size.
-
-    Attributes
-    ----------
-    images : int
-        Images in an epoch of this part.
-    unreadable : list of str
-        Names of the images that the latest pass could not read.
     """
 
     def __init__(
@@ -231,29 +224,18 @@ class ValidationBatches(_Loader):
         As for `TrainingBatches`.
     part_index, num_parts : int
         Load every `num_parts`-th image from `part_index` on. The sizes of parts may differ by one.
-
-    Attributes
-    ----------
-    images : int
-        Images in a pass of this part.
-    unreadable : list of str
-        Names of the images that the latest pass could not read.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        batch_size: int,
-        num_workers: Optional[int] = None,
-        part_index: int = 0,
-        num_parts: int = 1,
-    ):
-        super().__init__(dataset, batch_size, num_workers, part_index, num_parts)
-        self._positions = np.arange(part_index, len(self._images), num_parts)
-        self.images = len(self._positions)
+    @property
+    def images(self) -> int:
+        return len(self._positions())
+
+    def _positions(self) -> np.ndarray:
+        part, parts = self._part
+        return np.arange(part, len(self._images), parts)
 
     def __iter__(self) -> Iterator[List[NDArray]]:
-        for images, labels in self._load(self._positions):
+        for images, labels in self._load(self._positions()):
             readable = np.flatnonzero(labels.asnumpy() != NO_CLASS)
             if len(readable) == len(labels):
                 yield [images, labels]

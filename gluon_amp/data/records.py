@@ -4,19 +4,14 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, Set, Tuple
+from typing import Set, Tuple
 
 import numpy as np
 
 from gluon_amp.data.class_names import CLASSES_FILE, check_same_classes, read_classes
-from gluon_amp.data.datasets import DecodedImages, EncodedImages
+from gluon_amp.data.datasets import EncodedImages, imagenet_source
 from gluon_amp.data.decode import DecodeError
-from gluon_amp.data.imagenet_transforms import (
-    GLUONCV,
-    Preprocessing,
-    TrainingTransform,
-    ValidationTransform,
-)
+from gluon_amp.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.data.source import DataError, Source
 
 # A record (dmlc-core, recordio.h): a magic number, 3 bits for the kind of part, 29 bits of length,
@@ -163,12 +158,16 @@ class RecordImages(EncodedImages):
         return int(label)
 
 
-def _check_labels(rec: Path, labels: Iterable[int], names: Tuple[str, ...]) -> None:
+def _open(rec: Path, idx: Path) -> Tuple[RecordImages, Set[int], Tuple[str, ...]]:
+    """Return the images of a part, their labels, and the names of the classes."""
+    images = RecordImages(rec, idx)
+    labels, names = images.check(), read_classes(rec.parent)
     if names and max(labels) >= len(names):
         raise DataError(
             f"{rec} has the label {max(labels)}, but {CLASSES_FILE} beside it names {len(names)} "
             f"classes, 0 to {len(names) - 1}: pack the data again."
         )
+    return images, labels, names
 
 
 def open_records(
@@ -191,20 +190,10 @@ def open_records(
         A file is missing or damaged, or training and validation have different classes.
     """
     files.check()
-    train, val = RecordImages(files.train, files.train_idx), RecordImages(files.val, files.val_idx)
-    train_labels, val_labels = train.check(), val.check()
-    train_names, val_names = read_classes(files.train.parent), read_classes(files.val.parent)
-    _check_labels(files.train, train_labels, train_names)
-    _check_labels(files.val, val_labels, val_names)
+    train, train_labels, train_names = _open(files.train, files.train_idx)
+    val, val_labels, val_names = _open(files.val, files.val_idx)
     if train_names and val_names:
         check_same_classes(train_names, val_names, files.train.parent, files.val.parent)
     check_same_classes(train_labels, val_labels, files.train, files.val)
     classes = len(train_names) or max(train_labels) + 1
-    return Source(
-        name="imagenet",
-        train=DecodedImages(train, TrainingTransform(preprocessing), classes, seed),
-        val=DecodedImages(val, ValidationTransform(preprocessing), classes),
-        classes=classes,
-        image_shape=(3, preprocessing.size, preprocessing.size),
-        class_names=train_names,
-    )
+    return imagenet_source(train, val, classes, train_names, seed, preprocessing)

@@ -1,7 +1,7 @@
 """Synthetic images: in memory, to measure training alone; as records, to measure their reading."""
 
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Tuple
 
 import numpy as np
 
@@ -49,17 +49,15 @@ def open_synthetic(
     shape: Tuple[int, int, int] = (3, 224, 224),
     classes: int = 1000,
     seed: int = 0,
-    val_images: Optional[int] = None,
 ) -> Source:
     """Return a `Source` of synthetic images, to measure speed. There is nothing in them to learn.
 
-    `val_images`, by default a fifth of `images`, are for validation.
+    A fifth as many images are for validation, at least one.
     """
-    val_images = max(1, images // 5) if val_images is None else val_images
     return Source(
         name="synthetic",
         train=SyntheticImages(images, shape, classes, seed),
-        val=SyntheticImages(val_images, shape, classes, seed + 1),
+        val=SyntheticImages(max(1, images // 5), shape, classes, seed + 1),
         classes=classes,
         image_shape=tuple(shape),
     )
@@ -70,28 +68,12 @@ def write_synthetic_records(
 ) -> float:
     """Write ``folder/part.rec`` and ``.idx`` with JPEGs of smooth colours and a little noise.
 
-    Parameters
-    ----------
-    folder, part : Path, str
-        Their folder and name.
-    images : int
-        Number of images; image n has the label ``n % classes``.
-    classes : int
-        Number of labels.
-    side : int
-        Height and width. At 256, an image has about 27 kB.
-    seed : int
-        Determines the pixels.
-
-    Returns
-    -------
-    float
-        Mean bytes of an image.
+    Image n has the label ``n % classes`` and `side` × `side` pixels, which depend on the seed.
+    Return the mean bytes of an image, about 27,000 for a side of 256.
     """
     require_opencv()
-    records = recordio.MXIndexedRecordIO(
-        str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w"
-    )
+    stem = folder / part
+    records = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
     total = 0
     for number in range(images):
         generator = np.random.default_rng((seed, number))

@@ -82,11 +82,7 @@ class Text:
 def open_text(characters: int, folder: Optional[Path] = None) -> Text:
     """Return the first `characters` characters for training, and a tenth as many for validation.
 
-    Parameters
-    ----------
-    characters : int
-    folder : Path, optional
-        Contains the sources; by default that of Python's standard library.
+    They are from the sources in `folder`, by default those of Python's standard library.
 
     Raises
     ------

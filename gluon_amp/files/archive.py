@@ -10,10 +10,11 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import sys
 import zipfile
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple, Union
 
 import numpy as np
 
@@ -31,38 +32,18 @@ Arrays = Dict[str, np.ndarray]
 
 
 class Kind(NamedTuple):
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes
-    ----------
-    format, version : str, int
-        Fields of the header.
-    header : str
-        Name of the header in the archive, by which files of this kind are recognized.
-    foreign : str
-        The end of the error message for a file of another kind.
-    """
-
-    format: str
-    version: int
-    header: str
-    foreign: str
-
-    def wrote(self, data: bytes) -> bool:
-        """Return whether the first bytes of a file are those of this kind."""
-        return data[MEMBER_HEADER:].startswith(self.header.encode())
+    format: str  # a field of the header
+    version: int  # a field of the header
+    header: str  # its name in the archive, by which files of this kind are recognized
+    foreign: str  # the end of the error message for a file of another kind
 
 
 def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
     """Return the bytes of a file; the same content gives the same bytes.
 
-    Parameters
-    ----------
-    kind : Kind
-    header : dict
-        Values that `json` can write.
-    arrays : dict of str to numpy.ndarray
-        Numbers, booleans and strings.
+    The header has values that `json` can write; the arrays hold numbers, booleans and strings.
     """
     header = {"format": kind.format, "version": kind.version, **header}
     buffer = io.BytesIO()
@@ -77,21 +58,11 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
     return data
 
 
-def read(kind: Kind, path) -> Tuple[dict, Arrays]:
+def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[dict, Arrays]:
     """Return the header and the arrays of a file that `encode` returned.
 
-    Uses at most twice the file's size of memory, for any sizes that the file claims.
-
-    Parameters
-    ----------
-    kind : Kind
-    path : str or os.PathLike
-
-    Returns
-    -------
-    header : dict
-        Without `format` and `version`.
-    arrays : dict of str to numpy.ndarray
+    Uses at most twice the file's size of memory, for any sizes that the file claims. The header is
+    returned without `format` and `version`.
 
     Raises
     ------
@@ -102,7 +73,7 @@ def read(kind: Kind, path) -> Tuple[dict, Arrays]:
     """
     with open(path, "rb") as file:
         data = file.read(MEMBER_HEADER + len(kind.header))
-        if not kind.wrote(data):
+        if data[MEMBER_HEADER:] != kind.header.encode():
             raise ValueError(f"{path} {kind.foreign}.")
         try:
             data += file.read()

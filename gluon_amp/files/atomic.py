@@ -9,23 +9,18 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, Optional, Tuple, Union
 
 SUFFIX = ".unfinished"
 TEMPORARY = re.compile(r".+\.[a-z0-9_]{8}" + re.escape(SUFFIX))  # as tempfile.mkstemp names them
 
 
-def write(path, data: bytes) -> None:
+def write(path: Union[str, "os.PathLike[str]"], data: bytes) -> None:
     """Write a file so that a crash at any moment leaves the old content or all of the new.
 
     The bytes are written to a temporary file in the same folder and flushed to the disk, and only
     then the file is renamed. Temporary files of killed writers in the folder are removed. A device
     or a pipe is written directly: a file in the place of /dev/null would harm every other program.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-    data : bytes
     """
     path = os.path.abspath(os.fspath(path))
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
@@ -54,7 +49,7 @@ class InUseError(RuntimeError):
 
 
 @contextlib.contextmanager
-def folder(path) -> Iterator[Path]:
+def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
     """Create a folder that gets its name only when all its files are written.
 
     Yields an empty folder beside `path`. When the block ends, the folder's files are flushed to the
@@ -65,10 +60,6 @@ def folder(path) -> Iterator[Path]:
     `renameat2` with `RENAME_EXCHANGE`). Otherwise it is two renames. A writer that is killed
     between them leaves the old folder as `path` + ``.replaced``, and the next writer restores it
     first.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
 
     Raises
     ------
@@ -250,11 +241,7 @@ def _sync_tree(folder: str) -> None:
         for name in files:
             path = os.path.join(root, name)
             if os.path.isfile(path) and not os.path.islink(path):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                _fsync(path)
         _sync_folder(root)
 
 
@@ -274,8 +261,12 @@ def _syncfs(descriptor: int) -> bool:
 def _sync_folder(folder: str) -> None:
     """Flush the names in a folder to the disk, if the system can open folders."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _fsync(folder)
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

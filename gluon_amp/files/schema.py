@@ -40,6 +40,9 @@ class Either(NamedTuple):
     words: str
     schemas: tuple
 
+    def test(self, value: Any) -> bool:
+        return any(allows(one, value) for one in self.schemas)
+
 
 def _is_count(value) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value < 2**63
@@ -60,8 +63,7 @@ def _is_plain(value) -> bool:
 # Integers beyond 64 bits are not allowed: they overflow in arithmetic with floats.
 COUNT = Leaf("a whole number of at least 0", _is_count)
 NUMBER = Leaf(
-    "a finite number",
-    lambda v: _is_plain(v) and isinstance(v, Real) and math.isfinite(v),
+    "a finite number", lambda v: _is_plain(v) and isinstance(v, Real) and math.isfinite(v)
 )
 NAME = Leaf("a name", _is_name)
 PLAIN = Leaf("a number, a name or None", _is_plain)
@@ -75,25 +77,15 @@ ANYTHING = Leaf("anything", lambda v: True)
 
 
 def check(value, schema, where: str) -> None:
-    """Raise an error unless a schema allows a value.
-
-    Parameters
-    ----------
-    value : object
-    schema : Leaf, Mapping, Either, list, tuple or dict
-    where : str
-        What the value is, for the error message.
+    """Raise an error unless a schema allows a value; the message calls the value `where`.
 
     Raises
     ------
     ValueError
         For the first wrong part, without a full stop.
     """
-    if isinstance(schema, Leaf):
+    if isinstance(schema, (Leaf, Either)):
         if not schema.test(value):
-            raise ValueError(f"{where} is {brief(value)} and not {schema.words}")
-    elif isinstance(schema, Either):
-        if not any(allows(one, value) for one in schema.schemas):
             raise ValueError(f"{where} is {brief(value)} and not {schema.words}")
     elif isinstance(schema, Mapping):
         _check_type(value, dict, where)
@@ -109,15 +101,12 @@ def check(value, schema, where: str) -> None:
             if name not in schema:
                 raise ValueError(f"{where} has the unknown field {brief(name)}")
             check(item, schema[name], f"{where}[{name!r}]")
-    elif isinstance(schema, list):
-        _check_type(value, (list, tuple), where)
-        for k, item in enumerate(value):
-            check(item, schema[0], f"{where}[{k}]")
     else:
         _check_type(value, (list, tuple), where)
-        if len(value) != len(schema):
-            raise ValueError(f"{where} has {len(value)} items and not {len(schema)}")
-        for k, (item, one) in enumerate(zip(value, schema)):
+        schemas = schema * len(value) if isinstance(schema, list) else schema
+        if len(value) != len(schemas):
+            raise ValueError(f"{where} has {len(value)} items and not {len(schemas)}")
+        for k, (item, one) in enumerate(zip(value, schemas)):
             check(item, one, f"{where}[{k}]")
 
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import (
     DataError,
     Preprocessing,

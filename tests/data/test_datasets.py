@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import Preprocessing, TrainingBatches, open_folders
 from gluon_amp.data.datasets import Augmented
 from tests.images import write_folders

@@ -4,7 +4,6 @@ import cv2
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import decode
 from gluon_amp.data.decode import DecodeError, decode_box, jpeg_size
 from tests.data.jpegs import jpeg, smooth

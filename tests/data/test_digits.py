@@ -5,7 +5,6 @@ import zlib
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import open_digits
 from gluon_amp.data.digits import enlarge, load_digits, normalise, shift
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import DataError, Preprocessing, open_folders
 from tests.images import picture, write_folders
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import DataError, Preprocessing, decode
 from gluon_amp.data.imagenet_transforms import (
     AREA,

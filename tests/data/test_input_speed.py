@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import Preprocessing, open_records, open_synthetic
 from gluon_amp.data.input_speed import (
     WARM_UP,

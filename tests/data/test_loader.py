@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import (
     DataError,
     Preprocessing,

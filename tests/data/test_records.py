@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import DataError, Preprocessing, TrainingBatches, open_folders, open_records
 from gluon_amp.data.decode import DecodeError
 from gluon_amp.data.records import MAGIC_BYTES, RecordImages, read_index, record_data
@@ -17,17 +16,6 @@ from mxnet import recordio
 
 def opened(folder, name="train"):
     return RecordImages(folder / f"{name}.rec", folder / f"{name}.idx")
-
-
-def write(folder, payloads, name="train"):
-    """Write raw payloads with the header of an image of class 0."""
-    records = recordio.MXIndexedRecordIO(
-        str(folder / f"{name}.idx"), str(folder / f"{name}.rec"), "w"
-    )
-    for number, payload in enumerate(payloads):
-        header = recordio.IRHeader(0, 0.0, number, 0)
-        records.write_idx(number, recordio.pack(header, payload))
-    records.close()
 
 
 def test_records(tmp_path):
@@ -94,7 +82,7 @@ def test_records_are_read_as_they_were_written(tmp_path):
 
 @pytest.mark.parametrize("length", range(9))
 def test_padding_is_not_read(tmp_path, length):
-    write(tmp_path, [b"x" * length, b"y" * 5])
+    write_records(tmp_path, "train", [0, 0], [b"x" * length, b"y" * 5])
     assert opened(tmp_path).read(0) == (b"x" * length, 0)
 
 
@@ -109,7 +97,7 @@ def test_padding_is_not_read(tmp_path, length):
     ],
 )
 def test_data_with_the_magic_number_in_it_is_joined(tmp_path, payload):
-    write(tmp_path, [payload, b"next"])
+    write_records(tmp_path, "train", [0, 0], [payload, b"next"])
     images = opened(tmp_path)
     assert images.check() == {0}
     assert images.read(0) == (payload, 0) and images.read(1) == (b"next", 0)
@@ -162,13 +150,7 @@ def test_many_threads_read_at_once(tmp_path):
 def test_folders_and_records_give_the_same_images(tmp_path):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["a", "b"], images=2)
-        records = recordio.MXIndexedRecordIO(
-            str(tmp_path / f"{part}.idx"), str(tmp_path / f"{part}.rec"), "w"
-        )
-        for n in range(4):
-            header = recordio.IRHeader(0, float(n // 2), n, 0)
-            records.write_idx(n, recordio.pack(header, png(picture(n % 2))))
-        records.close()
+        write_records(tmp_path, part, [0, 0, 1, 1], [png(picture(n)) for n in (0, 1, 0, 1)])
     folders, packed = (
         open_folders(tmp_path, seed=3, preprocessing=Preprocessing(24)),
         open_records(record_files(tmp_path), seed=3, preprocessing=Preprocessing(24)),

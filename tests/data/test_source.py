@@ -2,7 +2,6 @@
 
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import describe_unreadable
 
 

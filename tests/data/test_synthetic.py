@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data import TrainingBatches, open_synthetic
 from gluon_amp.data.records import RecordImages
 from gluon_amp.data.synthetic import write_synthetic_records

@@ -7,69 +7,38 @@ https://doi.org/10.22002/D1.20087. The md5 sums and the files on Google Drive ar
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from gluon_amp.data.prepare.downloads import DownloadError, download, extract, md5_of
-from gluon_amp.data.prepare.packing import Encoding, Part, pack, packed_with
-from gluon_amp.data.prepare.splitting import Split, describe_ignored, read_tree
+from gluon_amp.data.prepare.packing import Listing, Packing, pack, packed_with
+from gluon_amp.data.prepare.splitting import read_tree
 from gluon_amp.data.source import DataError
 
 EXTRACTED, PACKED = "images", "rec"
 DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 
 
-@dataclass(frozen=True)
-class Archive:
-    """An archive of a data set.
+class Archive(NamedTuple):
+    """An archive of a data set."""
 
-    Attributes
-    ----------
-    name : str
-        File name.
-    md5 : str
-        As hexadecimal digits.
-    urls : tuple of str
-        Mirrors, best first.
-    inner : str or None
-        Name of the archive within it that has the images.
-    """
-
-    name: str
-    md5: str
-    urls: Tuple[str, ...]
-    inner: Optional[str] = None
+    name: str  # of the file
+    md5: str  # as hexadecimal digits
+    urls: Tuple[str, ...]  # mirrors, best first
+    inner: Optional[str] = None  # name of the archive within it that has the images
 
 
 @dataclass(frozen=True)
 class Caltech:
-    """One of the two data sets.
+    """One of the two data sets."""
 
-    Attributes
-    ----------
-    title : str
-        For messages.
-    archives : tuple of Archive
-        Alternatives, best first.
-    folder : str
-        The folder in the archive that has the classes.
-    clutter : str
-        The class of images that belong to no other class.
-    classes, images : int
-        Their numbers, including clutter.
-    with_clutter : bool
-        Whether clutter is a class by default.
-    train_per_class : int
-        Default number of training images of each class.
-    """
-
-    title: str
-    archives: Tuple[Archive, ...]
-    folder: str
-    clutter: str
-    classes: int
-    images: int
-    with_clutter: bool
-    train_per_class: int
+    title: str  # for messages
+    archives: Tuple[Archive, ...]  # alternatives, best first
+    folder: str  # the one in the archive that has the classes
+    clutter: str  # the class of images that belong to no other class
+    classes: int  # their number, including clutter
+    images: int  # their number, including clutter
+    with_clutter: bool  # whether clutter is a class by default
+    train_per_class: int  # default number of training images of each class
 
 
 DATASETS: Dict[str, Caltech] = {
@@ -120,16 +89,11 @@ DATASETS: Dict[str, Caltech] = {
 def prepare(
     data: Caltech,
     root: Path,
-    split: Split = Split(),
+    packing: Packing,
     clutter: Optional[bool] = None,
-    without: Sequence[str] = (),
-    encoding: Encoding = Encoding(),
     archive: Optional[Path] = None,
-    workers: Optional[int] = None,
-    overwrite: bool = False,
-    log: Callable[[str], None] = print,
 ) -> Dict[str, Any]:
-    """Download, extract, split and pack a data set. Skip the steps that are done.
+    """Download, extract, split and pack a data set; return the manifest. Skip steps that are done.
 
     Parameters
     ----------
@@ -137,55 +101,40 @@ def prepare(
         One of `DATASETS`.
     root : Path
         Folder for the archive, for its content in ``images``, and for the packed images in ``rec``.
-    split : Split, optional
-        Which images are for training; by default ``data.train_per_class`` of each class.
+    packing : Packing
+        Without a number of images in its split, ``data.train_per_class`` of each class are for
+        training.
     clutter : bool, optional
         Whether clutter is a class; by default ``data.with_clutter``.
-    without : sequence of str
-        Further classes, or images as ``CLASS/FILE``, to leave out.
-    encoding : Encoding
-        How to store the images.
     archive : Path, optional
         One of the archives. Nothing is downloaded.
-    workers : int, optional
-        Threads that pack; by default one for each processor.
-    overwrite : bool
-        Pack again what was packed with other options.
-    log : callable
-        Called with each line for the user.
-
-    Returns
-    -------
-    dict
-        The manifest (see `gluon_amp.data.prepare.packing`).
 
     Raises
     ------
     DataError
         The archive cannot be downloaded or has other content, images are missing, or ``rec`` was
         packed with other options.
+    InUseError
+        Another process is writing the same folder.
     """
+    split, without = packing.split, packing.without
     if split.per_class is None and split.total is None:
         split = replace(split, per_class=data.train_per_class)
     clutter = data.with_clutter if clutter is None else clutter
     out = root / PACKED
     options = {"data": data.title, "clutter": clutter, "without": sorted(without), **asdict(split)}
-    manifest = packed_with(out, options, encoding, overwrite)
+    manifest = packed_with(out, options, packing)
     if manifest is not None:
-        log(f"{out} is packed already, with these options.")
         return manifest
     if not (root / EXTRACTED).exists():
         path, kind = (archive, _identify(data, archive)) if archive else _get(data, root)
-        log(f"Extracting {path} ...")
+        packing.log(f"Extracting {path} ...")
         extract(path, root / EXTRACTED, kind.inner)
     folder = root / EXTRACTED / data.folder
     _check_complete(data, folder)
     tree = read_tree(folder, [*without, *([] if clutter else [data.clutter])])
-    if tree.ignored:
-        log(describe_ignored(tree.ignored))
-    parts = {name: Part(folder, images) for name, images in split.divide(tree).items()}
-    log(f"Packing into {out} ...")
-    return pack(out, parts, tree.classes, encoding, options, workers)
+    listing = Listing(folder, tree.classes, split.divide(tree), tree.ignored)
+    return pack(out, listing, options, packing)
 
 
 def _identify(data: Caltech, path: Path) -> Archive:

@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 from gluon_amp.command_line import Parser, natural, positive_int, whole
-from gluon_amp.data.prepare.packing import LONGEST, Encoding
+from gluon_amp.data.prepare.packing import LONGEST, Encoding, Packing
 from gluon_amp.data.prepare.splitting import Split
 from gluon_amp.data.source import DataError
+from gluon_amp.files.atomic import InUseError
 
 
 def add_options(parser: Parser, per_class: str) -> None:
-    """Add the shared options to a parser.
-
-    Parameters
-    ----------
-    parser : Parser
-    per_class : str
-        End of the help text of ``--train-per-class``.
-    """
+    """Add the shared options to a parser; `per_class` ends the help of ``--train-per-class``."""
     add = parser.add_argument
     number = parser.add_mutually_exclusive_group()
     number.add_argument(
@@ -74,15 +68,15 @@ def add_options(parser: Parser, per_class: str) -> None:
     add("--overwrite", action="store_true", help="replace what was packed with other options")
 
 
-def arguments(options: argparse.Namespace) -> Dict[str, Any]:
-    """Return the shared options as keyword arguments of `prepare` and `pack_folders`."""
-    return {
-        "split": Split(options.train_per_class, options.train_images, options.split_seed),
-        "without": options.without,
-        "encoding": Encoding(options.resize, options.quality),
-        "workers": options.num_workers,
-        "overwrite": options.overwrite,
-    }
+def packing(options: argparse.Namespace) -> Packing:
+    """Return the shared options that were parsed."""
+    return Packing(
+        split=Split(options.train_per_class, options.train_images, options.split_seed),
+        without=options.without,
+        encoding=Encoding(options.resize, options.quality),
+        workers=options.num_workers,
+        overwrite=options.overwrite,
+    )
 
 
 def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
@@ -93,9 +87,7 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
     name : str
         Name of the script.
     pack : callable
-        Packs, and returns the manifest.
-    out : Path
-        The folder of the packed images.
+        Packs into `out`, and returns the manifest.
 
     Returns
     -------
@@ -106,6 +98,9 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
         manifest = pack()
     except DataError as error:
         print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except InUseError as error:
+        print(f"{name}: {error}: wait for it.", file=sys.stderr)
         return 2
     except OSError as error:  # no space, no permission
         file = f"{error.filename}: " if error.filename else ""

@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.data.prepare.progress import bar
 from gluon_amp.data.source import DataError
@@ -148,8 +148,7 @@ def _locked(part: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
+def _session(retries: int, backoff: float) -> "requests.Session":
     retry = Retry(
         total=retries,
         connect=min(retries, CONNECT_RETRIES),
@@ -157,12 +156,12 @@ def _session(retries: int, backoff: float) -> Iterator["requests.Session"]:
         status_forcelist=BUSY,
         raise_on_status=False,
     )
-    with requests.Session() as session:
-        session.mount("http://", HTTPAdapter(max_retries=retry))
-        session.mount("https://", HTTPAdapter(max_retries=retry))
-        # The server must not compress the file, or a .tar.gz would arrive as a .tar.
-        session.headers["Accept-Encoding"] = "identity"
-        yield session
+    session = requests.Session()
+    session.mount("http://", HTTPAdapter(max_retries=retry))
+    session.mount("https://", HTTPAdapter(max_retries=retry))
+    # The server must not compress the file, or a .tar.gz would arrive as a .tar.
+    session.headers["Accept-Encoding"] = "identity"
+    return session
 
 
 def _download(session: "requests.Session", url: str, part: Path, md5: str, retries: int) -> None:
@@ -214,11 +213,9 @@ def _fetch(session: "requests.Session", url: str, part: Path) -> bool:
             return total in (None, part.stat().st_size)
     except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError):
         return False
-    except requests.ConnectionError as error:
-        if part.stat().st_size > done:
-            return False
-        raise _FailedError(_reason(error)) from None
     except requests.RequestException as error:
+        if isinstance(error, requests.ConnectionError) and part.stat().st_size > done:
+            return False
         raise _FailedError(_reason(error)) from None
 
 
@@ -249,46 +246,37 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
         The file is damaged, encrypted or not an archive, or has no member `inner`. Or a member is
         outside the folder, has too long a name, is a link or a device, or is both a file and a
         folder.
+    InUseError
+        Another process is extracting into this folder.
     OSError
         The archive cannot be read, or the folder cannot be written.
     """
     if not archive.is_file():
         raise DataError(f"{archive} was not found, or is not a file.")
     try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open(archive, "rb"))
-            into = stack.enter_context(_new_folder(folder))
-            label, size = f"extracting {archive.name}", archive.stat().st_size
-            progress = stack.enter_context(bar(label, size, in_bytes=True))
+        with open(archive, "rb") as file, atomic.folder(folder) as into, bar(
+            f"extracting {archive.name}", archive.stat().st_size, in_bytes=True
+        ) as progress:
+            is_zip = file.read(len(ZIP_START)) == ZIP_START
             reader = _ProgressReader(file, progress)
-            if file.read(len(ZIP_START)) == ZIP_START:
-                _extract_zip(reader, into, inner, archive)
-            else:
-                _extract_tar(reader, into, archive)
+            for name, content in _zip_members(reader, inner) if is_zip else _tar_members(reader):
+                _write(name, content, into)
+    except _RefusedError as error:
+        raise DataError(f"{archive} {error}.") from None
     except DataError:
         raise
-    except DAMAGE as error:
-        raise _damaged(archive, error) from None
-    except OSError as error:
-        if error.errno is None:  # gzip and bz2 raise this for damaged data
-            raise _damaged(archive, error) from None
-        raise
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        # gzip and bz2 raise an OSError without a number for damaged data
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{archive} is damaged or not an archive ({reason}): remove it and download it again."
+        ) from None
 
 
-def _damaged(archive: Path, error: Exception) -> DataError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(
-        f"{archive} is damaged or not an archive ({reason}): remove it and download it again."
-    )
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    try:
-        with atomic.folder(folder) as into:
-            yield into
-    except atomic.InUseError as error:
-        raise DataError(f"{error}: wait for it.") from None
+class _RefusedError(Exception):
+    """An archive is not extracted; the message is the reason, after the name of the archive."""
 
 
 class _ProgressReader:
@@ -317,93 +305,77 @@ class _StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {tar.offset}") from None
 
 
-def _extract_tar(file: IO[bytes], into: Path, archive: Path) -> None:
+Member = Tuple[str, Optional[IO[bytes]]]  # name and content; a folder has none
+
+
+def _tar_members(file: IO[bytes]) -> Iterator[Member]:
     file.seek(0)
     start = file.read(LONGEST_START)
     file.seek(0)
     # tarfile's own decompression does not check the checksums
-    matches = (opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic))
-    opener = next(matches, None)
+    openers = (opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic))
+    opener = next(openers, None)
     decompressed = opener(file) if opener else file
     # "|" reads without seeking, so the file may be a member of a zip archive
     with tarfile.open(fileobj=decompressed, mode="r|", tarinfo=_StrictHeader) as tar:
         for member in tar:
-            if member.isdir():
-                _make_folder(member.name, into, archive)
-            elif member.isfile():
-                _write(tar.extractfile(member), member.name, into, archive)
-            else:
-                raise _unsafe(archive, member.name, "is a link or a device")
+            if not member.isdir() and not member.isfile():
+                raise _unsafe(member.name, "is a link or a device")
+            yield member.name, tar.extractfile(member)
         for block in iter(lambda: tar.fileobj.read(BLOCK), b""):
             if block.strip(b"\0"):
                 raise tarfile.ReadError("there are bytes after its end")
 
 
-def _extract_zip(file: IO[bytes], into: Path, inner: Optional[str], archive: Path) -> None:
+def _zip_members(file: IO[bytes], inner: Optional[str]) -> Iterator[Member]:
     with zipfile.ZipFile(file) as zipped:
         if inner is not None:
             if inner not in zipped.namelist():
-                raise DataError(f"{archive} does not hold {inner}: it is another archive.")
-            with _open_member(zipped, zipped.getinfo(inner), archive) as nested:
-                _extract_tar(nested, into, archive)
+                raise _RefusedError(f"does not hold {inner}: it is another archive")
+            with _open_member(zipped, zipped.getinfo(inner)) as nested:
+                yield from _tar_members(nested)
             return
         for member in zipped.infolist():
             kind = member.external_attr >> 28  # upper bits of a Unix mode: 4 is a folder, 8 a file
             if kind not in (0, 4, 8):
-                raise _unsafe(archive, member.filename, "is a link or a device")
+                raise _unsafe(member.filename, "is a link or a device")
             if member.is_dir():
-                _make_folder(member.filename, into, archive)
+                yield member.filename, None
             else:
-                with _open_member(zipped, member, archive) as source:
-                    _write(source, member.filename, into, archive)
+                with _open_member(zipped, member) as content:
+                    yield member.filename, content
 
 
-def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo, archive: Path) -> IO[bytes]:
+def _open_member(zipped: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
     if member.flag_bits & ENCRYPTED:
-        raise DataError(
-            f"{archive} is encrypted ({member.filename}): extract it with its password."
-        )
+        raise _RefusedError(f"is encrypted ({member.filename}): extract it with its password")
     return zipped.open(member)
 
 
-def _target(name: str, into: Path, archive: Path) -> Path:
-    """Return the path of a member, which must be within the folder."""
+def _unsafe(name: str, why: str) -> _RefusedError:
+    return _RefusedError(f"is not safe to extract: {name} {why}")
+
+
+def _write(name: str, content: Optional[IO[bytes]], into: Path) -> None:
+    """Write a member to a folder; its mode, owner and time in the archive are not restored."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise _unsafe(archive, name, "leads outside the folder it is extracted to")
-    return into / path
-
-
-def _unsafe(archive: Path, name: str, why: str) -> DataError:
-    return DataError(f"{archive} is not safe to extract: {name} {why}.")
-
-
-def _make_folder(name: str, into: Path, archive: Path) -> None:
-    with _named(name, archive):
-        _target(name, into, archive).mkdir(parents=True, exist_ok=True)
-
-
-def _write(source: IO[bytes], name: str, into: Path, archive: Path) -> None:
-    # the archive's mode, owner and time are not restored
-    target = _target(name, into, archive)
-    with _named(name, archive):
+        raise _unsafe(name, "leads outside the folder it is extracted to")
+    target = into / path
+    try:
+        if content is None:
+            target.mkdir(parents=True, exist_ok=True)
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         file = open(target, "wb")  # noqa: SIM115 (copying may fail for other reasons)
-    with file:
-        shutil.copyfileobj(source, file, BLOCK)
-
-
-@contextlib.contextmanager
-def _named(name: str, archive: Path) -> Iterator[None]:
-    """Raise `DataError` for a name that the file system refuses."""
-    try:
-        yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise DataError(f"{archive} holds {name} both as a file and as a folder.") from None
+        raise _RefusedError(f"holds {name} both as a file and as a folder") from None
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
         shown = name if len(name) < 100 else f"{name[:99]}…"
-        raise DataError(
-            f"{archive} holds a name that is too long for this file system: {shown}."
+        raise _RefusedError(
+            f"holds a name that is too long for this file system: {shown}"
         ) from None
+    with file:
+        shutil.copyfileobj(content, file, BLOCK)

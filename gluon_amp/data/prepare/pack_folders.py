@@ -2,87 +2,50 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Sequence
 
 from gluon_amp.data.class_names import check_same_classes
-from gluon_amp.data.prepare.packing import Encoding, Part, pack, packed_with
-from gluon_amp.data.prepare.splitting import (
-    Image,
-    Split,
-    Tree,
-    describe_ignored,
-    read_tree,
-    shuffled,
-)
+from gluon_amp.data.prepare.packing import Listing, Packing, pack, packed_with
+from gluon_amp.data.prepare.splitting import Tree, read_tree, shuffled
 from gluon_amp.data.source import DataError
 
 PARTS = ("train", "val")
 
 
-def pack_folders(
-    root: Path,
-    out: Path,
-    split: Split = Split(),
-    without: Sequence[str] = (),
-    encoding: Encoding = Encoding(),
-    workers: Optional[int] = None,
-    overwrite: bool = False,
-    log: Callable[[str], None] = print,
-) -> Dict[str, Any]:
+def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
     """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or split and pack ``root/CLASS/*``.
+
+    Return the manifest, as `pack`.
 
     Parameters
     ----------
     root : Path
-        Has ``train`` and ``val``, or, if `split` has a number of images, the classes.
+        Has ``train`` and ``val``, or, if the split has a number of images, the classes.
     out : Path
         The new folder. `gluon_amp.data.prepare.packing` lists its files.
-    split : Split, optional
-        Which images are for training. Its seed also determines their order.
-    without : sequence of str
-        Classes or images to leave out, as paths relative to `root`.
-    encoding : Encoding
-        How to store the images.
-    workers : int, optional
-        Threads; by default one for each processor.
-    overwrite : bool
-        Pack again what was packed with other options.
-    log : callable
-        Called with each line for the user.
-
-    Returns
-    -------
-    dict
-        The manifest.
+    packing : Packing
+        The classes and images to leave out are paths relative to `root`.
 
     Raises
     ------
     DataError
         The folders do not exist, their classes differ, an image is damaged, or `out` is a folder
         with other content.
+    InUseError
+        Another process is writing the same folder.
     """
-    classes, images, ignored = _list(root, out, split, without)
+    listing = _list(root, out, packing)
     options = {
         "root": str(root.resolve()),
-        "without": sorted(without),
-        **asdict(split),
-        "files": {part: len(listed) for part, listed in images.items()},
+        "without": sorted(packing.without),
+        **asdict(packing.split),
+        "files": {part: len(images) for part, images in listing.parts.items()},
     }
-    manifest = packed_with(out, options, encoding, overwrite)
-    if manifest is not None:
-        log(f"{out} is packed already, with these options.")
-        return manifest
-    if ignored:
-        log(describe_ignored(ignored))
-    log(f"Packing into {out} ...")
-    parts = {part: Part(root, listed) for part, listed in images.items()}
-    return pack(out, parts, classes, encoding, options, workers)
+    return packed_with(out, options, packing) or pack(out, listing, options, packing)
 
 
-def _list(
-    root: Path, out: Path, split: Split, without: Sequence[str]
-) -> Tuple[Sequence[str], Dict[str, List[Image]], List[str]]:
-    """Return the classes, the images of each part, and the ignored files, relative to `root`."""
+def _list(root: Path, out: Path, packing: Packing) -> Listing:
+    split, without = packing.split, packing.without
     is_split = all((root / part).is_dir() for part in PARTS)
     if split.per_class is not None or split.total is not None:
         if is_split:
@@ -93,7 +56,7 @@ def _list(
         if out.resolve().parent == root.resolve():
             raise DataError(f"{out} would be a class of {root}: choose a folder outside it.")
         tree = read_tree(root, without)
-        return tree.classes, split.divide(tree), list(tree.ignored)
+        return Listing(root, tree.classes, split.divide(tree), tree.ignored)
     if not is_split:
         raise DataError(
             f"{root} does not hold both train and val: to split the classes in it, pass "
@@ -110,7 +73,7 @@ def _list(
     }
     images["train"] = shuffled(images["train"], split.seed)
     ignored = [f"{part}/{name}" for part, tree in trees.items() for name in tree.ignored]
-    return trees["val"].classes, images, ignored
+    return Listing(root, trees["val"].classes, images, ignored)
 
 
 def _read_part(root: Path, part: str, without: Sequence[str]) -> Tree:

@@ -5,9 +5,9 @@ The new folder has ``PART.rec`` and ``PART.idx`` for each part of the data set, 
 ``manifest.json``, the options and the sizes of the files.
 """
 
+import functools
 import itertools
 import json
-import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,10 +17,11 @@ from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Sequ
 from gluon_amp.data.class_names import write_classes
 from gluon_amp.data.decode import DecodeError, cv2, decode, require_opencv
 from gluon_amp.data.prepare.progress import bar
-from gluon_amp.data.prepare.splitting import Image
+from gluon_amp.data.prepare.splitting import Image, Split
 from gluon_amp.data.source import DataError, read_file
 from gluon_amp.files import atomic
 from gluon_amp.hardware import count_processors
+from gluon_amp.messages import some
 
 from mxnet import recordio
 
@@ -30,18 +31,10 @@ LONGEST = 65_500  # pixels of a side, libjpeg's JPEG_MAX_DIMENSION
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an image is stored.
+    """How an image is stored."""
 
-    Attributes
-    ----------
-    resize : int
-        Pixels of the shorter side; 0 keeps the file's own bytes.
-    quality : int
-        Of the JPEG, 1 to 100; unused if `resize` is 0.
-    """
-
-    resize: int = 256
-    quality: int = 95
+    resize: int = 256  # pixels of the shorter side; 0 keeps the file's own bytes
+    quality: int = 95  # of the JPEG, 1 to 100; unused if `resize` is 0
 
     def __call__(self, encoded: bytes) -> bytes:
         """Return the bytes to store, after decoding the image as a check.
@@ -68,99 +61,84 @@ class Encoding:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The images of one ``.rec`` file.
+class Packing:
+    """What to pack and how, for any data set."""
 
-    Attributes
-    ----------
-    folder : Path
-        Has the classes.
-    images : sequence of Image
-        In the order of the file.
-    """
+    split: Split = Split()  # which images are for training; its seed also determines their order
+    without: Sequence[str] = ()  # classes to leave out, or images as 'CLASS/FILE'
+    encoding: Encoding = Encoding()
+    workers: Optional[int] = None  # threads; None is one for each processor
+    overwrite: bool = False  # pack again what was packed with other options
+    log: Callable[[str], None] = print  # called with each line for the user
 
-    folder: Path
-    images: Sequence[Image]
+
+@dataclass(frozen=True)
+class Listing:
+    """The images to pack."""
+
+    folder: Path  # their names are relative to it
+    classes: Sequence[str]  # names by label
+    parts: Mapping[str, Sequence[Image]]  # of 'train' and 'val', in the order of the files
+    ignored: Sequence[str] = ()  # names of other files
 
 
 def pack(
-    out: Path,
-    parts: Mapping[str, Part],
-    classes: Sequence[str],
-    encoding: Encoding,
-    options: Mapping[str, Any],
-    workers: Optional[int] = None,
+    out: Path, listing: Listing, options: Mapping[str, Any], packing: Packing
 ) -> Dict[str, Any]:
     """Pack images into a new folder, which appears when all files are complete.
 
     The same images and options give the same bytes (with the same version of OpenCV) for any number
-    of workers.
+    of workers. Return the manifest.
 
     Parameters
     ----------
     out : Path
         The folder. An existing one is replaced.
-    parts : mapping
-        From 'train' or 'val' to its images.
-    classes : sequence of str
-        Names by label.
-    encoding : Encoding
-        How images are stored.
     options : mapping
-        The options that determine the content, as values for JSON; `packed_with` compares them.
-    workers : int, optional
-        Threads; by default one for each processor. OpenCV releases Python's global lock.
-
-    Returns
-    -------
-    dict
-        The manifest.
+        The options that determine the content, as values for JSON, without those of the encoding;
+        `packed_with` compares them.
 
     Raises
     ------
     DataError
-        A file is not a whole image, or another process is packing into this folder.
+        A file is not a whole image.
+    InUseError
+        Another process is packing into this folder.
     """
+    if listing.ignored:
+        packing.log(f"Ignored, as these are no images: {some(listing.ignored, 5)}.")
+    packing.log(f"Packing into {out} ...")
     require_opencv()
-    workers = workers or count_processors()
-    try:
-        with atomic.folder(out) as folder, ThreadPoolExecutor(workers) as pool:
-            for name, part in parts.items():
-                _write_part(folder, name, part, encoding, pool, 4 * workers)
-            write_classes(folder, classes)
-            manifest = {
-                "options": {**options, **asdict(encoding)},
-                "classes": len(classes),
-                "images": {name: len(part.images) for name, part in parts.items()},
-                "bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
-            }
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-            for path in folder.iterdir():
-                _sync(path)
-    except atomic.InUseError as error:
-        raise DataError(f"{error}: wait for it.") from None
+    workers = packing.workers or count_processors()
+    with atomic.folder(out) as folder, ThreadPoolExecutor(workers) as pool:
+        for name, images in listing.parts.items():
+            encode = functools.partial(_encode, listing.folder, packing.encoding)
+            encoded = _in_order(pool, encode, images, 4 * workers)
+            _write_part(folder / name, encoded, len(images))
+        write_classes(folder, listing.classes)
+        manifest = {
+            "options": {**options, **asdict(packing.encoding)},
+            "classes": len(listing.classes),
+            "images": {name: len(images) for name, images in listing.parts.items()},
+            "bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
 def packed_with(
-    out: Path, options: Mapping[str, Any], encoding: Encoding, overwrite: bool = False
+    out: Path, options: Mapping[str, Any], packing: Packing
 ) -> Optional[Dict[str, Any]]:
     """Return the manifest of a folder that is packed with these options; None if it is not packed.
 
-    Parameters
-    ----------
-    out : Path
-        The folder.
-    options, encoding
-        As for `pack`.
-    overwrite : bool
-        Return None for every folder that was packed, whatever its options.
+    None, too, for every folder that was packed, if it may be overwritten. The parameters are those
+    of `pack`.
 
     Raises
     ------
     DataError
-        The folder was packed with other options or is damaged, and `overwrite` is false. Or it has
-        other content, which is never overwritten.
+        The folder was packed with other options or is damaged, and may not be overwritten. Or it
+        has other content, which is never overwritten.
     """
     path = out / MANIFEST
     if not path.exists():
@@ -169,7 +147,7 @@ def packed_with(
                 f"{out} holds no {MANIFEST}, so it is not overwritten: choose another folder."
             )
         return None
-    if overwrite:
+    if packing.overwrite:
         return None
     again = "pass --overwrite to pack again"
     try:
@@ -177,7 +155,7 @@ def packed_with(
         before, sizes = dict(manifest["options"]), dict(manifest["bytes"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path} is damaged: {again}.") from None
-    now = {**options, **asdict(encoding)}
+    now = {**options, **asdict(packing.encoding)}
     for name in [*now, *before]:
         if before.get(name) != now.get(name):
             raise DataError(
@@ -190,6 +168,7 @@ def packed_with(
         if actual != size:
             problem = "is missing" if actual is None else f"has {actual} bytes, expected {size}"
             raise DataError(f"{file} {problem}: {again}.")
+    packing.log(f"{out} is packed already, with these options.")
     return manifest
 
 
@@ -199,25 +178,22 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _write_part(
-    folder: Path, name: str, part: Part, encoding: Encoding, pool: ThreadPoolExecutor, ahead: int
-) -> None:
-    def encode(image: Image) -> bytes:
-        path = part.folder / image.name
-        try:
-            return encoding(read_file(path))
-        except DecodeError as error:
-            raise DataError(
-                f"{path} cannot be packed, {error}: replace it, or pass --without {image.name}."
-            ) from None
+def _encode(folder: Path, encoding: Encoding, image: Image) -> bytes:
+    path = folder / image.name
+    try:
+        return encoding(read_file(path))
+    except DecodeError as error:
+        raise DataError(
+            f"{path} cannot be packed, {error}: replace it, or pass --without {image.name}."
+        ) from None
 
-    stem = str(folder / name)
+
+def _write_part(stem: Path, encoded_images: Iterator[Tuple[Image, bytes]], total: int) -> None:
     writer = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
     try:
         with open(f"{stem}.lst", "w", encoding="utf-8", errors="surrogateescape") as lines, bar(
-            f"packing {name}", len(part.images)
+            f"packing {stem.name}", total
         ) as progress:
-            encoded_images = _in_order(pool, encode, part.images, ahead)
             for number, (image, encoded) in enumerate(encoded_images):
                 header = recordio.IRHeader(0, float(image.label), number, 0)
                 writer.write_idx(number, recordio.pack(header, encoded))
@@ -243,8 +219,3 @@ def _in_order(
             return
         image, result = pending.popleft()
         yield image, result.result()
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

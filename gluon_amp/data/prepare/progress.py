@@ -15,14 +15,7 @@ BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
 def bar(label: str, total: Optional[int], done: int = 0, in_bytes: bool = False) -> "tqdm.tqdm":
     """Return a progress bar, which is removed when it is closed. Without a terminal, show none.
 
-    Parameters
-    ----------
-    label : str
-        Text in front of the bar.
-    total, done : int
-        The amount in total, and the amount that is done already.
-    in_bytes : bool
-        Count bytes, else images.
+    `total` and `done` are numbers of bytes, or of images.
 
     Raises
     ------

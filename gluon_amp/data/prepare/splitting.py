@@ -2,13 +2,13 @@
 
 import hashlib
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.data.folders import SUFFIXES
 from gluon_amp.data.source import DataError
-from gluon_amp.messages import some
 
 
 class Image(NamedTuple):
@@ -20,36 +20,17 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder of classes.
+    """A folder of classes."""
 
-    Attributes
-    ----------
-    folder : Path
-        Has a folder for each class.
-    classes : tuple of str
-        Sorted by their bytes; a label is the rank of a class.
-    images : tuple of Image
-        By label, then by the bytes of the name.
-    ignored : tuple of str
-        Other files and folders in the folders of the classes.
-    """
-
-    folder: Path
-    classes: Tuple[str, ...]
-    images: Tuple[Image, ...]
-    ignored: Tuple[str, ...]
+    folder: Path  # has a folder for each class
+    classes: Tuple[str, ...]  # sorted by their bytes; a label is the rank of a class
+    images: Tuple[Image, ...]  # by label, then by the bytes of the name
+    ignored: Tuple[str, ...]  # other files and folders in the folders of the classes
 
     def count(self) -> List[int]:
         """Return the number of images of each class."""
-        counts = [0] * len(self.classes)
-        for image in self.images:
-            counts[image.label] += 1
-        return counts
-
-
-def describe_ignored(names: Sequence[str]) -> str:
-    """Return a message with the names of some ignored files and folders."""
-    return f"Ignored, as these are no images: {some(names, 5)}."
+        counts = Counter(image.label for image in self.images)
+        return [counts[label] for label in range(len(self.classes))]
 
 
 def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:

@@ -15,15 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.prepare import caltech
 from gluon_amp.data.prepare.caltech import DATASETS, Archive, prepare
-from gluon_amp.data.prepare.packing import Encoding
+from gluon_amp.data.prepare.packing import Encoding, Packing
 from gluon_amp.data.prepare.splitting import Image, Split, Tree
-from gluon_amp.data.source import DataError
 from tests import ROOT
 from tests.data.prepare.serving import serve
+from tests.data.refusal import refusal
 
 cv2 = pytest.importorskip("cv2")
 
@@ -170,8 +169,10 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr(caltech, "download", download)
 
 
-def quiet(_line):
-    pass
+def prepare_small(data, root, archive=None, clutter=None, **options):
+    """Pack small images without messages."""
+    packing = Packing(**{"encoding": SMALL, "log": lambda line: None, **options})
+    return prepare(data, root, packing, clutter, archive)
 
 
 def content(root):
@@ -242,7 +243,7 @@ def test_tables():
 
 def test_caltech_256(data, archive, tmp_path):
     root, lines = tmp_path / "root", []
-    manifest = prepare(data, root, encoding=SMALL, archive=archive, log=lines.append)
+    manifest = prepare_small(data, root, archive, log=lines.append)
     assert lines == [
         f"Extracting {archive} ...",
         "Ignored, as these are no images: 056.dog/greg, 198.spider/RENAME2.",
@@ -260,7 +261,7 @@ def test_caltech_256(data, archive, tmp_path):
 
 
 def test_caltech_256_without_clutter(data, archive, tmp_path):
-    prepare(data, tmp_path, clutter=False, encoding=SMALL, archive=archive, log=quiet)
+    prepare_small(data, tmp_path, archive, clutter=False)
     assert read_classes(tmp_path / "rec") == ("001.ak47", "056.dog", "198.spider")
     assert counts(tmp_path, "train") == [3, 3, 3]
     assert counts(tmp_path, "val") == [2, 3, 4]
@@ -268,18 +269,18 @@ def test_caltech_256_without_clutter(data, archive, tmp_path):
 
 def test_two_runs_give_the_same_bytes(data, archive, tmp_path):
     for root, workers in (("one", 1), ("two", 4)):
-        prepare(data, tmp_path / root, encoding=SMALL, archive=archive, workers=workers, log=quiet)
+        prepare_small(data, tmp_path / root, archive, workers=workers)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_a_second_run_does_nothing(data, archive, tmp_path):
     """It needs neither the archive nor the images."""
     root, lines = tmp_path / "root", []
-    first = prepare(data, root, encoding=SMALL, archive=archive, log=quiet)
+    first = prepare_small(data, root, archive)
     archive.unlink()
     (root / "images").rename(tmp_path / "elsewhere")
     before = {path: path.stat().st_mtime_ns for path in (root / "rec").iterdir()}
-    assert prepare(data, root, encoding=SMALL, log=lines.append) == first
+    assert prepare_small(data, root, log=lines.append) == first
     assert lines == [f"{root}/rec is packed already, with these options."]
     assert {path: path.stat().st_mtime_ns for path in (root / "rec").iterdir()} == before
 
@@ -294,18 +295,15 @@ def test_a_second_run_does_nothing(data, archive, tmp_path):
     ],
 )
 def test_other_options_than_before(data, archive, tmp_path, changed, difference):
-    options = {"encoding": SMALL, "archive": archive, "log": quiet}
-    prepare(data, tmp_path, **options)
+    prepare_small(data, tmp_path, archive)
     before = content(tmp_path)
-    with pytest.raises(DataError) as caught:
-        prepare(data, tmp_path, **{**options, **changed})
-    assert str(caught.value) == (
+    assert refusal(prepare_small, data, tmp_path, archive, **changed) == (
         f"{tmp_path}/rec was packed with {difference}: pass --overwrite to pack again, or choose "
         "another folder."
     )
     assert content(tmp_path) == before
     archive.unlink()  # the images remain
-    prepare(data, tmp_path, **{**options, **changed}, overwrite=True)
+    prepare_small(data, tmp_path, archive, **changed, overwrite=True)
     assert content(tmp_path) != before
 
 
@@ -316,12 +314,12 @@ def test_caltech_101_from_either_archive(tmp_path):
     data = small_101(inner, outer)
     for name, archive in (("zip", outer), ("tar", inner)):
         (tmp_path / f"{name}.bin").write_bytes(archive)
-        prepare(data, tmp_path / name, encoding=SMALL, archive=tmp_path / f"{name}.bin", log=quiet)
+        prepare_small(data, tmp_path / name, archive=tmp_path / f"{name}.bin")
         assert read_classes(tmp_path / name / "rec") == ("Faces", "ant")
         assert counts(tmp_path / name, "train") == [2, 2]
         assert counts(tmp_path / name, "val") == [2, 3]
     assert content(tmp_path / "zip") == content(tmp_path / "tar")
-    prepare(data, tmp_path / "zip", Split(total=6), True, encoding=SMALL, overwrite=True, log=quiet)
+    prepare_small(data, tmp_path / "zip", split=Split(total=6), clutter=True, overwrite=True)
     assert read_classes(tmp_path / "zip" / "rec") == ("BACKGROUND_Google", "Faces", "ant")
     assert counts(tmp_path / "zip", "train") == [2, 2, 2]
 
@@ -332,7 +330,7 @@ def test_caltech_101_from_either_archive(tmp_path):
 def test_download_if_the_first_mirror_is_dead(archive, server, tmp_path):
     server.files["/a.tar"] = archive.read_bytes()
     data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
-    prepare(data, tmp_path / "root", encoding=SMALL, log=quiet)
+    prepare_small(data, tmp_path / "root")
     assert counts(tmp_path / "root", "train") == [3, 3, 3, 3]
     assert (tmp_path / "root/256_ObjectCategories.tar").read_bytes() == archive.read_bytes()
     (tmp_path / "root" / "rec" / "manifest.json").unlink()
@@ -350,13 +348,13 @@ def test_an_interrupted_run_is_resumed(archive, server, tmp_path):
     (root / "images.unfinished" / "256_ObjectCategories" / "junk").touch()
     (root / "rec.unfinished").mkdir()
     (root / "rec.unfinished" / "train.rec").write_bytes(b"half")
-    prepare(data, root, encoding=SMALL, log=quiet)
+    prepare_small(data, root)
     assert sorted(path.name for path in root.iterdir()) == [
         "256_ObjectCategories.tar",
         "images",
         "rec",
     ]
-    prepare(data, tmp_path / "other", encoding=SMALL, archive=archive, log=quiet)
+    prepare_small(data, tmp_path / "other", archive)
     assert content(root) == content(tmp_path / "other")
 
 
@@ -364,7 +362,7 @@ def test_the_second_archive_is_downloaded_if_the_first_cannot(server, tmp_path):
     inner = tar_of(members_101(), "w:gz")
     server.files["/inner"] = inner
     data = small_101(inner, zip_of({}), inner_url=f"{server.url}/inner")
-    prepare(data, tmp_path, encoding=SMALL, log=quiet)
+    prepare_small(data, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "101_ObjectCategories.tar.gz",
         "images",
@@ -375,9 +373,7 @@ def test_the_second_archive_is_downloaded_if_the_first_cannot(server, tmp_path):
 def test_no_mirror_has_it(archive, server, tmp_path):
     server.files["/a.tar"] = b"another file"
     data = small_256(archive.read_bytes(), DEAD, f"{server.url}/a.tar")
-    with pytest.raises(DataError) as caught:
-        prepare(data, tmp_path / "root", log=quiet)
-    assert str(caught.value) == (
+    assert refusal(prepare_small, data, tmp_path / "root") == (
         "Caltech-256 could not be downloaded (256_ObjectCategories.tar could not be downloaded: "
         f"{DEAD}: Failed to establish a new connection: [Errno 111] Connection refused; "
         f"{server.url}/a.tar: its md5 is {md5(b'another file')}, expected "
@@ -388,24 +384,17 @@ def test_no_mirror_has_it(archive, server, tmp_path):
 # ---------------------------------------------------------------------------------------- failures
 
 
-def refusal(data, root, **options):
-    with pytest.raises(DataError) as caught:
-        prepare(data, root, encoding=SMALL, log=quiet, **options)
-    return str(caught.value)
-
-
 def test_another_archive(data, tmp_path):
-    (tmp_path / "256_ObjectCategories.tar").write_bytes(b"another file")
+    path = tmp_path / "256_ObjectCategories.tar"
+    path.write_bytes(b"another file")
     expected = (
-        f"{tmp_path}/256_ObjectCategories.tar is not Caltech-256 as published: its md5 is "
+        f"{path} is not Caltech-256 as published: its md5 is "
         f"{md5(b'another file')}, expected {data.archives[0].md5} (256_ObjectCategories.tar); pack "
         "other images with scripts/pack_images.py."
     )
-    assert (
-        refusal(data, tmp_path / "root", archive=tmp_path / "256_ObjectCategories.tar") == expected
-    )
-    assert refusal(data, tmp_path) == expected  # in the place of the download
-    assert refusal(data, tmp_path / "root", archive=tmp_path / "none") == (
+    assert refusal(prepare_small, data, tmp_path / "root", path) == expected
+    assert refusal(prepare_small, data, tmp_path) == expected  # in the place of the download
+    assert refusal(prepare_small, data, tmp_path / "root", tmp_path / "none") == (
         f"{tmp_path}/none was not found."
     )
     assert not (tmp_path / "root").exists()
@@ -427,7 +416,7 @@ def test_an_archive_that_is_not_safe(tmp_path, name, kind, why):
     root = tmp_path / "a" / "b"
     root.mkdir(parents=True)
     (root / "256_ObjectCategories.tar").write_bytes(file.getvalue())
-    assert refusal(small_256(file.getvalue()), root) == (
+    assert refusal(prepare_small, small_256(file.getvalue()), root) == (
         f"{root}/256_ObjectCategories.tar is not safe to extract: {name} {why}."
     )
     names = sorted(path.name for path in tmp_path.rglob("*"))
@@ -435,10 +424,10 @@ def test_an_archive_that_is_not_safe(tmp_path, name, kind, why):
 
 
 def test_images_are_missing(data, archive, tmp_path):
-    prepare(data, tmp_path, encoding=SMALL, archive=archive, log=quiet)
+    prepare_small(data, tmp_path, archive)
     images = tmp_path / "images" / "256_ObjectCategories"
     (images / "001.ak47" / "001_0002.jpg").unlink()
-    assert refusal(data, tmp_path, overwrite=True) == (
+    assert refusal(prepare_small, data, tmp_path, overwrite=True) == (
         f"{images} holds 22 images of 4 classes, expected 23 of 4: remove {tmp_path}/images "
         "to extract it again."
     )
@@ -450,14 +439,12 @@ def test_a_corrupt_image(tmp_path):
     archive = tar_of(members)
     (tmp_path / "256_ObjectCategories.tar").write_bytes(archive)
     path = tmp_path / "images/256_ObjectCategories/056.dog/056_0003.jpg"
-    assert refusal(small_256(archive), tmp_path) == (
+    assert refusal(prepare_small, small_256(archive), tmp_path) == (
         f"{path} cannot be packed, the JPEG ends too early: replace it, or pass "
         "--without 056.dog/056_0003.jpg."
     )
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("rec")]
-    prepare(
-        small_256(archive), tmp_path, encoding=SMALL, without=["056.dog/056_0003.jpg"], log=quiet
-    )
+    prepare_small(small_256(archive), tmp_path, without=["056.dog/056_0003.jpg"])
     assert counts(tmp_path, "val") == [2, 2, 4, 2]
 
 

@@ -12,11 +12,11 @@ import zipfile
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data.prepare import downloads, progress
 from gluon_amp.data.prepare.downloads import CHUNK, DownloadError, download, extract, md5_of
 from gluon_amp.data.source import DataError
 from tests.data.prepare.serving import serve
+from tests.data.refusal import refusal
 
 DATA = bytes(range(256)) * 12_000  # 3 MB: more than one block
 SENT = 17 * CHUNK  # bytes that arrive before the connection breaks
@@ -142,25 +142,20 @@ def test_first_mirror_is_dead(get, mirror, path):
     assert [seen for seen, _ in mirror.seen] == ["/missing", "/page", "/ranges"]
 
 
-def test_an_earlier_download_is_resumed(get, mirror, path):
-    begin(path, DATA[:1_234_567])
-    get("ranges")
+@pytest.mark.parametrize(
+    ("existing", "server", "ranges"),
+    [
+        (DATA[:1_234_567], "ranges", ["bytes=1234567-"]),
+        (b"x" * 5000, "whole", ["bytes=5000-"]),
+        (b"x" * 5000, "ranges", ["bytes=5000-", None]),
+    ],
+    ids=["is resumed", "starts again without ranges", "starts again if its bytes differ"],
+)
+def test_an_earlier_download(get, mirror, path, existing, server, ranges):
+    begin(path, existing)
+    get(server)
     assert path.read_bytes() == DATA
-    assert mirror.seen == [("/ranges", "bytes=1234567-")]
-
-
-def test_starts_again_if_the_server_does_not_support_ranges(get, mirror, path):
-    begin(path, b"x" * 5000)
-    get("whole")
-    assert path.read_bytes() == DATA
-    assert mirror.seen == [("/whole", "bytes=5000-")]
-
-
-def test_starts_again_if_the_existing_bytes_differ(get, mirror, path):
-    begin(path, b"x" * 5000)
-    get("ranges")
-    assert path.read_bytes() == DATA
-    assert mirror.seen == [("/ranges", "bytes=5000-"), ("/ranges", None)]
+    assert mirror.seen == [(f"/{server}", one) for one in ranges]
 
 
 @pytest.mark.parametrize("existing", [DATA, DATA + b"x"], ids=["whole", "too long"])
@@ -242,13 +237,10 @@ def test_two_processes_do_not_write_one_file(get, mirror, path):
 def test_missing_packages(get, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(progress, "tqdm", None)
-    with pytest.raises(DataError) as caught:
-        md5_of(tmp_path / "file")
-    assert str(caught.value) == "tqdm is not installed: run `pip install 'gluon-amp[data]'`."
+    message = refusal(md5_of, tmp_path / "file")
+    assert message == "tqdm is not installed: run `pip install 'gluon-amp[data]'`."
     monkeypatch.setattr(downloads, "requests", None)
-    with pytest.raises(DataError) as caught:
-        get("ranges")
-    assert str(caught.value) == (
+    assert refusal(get, "ranges") == (
         "downloads need requests, which is not installed: run `pip install 'gluon-amp[data]'`."
     )
 
@@ -296,10 +288,15 @@ EXTRACTED = ["top", "top/a.jpg", "top/c.jpg", "top/deep", "top/deep/b.jpg", "top
 EXTRACTED += ["top/empty/inside"]
 
 
+def unpack(folder, data, inner=None):
+    """Extract an archive of these bytes."""
+    (folder / "archive").write_bytes(data)
+    extract(folder / "archive", folder / "out", inner)
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
 def test_tar(tmp_path, mode):
-    (tmp_path / "archive").write_bytes(tar_bytes(*GOOD, mode=mode))
-    extract(tmp_path / "archive", tmp_path / "out")
+    unpack(tmp_path, tar_bytes(*GOOD, mode=mode))
     assert files(tmp_path / "out") == EXTRACTED
     assert (tmp_path / "out/top/a.jpg").read_bytes() == DATA
     assert not (tmp_path / "out/top/deep/b.jpg").stat().st_mode & 0o4111
@@ -307,16 +304,14 @@ def test_tar(tmp_path, mode):
 
 
 def test_zip(tmp_path):
-    (tmp_path / "archive").write_bytes(zip_bytes(**{"top/a": DATA, "top/dir/": b"", "b": b"b"}))
-    extract(tmp_path / "archive", tmp_path / "out")
+    unpack(tmp_path, zip_bytes(**{"top/a": DATA, "top/dir/": b"", "b": b"b"}))
     assert files(tmp_path / "out") == ["b", "top", "top/a", "top/dir"]
     assert (tmp_path / "out/top/a").read_bytes() == DATA
 
 
 def test_tar_in_zip(tmp_path):
     inner = tar_bytes(*GOOD, mode="w:gz")
-    (tmp_path / "archive").write_bytes(zip_bytes(**{"c/x.tar.gz": inner, "c/notes.m": b"no"}))
-    extract(tmp_path / "archive", tmp_path / "out", inner="c/x.tar.gz")
+    unpack(tmp_path, zip_bytes(**{"c/x.tar.gz": inner, "c/notes.m": b"no"}), inner="c/x.tar.gz")
     assert files(tmp_path / "out") == EXTRACTED
     assert (tmp_path / "out/top/a.jpg").read_bytes() == DATA
 
@@ -339,27 +334,22 @@ def test_unsafe_tar(tmp_path, bad, why):
     root = tmp_path / "a" / "b"
     root.mkdir(parents=True)
     (root / "archive.tar").write_bytes(tar_bytes(*GOOD, bad))
-    with pytest.raises(DataError) as caught:
-        extract(root / "archive.tar", root / "out")
-    assert str(caught.value).startswith(f"{root}/archive.tar is not safe to extract: {why}")
+    message = refusal(extract, root / "archive.tar", root / "out")
+    assert message.startswith(f"{root}/archive.tar is not safe to extract: {why}")
     assert files(tmp_path) == ["a", "a/b", "a/b/archive.tar"]
 
 
 def test_a_link_is_refused_before_anything_is_written_through_it(tmp_path):
     link = entry("top", type=tarfile.SYMTYPE, linkname=str(tmp_path / "victim"))
     (tmp_path / "victim").mkdir()
-    (tmp_path / "archive").write_bytes(tar_bytes(link, entry("top/evil")))
     with pytest.raises(DataError, match="top is a link or a device"):
-        extract(tmp_path / "archive", tmp_path / "out")
+        unpack(tmp_path, tar_bytes(link, entry("top/evil")))
     assert files(tmp_path) == ["archive", "victim"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "..\\evil"])
 def test_unsafe_zip(tmp_path, name):
-    (tmp_path / "archive").write_bytes(zip_bytes(**{"a": b"", name: b"evil"}))
-    with pytest.raises(DataError) as caught:
-        extract(tmp_path / "archive", tmp_path / "out")
-    assert str(caught.value) == (
+    assert refusal(unpack, tmp_path, zip_bytes(**{"a": b"", name: b"evil"})) == (
         f"{tmp_path}/archive is not safe to extract: {name} leads outside the folder it is "
         "extracted to."
     )
@@ -372,17 +362,15 @@ def test_link_in_a_zip(tmp_path):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as zipped:
         zipped.writestr(info, "/etc")
-    (tmp_path / "archive").write_bytes(file.getvalue())
     with pytest.raises(DataError, match="link is a link or a device"):
-        extract(tmp_path / "archive", tmp_path / "out")
+        unpack(tmp_path, file.getvalue())
     assert files(tmp_path) == ["archive"]
 
 
 def test_unsafe_tar_in_a_zip(tmp_path):
     inner = tar_bytes(entry("../evil"))
-    (tmp_path / "archive").write_bytes(zip_bytes(inner=inner))
     with pytest.raises(DataError, match="not safe to extract: ../evil leads outside"):
-        extract(tmp_path / "archive", tmp_path / "out", inner="inner")
+        unpack(tmp_path, zip_bytes(inner=inner), inner="inner")
     assert files(tmp_path) == ["archive"]
 
 
@@ -399,11 +387,9 @@ def test_unsafe_tar_in_a_zip(tmp_path):
     ids=["empty", "text", "tar", "tar.gz", "zip", "zip with other bytes"],
 )
 def test_damaged_archive(tmp_path, damaged):
-    (tmp_path / "archive").write_bytes(damaged)
-    with pytest.raises(DataError) as caught:
-        extract(tmp_path / "archive", tmp_path / "out")
-    assert str(caught.value).startswith(f"{tmp_path}/archive is damaged or not an archive (")
-    assert str(caught.value).endswith("): remove it and download it again.")
+    message = refusal(unpack, tmp_path, damaged)
+    assert message.startswith(f"{tmp_path}/archive is damaged or not an archive (")
+    assert message.endswith("): remove it and download it again.")
     assert files(tmp_path) == ["archive"]
 
 
@@ -444,13 +430,11 @@ def test_a_damaged_header_in_the_middle_is_not_the_end(tmp_path):
     for header in (512 * 5, 512 * 10):  # of the second and third file: five blocks each
         broken = data.copy()
         broken[header] ^= 1
-        (tmp_path / "archive").write_bytes(broken)
         with pytest.raises(DataError, match=f"is damaged .* at byte {header}"):
-            extract(tmp_path / "archive", tmp_path / "out")
+            unpack(tmp_path, broken)
     data[512 * 5 : 512 * 7] = bytes(1024)  # as at the end
-    (tmp_path / "archive").write_bytes(data)
     with pytest.raises(DataError, match="there are bytes after its end"):
-        extract(tmp_path / "archive", tmp_path / "out")
+        unpack(tmp_path, data)
     assert files(tmp_path) == ["archive"]
 
 
@@ -471,9 +455,8 @@ LONG = "x" * 300
 def test_impossible_names_are_one_sentence(tmp_path, members, sentence):
     as_zip = {info.name + "/" * info.isdir(): data for info, data in members}
     for archive in (tar_bytes(*members), zip_bytes(**as_zip)):
-        (tmp_path / "archive").write_bytes(archive)
         with pytest.raises(DataError) as caught:
-            extract(tmp_path / "archive", tmp_path / "out")
+            unpack(tmp_path, archive)
         assert sentence in str(caught.value).replace("holds a/ both", "holds a both")
         assert files(tmp_path) == ["archive"]
 
@@ -481,15 +464,13 @@ def test_impossible_names_are_one_sentence(tmp_path, members, sentence):
 def test_an_encrypted_zip(tmp_path):
     data = bytearray(zip_bytes(secret=b"1"))
     data[data.index(b"PK\1\2") + 8] |= 1  # of the flags in the directory
-    (tmp_path / "archive").write_bytes(data)
     with pytest.raises(DataError, match=r"is encrypted \(secret\): extract it with its password."):
-        extract(tmp_path / "archive", tmp_path / "out")
+        unpack(tmp_path, data)
     assert files(tmp_path) == ["archive"]
 
 
 def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path):
-    (tmp_path / "archive").write_bytes(tar_bytes(entry("a.zip", zip_bytes(inside=b"1"))))
-    extract(tmp_path / "archive", tmp_path / "out")
+    unpack(tmp_path, tar_bytes(entry("a.zip", zip_bytes(inside=b"1"))))
     assert files(tmp_path / "out") == ["a.zip"]
 
 
@@ -500,8 +481,6 @@ def test_a_fifo_is_not_an_archive_and_does_not_block(tmp_path):
 
 
 def test_another_zip(tmp_path):
-    (tmp_path / "archive").write_bytes(zip_bytes(a=b""))
-    with pytest.raises(DataError) as caught:
-        extract(tmp_path / "archive", tmp_path / "out", inner="b/c.tar")
-    assert str(caught.value) == f"{tmp_path}/archive does not hold b/c.tar: it is another archive."
+    message = refusal(unpack, tmp_path, zip_bytes(a=b""), inner="b/c.tar")
+    assert message == f"{tmp_path}/archive does not hold b/c.tar: it is another archive."
     assert files(tmp_path) == ["archive"]

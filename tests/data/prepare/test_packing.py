@@ -10,17 +10,18 @@ import time
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.decode import DecodeError
 from gluon_amp.data.imagenet_transforms import Preprocessing
 from gluon_amp.data.prepare.pack_folders import pack_folders
-from gluon_amp.data.prepare.packing import MANIFEST, Encoding, Part, pack, packed_with
+from gluon_amp.data.prepare.packing import MANIFEST, Encoding, Listing, Packing, pack, packed_with
 from gluon_amp.data.prepare.splitting import Split, read_tree
 from gluon_amp.data.records import open_records
 from gluon_amp.data.source import DataError
+from gluon_amp.files import atomic
 from tests import ROOT
 from tests.data.jpegs import write_classes_abc, write_jpeg
+from tests.data.refusal import refusal
 from tests.images import picture, png, record_files
 
 import mxnet as mx
@@ -30,7 +31,15 @@ cv2 = pytest.importorskip("cv2")
 
 SCRIPT = ROOT / "scripts" / "pack_images.py"
 SMALL = Encoding(resize=16)
-QUIET = {"log": lambda line: None}
+
+
+def packing(**options):
+    """Return options to pack small images without messages."""
+    return Packing(**{"encoding": SMALL, "log": lambda line: None, **options})
+
+
+def pack_small(root, out, **options):
+    return pack_folders(root, out, packing(**options))
 
 
 @pytest.fixture
@@ -128,7 +137,7 @@ def test_shrinking_averages():
 
 def test_what_is_written(root, tmp_path):
     out = tmp_path / "rec"
-    manifest = pack_folders(root, out, Split(per_class=2), encoding=SMALL, **QUIET)
+    manifest = pack_small(root, out, split=Split(per_class=2))
     files = ["train.idx", "train.lst", "train.rec", "val.idx", "val.lst", "val.rec"]
     assert sorted(content(out)) == sorted([*files, "classes.json", MANIFEST])
     assert read_classes(out) == ("a", "b", "c")
@@ -155,7 +164,7 @@ def test_what_is_written(root, tmp_path):
 @pytest.mark.parametrize("workers", [1, 7])
 def test_the_number_of_workers_does_not_change_the_bytes(root, tmp_path, workers):
     for out, count in (("one", 3), ("two", workers)):
-        pack_folders(root, tmp_path / out, Split(total=7), encoding=SMALL, workers=count, **QUIET)
+        pack_small(root, tmp_path / out, split=Split(total=7), workers=count)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
@@ -164,7 +173,8 @@ def test_order_with_many_images(tmp_path):
     for number in range(100):
         write_jpeg(tmp_path / "data" / "a" / f"{number}.jpg", number, 20 + number * 37 % 200)
     images = read_tree(tmp_path / "data").images
-    pack(tmp_path / "rec", {"val": Part(tmp_path / "data", images)}, "a", SMALL, {}, workers=3)
+    listing = Listing(tmp_path / "data", "a", {"val": images})
+    pack(tmp_path / "rec", listing, {}, packing(workers=3))
     packed = [data for _, _, data in records(tmp_path / "rec", "val")]
     assert packed == [SMALL((tmp_path / "data" / image.name).read_bytes()) for image in images]
 
@@ -175,13 +185,13 @@ def test_data_that_looks_like_a_record(tmp_path):
     path = tmp_path / "data" / "a" / "0.jpg"
     comment = b"\xff\xfe\x00\x0e" + bytes.fromhex("0a23d7ce") * 3
     path.write_bytes(path.read_bytes()[:2] + comment + path.read_bytes()[2:])
-    part = Part(tmp_path / "data", read_tree(tmp_path / "data").images)
-    pack(tmp_path / "rec", {"val": part}, "a", Encoding(resize=0), {})
+    listing = Listing(tmp_path / "data", "a", {"val": read_tree(tmp_path / "data").images})
+    pack(tmp_path / "rec", listing, {}, packing(encoding=Encoding(resize=0)))
     assert [data for _, _, data in records(tmp_path / "rec", "val")] == [path.read_bytes()]
 
 
 def test_divided_folders(divided, tmp_path):
-    pack_folders(divided, tmp_path / "rec", encoding=SMALL, **QUIET)
+    pack_small(divided, tmp_path / "rec")
     train = [(label, f"train/{'ab'[label]}/{n}.jpg") for label in (0, 1) for n in range(3)]
     assert sorted(listed(tmp_path / "rec", "train")) == train
     assert listed(tmp_path / "rec", "train") != train
@@ -194,7 +204,7 @@ def test_ignored_files_are_reported(divided, tmp_path):
     for number in range(4):
         (divided / "train" / "a" / f"{number}.txt").touch()
         (divided / "val" / "b" / f"{number}.txt").touch()
-    pack_folders(divided, tmp_path / "rec", encoding=SMALL, log=lines.append)
+    pack_small(divided, tmp_path / "rec", log=lines.append)
     assert lines[0] == (
         "Ignored, as these are no images: train/a/0.txt, train/a/1.txt, train/a/2.txt, "
         "train/a/3.txt, val/b/0.txt and 3 more."
@@ -204,14 +214,14 @@ def test_ignored_files_are_reported(divided, tmp_path):
 
 def test_divided_folders_with_images_left_out(divided, tmp_path):
     without = ["train/a/1.jpg", "train/b/0.jpg"]
-    pack_folders(divided, tmp_path / "rec", without=without, encoding=SMALL, **QUIET)
+    pack_small(divided, tmp_path / "rec", without=without)
     assert len(listed(tmp_path / "rec", "train")) == 4
     assert not {name for _, name in listed(tmp_path / "rec", "train")} & set(without)
 
 
 def test_open_records_and_mxnets_iterator_read_it(divided, tmp_path):
     out = tmp_path / "rec"
-    pack_folders(divided, out, encoding=Encoding(resize=32), **QUIET)
+    pack_small(divided, out, encoding=Encoding(resize=32))
     source = open_records(record_files(out), preprocessing=Preprocessing(24))
     assert (source.train_images, source.val_images, source.classes) == (6, 2, 2)
     assert source.class_names == ("a", "b")
@@ -230,9 +240,9 @@ def test_open_records_and_mxnets_iterator_read_it(divided, tmp_path):
 
 def test_a_second_run_does_nothing(root, tmp_path):
     out, lines = tmp_path / "rec", []
-    first = pack_folders(root, out, Split(per_class=2), encoding=SMALL, log=lines.append)
+    first = pack_small(root, out, split=Split(per_class=2), log=lines.append)
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    second = pack_folders(root, out, Split(per_class=2), encoding=SMALL, log=lines.append)
+    second = pack_small(root, out, split=Split(per_class=2), log=lines.append)
     assert second == first
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     assert lines == [
@@ -254,61 +264,52 @@ def test_a_second_run_does_nothing(root, tmp_path):
 )
 def test_other_options_than_before(root, tmp_path, changed, difference):
     out = tmp_path / "rec"
-    options = {"split": Split(per_class=2), "encoding": SMALL, **QUIET}
-    pack_folders(root, out, **options)
+    pack_small(root, out, split=Split(per_class=2))
     before = content(out)
-    with pytest.raises(DataError) as caught:
-        pack_folders(root, out, **{**options, **changed})
-    assert str(caught.value) == (
+    options = {"split": Split(per_class=2), **changed}
+    assert refusal(pack_small, root, out, **options) == (
         f"{out} was packed with {difference}: pass --overwrite to pack again, or choose another "
         "folder."
     )
     assert content(out) == before
-    pack_folders(root, out, **{**options, **changed}, overwrite=True)
+    pack_small(root, out, **options, overwrite=True)
     assert content(out) != before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "rec"]
 
 
 def test_images_added_since(root, tmp_path):
-    options = {"split": Split(per_class=2), "encoding": SMALL, **QUIET}
-    pack_folders(root, tmp_path / "rec", **options)
+    pack_small(root, tmp_path / "rec", split=Split(per_class=2))
     write_jpeg(root / "a" / "new.jpg", 0)
     with pytest.raises(
         DataError, match='with files .*"val": 6}, not .*"val": 7}: pass --overwrite'
     ):
-        pack_folders(root, tmp_path / "rec", **options)
+        pack_small(root, tmp_path / "rec", split=Split(per_class=2))
 
 
 def test_damage_since(root, tmp_path):
     out = tmp_path / "rec"
-    pack_folders(root, out, Split(per_class=2), encoding=SMALL, **QUIET)
+    pack_small(root, out, split=Split(per_class=2))
     options = json.loads((out / MANIFEST).read_text())["options"]
     size = (out / "val.rec").stat().st_size
     os.truncate(out / "val.rec", 100)
-    with pytest.raises(DataError) as caught:
-        packed_with(out, options, SMALL)
-    assert str(caught.value) == (
+    assert refusal(packed_with, out, options, packing()) == (
         f"{out}/val.rec has 100 bytes, expected {size}: pass --overwrite to pack again."
     )
     (out / "train.idx").unlink()
-    with pytest.raises(DataError) as caught:
-        packed_with(out, options, SMALL)
-    assert str(caught.value) == f"{out}/train.idx is missing: pass --overwrite to pack again."
+    message = refusal(packed_with, out, options, packing())
+    assert message == f"{out}/train.idx is missing: pass --overwrite to pack again."
     (out / MANIFEST).write_text("[]")
-    with pytest.raises(DataError) as caught:
-        packed_with(out, options, SMALL)
-    assert str(caught.value) == f"{out}/{MANIFEST} is damaged: pass --overwrite to pack again."
-    assert packed_with(out, options, SMALL, overwrite=True) is None
+    message = refusal(packed_with, out, options, packing())
+    assert message == f"{out}/{MANIFEST} is damaged: pass --overwrite to pack again."
+    assert packed_with(out, options, packing(overwrite=True)) is None
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_foreign_files_are_not_overwritten(root, tmp_path, overwrite):
     (tmp_path / "rec").mkdir()
-    pack_folders(root, tmp_path / "rec", Split(per_class=2), encoding=SMALL, **QUIET)
+    pack_small(root, tmp_path / "rec", split=Split(per_class=2))
     for out in (root, root / "a" / "0.jpg"):
-        with pytest.raises(DataError) as caught:
-            pack_folders(root, out, Split(per_class=2), overwrite=overwrite, **QUIET)
-        assert str(caught.value) == (
+        assert refusal(pack_small, root, out, split=Split(per_class=2), overwrite=overwrite) == (
             f"{out} holds no {MANIFEST}, so it is not overwritten: choose another folder."
         )
     assert len(read_tree(root).images) == 12
@@ -320,50 +321,39 @@ def test_foreign_files_are_not_overwritten(root, tmp_path, overwrite):
 def test_a_corrupt_image_is_named_and_nothing_is_left(root, tmp_path):
     path = root / "b" / "1.jpg"
     path.write_bytes(path.read_bytes()[:-400])
-    with pytest.raises(DataError) as caught:
-        pack_folders(root, tmp_path / "rec", Split(per_class=2), encoding=SMALL, **QUIET)
-    assert str(caught.value) == (
+    assert refusal(pack_small, root, tmp_path / "rec", split=Split(per_class=2)) == (
         f"{path} cannot be packed, the JPEG ends too early: replace it, or pass --without b/1.jpg."
     )
     assert list(tmp_path.iterdir()) == [root]
     for content in (b"", b"no image"):
         path.write_bytes(content)
-        with pytest.raises(DataError) as caught:
-            pack_folders(root, tmp_path / "rec", Split(per_class=2), encoding=SMALL, **QUIET)
-        assert str(caught.value) == (
+        assert refusal(pack_small, root, tmp_path / "rec", split=Split(per_class=2)) == (
             f"{path} cannot be packed, not an image that OpenCV can decode: replace it, or pass "
             "--without b/1.jpg."
         )
-    pack_folders(
-        root, tmp_path / "rec", Split(per_class=2), without=["b/1.jpg"], encoding=SMALL, **QUIET
-    )
+    pack_small(root, tmp_path / "rec", split=Split(per_class=2), without=["b/1.jpg"])
     assert len(listed(tmp_path / "rec", "val")) == 5
 
 
 def test_wrong_layouts(divided, tmp_path):
-    def refusal(*arguments, **options):
-        with pytest.raises(DataError) as caught:
-            pack_folders(*arguments, **options, **QUIET)
-        return str(caught.value)
-
-    assert refusal(divided, tmp_path / "rec", Split(per_class=2)) == (
+    assert refusal(pack_small, divided, tmp_path / "rec", split=Split(per_class=2)) == (
         f"{divided} holds train and val, so it is split already: pass neither "
         "--train-per-class nor --train-images."
     )
-    assert refusal(divided, tmp_path / "rec", without=["a"]) == (
+    assert refusal(pack_small, divided, tmp_path / "rec", without=["a"]) == (
         f"{divided} holds train and val, so a should begin with one of them."
     )
     (divided / "val" / "b").rename(divided / "val" / "c")
-    assert refusal(divided, tmp_path / "rec") == (
+    assert refusal(pack_small, divided, tmp_path / "rec") == (
         f"{divided}/train has 2 classes, {divided}/val has 2, and class b is only in "
         "train: they must be the same classes."
     )
     (divided / "val").rename(divided / "test")
-    assert refusal(divided, tmp_path / "rec") == (
+    assert refusal(pack_small, divided, tmp_path / "rec") == (
         f"{divided} does not hold both train and val: to split the classes in it, pass "
         "--train-per-class or --train-images."
     )
-    assert refusal(divided, divided / "rec", Split(per_class=1)) == (
+    assert refusal(pack_small, divided, divided / "rec", split=Split(per_class=1)) == (
         f"{divided}/rec would be a class of {divided}: choose a folder outside it."
     )
     assert not (tmp_path / "rec").exists()
@@ -418,6 +408,17 @@ def test_wrong_options(capsys, options, message):
         pack_images.main(["root", "out", *options])
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"pack_images.py: argument {message}\n"
+
+
+def test_a_folder_in_use(divided, capsys):
+    sys.path.insert(0, str(SCRIPT.parent))
+    import pack_images
+
+    with atomic.folder(divided / "rec"):
+        assert pack_images.main([str(divided), str(divided / "rec")]) == 2
+    assert capsys.readouterr().err == (
+        f"pack_images.py: another process is writing {divided}/rec.unfinished: wait for it.\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
