@@ -69,16 +69,10 @@ def convert(
 def lower_for(
     device_type: str, symbol: mx.sym.Symbol, shapes: Shapes, frozen: Iterable[str]
 ) -> mx.sym.Symbol:
-    """Return a cast graph that a device can run, for inputs of these dtypes.
+    """Return a cast graph that a device ('cpu' or 'gpu') can run, for inputs of these dtypes.
 
-    Parameters
-    ----------
-    device_type : {'cpu', 'gpu'}
-    symbol : Symbol
-    shapes : list of DataDesc or (name, shape)
-        The inputs; float32 where a dtype is missing. Others than the graph's are ignored.
-    frozen : iterable of str
-        Parameters without a gradient.
+    A dtype that is missing in `shapes` is float32. Inputs that the graph does not have are ignored.
+    `frozen` names the parameters without a gradient.
 
     Raises
     ------

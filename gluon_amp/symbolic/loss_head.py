@@ -46,18 +46,8 @@ def scale_gradients(
     right whether or not it uses its head gradient: the scale multiplies the gradient that leaves
     it, and `Module.backward` does not scale its head gradient.
 
-    Parameters
-    ----------
-    symbol : Symbol
-    policy : Policy
-    input_names : set of str
-        Data and labels.
-
-    Returns
-    -------
-    Symbol
-    set of int
-        Numbers of the outputs that are heads.
+    `input_names` are those of data and labels. The numbers of the outputs that are heads are
+    returned with the graph.
 
     Raises
     ------

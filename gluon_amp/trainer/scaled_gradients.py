@@ -26,13 +26,9 @@ BY_DTYPE = _ByDtype()
 
 
 class ScaledGradients:
-    """The part of a scaled `gluon.Trainer` that computes gradients and reduces them.
+    """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
-    Attributes
-    ----------
-    skips : Skips
-        How many steps were skipped.
-    """
+    skips: Skips
 
     def _start_gradients(self, dtypes: DtypesAtBuild, loss_scale, max_consecutive_skips) -> None:
         """Check the arguments and set all attributes; nothing is changed when this raises."""
@@ -243,13 +239,7 @@ class ScaledGradients:
         return window
 
     def mark_gradients(self, **changes) -> None:
-        """Record in the window what was done to the gradients, and detect later backward passes.
-
-        Parameters
-        ----------
-        **changes
-            Fields of `Window`: `reduced`, `unscaled`, `clip_factor`, `grad_norm`.
-        """
+        """Record in fields of the window what was done to the gradients, to detect later passes."""
         cleared = clear_fresh(array for param in self._trained() for array in param.list_data())
         fresh = {**self._window.fresh, **{id(array): array for array in cleared}}
         self._window = replace(self._window, fresh=fresh, **changes)

@@ -21,14 +21,10 @@ from mxnet.ndarray import NDArray
 
 
 class Snapshot(NamedTuple):
-    """Arrays of one device and dtype, with their values before and after a pass.
+    """Arrays of one device and dtype, with vectors of all their values before and after a pass.
 
-    Attributes
-    ----------
-    arrays : tuple of NDArray
-    before, after : NDArray
-        The values of all arrays in one vector. If the end of the pass is not known, `after` is
-        None, and all later writes count as the pass's own.
+    If the end of the pass is not known, `after` is None, and all later writes count as the pass's
+    own.
     """
 
     arrays: Tuple[NDArray, ...]
@@ -146,10 +142,7 @@ statistics.listeners.append(_before_training_pass)
 def begin_backward(own: Iterable[gluon.Parameter]) -> Pass:
     """Return the snapshots that undo the backward pass which begins now.
 
-    Parameters
-    ----------
-    own : iterable of Parameter
-        Statistics of which snapshots are needed even if no forward pass of theirs is pending.
+    They contain the statistics in `own` even if no forward pass of these is pending.
     """
     pending = _pending.snapshots
     parameters = {id(parameter): parameter for parameter in (*own, *pending)}
@@ -166,11 +159,8 @@ def begin_backward(own: Iterable[gluon.Parameter]) -> Pass:
 def end_step(undoes: bool) -> None:
     """Forget the forward passes of a step that is over.
 
-    Parameters
-    ----------
-    undoes : bool
-        Whether the trainer of the step undoes skipped steps. If not, only snapshots become
-        obsolete: the backward pass of a pending forward pass may still follow.
+    If its trainer never undoes a step, only snapshots become obsolete: the backward pass of a
+    pending forward pass may still follow.
     """
     for parameter, snapshots in list(_pending.snapshots.items()):
         if undoes or snapshots:

@@ -54,10 +54,6 @@ def collect(trainer) -> dict:
     """Return what a resumed run needs besides the parameters, as numbers and numpy arrays.
 
     Learning rate schedulers are not saved: MXNet's compute the rate from the update counter.
-
-    Parameters
-    ----------
-    trainer : Trainer
     """
     optimizer = trainer.optimizer
     states = {}
@@ -85,11 +81,6 @@ def restore(trainer, saved: dict) -> None:
     The loss scale is restored with its settings. A float16 weight without a saved master gets a
     master with its own values. A float32 weight with a saved master is set to the master wherever
     both round to the same float16.
-
-    Parameters
-    ----------
-    trainer : Trainer
-    saved : dict
 
     Raises
     ------
@@ -131,15 +122,8 @@ def restore(trainer, saved: dict) -> None:
 def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
     """Check whether a trainer can continue from states of any origin.
 
-    Parameters
-    ----------
-    trainer : Trainer
-    saved : dict
-        The result of `collect`.
-    source : str
-        The origin, for error messages.
-    shapes : list of tuple of int, optional
-        The shapes of the trainer's parameters, if the trainer does not know them all yet.
+    Error messages name the `source`. `shapes` are those of the trainer's parameters, if the trainer
+    does not know them all yet.
 
     Raises
     ------

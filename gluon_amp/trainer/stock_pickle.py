@@ -26,14 +26,7 @@ MAGIC = b"\x80"  # the opcode PROTO: pickles of protocol 2 and later begin with 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of an object, which is not built.
-
-    Attributes
-    ----------
-    module, name : str
-        The module and the name of its class.
-    fields : dict
-    """
+    """The class and the fields of an object, which is not built."""
 
     module: str
     name: str
@@ -54,28 +47,16 @@ class Global:
 
 
 class StockStates(NamedTuple):
-    """The contents of a file of stock MXNet.
+    """The contents of a file of stock MXNet."""
 
-    Attributes
-    ----------
-    states : dict
-        Numpy arrays, None, and tuples and lists of them. The keys are the parameters' positions, or
-        their names if a kvstore made the update.
-    optimizer : Record or None
-        None in a Module's file.
-    """
-
+    # Numpy arrays, None, and tuples and lists of them. The keys are the parameters' positions, or
+    # their names if a kvstore made the update.
     states: Dict[Any, Any]
-    optimizer: Optional[Record]
+    optimizer: Optional[Record]  # None in a Module's file
 
 
 def read(data: bytes) -> StockStates:
-    """Read a pickle of states, or of states and optimizer.
-
-    Parameters
-    ----------
-    data : bytes
-        As pickled by Python 3, on a CPU or a GPU.
+    """Read a pickle of states, or of states and optimizer, that Python 3 wrote.
 
     Raises
     ------

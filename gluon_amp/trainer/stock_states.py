@@ -14,13 +14,7 @@ from gluon_amp.trainer import states, stock_pickle
 def convert(path, data: bytes, trainer) -> dict:
     """Convert the bytes of a file to what `states.collect` returns.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file's path, for error messages.
-    data : bytes
-    trainer : Trainer
-        The source of what the file does not hold.
+    Error messages name the path. What the file does not hold is the trainer's.
 
     Raises
     ------
