@@ -22,6 +22,7 @@ from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
+from gluon_amp.trainer.window import mark_fresh
 
 import mxnet as mx
 from mxnet import nd
@@ -469,8 +470,7 @@ class Module(mx.mod.Module):
         if trainer is not None:
             for parameter in trainer.parameters:
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
-                    for array in parameter.list_data():
-                        array._fresh_grad = True
+                    mark_fresh(parameter.list_data())
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""
