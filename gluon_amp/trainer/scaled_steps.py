@@ -322,6 +322,6 @@ def check_scaled(trainer, caller: str) -> None:
     """Raise `TypeError` for a trainer without the methods of `Trainer`."""
     if not isinstance(trainer, ScaledSteps):
         raise TypeError(
-            f"{caller}() expects an amp.Trainer, received a {type(trainer).__name__}: build one, "
-            "or call amp.init_trainer(trainer) first."
+            f"{caller}() got a {type(trainer).__name__} without a loss scale: build an "
+            "amp.Trainer, or call amp.init_trainer(trainer) first."
         )
