@@ -349,8 +349,7 @@ class Module(mx.mod.Module):
         kvstore, force_init
             As in `mx.mod.Module`.
         optimizer : str or mxnet.optimizer.Optimizer
-            'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`; any
-            other name that MXNet knows is built with ``multi_precision=True``.
+            As in `gluon_amp.Trainer`.
         optimizer_params : dict, or pairs of names and values
             `rescale_grad` is 1 / (batch size · workers) by default, without the loss scale.
 
@@ -512,12 +511,7 @@ class Module(mx.mod.Module):
     # ------------------------------------------------------------------ states
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Write optimizer state, masters, counters and the loss scale, all or nothing.
-
-        Parameters
-        ----------
-        fname : str
-        """
+        """Write optimizer state, masters, counters and the loss scale, all or nothing."""
         assert self.optimizer_initialized
         self._trainer.save_states(fname)
 
@@ -525,10 +519,6 @@ class Module(mx.mod.Module):
         """Read a file of `save_optimizer_states`, under any policy, or one of stock MXNet.
 
         Parameters are not changed: they have a file of their own.
-
-        Parameters
-        ----------
-        fname : str
 
         Raises
         ------

@@ -51,13 +51,7 @@ class LossScale:
     _before_update: Optional[dict] = None  # the state before that report
 
     def update(self, finite: bool) -> None:
-        """Change the scale after a step.
-
-        Parameters
-        ----------
-        finite : bool
-            Whether all gradients of the step were finite.
-        """
+        """Change the scale after a step whose gradients were all finite, or not."""
 
     def state_dict(self) -> dict:
         """Return the whole state, as plain numbers, for `load_state_dict`."""

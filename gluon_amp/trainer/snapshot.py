@@ -31,10 +31,6 @@ class Snapshot(NamedTuple):
     before: NDArray
     after: Optional[NDArray] = None
 
-    def ended(self) -> "Snapshot":
-        """Return the snapshot with the current values as those after the pass."""
-        return self._replace(after=_joined(self.arrays))
-
     def without(self, current: NDArray) -> NDArray:
         """Return these current values, with those that the pass wrote replaced."""
         if self.after is None:
@@ -69,7 +65,7 @@ def take(arrays: Iterable[NDArray]) -> Pass:
 
 def ended(written: Pass) -> Pass:
     """Return snapshots with the current values as those after the pass."""
-    return tuple(snapshot.ended() for snapshot in written)
+    return tuple(one._replace(after=_joined(one.arrays)) for one in written)
 
 
 def followed_by(passes: Tuple[Pass, ...], latest: Pass) -> Tuple[Pass, ...]:

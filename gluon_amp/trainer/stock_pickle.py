@@ -121,10 +121,7 @@ def ndarray(data: bytes) -> np.ndarray:
 
 # ----------------------------------------------------------------------------------- the pickle
 
-NDARRAYS = {
-    Global("mxnet.ndarray.ndarray", "NDArray"),
-    Global("mxnet.numpy.multiarray", "ndarray"),
-}
+NDARRAYS = {Global("mxnet.ndarray.ndarray", "NDArray"), Global("mxnet.numpy.multiarray", "ndarray")}
 BYTEARRAY = Global("builtins", "bytearray")
 NUMPY_DTYPE = Global("numpy", "dtype")
 NUMPY_SCALARS = {
