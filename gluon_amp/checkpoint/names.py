@@ -17,13 +17,7 @@ def numbered(folder: str, name: str) -> List[Tuple[int, str]]:
 
 
 def newest(path: str) -> str:
-    """Return the path with the highest step, or a path without `{step}` itself.
-
-    Raises
-    ------
-    FileNotFoundError
-        When no file has such a name.
-    """
+    """Return the path with the highest step, or a path without `{step}` itself."""
     folder, name = os.path.split(path)
     if STEP not in name:
         return path

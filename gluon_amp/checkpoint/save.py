@@ -11,6 +11,7 @@ from gluon_amp.checkpoint.names import STEP, numbered
 from gluon_amp.files import archive, atomic
 from gluon_amp.host import host_copy
 from gluon_amp.messages import some
+from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
 
 
@@ -67,8 +68,7 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     check_scaled(trainer, "save_checkpoint")
     if keep is not None:
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-            raise ValueError(f"keep must be a whole number of at least 1, received {keep!r}.")
+        whole_number("keep", keep, 1)
         if STEP not in name:
             raise ValueError(
                 f"keep={keep} needs files with different names: put {STEP} into the name, as in "

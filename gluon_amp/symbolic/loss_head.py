@@ -47,12 +47,8 @@ def scale_gradients(
     it, and `Module.backward` does not scale its head gradient.
 
     `input_names` are those of data and labels. The numbers of the outputs that are heads are
-    returned with the graph.
-
-    Raises
-    ------
-    ValueError
-        A head is pinned to float16, or the graph contains `UNSCALABLE`.
+    returned with the graph. Raise `ValueError` for a head that is pinned to float16, and for
+    `UNSCALABLE`.
     """
     old = graph.to_json(symbol)
     _check_heads(old, policy)

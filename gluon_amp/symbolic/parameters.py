@@ -74,10 +74,8 @@ def in_float32(params: Params) -> Params:
 def checked_values(values: Optional[Params], own: Params) -> Optional[Params]:
     """Return values for a module's own parameters in float32; other names pass unchecked.
 
-    Raises
-    ------
-    TypeError, ValueError
-        A value has another dtype than float16, float32 and float64, or another shape.
+    Raise `TypeError` for another dtype than float16, float32 and float64, and `ValueError` for
+    another shape.
     """
     if values is None:
         return None

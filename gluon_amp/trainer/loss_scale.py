@@ -260,13 +260,13 @@ class DynamicLossScale(LossScale):
                 f"The scale {scale:g} is outside [min_scale, max_scale] = "
                 f"[{low:g}, {high:g}]: change it or the bounds."
             )
-        interval = _integer("growth_interval", fields["growth_interval"], 1)
-        hysteresis = _integer("hysteresis", fields["hysteresis"], 1)
+        interval = whole_number("growth_interval", fields["growth_interval"], 1)
+        hysteresis = whole_number("hysteresis", fields["hysteresis"], 1)
         fields.update(
             growth_interval=interval,
             hysteresis=hysteresis,
-            finite_steps=_integer("finite_steps", fields["finite_steps"], 0, interval - 1),
-            overflows_left=_integer("overflows_left", fields["overflows_left"], 0, hysteresis),
+            finite_steps=whole_number("finite_steps", fields["finite_steps"], 0, interval - 1),
+            overflows_left=whole_number("overflows_left", fields["overflows_left"], 0, hysteresis),
         )
         vars(self).update(fields)
 
@@ -318,7 +318,8 @@ def _nearest(value: float) -> float:
     return min(max(2.0 ** round(math.log2(value)), SMALLEST), LARGEST)
 
 
-def _integer(name: str, value, low: int, high: Optional[int] = None) -> int:
+def whole_number(name: str, value, low: int, high: Optional[int] = None) -> int:
+    """Return an argument as an int, or raise `ValueError` if it is none inside these bounds."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and low <= value and (high is None or value <= high):
         return int(value)

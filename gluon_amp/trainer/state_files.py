@@ -26,14 +26,8 @@ def write(path, saved: dict) -> None:
 def read(path, trainer) -> dict:
     """Return the states in a file, as from `states.collect`; `states.restore` checks if they fit.
 
-    What a file of stock MXNet does not hold, such as the loss scale, is the trainer's own.
-
-    Raises
-    ------
-    OSError
-        When the file cannot be read.
-    ValueError
-        When it is truncated, damaged, forged or of another kind.
+    What a file of stock MXNet does not hold, such as the loss scale, is the trainer's own. Raise
+    `ValueError` if the file is truncated, damaged, forged or of another kind.
     """
     with open(path, "rb") as file:
         start = file.read(len(stock_pickle.MAGIC))

@@ -58,10 +58,7 @@ class StockStates(NamedTuple):
 def read(data: bytes) -> StockStates:
     """Read a pickle of states, or of states and optimizer, that Python 3 wrote.
 
-    Raises
-    ------
-    ValueError
-        For anything else, without a full stop.
+    Raise `ValueError` for anything else, with a message without a full stop.
     """
     try:
         content = _Machine().run(data)
@@ -94,10 +91,7 @@ MAX_DIMENSIONS = 32
 def ndarray(data: bytes) -> np.ndarray:
     """Decode the bytes of a dense NDArray; memory is allocated only if all bytes are present.
 
-    Raises
-    ------
-    ValueError
-        For other bytes, without a full stop.
+    Raise `ValueError` for other bytes, with a message without a full stop.
     """
     try:
         magic, storage, dimensions = struct.unpack_from("<Iii", data)

@@ -14,12 +14,8 @@ from gluon_amp.trainer import states, stock_pickle
 def convert(path, data: bytes, trainer) -> dict:
     """Convert the bytes of a file to what `states.collect` returns.
 
-    Error messages name the path. What the file does not hold is the trainer's.
-
-    Raises
-    ------
-    ValueError
-        When stock MXNet did not write the file, or it is damaged or of other parameters.
+    What the file does not hold is the trainer's. Raise `ValueError`, with the path in the message,
+    if stock MXNet did not write the file, or if it is damaged or of other parameters.
     """
     if states.FORMAT.encode() in data[:100]:
         raise ValueError(
