@@ -98,10 +98,6 @@ def load_checkpoint(path, net, trainer) -> dict:
 def read_extra(path) -> dict:
     """Return the `extra` of a checkpoint, after a check of the whole file.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-
     Raises
     ------
     FileNotFoundError

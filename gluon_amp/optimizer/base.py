@@ -133,10 +133,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     def create_state_multi_precision(self, index, weight):
         """Return `(master or None, state arrays...)` for a weight.
 
-        Raises
-        ------
-        ValueError
-            The weight is float16 and `multi_precision` is False.
+        Raise `ValueError` if the weight is float16 and `multi_precision` is False.
         """
         if np.dtype(weight.dtype) != np.float16:
             return (None, *self.create_state(index, weight))

@@ -192,9 +192,9 @@ class _Machine:
         self.set_items([key, value])
 
     def memoize(self, position):
-        if not self.stack:
-            raise ValueError("its stack is empty")
-        self.memo[len(self.memo) if position is None else position] = self.stack[-1]
+        value = self.pop()
+        self.push(value)
+        self.memo[len(self.memo) if position is None else position] = value
 
     def recall(self, position):
         if position not in self.memo:
