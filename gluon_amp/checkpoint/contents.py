@@ -8,7 +8,7 @@ from gluon_amp.casting.binding import binding_of
 from gluon_amp.files import archive
 from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Mapping, check
 from gluon_amp.messages import some
-from gluon_amp.trainer import ScaledSteps, states
+from gluon_amp.trainer import states
 
 FILE = archive.Kind(
     "gluon_amp checkpoint",
@@ -36,25 +36,12 @@ del TRAINER_SCHEMA["shapes"]
 
 
 class Saved(NamedTuple):
-    """The contents of a checkpoint, with names of parameters in place of positions.
+    """The contents of a checkpoint, with names of parameters in place of positions."""
 
-    Attributes
-    ----------
-    policies : dict
-        As from `policies_of`.
-    parameters : dict
-        For each name a list of arrays of one shape: one for all devices, or one for each.
-    trained : list of str
-        The names of the trainer's parameters.
-    trainer : dict
-        As from `states.collect`, without masters and shapes.
-    extra : dict
-    """
-
-    policies: dict
-    parameters: Dict[str, List[np.ndarray]]
-    trained: List[str]
-    trainer: dict
+    policies: dict  # as from `policies_of`
+    parameters: Dict[str, List[np.ndarray]]  # arrays of one shape: one for all devices, or for each
+    trained: List[str]  # the names of the trainer's parameters
+    trainer: dict  # as from `states.collect`, without masters and shapes
     extra: dict
 
 
@@ -123,12 +110,3 @@ def policies_of(net, path: str = "") -> Dict[str, dict]:
     for name, child in net._children.items():
         policies.update(policies_of(child, f"{path}.{name}" if path else name))
     return policies
-
-
-def check_trainer(trainer, caller: str) -> None:
-    """Raise `TypeError` for a trainer without the methods of `Trainer`."""
-    if not isinstance(trainer, ScaledSteps):
-        raise TypeError(
-            f"{caller}() expects an amp.Trainer, received a {type(trainer).__name__}: build one, "
-            "or call amp.init_trainer(trainer) first."
-        )

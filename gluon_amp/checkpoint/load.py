@@ -8,7 +8,6 @@ import numpy as np
 
 from gluon_amp.checkpoint.contents import (
     Saved,
-    check_trainer,
     parameters_of,
     policies_of,
     read,
@@ -18,6 +17,7 @@ from gluon_amp.checkpoint.names import newest
 from gluon_amp.messages import did_you_mean, some
 from gluon_amp.policy import PRESETS
 from gluon_amp.trainer import states
+from gluon_amp.trainer.scaled_steps import check_scaled
 
 from mxnet import autograd, nd
 
@@ -71,7 +71,7 @@ def load_checkpoint(path, net, trainer) -> dict:
     ({'epoch': 3}, [[1.0, 1.0]])
     """
     path = newest(os.path.abspath(os.fspath(path)))
-    check_trainer(trainer, "load_checkpoint")
+    check_scaled(trainer, "load_checkpoint")
     saved = read(path)
     params = parameters_of(net)
     trained = trained_names(params, trainer)
@@ -97,10 +97,6 @@ def load_checkpoint(path, net, trainer) -> dict:
 
 def read_extra(path) -> dict:
     """Return the `extra` of a checkpoint, after a check of the whole file.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
 
     Raises
     ------

@@ -4,12 +4,7 @@ import os
 import re
 from typing import List, Tuple
 
-STEP = "{step}"
-
-
-def with_step(name: str, step: int) -> str:
-    """Return a file's name with `{step}` replaced by a number."""
-    return name.replace(STEP, str(step))
+STEP = "{step}"  # in a name: replaced by the number of updates
 
 
 def numbered(folder: str, name: str) -> List[Tuple[int, str]]:
@@ -22,13 +17,7 @@ def numbered(folder: str, name: str) -> List[Tuple[int, str]]:
 
 
 def newest(path: str) -> str:
-    """Return the path with the highest step, or a path without `{step}` itself.
-
-    Raises
-    ------
-    FileNotFoundError
-        When no file has such a name.
-    """
+    """Return the path with the highest step, or a path without `{step}` itself."""
     folder, name = os.path.split(path)
     if STEP not in name:
         return path

@@ -6,17 +6,13 @@ from typing import Dict, Optional, Tuple
 import numpy as np
 
 from gluon_amp.casting.statistics import is_statistic
-from gluon_amp.checkpoint.contents import (
-    FILE,
-    check_trainer,
-    parameters_of,
-    policies_of,
-    trained_names,
-)
-from gluon_amp.checkpoint.names import STEP, numbered, with_step
+from gluon_amp.checkpoint.contents import FILE, parameters_of, policies_of, trained_names
+from gluon_amp.checkpoint.names import STEP, numbered
 from gluon_amp.files import archive, atomic
 from gluon_amp.host import host_copy
 from gluon_amp.messages import some
+from gluon_amp.trainer.loss_scale import whole_number
+from gluon_amp.trainer.scaled_steps import check_scaled
 
 
 def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> str:
@@ -70,10 +66,9 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
     {'epoch': 7}
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    check_trainer(trainer, "save_checkpoint")
+    check_scaled(trainer, "save_checkpoint")
     if keep is not None:
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-            raise ValueError(f"keep must be a whole number of at least 1, received {keep!r}.")
+        whole_number("keep", keep, 1)
         if STEP not in name:
             raise ValueError(
                 f"keep={keep} needs files with different names: put {STEP} into the name, as in "
@@ -82,7 +77,7 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"There is no folder {folder}: create it before saving to it.")
     step = trainer.optimizer.num_update
-    target = os.path.join(folder, with_step(name, step))
+    target = os.path.join(folder, name.replace(STEP, str(step)))
     data = archive.encode(FILE, *_collect(net, trainer, extra))
     try:
         atomic.write(target, data)

@@ -11,9 +11,9 @@ from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import FORMATS
 from gluon_amp.inspection.values import scale_text
-from gluon_amp.trainer import ScaledSteps
 from gluon_amp.trainer.arrays import dense_part
 from gluon_amp.trainer.loss_scale import LARGEST, SMALLEST, NoLossScale
+from gluon_amp.trainer.scaled_steps import check_scaled
 
 from mxnet import gluon
 
@@ -146,11 +146,7 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
     >>> amp.gradient_report(net, trainer).recommended_scale
     2048.0
     """
-    if not isinstance(trainer, ScaledSteps):
-        raise TypeError(
-            f"gradient_report() needs an amp.Trainer, received a {type(trainer).__name__}: build "
-            "one, or call amp.init_trainer(trainer) first."
-        )
+    check_scaled(trainer, "gradient_report")
     scale = 1.0
     if not isinstance(trainer.loss_scale, NoLossScale):
         scale = trainer.loss_scale.backward_scale

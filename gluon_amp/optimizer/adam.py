@@ -56,13 +56,7 @@ class Adam(MasterOptimizer):
     decoupled = False
 
     def __init__(
-        self,
-        learning_rate=0.001,
-        beta1=0.9,
-        beta2=0.999,
-        epsilon=1e-8,
-        lazy_update=True,
-        **kwargs,
+        self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True, **kwargs
     ):
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
@@ -103,17 +97,16 @@ class Adam(MasterOptimizer):
 
     def _update_fused(self, chunk):
         update = nd.contrib.multi_adamw_update
-        columns = [list(column) for column in zip(*(slot.arrays for slot in chunk))]
         if chunk[0].master is not None:
             update = nd.contrib.multi_mp_adamw_update
         update(
-            *columns,
+            *(list(column) for column in zip(*(slot.arrays for slot in chunk))),
             lrs=[self._corrected(slot) for slot in chunk],
             # The operator multiplies wd by eta, not by the learning rate.
             wds=[ExactFloat(slot.lr * slot.wd) for slot in chunk],
             etas=[1.0] * len(chunk),
             out=[slot.weight for slot in chunk],
-            **self._attributes(**self._constants()),
+            **self._attributes(),
         )
 
     def _update_decoupled(self, slot):
@@ -121,11 +114,8 @@ class Adam(MasterOptimizer):
             slot.target,
             slot.grad_like_target,
             *slot.state,
-            lr=self._corrected(slot),
-            wd=ExactFloat(slot.lr * slot.wd),
-            eta=1.0,
             out=slot.target,
-            **self._attributes(**self._constants()),
+            **self._attributes(lr=self._corrected(slot), wd=slot.lr * slot.wd, eta=1.0),
         )
         slot.set_weight()
 
@@ -136,7 +126,7 @@ class Adam(MasterOptimizer):
             *slot.state,
             out=slot.target,
             lazy_update=self.lazy_update,
-            **self._attributes(lr=self._corrected(slot), wd=wd, **self._constants()),
+            **self._attributes(lr=self._corrected(slot), wd=wd),
         )
         slot.set_weight()
 
@@ -148,8 +138,9 @@ class Adam(MasterOptimizer):
             target -= ExactFloat(slot.lr * slot.wd) * target
         self._update_one(slot, 0.0 if self.decoupled else slot.wd)
 
-    def _constants(self):
-        return {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+    def _attributes(self, **numbers):
+        constants = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        return super()._attributes(**constants, **numbers)
 
     def _corrected(self, slot):
         """Return the learning rate times the bias correction, of betas rounded as in kernels."""

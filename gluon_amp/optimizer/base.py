@@ -48,31 +48,16 @@ def _text(value):
 
 
 class Slot(NamedTuple):
-    """One tensor to update: arrays of one shape on one device, and the constants of its update.
-
-    Attributes
-    ----------
-    weight : NDArray
-        Float16, float32 or float64.
-    grad : NDArray
-        In the weight's dtype.
-    master : NDArray or None
-        Float32; None unless the weight is float16.
-    state : tuple of NDArray
-        In the dtype of `target`.
-    lr, wd : ExactFloat
-    count : int
-        The number of this update of the weight, from 1.
-    """
+    """One tensor to update: arrays of one shape on one device, and the constants of its update."""
 
     name: str
-    weight: nd.NDArray
-    grad: nd.NDArray
-    master: Optional[nd.NDArray]
-    state: Tuple[nd.NDArray, ...]
+    weight: nd.NDArray  # float16, float32 or float64
+    grad: nd.NDArray  # in the weight's dtype
+    master: Optional[nd.NDArray]  # float32; None unless the weight is float16
+    state: Tuple[nd.NDArray, ...]  # in the dtype of `target`
     lr: ExactFloat
     wd: ExactFloat
-    count: int
+    count: int  # the number of this update of the weight, from 1
 
     @property
     def target(self):
@@ -148,10 +133,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     def create_state_multi_precision(self, index, weight):
         """Return `(master or None, state arrays...)` for a weight.
 
-        Raises
-        ------
-        ValueError
-            The weight is float16 and `multi_precision` is False.
+        Raise `ValueError` if the weight is float16 and `multi_precision` is False.
         """
         if np.dtype(weight.dtype) != np.float16:
             return (None, *self.create_state(index, weight))

@@ -52,13 +52,7 @@ class LARS(SGD):
     """
 
     def __init__(
-        self,
-        momentum=0.0,
-        lazy_update=True,
-        eta=0.001,
-        eps=0,
-        momentum_correction=True,
-        **kwargs,
+        self, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True, **kwargs
     ):
         super().__init__(momentum, lazy_update, nesterov=False, **kwargs)
         self.eta, self.eps = eta, eps

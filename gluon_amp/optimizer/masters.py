@@ -54,15 +54,8 @@ def widen(weight, master) -> None:
 def master_of(param) -> Optional[nd.NDArray]:
     """Return the float32 master of a Gluon Parameter, in sync with its weight.
 
-    Parameters
-    ----------
-    param : Parameter
-
-    Returns
-    -------
-    NDArray or None
-        The first device's array in the optimizer's state, for a Trainer of any class. None without
-        a Trainer, before the first update, and for a parameter without a master.
+    It is the first device's array in the optimizer's state, for a Trainer of any class. The result
+    is None without a Trainer, before the first update, and for a parameter without a master.
     """
     index = _index_of(param)
     for weight, updater in _devices(param):
@@ -76,14 +69,8 @@ def master_of(param) -> Optional[nd.NDArray]:
 def set_master(param, values: nd.NDArray) -> None:
     """Set the masters of an initialized Gluon Parameter on all devices.
 
-    Before the first update the optimizer has no state, so this function creates it. Without a
-    Trainer it does nothing.
-
-    Parameters
-    ----------
-    param : Parameter
-    values : NDArray
-        Float32 or float64, in the parameter's shape.
+    The values are float32 or float64, in the parameter's shape. Before the first update the
+    optimizer has no state, so this function creates it. Without a Trainer it does nothing.
     """
     if param.grad_req == "null":
         return

@@ -86,17 +86,7 @@ class BucketingModule(mx.mod.BucketingModule):
         load_optimizer_states: bool = False,
         **kwargs: Any,
     ) -> "BucketingModule":
-        """Build a module from a checkpoint of stock MXNet or of this class.
-
-        Parameters
-        ----------
-        prefix, epoch, sym_gen, default_bucket_key
-            As in `mx.mod.BucketingModule.load`.
-        load_optimizer_states : bool
-            As in `Module.load`.
-        **kwargs
-            The constructor's arguments.
-        """
+        """Build a module from a checkpoint of stock MXNet or of this class; see `Module.load`."""
         keys = nd.load(f"{prefix}.buckets")[0].asnumpy().astype("int32")
         symbols = {int(key): mx.sym.load(f"{prefix}-{key}-symbol.json") for key in keys}
         arg_params, aux_params = mx.model.load_params(prefix, epoch)
@@ -147,14 +137,7 @@ class BucketingModule(mx.mod.BucketingModule):
         return self._buckets[self._default_bucket_key]
 
     def add_bucket(self, key: Hashable, symbol: Optional[mx.sym.Symbol] = None) -> None:
-        """Build the module of a bucket; `switch_bucket` calls it for a new key.
-
-        Parameters
-        ----------
-        key : hashable
-        symbol : Symbol, optional
-            By default the one that `sym_gen` returns.
-        """
+        """Build the module of a bucket, by default of the symbol that `sym_gen` returns."""
         default_symbol, data_names, label_names = self._call_sym_gen(key)
         self._buckets[key] = Module(
             default_symbol if symbol is None else symbol,
@@ -208,14 +191,9 @@ class BucketingModule(mx.mod.BucketingModule):
         save_optimizer_states: bool = False,
         remove_amp_cast: bool = True,
     ) -> None:
-        """As `mx.mod.BucketingModule.save_checkpoint`; bucket keys have to be integers.
+        """As `mx.mod.BucketingModule.save_checkpoint`, and optionally `prefix-0001.states`.
 
-        Parameters
-        ----------
-        prefix, epoch, remove_amp_cast
-            As in `mx.mod.Module.save_checkpoint`.
-        save_optimizer_states : bool
-            Also write `prefix-0001.states`.
+        Bucket keys have to be integers.
         """
         super().save_checkpoint(prefix, epoch, remove_amp_cast)
         if save_optimizer_states:

@@ -69,21 +69,11 @@ def convert(
 def lower_for(
     device_type: str, symbol: mx.sym.Symbol, shapes: Shapes, frozen: Iterable[str]
 ) -> mx.sym.Symbol:
-    """Return a cast graph that a device can run, for inputs of these dtypes.
+    """Return a cast graph that a device ('cpu' or 'gpu') can run, for inputs of these dtypes.
 
-    Parameters
-    ----------
-    device_type : {'cpu', 'gpu'}
-    symbol : Symbol
-    shapes : list of DataDesc or (name, shape)
-        The inputs; float32 where a dtype is missing. Others than the graph's are ignored.
-    frozen : iterable of str
-        Parameters without a gradient.
-
-    Raises
-    ------
-    TypeError
-        An input has a dtype that the network's operators do not accept, such as float64.
+    A dtype that is missing in `shapes` is float32. Inputs that the graph does not have are ignored.
+    `frozen` names the parameters without a gradient. Raise `TypeError` for a dtype that the
+    network's operators do not accept, such as float64.
     """
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     inputs = [one if isinstance(one, DataDesc) else DataDesc(*one) for one in shapes]

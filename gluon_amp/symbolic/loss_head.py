@@ -46,23 +46,9 @@ def scale_gradients(
     right whether or not it uses its head gradient: the scale multiplies the gradient that leaves
     it, and `Module.backward` does not scale its head gradient.
 
-    Parameters
-    ----------
-    symbol : Symbol
-    policy : Policy
-    input_names : set of str
-        Data and labels.
-
-    Returns
-    -------
-    Symbol
-    set of int
-        Numbers of the outputs that are heads.
-
-    Raises
-    ------
-    ValueError
-        A head is pinned to float16, or the graph contains `UNSCALABLE`.
+    `input_names` are those of data and labels. The numbers of the outputs that are heads are
+    returned with the graph. Raise `ValueError` for a head that is pinned to float16, and for
+    `UNSCALABLE`.
     """
     old = graph.to_json(symbol)
     _check_heads(old, policy)

@@ -22,6 +22,7 @@ from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
+from gluon_amp.trainer.window import mark_fresh
 
 import mxnet as mx
 from mxnet import nd
@@ -348,8 +349,7 @@ class Module(mx.mod.Module):
         kvstore, force_init
             As in `mx.mod.Module`.
         optimizer : str or mxnet.optimizer.Optimizer
-            'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`; any
-            other name that MXNet knows is built with ``multi_precision=True``.
+            As in `gluon_amp.Trainer`.
         optimizer_params : dict, or pairs of names and values
             `rescale_grad` is 1 / (batch size · workers) by default, without the loss scale.
 
@@ -469,8 +469,7 @@ class Module(mx.mod.Module):
         if trainer is not None:
             for parameter in trainer.parameters:
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
-                    for array in parameter.list_data():
-                        array._fresh_grad = True
+                    mark_fresh(parameter.list_data())
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""
@@ -512,12 +511,7 @@ class Module(mx.mod.Module):
     # ------------------------------------------------------------------ states
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Write optimizer state, masters, counters and the loss scale, all or nothing.
-
-        Parameters
-        ----------
-        fname : str
-        """
+        """Write optimizer state, masters, counters and the loss scale, all or nothing."""
         assert self.optimizer_initialized
         self._trainer.save_states(fname)
 
@@ -525,10 +519,6 @@ class Module(mx.mod.Module):
         """Read a file of `save_optimizer_states`, under any policy, or one of stock MXNet.
 
         Parameters are not changed: they have a file of their own.
-
-        Parameters
-        ----------
-        fname : str
 
         Raises
         ------

@@ -14,16 +14,8 @@ Params = Dict[str, NDArray]
 class ExecutorParameter(mx.gluon.Parameter):
     """A Gluon Parameter whose arrays are those of executors, one on each device.
 
-    So a `Trainer` updates, checks, saves and restores what the executors read.
-
-    Parameters
-    ----------
-    name : str
-        An argument of the executors, or an auxiliary state.
-    executors : list of Executor
-    contexts : list of Context
-        Their devices.
-    grad_req : str
+    So a `Trainer` updates, checks, saves and restores what the executors read. The name is that of
+    an argument of the executors, or of an auxiliary state; `contexts` are their devices.
     """
 
     def __init__(
@@ -80,19 +72,10 @@ def in_float32(params: Params) -> Params:
 
 
 def checked_values(values: Optional[Params], own: Params) -> Optional[Params]:
-    """Return values for parameters in float32, or raise an error.
+    """Return values for a module's own parameters in float32; other names pass unchecked.
 
-    Parameters
-    ----------
-    values : dict of str to NDArray, or None
-        Names that are not in `own` pass unchecked.
-    own : dict of str to NDArray
-        The module's parameters.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A value has another dtype than float16, float32 and float64, or another shape.
+    Raise `TypeError` for another dtype than float16, float32 and float64, and `ValueError` for
+    another shape.
     """
     if values is None:
         return None

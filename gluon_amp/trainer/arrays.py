@@ -50,10 +50,7 @@ def dense_part(array: NDArray) -> NDArray:
 def all_finite(arrays: Iterable) -> bool:
     """Return whether no element of any array is infinite or NaN, with one host read per device.
 
-    Parameters
-    ----------
-    arrays : iterable of NDArray
-        Dense or row_sparse, float16, float32 or float64, any shapes, any devices, any number.
+    The arrays can be dense or row_sparse, float16, float32 or float64, on any devices.
     """
     flags = {}
     for group in _grouped(arrays):

@@ -9,7 +9,7 @@ from gluon_amp.trainer import guards
 from gluon_amp.trainer.arrays import flatten
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
-from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
+from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps, check_scaled
 
 from mxnet import gluon
 
@@ -90,7 +90,7 @@ def scale_loss(loss, trainer):
     >>> net.weight.grad().asnumpy().tolist()
     [[128.0, 128.0]]
     """
-    _check_scaled(trainer, "scale_loss")
+    check_scaled(trainer, "scale_loss")
     if not trainer.scaling:
         yield loss
         return
@@ -124,7 +124,7 @@ def unscale(trainer):
     >>> net.weight.grad().asnumpy().tolist()
     [[1.0, 1.0]]
     """
-    _check_scaled(trainer, "unscale")
+    check_scaled(trainer, "unscale")
     scale, window = trainer.used_scale(), trainer.current_window()
     grads = list(trainer.gradients())
     if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
@@ -137,11 +137,3 @@ def unscale(trainer):
         for grad in grads:
             grad *= 1 / scale
         trainer.mark_gradients(unscaled=True)
-
-
-def _check_scaled(trainer, caller):
-    if not isinstance(trainer, ScaledSteps):
-        raise TypeError(
-            f"{caller}() got a {type(trainer).__name__} without a loss scale: call "
-            "amp.init_trainer(trainer) after building it."
-        )

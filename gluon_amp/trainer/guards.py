@@ -52,14 +52,6 @@ def check_masters(optimizer: mx.optimizer.Optimizer, dtypes: Iterable[str]) -> N
         )
 
 
-def check_max_consecutive_skips(number: int) -> None:
-    """Raise `ValueError` unless a number of skips is a positive integer."""
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(
-            f"max_consecutive_skips must be a whole number of at least 1, received {number!r}."
-        )
-
-
 def check_positive(name: str, number: float) -> None:
     """Raise `ValueError` unless a number is above 0."""
     if not (isinstance(number, Real) and number > 0):

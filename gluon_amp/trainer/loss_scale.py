@@ -14,6 +14,13 @@ from typing import Optional
 # A scale is the head gradient of a float32 loss, so it has to be a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 
+# The state of a DynamicLossScale.
+POWERS_OF_TWO = ("scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
+DYNAMIC_FIELDS = (
+    *("scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale"),
+    *("hysteresis", "finite_steps", "overflows_left"),
+)
+
 
 class LossScale:
     """The interface of all loss scales, and the bookkeeping of several trainers that share one.
@@ -44,13 +51,7 @@ class LossScale:
     _before_update: Optional[dict] = None  # the state before that report
 
     def update(self, finite: bool) -> None:
-        """Change the scale after a step.
-
-        Parameters
-        ----------
-        finite : bool
-            Whether all gradients of the step were finite.
-        """
+        """Change the scale after a step whose gradients were all finite, or not."""
 
     def state_dict(self) -> dict:
         """Return the whole state, as plain numbers, for `load_state_dict`."""
@@ -237,62 +238,37 @@ class DynamicLossScale(LossScale):
                 self.scale = max(self.scale * self.backoff_factor, self.min_scale)
 
     def state_dict(self) -> dict:
-        return {
-            "scale": self.scale,
-            "growth_factor": self.growth_factor,
-            "backoff_factor": self.backoff_factor,
-            "growth_interval": self.growth_interval,
-            "min_scale": self.min_scale,
-            "max_scale": self.max_scale,
-            "hysteresis": self.hysteresis,
-            "finite_steps": self.finite_steps,
-            "overflows_left": self.overflows_left,
-        }
+        return {name: getattr(self, name) for name in DYNAMIC_FIELDS}
 
     def load_state_dict(self, state: dict) -> None:
         self._check_fields(state)
         self._set(**state)
 
-    def _set(
-        self,
-        scale,
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        min_scale,
-        max_scale,
-        hysteresis,
-        finite_steps,
-        overflows_left,
-    ):
+    def _set(self, **fields):
         """Check all values, and only then assign them: a wrong state changes nothing."""
-        scale = _power_of_two("scale", scale)
-        growth_factor = _power_of_two("growth_factor", growth_factor)
-        backoff_factor = _power_of_two("backoff_factor", backoff_factor)
-        min_scale = _power_of_two("min_scale", min_scale)
-        max_scale = _power_of_two("max_scale", max_scale)
+        for name in POWERS_OF_TWO:
+            fields[name] = _power_of_two(name, fields[name])
+        scale, low, high = fields["scale"], fields["min_scale"], fields["max_scale"]
+        growth_factor, backoff_factor = fields["growth_factor"], fields["backoff_factor"]
         if growth_factor <= 1 or backoff_factor >= 1:
             raise ValueError(
                 "growth_factor must be above 1 and backoff_factor below 1, received "
                 f"{growth_factor:g} and {backoff_factor:g}."
             )
-        if not min_scale <= scale <= max_scale:
+        if not low <= scale <= high:
             raise ValueError(
                 f"The scale {scale:g} is outside [min_scale, max_scale] = "
-                f"[{min_scale:g}, {max_scale:g}]: change it or the bounds."
+                f"[{low:g}, {high:g}]: change it or the bounds."
             )
-        growth_interval = _integer("growth_interval", growth_interval, 1)
-        hysteresis = _integer("hysteresis", hysteresis, 1)
-        finite_steps = _integer("finite_steps", finite_steps, 0, growth_interval - 1)
-        overflows_left = _integer("overflows_left", overflows_left, 0, hysteresis)
-
-        self.scale = scale
-        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
-        self.growth_interval = growth_interval
-        self.min_scale, self.max_scale = min_scale, max_scale
-        self.hysteresis = hysteresis
-        self.finite_steps = finite_steps
-        self.overflows_left = overflows_left
+        interval = whole_number("growth_interval", fields["growth_interval"], 1)
+        hysteresis = whole_number("hysteresis", fields["hysteresis"], 1)
+        fields.update(
+            growth_interval=interval,
+            hysteresis=hysteresis,
+            finite_steps=whole_number("finite_steps", fields["finite_steps"], 0, interval - 1),
+            overflows_left=whole_number("overflows_left", fields["overflows_left"], 0, hysteresis),
+        )
+        vars(self).update(fields)
 
 
 def resolve(loss_scale) -> LossScale:
@@ -342,7 +318,8 @@ def _nearest(value: float) -> float:
     return min(max(2.0 ** round(math.log2(value)), SMALLEST), LARGEST)
 
 
-def _integer(name: str, value, low: int, high: Optional[int] = None) -> int:
+def whole_number(name: str, value, low: int, high: Optional[int] = None) -> int:
+    """Return an argument as an int, or raise `ValueError` if it is none inside these bounds."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and low <= value and (high is None or value <= high):
         return int(value)

@@ -39,18 +39,10 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Skips:
-    """How many steps were skipped; frozen, and replaced whole.
+    """How many steps were skipped; frozen, and replaced whole."""
 
-    Attributes
-    ----------
-    total : int
-        Since the first step.
-    at_floor : int
-        In a row, at a scale that could not go lower.
-    """
-
-    total: int = 0
-    at_floor: int = 0
+    total: int = 0  # since the first step
+    at_floor: int = 0  # in a row, at a scale that could not go lower
 
     def with_one_more(self, at_floor: bool) -> "Skips":
         """Return the counts after another skip, at the lowest scale or above it."""

@@ -9,7 +9,7 @@ from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import guards, snapshot
 from gluon_amp.trainer.arrays import flatten
-from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
+from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
 
@@ -26,13 +26,9 @@ BY_DTYPE = _ByDtype()
 
 
 class ScaledGradients:
-    """The part of a scaled `gluon.Trainer` that computes gradients and reduces them.
+    """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
-    Attributes
-    ----------
-    skips : Skips
-        How many steps were skipped.
-    """
+    skips: Skips
 
     def _start_gradients(self, dtypes: DtypesAtBuild, loss_scale, max_consecutive_skips) -> None:
         """Check the arguments and set all attributes; nothing is changed when this raises."""
@@ -41,10 +37,11 @@ class ScaledGradients:
         if self._scale_by_dtype:
             loss_scale = "dynamic" if dtypes.any_float16() else None
         self._loss_scale = resolve(loss_scale)
-        guards.check_max_consecutive_skips(max_consecutive_skips)
+        self._max_consecutive_skips = whole_number(
+            "max_consecutive_skips", max_consecutive_skips, 1
+        )
         if self.scaling:
             guards.check_compression(self._compression_params)
-        self._max_consecutive_skips = max_consecutive_skips
         self.skips = Skips()
         self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
         statistics.watch(self.parameters)
@@ -191,10 +188,8 @@ class ScaledGradients:
     def used_scale(self) -> float:
         """Return the scale that the gradients carry now.
 
-        Raises
-        ------
-        RuntimeError
-            When no backward pass of this trainer, or of one that shares its scale, came before.
+        Raise `RuntimeError` if no backward pass of this trainer, or of one that shares its scale,
+        came before.
         """
         if self._window.scale is not None:
             return self._window.scale
@@ -217,11 +212,8 @@ class ScaledGradients:
     def current_window(self) -> Window:
         """Return the window, without values that a later backward pass made obsolete.
 
-        Raises
-        ------
-        RuntimeError
-            When a backward pass added to gradients that were reduced or unscaled before, or wrote
-            only some of them.
+        Raise `RuntimeError` if that pass added to gradients that were reduced or unscaled before,
+        or wrote only some of them.
         """
         window = self._window
         if not window.fresh:
@@ -243,13 +235,7 @@ class ScaledGradients:
         return window
 
     def mark_gradients(self, **changes) -> None:
-        """Record in the window what was done to the gradients, and detect later backward passes.
-
-        Parameters
-        ----------
-        **changes
-            Fields of `Window`: `reduced`, `unscaled`, `clip_factor`, `grad_norm`.
-        """
+        """Record in fields of the window what was done to the gradients, to detect later passes."""
         cleared = clear_fresh(array for param in self._trained() for array in param.list_data())
         fresh = {**self._window.fresh, **{id(array): array for array in cleared}}
         self._window = replace(self._window, fresh=fresh, **changes)

@@ -316,3 +316,12 @@ class ScaledSteps(ScaledGradients):
         """
         self.ready()
         self.load_state_dict(state_files.read(fname, self))
+
+
+def check_scaled(trainer, caller: str) -> None:
+    """Raise `TypeError` for a trainer without the methods of `Trainer`."""
+    if not isinstance(trainer, ScaledSteps):
+        raise TypeError(
+            f"{caller}() got a {type(trainer).__name__} without a loss scale: build an "
+            "amp.Trainer, or call amp.init_trainer(trainer) first."
+        )

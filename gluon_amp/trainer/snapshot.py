@@ -21,23 +21,15 @@ from mxnet.ndarray import NDArray
 
 
 class Snapshot(NamedTuple):
-    """Arrays of one device and dtype, with their values before and after a pass.
+    """Arrays of one device and dtype, with vectors of all their values before and after a pass.
 
-    Attributes
-    ----------
-    arrays : tuple of NDArray
-    before, after : NDArray
-        The values of all arrays in one vector. If the end of the pass is not known, `after` is
-        None, and all later writes count as the pass's own.
+    If the end of the pass is not known, `after` is None, and all later writes count as the pass's
+    own.
     """
 
     arrays: Tuple[NDArray, ...]
     before: NDArray
     after: Optional[NDArray] = None
-
-    def ended(self) -> "Snapshot":
-        """Return the snapshot with the current values as those after the pass."""
-        return self._replace(after=_joined(self.arrays))
 
     def without(self, current: NDArray) -> NDArray:
         """Return these current values, with those that the pass wrote replaced."""
@@ -73,7 +65,7 @@ def take(arrays: Iterable[NDArray]) -> Pass:
 
 def ended(written: Pass) -> Pass:
     """Return snapshots with the current values as those after the pass."""
-    return tuple(snapshot.ended() for snapshot in written)
+    return tuple(one._replace(after=_joined(one.arrays)) for one in written)
 
 
 def followed_by(passes: Tuple[Pass, ...], latest: Pass) -> Tuple[Pass, ...]:
@@ -146,10 +138,7 @@ statistics.listeners.append(_before_training_pass)
 def begin_backward(own: Iterable[gluon.Parameter]) -> Pass:
     """Return the snapshots that undo the backward pass which begins now.
 
-    Parameters
-    ----------
-    own : iterable of Parameter
-        Statistics of which snapshots are needed even if no forward pass of theirs is pending.
+    They contain the statistics in `own` even if no forward pass of these is pending.
     """
     pending = _pending.snapshots
     parameters = {id(parameter): parameter for parameter in (*own, *pending)}
@@ -166,11 +155,8 @@ def begin_backward(own: Iterable[gluon.Parameter]) -> Pass:
 def end_step(undoes: bool) -> None:
     """Forget the forward passes of a step that is over.
 
-    Parameters
-    ----------
-    undoes : bool
-        Whether the trainer of the step undoes skipped steps. If not, only snapshots become
-        obsolete: the backward pass of a pending forward pass may still follow.
+    If its trainer never undoes a step, only snapshots become obsolete: the backward pass of a
+    pending forward pass may still follow.
     """
     for parameter, snapshots in list(_pending.snapshots.items()):
         if undoes or snapshots:

@@ -24,26 +24,10 @@ def write(path, saved: dict) -> None:
 
 
 def read(path, trainer) -> dict:
-    """Read a file of `write`, or of stock MXNet for a trainer like this one.
+    """Return the states in a file, as from `states.collect`; `states.restore` checks if they fit.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-    trainer : Trainer
-        The source of what a stock file does not hold: the loss scale, and for a `Module`'s file the
-        counters.
-
-    Returns
-    -------
-    dict
-        As from `states.collect`. `states.restore` checks whether it fits.
-
-    Raises
-    ------
-    OSError
-        When the file cannot be read.
-    ValueError
-        When it is truncated, damaged, forged or of another kind.
+    What a file of stock MXNet does not hold, such as the loss scale, is the trainer's own. Raise
+    `ValueError` if the file is truncated, damaged, forged or of another kind.
     """
     with open(path, "rb") as file:
         start = file.read(len(stock_pickle.MAGIC))

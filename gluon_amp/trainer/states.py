@@ -54,10 +54,6 @@ def collect(trainer) -> dict:
     """Return what a resumed run needs besides the parameters, as numbers and numpy arrays.
 
     Learning rate schedulers are not saved: MXNet's compute the rate from the update counter.
-
-    Parameters
-    ----------
-    trainer : Trainer
     """
     optimizer = trainer.optimizer
     states = {}
@@ -86,21 +82,8 @@ def restore(trainer, saved: dict) -> None:
     master with its own values. A float32 weight with a saved master is set to the master wherever
     both round to the same float16.
 
-    Parameters
-    ----------
-    trainer : Trainer
-    saved : dict
-
-    Raises
-    ------
-    ValueError
-        See `check_fit`. Nothing is changed then.
-
-    Warns
-    -----
-    UserWarning
-        When the saved learning rate, weight decay or another setting differs. The trainer's own is
-        kept.
+    Raise as `check_fit` does, before anything is changed. Warn if a saved setting, such as the
+    learning rate, differs: the trainer keeps its own.
     """
     check_fit(trainer, saved)
     optimizer = trainer.optimizer
@@ -129,23 +112,11 @@ def restore(trainer, saved: dict) -> None:
 
 
 def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
-    """Check whether a trainer can continue from states of any origin.
+    """Raise `ValueError` unless a trainer can continue from states of any origin.
 
-    Parameters
-    ----------
-    trainer : Trainer
-    saved : dict
-        The result of `collect`.
-    source : str
-        The origin, for error messages.
-    shapes : list of tuple of int, optional
-        The shapes of the trainer's parameters, if the trainer does not know them all yet.
-
-    Raises
-    ------
-    ValueError
-        For anything else than a result of `collect`, another optimizer class or kind of loss scale,
-        parameters of other shapes, or another layout of the optimizer's state.
+    They have to be a result of `collect`, with the same optimizer class, kind of loss scale, shapes
+    of parameters, and layout of the optimizer's state. Error messages name the `source`. `shapes`
+    are those of the trainer's parameters, if the trainer does not know them all yet.
     """
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise ValueError(f"{source} is not the state of a gluon_amp Trainer.")

@@ -26,14 +26,7 @@ MAGIC = b"\x80"  # the opcode PROTO: pickles of protocol 2 and later begin with 
 
 @dataclass(frozen=True)
 class Record:
-    """The fields of an object, which is not built.
-
-    Attributes
-    ----------
-    module, name : str
-        The module and the name of its class.
-    fields : dict
-    """
+    """The class and the fields of an object, which is not built."""
 
     module: str
     name: str
@@ -54,33 +47,18 @@ class Global:
 
 
 class StockStates(NamedTuple):
-    """The contents of a file of stock MXNet.
+    """The contents of a file of stock MXNet."""
 
-    Attributes
-    ----------
-    states : dict
-        Numpy arrays, None, and tuples and lists of them. The keys are the parameters' positions, or
-        their names if a kvstore made the update.
-    optimizer : Record or None
-        None in a Module's file.
-    """
-
+    # Numpy arrays, None, and tuples and lists of them. The keys are the parameters' positions, or
+    # their names if a kvstore made the update.
     states: Dict[Any, Any]
-    optimizer: Optional[Record]
+    optimizer: Optional[Record]  # None in a Module's file
 
 
 def read(data: bytes) -> StockStates:
-    """Read a pickle of states, or of states and optimizer.
+    """Read a pickle of states, or of states and optimizer, that Python 3 wrote.
 
-    Parameters
-    ----------
-    data : bytes
-        As pickled by Python 3, on a CPU or a GPU.
-
-    Raises
-    ------
-    ValueError
-        For anything else, without a full stop.
+    Raise `ValueError` for anything else, with a message without a full stop.
     """
     try:
         content = _Machine().run(data)
@@ -113,10 +91,7 @@ MAX_DIMENSIONS = 32
 def ndarray(data: bytes) -> np.ndarray:
     """Decode the bytes of a dense NDArray; memory is allocated only if all bytes are present.
 
-    Raises
-    ------
-    ValueError
-        For other bytes, without a full stop.
+    Raise `ValueError` for other bytes, with a message without a full stop.
     """
     try:
         magic, storage, dimensions = struct.unpack_from("<Iii", data)
@@ -140,10 +115,7 @@ def ndarray(data: bytes) -> np.ndarray:
 
 # ----------------------------------------------------------------------------------- the pickle
 
-NDARRAYS = {
-    Global("mxnet.ndarray.ndarray", "NDArray"),
-    Global("mxnet.numpy.multiarray", "ndarray"),
-}
+NDARRAYS = {Global("mxnet.ndarray.ndarray", "NDArray"), Global("mxnet.numpy.multiarray", "ndarray")}
 BYTEARRAY = Global("builtins", "bytearray")
 NUMPY_DTYPE = Global("numpy", "dtype")
 NUMPY_SCALARS = {
@@ -220,9 +192,9 @@ class _Machine:
         self.set_items([key, value])
 
     def memoize(self, position):
-        if not self.stack:
-            raise ValueError("its stack is empty")
-        self.memo[len(self.memo) if position is None else position] = self.stack[-1]
+        value = self.pop()
+        self.push(value)
+        self.memo[len(self.memo) if position is None else position] = value
 
     def recall(self, position):
         if position not in self.memo:

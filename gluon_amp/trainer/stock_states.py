@@ -14,18 +14,8 @@ from gluon_amp.trainer import states, stock_pickle
 def convert(path, data: bytes, trainer) -> dict:
     """Convert the bytes of a file to what `states.collect` returns.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file's path, for error messages.
-    data : bytes
-    trainer : Trainer
-        The source of what the file does not hold.
-
-    Raises
-    ------
-    ValueError
-        When stock MXNet did not write the file, or it is damaged or of other parameters.
+    What the file does not hold is the trainer's. Raise `ValueError`, with the path in the message,
+    if stock MXNet did not write the file, or if it is damaged or of other parameters.
     """
     if states.FORMAT.encode() in data[:100]:
         raise ValueError(
@@ -41,12 +31,12 @@ def convert(path, data: bytes, trainer) -> dict:
         ) from None
     saved = states.collect(trainer)
     optimizer = trainer.optimizer
-    fields, split = {}, _split_stock_layout
+    fields, own_layout = {}, False
     if stock.optimizer is not None:
         fields, saved_class = stock.optimizer.fields, stock.optimizer.class_name
-        if saved_class == states.class_name(optimizer) and isinstance(optimizer, MasterOptimizer):
-            split = _split_own_layout
-        elif saved_class not in _compatible_classes(optimizer):
+        if saved_class == states.class_name(optimizer):
+            own_layout = isinstance(optimizer, MasterOptimizer)
+        elif saved_class != f"mxnet.optimizer.optimizer.{type(optimizer).__name__}":
             saved["optimizer"] = saved_class  # `check_fit` raises on it
         if fields.get("lr_scheduler") is not None:
             fields = {name: value for name, value in fields.items() if name != "lr"}
@@ -56,7 +46,7 @@ def convert(path, data: bytes, trainer) -> dict:
     names = [name for name in saved["settings"] if name in fields and name != "multi_precision"]
     saved["settings"] = {name: fields[name] for name in names if allows(PLAIN, fields[name])}
     saved["states"] = {
-        index: split(state, states.new_state(trainer, index), trainer, index)
+        index: _split(state, trainer, index, own_layout)
         for index, state in _by_position(path, stock.states, trainer).items()
     }
     return saved
@@ -77,26 +67,18 @@ def _by_position(path, values, trainer) -> dict:
     return {keys[key]: value for key, value in values.items()}
 
 
-def _compatible_classes(optimizer) -> set:
-    """Return the names of the classes from whose states an optimizer can continue."""
-    name = type(optimizer).__name__
-    return {states.class_name(optimizer), f"mxnet.optimizer.optimizer.{name}"}
+def _split(state, trainer, index, own_layout: bool) -> tuple:
+    """Split a state into (master or None, the rest).
 
-
-def _split_own_layout(state, new, trainer, index) -> tuple:
-    """Split the state of an optimizer of gluon_amp, which a stock Trainer has saved."""
-    return (state[0], tuple(state[1:])) if isinstance(state, tuple) and state else (None, state)
-
-
-def _split_stock_layout(state, new, trainer, index) -> tuple:
-    """Split a state of stock MXNet into (master or None, the rest).
-
-    `new` is the rest of a new state of this trainer's optimizer. A file does not say which weights
-    were float16. A state of a float16 weight has two parts, the master and the rest.
+    A stock Trainer can have saved one of gluon_amp's optimizers, in their own layout. In MXNet's, a
+    state of a float16 weight has two parts, the master and the rest. The file does not say which
+    weights were float16, so a state is compared with a new one.
     """
-    own = isinstance(trainer.optimizer, MasterOptimizer)
+    if own_layout:
+        return (state[0], tuple(state[1:])) if isinstance(state, tuple) and state else (None, state)
+    new = states.new_state(trainer, index)
     # MXNet's SGD keeps its momentum without a tuple around it, and None if there is none.
-    bare = own and len(new) < 2
+    bare = isinstance(trainer.optimizer, MasterOptimizer) and len(new) < 2
     rest = (new[0] if new else None) if bare else new
     master = np.zeros(trainer.parameters[index].shape, np.float32)
     second = masters.keeps_master_second(trainer.optimizer)

@@ -1,17 +1,10 @@
 """A Module's optimizer, on one device, several devices and several workers."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp.symbolic import Module
-from tests import ROOT
 from tests.symbolic.networks import (
     batch_of,
     conv_net,
@@ -25,6 +18,7 @@ from tests.symbolic.networks import (
     train,
     values,
 )
+from tests.two_workers import run_two_workers
 
 import mxnet as mx
 from mxnet import nd
@@ -143,43 +137,9 @@ with open(sys.argv[2], "w") as file:
 """
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_workers_step_and_skip_together(tmp_path):
-    env = {
-        **os.environ,
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        "DMLC_NUM_SERVER": "1",
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_INTERFACE": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    results = [tmp_path / f"result{i}" for i in range(2)]
-    # a server serves inside `import mxnet`, which needs gluon_amp's numpy aliases first
-    commands = [("scheduler", ["-c", "import gluon_amp"]), ("server", ["-c", "import gluon_amp"])]
-    commands += [("worker", [str(script), str(i), str(results[i])]) for i in range(2)]
-    processes = [
-        subprocess.Popen([sys.executable, *arguments], env={**env, "DMLC_ROLE": role})
-        for role, arguments in commands
-    ]
-    try:
-        for process in processes[2:]:
-            assert process.wait(timeout=60) == 0
-    finally:
-        # a worker that fails leaves the others waiting for ever
-        for process in processes:
-            process.kill()
-            process.wait()
-    one, other = (json.loads(result.read_text()) for result in results)
+    one, other = run_two_workers(tmp_path, WORKER)
     start = one[0]
     assert start in (1.0, 5.0)  # MXNet numbers workers as they arrive
     # the gradient of w²/2 is w on both, halved for two workers, at rate 0.5

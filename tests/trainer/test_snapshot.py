@@ -36,10 +36,6 @@ def copied(parameters):
     return snapshot.take([a for p in parameters for a in p.list_data()])
 
 
-def ended(copies):
-    return tuple(copy.ended() for copy in copies)
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_shape_dtype_and_device_comes_back(devices):
     kept = {
@@ -54,7 +50,7 @@ def test_every_shape_dtype_and_device_comes_back(devices):
     assert len(copies) == 2 * devices  # an operator for each device and dtype
     for parameter in parameters:
         write(parameter, np.nan)
-    snapshot.undo([ended(copies)])
+    snapshot.undo([snapshot.ended(copies)])
     assert [values(parameter) for parameter in parameters] == before
 
 
@@ -63,7 +59,7 @@ def test_all_bits_come_back():
     parameter = statistic("p", bits.view(np.float32))
     copies = copied([parameter])
     write(parameter, 0)
-    snapshot.undo([ended(copies)])
+    snapshot.undo([snapshot.ended(copies)])
     assert parameter.data().asnumpy().view(np.uint32).tolist() == bits.tolist()
 
 
@@ -72,7 +68,7 @@ def test_what_was_written_after_the_pass_stays():
     copies = copied([first, second])
     write(first, np.nan)
     write(second, 5)
-    copies = ended(copies)
+    copies = snapshot.ended(copies)
     second.set_data(nd.array([8.0]))
     snapshot.undo([copies])
     assert (values(first), values(second)) == ([[1.0, 2.0]], [[8.0]])
@@ -95,7 +91,7 @@ def test_passes_over_the_same_arrays_hold_the_memory_of_one(between, left):
             write(parameter, between)
         copies = copied([parameter])
         write(parameter, value)
-        passes = snapshot.followed_by(passes, ended(copies))
+        passes = snapshot.followed_by(passes, snapshot.ended(copies))
     assert len(passes) == 1
     snapshot.undo(passes)
     assert values(parameter) == [[left]]
@@ -108,7 +104,7 @@ def test_passes_over_other_arrays_are_undone_last_first():
         copies = copied(parameters)
         for parameter in parameters:
             write(parameter, values(parameter)[0][0] + 10)
-        passes = snapshot.followed_by(passes, ended(copies))
+        passes = snapshot.followed_by(passes, snapshot.ended(copies))
     assert len(passes) == 3
     snapshot.undo(passes)
     assert (values(first), values(second)) == ([[1.0]], [[2.0]])
@@ -120,7 +116,7 @@ def test_nothing_is_recorded():
     x.attach_grad()
     with autograd.record():
         y = x * 2
-        snapshot.undo([ended(copied([parameter]))])
+        snapshot.undo([snapshot.ended(copied([parameter]))])
     y.backward()
     assert x.grad.asscalar() == 2
 
@@ -190,7 +186,7 @@ def test_a_device_that_writes_in_the_forward_pass_is_copied_there(monkeypatch):
             parameter.data()
             write(parameter, 5)
             parameter.data()
-        copies = ended(snapshot.begin_backward([parameter]))
+        copies = snapshot.ended(snapshot.begin_backward([parameter]))
         snapshot.undo([copies])
         assert values(parameter) == [[1.0]]
     assert trainer.loss_scale.scale == 8

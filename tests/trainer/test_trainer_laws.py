@@ -1,11 +1,6 @@
 """The laws of training with a loss scale, for any optimizer and any sequence of overflows."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -15,8 +10,8 @@ from hypothesis import strategies as st
 from gluon_amp.casting import statistics
 from gluon_amp.trainer import Trainer
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale
-from tests import ROOT
 from tests.trainer.helpers import Dense16, parameter, run, values
+from tests.two_workers import run_two_workers
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -412,43 +407,9 @@ with open(sys.argv[2], "w") as file:
 """
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_workers_skip_together_when_one_overflows(tmp_path):
-    env = {
-        **os.environ,
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        "DMLC_NUM_SERVER": "1",
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_INTERFACE": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    script = tmp_path / "worker.py"
-    script.write_text(textwrap.dedent(WORKER))
-    results = [tmp_path / f"result{i}" for i in range(2)]
-    # a server serves inside `import mxnet`, which needs gluon_amp's numpy aliases first
-    commands = [("scheduler", ["-c", "import gluon_amp"]), ("server", ["-c", "import gluon_amp"])]
-    commands += [("worker", [str(script), str(i), str(results[i])]) for i in range(2)]
-    processes = [
-        subprocess.Popen([sys.executable, *arguments], env={**env, "DMLC_ROLE": role})
-        for role, arguments in commands
-    ]
-    try:
-        for process in processes[2:]:
-            assert process.wait(timeout=60) == 0
-    finally:
-        # a worker that fails leaves the others waiting forever
-        for process in processes:
-            process.kill()
-            process.wait()
-    first, second = (json.loads(result.read_text()) for result in results)
+    first, second = run_two_workers(tmp_path, WORKER)
     assert first == second
     assert first["reports"] == [[True, []], [False, ["q"]], [True, []], [False, ["q"]]]
     # two steps of lr 0.5 and two workers' gradients of 0.25

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from tests.casting.nets import small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -12,18 +13,9 @@ from mxnet.gluon import nn
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def make_net(prefix="net_"):
-    net = nn.HybridSequential(prefix=prefix)
-    with net.name_scope():
-        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=8))
-        net.add(nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(4, in_units=8))
-    net.initialize(mx.init.Xavier())
-    return net
-
-
 def twin_of(net):
     """Return a stock net with the same parameters; a stock deep copy would not train."""
-    twin = make_net()
+    twin = small_net()
     for p, q in zip(twin.collect_params().values(), net.collect_params().values()):
         p.set_data(q.data())
     return twin
@@ -73,7 +65,7 @@ def state_of(net, trainer):
 )
 @pytest.mark.parametrize("policy, unit", [("float16", 2**-11), ("bfloat16", 2**-8)])
 def test_twenty_steps_match_float32(optimizer, params, policy, unit):
-    start = make_net()
+    start = small_net()
     results = {}
     for name in ("float32", policy):
         net = amp.cast(twin_of(start), name)
@@ -123,7 +115,7 @@ def test_masters_carry_an_update_of_1e_8_that_float16_weights_cannot(optimizer):
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_law_4_a_skip_undoes_the_step_batchnorm_included(policy, optimizer):
-    net = amp.cast(make_net(), policy)
+    net = amp.cast(small_net(), policy)
     trainer = trainer_of(net, optimizer, {"learning_rate": 0.01})
     for k in range(3):
         assert step(net, trainer, *batch(k)).applied
@@ -139,7 +131,7 @@ def test_law_4_a_skip_undoes_the_step_batchnorm_included(policy, optimizer):
 
 
 def test_law_4_holds_for_statistics_that_were_set_between_steps():
-    net = amp.cast(make_net(), "float16")
+    net = amp.cast(small_net(), "float16")
     trainer = amp.Trainer(net.collect_params(), "sgd")
     step(net, trainer, *batch())
     net[1].running_mean.set_data(nd.full((8,), 7.0))
@@ -149,7 +141,7 @@ def test_law_4_holds_for_statistics_that_were_set_between_steps():
 
 
 def test_law_8_the_masters_come_back_bit_for_bit():
-    net = amp.cast(make_net(), "float16")
+    net = amp.cast(small_net(), "float16")
     trainer = trainer_of(net, "sgd", {"learning_rate": 0.01, "momentum": 0.9})
     for k in range(3):
         step(net, trainer, *batch(k))
@@ -165,12 +157,12 @@ def test_law_8_the_masters_come_back_bit_for_bit():
 
 
 def test_saved_and_exported_files_hold_the_masters(tmp_path):
-    net = amp.cast(make_net(), "float16")
+    net = amp.cast(small_net(), "float16")
     trainer = trainer_of(net, "sgd", {"learning_rate": 0.01})
     step(net, trainer, *batch())
     expected = masters(net, trainer)
     net.save_parameters(str(tmp_path / "p"))
-    stock = make_net()
+    stock = small_net()
     stock.load_parameters(str(tmp_path / "p"))
     assert np.array_equal(stock[0].weight.data().asnumpy(), expected["net_conv0_weight"])
     net.export(str(tmp_path / "e"))
@@ -179,10 +171,10 @@ def test_saved_and_exported_files_hold_the_masters(tmp_path):
 
 
 def test_parameters_loaded_during_training_are_not_reverted(tmp_path):
-    net = amp.cast(make_net(), "float16")
+    net = amp.cast(small_net(), "float16")
     trainer = trainer_of(net, "sgd", {"learning_rate": 0.0, "momentum": 0.9})
     step(net, trainer, *batch())
-    other = make_net()
+    other = small_net()
     other.save_parameters(str(tmp_path / "p"))
     net.load_parameters(str(tmp_path / "p"))
     step(net, trainer, *batch())
@@ -208,7 +200,7 @@ def test_parameters_loaded_during_training_are_not_reverted(tmp_path):
     ],
 )
 def test_at_the_floor_the_error_names_the_cause(spoil, text):
-    net = amp.cast(make_net(), "float16")
+    net = amp.cast(small_net(), "float16")
     scale = amp.DynamicLossScale(init_scale=4.0)
     trainer = amp.Trainer(
         net.collect_params(),
@@ -256,14 +248,14 @@ def test_states_find_their_layers_when_the_counters_in_names_have_grown(tmp_path
     "policy, scale", [("float16", 2.0**16), ("mixed_float16", 2.0**16), ("bfloat16", 1.0)]
 )
 def test_the_default_loss_scale_follows_the_policy(policy, scale):
-    net = amp.cast(make_net(), policy)
+    net = amp.cast(small_net(), policy)
     trainer = amp.Trainer(net.collect_params(), "sgd")
     assert trainer.loss_scale.scale == scale
-    assert amp.Trainer(make_net().collect_params(), "sgd").loss_scale.scale == 1.0
+    assert amp.Trainer(small_net().collect_params(), "sgd").loss_scale.scale == 1.0
 
 
 def test_law_2_any_schedule_of_scales_gives_the_same_bits():
-    start = make_net()
+    start = small_net()
     results = []
     for schedule in ([1.0] * 6, [2.0**k for k in (10, 3, 12, 0, 7, 5)]):
         net = amp.cast(twin_of(start), "mixed_float16")
@@ -283,7 +275,7 @@ def test_law_2_any_schedule_of_scales_gives_the_same_bits():
 
 
 def test_two_devices_train_as_one():
-    start = make_net()
+    start = small_net()
     results = []
     for contexts in ([mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]):
         net = twin_of(start)
