@@ -22,17 +22,7 @@ from typing import Dict
 from gluon_amp.lowering import float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
-from gluon_amp.policy.graph import (
-    ACCUMULATE_ATTR,
-    CASTS,
-    MX_DTYPE_CODES,
-    Writer,
-    edge_dtypes,
-    from_json,
-    to_json,
-)
-
-import mxnet as mx
+from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
 
 # Operator: attribute, its value for which the operator is exact, its default value
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
@@ -42,33 +32,12 @@ ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narro
 ROUND_RELU = "_gluon_amp_round_relu"
 
 
-def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
-    """Return a graph that runs on a CPU and returns what `symbol` returns with float16 kernels.
+def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
+    """Return a graph that runs on a CPU and returns what `graph` returns with float16 kernels.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A cast graph. Float16 variables stay float16, and so do float16 outputs.
-    dtypes : dict of str to dtype
-        Dtypes of all variables.
-
-    Returns
-    -------
-    Symbol
-        `symbol` itself if nothing in it is float16.
-
-    Raises
-    ------
-    MXNetError
-        The dtypes contradict each other.
+    Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is float16.
     """
-    graph = to_json(symbol)
-    emulated = _emulate(graph, dtypes, symbol)
-    return symbol if emulated is graph else from_json(emulated, like=symbol)
-
-
-def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
-    edges = edge_dtypes(graph, dtypes, like)
+    edges = edge_dtypes(graph, dtypes)
     has_bodies = any("subgraphs" in node for node in graph["nodes"])
     if "float16" not in edges.values() and not has_bodies:
         return graph
@@ -81,7 +50,7 @@ def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dic
         else:
             if "subgraphs" in node:
                 # The inputs of a loop's or branch's body are all float32 or integers.
-                bodies = [_emulate(body, {}, like) for body in node["subgraphs"]]
+                bodies = [emulate(body, {}) for body in node["subgraphs"]]
                 node = {**node, "subgraphs": bodies}
             out.add_operator(i, node)
     heads = [out.head(entry) for entry in graph["heads"]]

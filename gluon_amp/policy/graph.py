@@ -32,9 +32,6 @@ CASTS = ("Cast", "amp_cast")
 # The attribute that marks a graph as one of MXNet 1.9.1, which needs no upgrade
 VERSION = {"mxnet_version": ["int", 10901]}
 
-FLOAT16_MAX = 65504.0
-FLOAT16_TINY = 2.0**-24  # the smallest subnormal number
-
 # Norms whose kernels read low-precision data together with float32 parameters, and compute their
 # statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
 NATIVELY_MIXED = ("BatchNorm",)
@@ -141,7 +138,7 @@ def parameter_dtypes(
     }
 
 
-def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> Dict:
+def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
     """Return the dtype of every tensor that a graph's nodes read or return.
 
     Parameters
@@ -150,8 +147,6 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
         A symbol's JSON.
     dtypes : dict of str to dtype
         Dtypes of the variables; those left out are float32.
-    like : Symbol
-        The symbol that the JSON comes from.
 
     Returns
     -------
@@ -166,9 +161,7 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
     edges = {tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"]}
     edges.update(tuple(entry[:2]) for entry in graph["heads"])
     edges = sorted(edges)
-    heads = [[i, out, 0] for i, out in edges]
-    # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
-    all_edges = from_json({"attrs": VERSION, **graph, "heads": heads}, like=like)
+    all_edges = from_json({**graph, "heads": [[*edge, 0] for edge in edges]})
     variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
     _, inferred, _ = all_edges.infer_type(**variables)
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
@@ -179,16 +172,10 @@ def to_json(symbol: mx.sym.Symbol) -> dict:
     return json.loads(symbol.tojson(remove_amp_cast=False))
 
 
-def from_json(graph: dict, like: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Build a symbol from a dict such as `to_json` returns.
-
-    Parameters
-    ----------
-    graph : dict
-    like : Symbol
-        The result is a `mx.np` symbol if this is one, else a `mx.sym` symbol.
-    """
-    symbol = mx.sym.load_json(json.dumps(_indexed(graph)))
+def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
+    """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
+    # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
+    symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": VERSION, **graph})))
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
