@@ -10,7 +10,7 @@ from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import FORMATS
-from gluon_amp.inspection.values import scale_text
+from gluon_amp.inspection.values import WIDTH, scale_text
 from gluon_amp.trainer import ScaledSteps
 from gluon_amp.trainer.arrays import dense_part
 from gluon_amp.trainer.loss_scale import LARGEST, SMALLEST, NoLossScale
@@ -19,7 +19,6 @@ from mxnet import gluon
 
 FLOAT16 = FORMATS["float16"]
 MARGIN_BITS = 3  # between the largest gradient at the recommended scale and 65504
-WIDTH = 80
 
 
 class GradientRow(NamedTuple):

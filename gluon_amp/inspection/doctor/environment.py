@@ -10,16 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional
 
 
 class Variable(NamedTuple):
-    """An environment variable.
-
-    Attributes
-    ----------
-    name : str
-    does : str
-        What it does, in a sentence.
-    warnings : dict of str to str
-        Harmful values, and the harm that each does.
-    """
+    """An environment variable, a sentence on what it does, and the harm of its harmful values."""
 
     name: str
     does: str
