@@ -166,10 +166,6 @@ def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
         An int, float or Fraction, a numpy scalar, or an array of one element.
     dtype : {'float16', 'bfloat16', 'float32'}
 
-    Returns
-    -------
-    Bits
-
     Raises
     ------
     ValueError

@@ -122,10 +122,6 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
     trainer : Trainer
         The trainer of its parameters; only its loss scale is read.
 
-    Returns
-    -------
-    GradientReport
-
     Raises
     ------
     TypeError

@@ -17,7 +17,7 @@ payload of NaNs.
 
 import os
 from collections import Counter
-from typing import Dict
+from typing import Dict, Tuple
 
 from gluon_amp.lowering import float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
@@ -41,7 +41,7 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
     has_bodies = any("subgraphs" in node for node in graph["nodes"])
     if "float16" not in edges.values() and not has_bodies:
         return graph
-    out = _EmulatedGraph(edges, native.available())
+    out = _EmulatedGraph(edges)
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null":
             out.add_variable(i, node)
@@ -59,26 +59,14 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
 
 
 class _EmulatedGraph(Writer):
-    """The emulated graph being written.
+    """The emulated graph being written."""
 
-    Parameters
-    ----------
-    edges : dict of (int, int) to str
-        Dtypes of the old graph's tensors (`graph.edge_dtypes`).
-    native : bool
-        Whether the operators of gluon_amp's C++ library may be used.
-
-    Attributes
-    ----------
-    entries : dict of (int, int) to list
-        For each tensor of the old graph, by node and output, the entry of the tensor that
-        represents it: for a float16 tensor a float32 tensor of the same values.
-    """
-
-    def __init__(self, edges: Dict, native: bool) -> None:
+    def __init__(self, edges: Dict[Tuple[int, int], str]) -> None:
         super().__init__()
-        self.edges = edges
-        self.native = native
+        self.edges = edges  # dtypes of the old graph's tensors, by node and output
+        self.native = native.available()
+        # For each tensor of the old graph, the entry of the tensor that represents it: for a
+        # float16 tensor a float32 tensor of the same values.
         self.entries = {}
 
     def add_variable(self, i: int, node: dict) -> None:

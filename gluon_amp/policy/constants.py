@@ -61,19 +61,8 @@ NOT_VALUES: Dict[Tuple[str, str], str] = {
 def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     """Return a constant of a node that float16 cannot hold, None if there is none.
 
-    Every dtype can hold zero, infinity and NaN, and float16 can hold the defaults of all constants.
-
-    Parameters
-    ----------
-    op : str
-        The operator's name.
-    attrs : dict of str to str
-        The node's attributes, as in a symbol's JSON.
-
-    Returns
-    -------
-    str or None
-        Attribute and value, as in `'a_min=1e-12'`.
+    The result is attribute and value, as in `'a_min=1e-12'`. Every dtype can hold zero, infinity
+    and NaN, and float16 can hold the defaults of all constants.
     """
     for name in CONSTANTS.get(registry.canonical(op), ()):
         text = attrs.get(name, "None")

@@ -139,7 +139,7 @@ def parameter_dtypes(
 
 
 def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
-    """Return the dtype of every tensor that a graph's nodes read or return.
+    """Return the dtype of every tensor that a graph's nodes read or return, by node and output.
 
     Parameters
     ----------
@@ -147,11 +147,6 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int],
         A symbol's JSON.
     dtypes : dict of str to dtype
         Dtypes of the variables; those left out are float32.
-
-    Returns
-    -------
-    dict of (int, int) to str
-        Dtype name by node and output number.
 
     Raises
     ------
@@ -193,17 +188,9 @@ def _indexed(graph: dict) -> dict:
 
 
 def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:
-    """Return the node that a tensor originally comes from.
+    """Return the node that the first output of node `i` originally comes from.
 
-    Parameters
-    ----------
-    nodes : list of dict
-        The nodes of a graph.
-    i : int
-        The node whose first output is the tensor.
-    through : container of str, optional
-        Operators to walk back through; by default casts. None walks back through every operator
-        of one input.
+    This walks back through operators of one input: those in `through`, with None all of them.
     """
     while len(nodes[i]["inputs"]) == 1 and (through is None or nodes[i]["op"] in through):
         i = nodes[i]["inputs"][0][0]
@@ -251,7 +238,7 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     wide = {
         i
         for i, decision in decisions.items()
-        if decision.kind == "float32" and _unfit_constant(nodes[i])
+        if decision.kind == "float32" and constants.unfit(nodes[i]["op"], nodes[i].get("attrs", {}))
     }
     for i in sorted(decisions, reverse=True):  # from the outputs back
         only_wide_readers = i not in outputs and readers.get(i, {None}) <= wide
@@ -260,10 +247,6 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
             wide.add(i)
             decisions[i] = Decision("float32", "only leads to a constant that does not fit float16")
     return decisions
-
-
-def _unfit_constant(node: dict) -> Optional[str]:
-    return constants.unfit(node["op"], node.get("attrs", {}))
 
 
 class _Rewriter:

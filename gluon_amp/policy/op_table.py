@@ -568,19 +568,9 @@ RETURNS_INTEGERS = frozenset(f"{_COUNTS} {_RETURNS_BOOLEANS}".split())
 
 
 def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
-    """Return the rule for an operator.
+    """Return the rule for an operator or its alias; its node's attributes may change the rule.
 
-    Parameters
-    ----------
-    op : str
-        The operator's name; an alias is resolved.
-    attrs : dict of str to str, optional
-        A node's attributes, which may change the rule (`BY_ATTRIBUTE`).
-
-    Returns
-    -------
-    OpRule
-        An operator that MXNet 1.9.1 does not have, such as a library's, stays in float32.
+    An operator that MXNet 1.9.1 does not have, such as a library's, stays in float32.
     """
     name = registry.canonical(op)
     for item in (attrs or {}).items():
