@@ -189,11 +189,11 @@ class CallGraph:
         """
         written_in_forward = set(self.symbol.list_auxiliary_states())
         writer = graph.Writer()
-        moved, probes = [], {}  # `moved`: the new number of each node
+        probes = {}
         for i, node in enumerate(self.nodes):
             inputs = []
-            for k, (source, output, *version) in enumerate(node["inputs"]):
-                entry = [moved[source], output, *version]
+            for k, (source, output, *_) in enumerate(node["inputs"]):
+                entry = writer.remap(node["inputs"][k])
                 dtype = self.dtypes[source, output]
                 is_state = self.nodes[source]["name"] in written_in_forward
                 if dtype in ("float32", *graph.LOW_PRECISION) and not is_state:
@@ -203,10 +203,8 @@ class CallGraph:
                         zero = writer.emit("amp_cast", f"{name}_cast", zero, dtype=dtype)
                     entry = writer.emit("elemwise_add", f"{name}_sum", entry, zero)
                 inputs.append(entry)
-            moved.append(writer.copy(node, inputs)[0])
-        heads = [[moved[i], *rest] for i, *rest in self.json["heads"]]
-        json = {**self.json, "nodes": writer.nodes, "heads": heads}
-        return graph.from_json(json, like=self.symbol), probes
+            writer.numbers.append(writer.copy(node, inputs)[0])
+        return graph.from_json(writer.graph(self.json), like=self.symbol), probes
 
     def _run(
         self, symbol: mx.sym.Symbol, zeros: Optional[Dict[str, nd.NDArray]] = None

@@ -79,7 +79,6 @@ def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> di
     written = set(from_json(graph).list_auxiliary_states())
     written |= {node["name"] for node in graph["nodes"] if WRITTEN_ATTR in node.get("attrs", {})}
     out, changed = Writer(), False
-    numbers = []  # old node -> new node
     copies = {}  # new variable -> entry of its copy
 
     def is_variable(entry: list) -> bool:
@@ -92,13 +91,13 @@ def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> di
         return list(copies[entry[0]])
 
     for i, node in enumerate(graph["nodes"]):
-        inputs = [[numbers[source], *rest] for source, *rest in node["inputs"]]
+        inputs = [out.remap(entry) for entry in node["inputs"]]
         adds = node["op"] in ADDING
         if node["op"] == "amp_cast" and is_variable(inputs[0]):
             before, after = edges[tuple(node["inputs"][0][:2])], edges.get((i, 0))
             adds = device_type == "gpu" or "float16" in (before, after)
             if before == after and not adds:  # drop the cast: its readers read the variable
-                numbers.append(inputs[0][0])
+                out.numbers.append(inputs[0][0])
                 changed = True
                 continue
             if (before, after) == ("float32", "bfloat16") and native.available():
@@ -113,13 +112,16 @@ def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> di
                 if is_variable(inputs[k]) and "float" in edges[source, output]:
                     inputs[k] = copy_of(inputs[k])
                     changed = True
-        numbers.append(out.copy(node, inputs)[0])
-    heads = [[numbers[source], *rest] for source, *rest in graph["heads"]]
+        out.numbers.append(out.copy(node, inputs)[0])
+    if not changed:
+        return graph
+    rewritten = out.graph(graph)
+    heads = rewritten["heads"]
     for k, (source, *_) in enumerate(graph["heads"]):
         # An output that was a cast and is a variable now needs an operator of the cast's name.
         if out.nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]:
             heads[k] = out.emit("_copy", graph["nodes"][source]["name"], heads[k])
-    return {**graph, "nodes": out.nodes, "heads": heads} if changed else graph
+    return rewritten
 
 
 # -------------------------------------------------------------------------- loops and branches

@@ -53,43 +53,42 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
                 bodies = [emulate(body, {}) for body in node["subgraphs"]]
                 node = {**node, "subgraphs": bodies}
             out.add_operator(i, node)
-    heads = [out.head(entry) for entry in graph["heads"]]
-    emulated = {**graph, "nodes": out.nodes, "heads": heads}
+    emulated = out.graph(graph)
+    for k, (source, output, *_) in enumerate(graph["heads"]):
+        if edges[source, output] == "float16":  # a float16 output stays float16
+            emulated["heads"][k] = out.narrow(emulated["heads"][k])
     return _fuse_relu(emulated) if out.native else emulated
 
 
 class _EmulatedGraph(Writer):
-    """The emulated graph being written."""
+    """The emulated graph being written: float32 tensors of the same values replace float16 ones."""
 
     def __init__(self, edges: Dict[Tuple[int, int], str]) -> None:
         super().__init__()
         self.edges = edges  # dtypes of the old graph's tensors, by node and output
         self.native = native.available()
-        # For each tensor of the old graph, the entry of the tensor that represents it: for a
-        # float16 tensor a float32 tensor of the same values.
-        self.entries = {}
 
     def add_variable(self, i: int, node: dict) -> None:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
         if self._is_float16(i):
             attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            self.entries[i, 0] = self._widen(self.copy({**node, "attrs": attrs}, []))
+            self.replaced[i, 0] = self._widen(self.copy({**node, "attrs": attrs}, []))
         else:
-            self.entries[i, 0] = self.copy(node, [])
+            self.replaced[i, 0] = self.copy(node, [])
 
     def add_cast(self, i: int, node: dict) -> None:
         """Append what a cast is in the emulation: rounding, nothing, or a cast."""
         source = tuple(node["inputs"][0][:2])
-        entry = self.entries[source]
+        entry = self.replaced[source]
         before, after = self.edges[source], self.edges.get((i, 0))
         if after == before or (before == "float16" and after == "float32"):
-            self.entries[i, 0] = entry
+            self.replaced[i, 0] = entry
         elif after == "float16":
             if before != "float32":
                 entry = self._cast(entry, "float32")
-            self.entries[i, 0] = self._round(entry)
+            self.replaced[i, 0] = self._round(entry)
         else:
-            self.entries[i, 0] = self.copy(node, [entry])
+            self.replaced[i, 0] = self.copy(node, [entry])
 
     def add_operator(self, i: int, node: dict) -> None:
         """Append an operator, which then computes in float32, and round its float16 outputs."""
@@ -97,9 +96,7 @@ class _EmulatedGraph(Writer):
             key: "float32" if key in ("dtype", "out_dtype") and value == "float16" else value
             for key, value in node.get("attrs", {}).items()
         }
-        inputs = [
-            [*self.entries[source, k][:2], *version] for source, k, *version in node["inputs"]
-        ]
+        inputs = [self.remap(entry) for entry in node["inputs"]]
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
@@ -113,18 +110,13 @@ class _EmulatedGraph(Writer):
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [number, edge[1], 0]
             must_round = self.edges[edge] == "float16" and not exact
-            self.entries[edge] = self._round(entry) if must_round else entry
-
-    def head(self, entry: list) -> list:
-        """Return the entry for an output of the graph; a float16 output is narrowed to float16."""
-        result = self.entries[tuple(entry[:2])]
-        return self._narrow(result) if self._is_float16(*entry[:2]) else result
+            self.replaced[edge] = self._round(entry) if must_round else entry
 
     def _round(self, entry: list) -> list:
         """Append the rounding of float32 values to float16 values."""
         if self.native:
             return self.emit(ROUND, self._name(entry, "rounded"), entry)
-        return self._widen(self._narrow(entry))
+        return self._widen(self.narrow(entry))
 
     def _widen(self, entry: list) -> list:
         """Append the conversion of a float16 tensor to float32."""
@@ -132,7 +124,7 @@ class _EmulatedGraph(Writer):
             return self.emit(WIDEN, self._name(entry, "float32"), entry)
         return self._cast(entry, "float32")
 
-    def _narrow(self, entry: list) -> list:
+    def narrow(self, entry: list) -> list:
         """Append the conversion of a float32 tensor to float16."""
         if self.native:
             return self.emit(NARROW, self._name(entry, "float16"), entry)

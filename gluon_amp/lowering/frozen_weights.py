@@ -26,21 +26,16 @@ def separate_biases(graph: dict, dtypes: Dict[str, object], frozen: FrozenSet[st
         if bias is not None:
             old[bias] = {**old[bias], "attrs": {**old[bias].get("attrs", {}), **shape}}
     edges = edge_dtypes(graph, dtypes)
-    out, numbers, sums = Writer(), [], {}
-
-    def remap(entry: list) -> list:
-        source, k, *version = entry
-        return sums.get((source, k)) or [numbers[source], k, *version]
-
+    out = Writer()
     for i, node in enumerate(old):
-        inputs = [remap(entry) for entry in node["inputs"]]
-        numbers.append(len(out.nodes))
+        inputs = [out.remap(entry) for entry in node["inputs"]]
+        out.numbers.append(len(out.nodes))
         if i in chosen:
-            sums[i, 0] = _product_and_sum(out, node, inputs, edges.get((i, 0)) == "bfloat16")
+            low = edges.get((i, 0)) == "bfloat16"
+            out.replaced[i, 0] = _product_and_sum(out, node, inputs, low)
         else:
             out.copy(node, inputs)
-    heads = [remap(entry) for entry in graph["heads"]]
-    return {**graph, "nodes": out.nodes, "heads": heads}
+    return out.graph(graph)
 
 
 def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:

@@ -36,9 +36,8 @@ def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
         return graph
     edges = edge_dtypes(graph, dtypes)
     out, changed = Writer(), False
-    places = {}  # (old node, output) -> (new node, output)
     for i, node in enumerate(graph["nodes"]):
-        inputs = [[*places[source, k], *version] for source, k, *version in node["inputs"]]
+        inputs = [out.remap(entry) for entry in node["inputs"]]
         name, low = node["name"], edges.get((i, 0)) == "bfloat16"
         if "subgraphs" in node:
             bodies = [apply_workarounds(body, {}) for body in node["subgraphs"]]
@@ -56,17 +55,12 @@ def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
                 for k, entry in enumerate(inputs)
             ]
         entry = out.copy(node, inputs)
-        places.update({edge: (entry[0], edge[1]) for edge in edges if edge[0] == i})
+        out.numbers.append(entry[0])
         if in_float32:
-            result = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
-            places[i, 0] = tuple(result[:2])
-            changed = True
+            out.replaced[i, 0] = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
         if low and node["op"] == "BatchNorm" and native.available():
-            result = out.emit(NORM_LAYOUT, f"{name}_layout", entry, inputs[0])
-            places[i, 0] = tuple(result[:2])
-            changed = True
-    heads = [[*places[source, k], *version] for source, k, *version in graph["heads"]]
-    return {**graph, "nodes": out.nodes, "heads": heads} if changed else graph
+            out.replaced[i, 0] = out.emit(NORM_LAYOUT, f"{name}_layout", entry, inputs[0])
+    return out.graph(graph) if changed or out.replaced else graph
 
 
 def _safe_convolution(node: dict) -> dict:

@@ -198,10 +198,27 @@ def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CAS
 
 
 class Writer:
-    """Collects the nodes of a new graph; `nodes` is the list so far."""
+    """Collects the nodes of a new graph, which replaces an old one.
+
+    New nodes come between the old ones, so a node has another number than in the old graph: `remap`
+    translates the old graph's entries.
+    """
 
     def __init__(self) -> None:
         self.nodes = []
+        self.numbers = []  # of the old graph's nodes in the new one
+        self.replaced = {}  # (old node, output) -> entry that is read in its place
+
+    def remap(self, entry: list) -> list:
+        """Return the entry in this graph of a tensor of the old graph."""
+        old, k, *version = entry
+        number, output, *_ = self.replaced.get((old, k)) or (self.numbers[old], k)
+        return [number, output, *version]
+
+    def graph(self, old: dict) -> dict:
+        """Return the new graph with the outputs of the old one; later nodes are added to it too."""
+        heads = [self.remap(entry) for entry in old["heads"]]
+        return {**old, "nodes": self.nodes, "heads": heads}
 
     def copy(self, node: dict, inputs: List[list]) -> list:
         """Append a node of another graph with new inputs; return its first output's entry."""
@@ -277,30 +294,24 @@ class _Rewriter:
             block = node["attrs"].pop(BLOCK_ATTR, "")
             inputs = [out.remap(entry) for entry in old["inputs"]]
             if node["op"] == "null":
-                self._variable(i, node, out)
+                self._variable(node, out)
             else:
-                self._operator(i, node, block, inputs, decisions[i], out)
-        heads = [out.remap(entry) for entry in graph["heads"]]
+                self._operator(node, block, inputs, decisions[i], out)
+        rewritten = out.graph(graph)
         if output_dtype:
-            heads = [out.cast(head, output_dtype) for head in heads]
-        return {**graph, "nodes": out.nodes, "heads": heads}
+            rewritten["heads"] = [out.cast(head, output_dtype) for head in rewritten["heads"]]
+        return rewritten
 
-    def _variable(self, i: int, node: dict, out: "_Emitter") -> None:
+    def _variable(self, node: dict, out: "_Emitter") -> None:
         dtype = self.param_dtypes.get(node["name"])
         if dtype in MX_DTYPE_CODES:
             node["attrs"]["__dtype__"] = MX_DTYPE_CODES[dtype]
-        out.add(i, node, [], dtype, dtype)
+        out.add(node, [], dtype, dtype)
 
     def _operator(
-        self,
-        i: int,
-        node: dict,
-        block: str,
-        inputs: List[list],
-        decision: Decision,
-        out: "_Emitter",
+        self, node: dict, block: str, inputs: List[list], decision: Decision, out: "_Emitter"
     ) -> None:
-        """Add operator `i` with its inputs cast as its kind requires."""
+        """Add an operator with its inputs cast as its kind requires."""
         rule = op_table.rule(node["op"])
         castable = [k for k in range(len(inputs)) if k not in rule.uncast]
         input_dtypes = [out.dtype_of(inputs[k]) for k in castable]
@@ -332,9 +343,9 @@ class _Rewriter:
         else:
             output_dtype = _declared_dtype(node["attrs"], dtype)
         # The other outputs of a BatchNorm are its statistics.
-        out.add(i, node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
+        entry = out.add(node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
         if decision.kind == "norm" and not natively_mixed and data_dtype in LOW_PRECISION:
-            out.redirect(i, data_dtype)
+            out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
 
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
@@ -350,34 +361,19 @@ class _Rewriter:
 
 
 class _Emitter(Writer):
-    """The graph being written, with the dtypes of its tensors.
-
-    Casts come between the nodes, so a node has another number than in the old graph: `remap`
-    translates the old graph's entries.
-    """
+    """The graph being written, with the dtypes of its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dtypes = []  # by new node: dtype of its first output, dtype of its other outputs
         self.casts = {}  # (new node, output, dtype) -> entry of the cast
-        self.numbers = {}  # old node -> new node
-        self.redirected = {}  # old node -> entry that replaces its first output
 
-    def add(self, old: int, node: dict, inputs: list, *dtypes: Optional[str]) -> None:
-        """Append node `old` of the old graph; `dtypes` as in `self.dtypes`."""
-        self.numbers[old] = self.copy(node, inputs)[0]
+    def add(self, node: dict, inputs: list, *dtypes: Optional[str]) -> list:
+        """Append the old graph's next node; `dtypes` as in `self.dtypes`. Return its entry."""
+        entry = self.copy(node, inputs)
+        self.numbers.append(entry[0])
         self.dtypes.append(dtypes)
-
-    def redirect(self, old: int, dtype: str) -> None:
-        """Make all later readers of the old node's first output read a cast of it."""
-        self.redirected[old] = self.cast([self.numbers[old], 0], dtype)
-
-    def remap(self, entry: list) -> list:
-        """Return the entry in this graph of a tensor of the old graph."""
-        old, k, *version = entry
-        if k == 0 and old in self.redirected:
-            return list(self.redirected[old])
-        return [self.numbers[old], k, *version]
+        return entry
 
     def dtype_of(self, entry: list) -> Optional[str]:
         return self.dtypes[entry[0]][min(entry[1], 1)]
