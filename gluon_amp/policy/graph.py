@@ -110,17 +110,12 @@ def parameter_dtypes(
         Variables that are data, not parameters.
     """
     graph = to_json(symbol)
-    nodes = graph["nodes"]
-    readers = {}  # node -> [(reading node, input position)]
-    for i, node in enumerate(nodes):
-        for position, (source, *_) in enumerate(node["inputs"]):
-            readers.setdefault(source, []).append((i, position))
-    outputs = {source for source, *_ in graph["heads"]}
+    nodes, readers = graph["nodes"], _readers(graph)
 
     def only_products_read(i: int) -> bool:
-        if i in outputs or i not in readers:
-            return False
         for reader, position in readers[i]:
+            if reader is None:
+                return False
             node = nodes[reader]
             decision = _decide(policy, node)
             if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
@@ -136,6 +131,15 @@ def parameter_dtypes(
         for i, node in enumerate(nodes)
         if node["op"] == "null" and node["name"] not in inputs
     }
+
+
+def _readers(graph: dict) -> Dict[int, List[tuple]]:
+    """Return the readers of each node, by node and input position; of an output also (None, 0)."""
+    readers = {source: [(None, 0)] for source, *_ in graph["heads"]}
+    for i, node in enumerate(graph["nodes"]):
+        for position, (source, *_) in enumerate(node["inputs"]):
+            readers.setdefault(source, []).append((i, position))
+    return readers
 
 
 def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
@@ -247,18 +251,14 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     decisions = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
     if policy.compute_dtype != "float16":
         return decisions
-    readers = {}
-    for i, node in enumerate(nodes):
-        for source, *_ in node["inputs"]:
-            readers.setdefault(source, set()).add(i)
-    outputs = {source for source, *_ in graph["heads"]}
+    readers = _readers(graph)
     wide = {
         i
         for i, decision in decisions.items()
         if decision.kind == "float32" and constants.unfit(nodes[i]["op"], nodes[i].get("attrs", {}))
     }
     for i in sorted(decisions, reverse=True):  # from the outputs back
-        only_wide_readers = i not in outputs and readers.get(i, {None}) <= wide
+        only_wide_readers = all(reader in wide for reader, _ in readers[i])
         decision = decisions[i]
         if only_wide_readers and decision.kind in ("follow", "widest") and not decision.pinned:
             wide.add(i)
