@@ -4,13 +4,13 @@ The library's operators depend on how MXNet was compiled. If MXNet was compiled 
 they expect, they may crash. The exit status is 0 if they work.
 """
 
-import json
 import sys
 from typing import Optional, Sequence
 
 import numpy as np
 
 from gluon_amp.lowering import bfloat16, native
+from gluon_amp.policy.graph import from_json
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -75,9 +75,8 @@ def train(
         {"op": op, "name": name, "inputs": [[i, 0, 0] for i in sources], "attrs": attrs}
         for op, name, sources, attrs in nodes
     ]
-    graph = {"nodes": nodes, "arg_nodes": [0, 1], "heads": [[len(nodes) - 1, 0, 0]]}
-    variables = [mx.sym.var(node["name"]) for node in nodes[:2]]
-    net = mx.gluon.SymbolBlock(mx.sym.load_json(json.dumps(graph)), variables)
+    symbol = from_json({"nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]})
+    net = mx.gluon.SymbolBlock(symbol, [mx.sym.var(node["name"]) for node in nodes[:2]])
     net.hybridize(static_alloc=static_alloc)
     for array in inputs:
         array.attach_grad(grad_req)
