@@ -345,6 +345,7 @@ class _Rewriter:
         # The other outputs of a BatchNorm are its statistics.
         entry = out.add(node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
         if decision.kind == "norm" and not natively_mixed and data_dtype in LOW_PRECISION:
+            # All later readers of the norm's output read a cast of it.
             out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
 
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
