@@ -166,10 +166,6 @@ def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
         An int, float or Fraction, a numpy scalar, or an array of one element.
     dtype : {'float16', 'bfloat16', 'float32'}
 
-    Returns
-    -------
-    Bits
-
     Raises
     ------
     ValueError
@@ -221,12 +217,11 @@ def _number(x) -> tuple:
     """Return whether `x` is negative, and its exact magnitude (None for NaN)."""
     if isinstance(x, numbers.Integral):
         x = Fraction(int(x))
-    elif not isinstance(x, Fraction):
-        x = _float(x)
-        if math.isnan(x):
-            return math.copysign(1, x) < 0, None
-        return math.copysign(1, x) < 0, Fraction(abs(x)) if math.isfinite(x) else math.inf
-    return x < 0, abs(x)
+    if isinstance(x, Fraction):
+        return x < 0, abs(x)
+    x = _float(x)
+    magnitude = Fraction(abs(x)) if math.isfinite(x) else abs(x)
+    return math.copysign(1, x) < 0, None if math.isnan(x) else magnitude
 
 
 def _float(x) -> float:

@@ -66,15 +66,9 @@ class _Label(mx.AttrScope):
 
 
 def traced(block: HybridBlock, path: str, trace: Callable):
-    """Return what `trace()` returns, each of whose nodes has the path of its block as a label.
+    """Return what `trace()` returns, which calls the block on symbols.
 
-    Parameters
-    ----------
-    block : HybridBlock
-    path : str
-        The block's own path.
-    trace : callable
-        Calls the block on symbols.
+    Each node has the path of its block as a label; `path` is that of `block` itself.
     """
     for param in block.collect_params().values():
         param.var()  # created outside the scope, as a Parameter keeps its variable and its label
@@ -119,12 +113,11 @@ def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:
 def _symbol_inputs(block: HybridBlock) -> list:
     """Return variables for the arguments of a block without a default, by its signature."""
     if isinstance(block, RecurrentCell):
-        states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
-        return [_variable("_data"), states]
+        return [_variable("_data"), _states(block)]
     if isinstance(block, RNNLayer):
-        states = [_variable(f"_state{k}") for k in range(len(block.state_info()))]
         block.skip_states = False  # as `RNNLayer.__call__` sets it
-        return [_variable("_data"), states, *([_variable("_len")] * block._use_sequence_length)]
+        lengths = [_variable("_len")] * block._use_sequence_length
+        return [_variable("_data"), _states(block), *lengths]
     signature = inspect.signature(block.hybrid_forward).parameters.values()
     needed = [
         p.name
@@ -134,6 +127,10 @@ def _symbol_inputs(block: HybridBlock) -> list:
         and p.name not in block._reg_params
     ]
     return [_variable(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # without `F`
+
+
+def _states(block: HybridBlock) -> list:
+    return [_variable(f"_state{k}") for k in range(len(block.state_info()))]
 
 
 def _variable(name: str) -> mx.sym.Symbol:

@@ -64,11 +64,9 @@ def accumulation_dtype(ctx: Union[mx.Context, str], accumulate: str = "float32")
     """
     ctx = mx.Context(ctx)
     policy = Policy("float16", "float16", "float32", accumulate_dtype=accumulate)
-    return {op: "float32" if _is_finite(op, policy, ctx) else "float16" for op in PROBES}
-
-
-def _is_finite(op: str, policy: Policy, ctx: mx.Context) -> bool:
-    return all(np.isfinite(result).all() for result in sums(op, policy, ctx))
+    return {
+        op: "float32" if np.isfinite(sums(op, policy, ctx)).all() else "float16" for op in PROBES
+    }
 
 
 def sums(op: str, policy: Policy, ctx: mx.Context) -> List[np.ndarray]:

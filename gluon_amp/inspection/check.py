@@ -20,19 +20,6 @@ from mxnet.gluon import nn
 # Gluon's norm layers that net.cast('float16') casts too; BatchNorm always stays float32.
 NORM_LAYERS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm)
 
-LOSS_HEAD = Finding(
-    "loss_head",
-    "",
-    "its output is float16, in which a loss and its scale overflow past 65504",
-    "leave output=float16 out of the policy, or give the loss out.astype('float32')",
-)
-NORM = Finding(
-    "norm",
-    "",
-    "{layer} has float16 parameters, whose small updates are lost",
-    "use amp.cast in place of net.cast('float16'), or block.cast('float32')",
-)
-
 
 def check(
     net: gluon.Block, trainer: Optional[gluon.Trainer] = None, *inputs: nd.NDArray
@@ -92,7 +79,12 @@ def _loss_head(net: gluon.Block, outputs: List[nd.NDArray]) -> Iterator[Finding]
         bindings = (binding_of(block) for _, block in roots(net))
         dtypes = [binding.policy.output_dtype for binding in bindings if binding is not None]
     if "float16" in dtypes:
-        yield LOSS_HEAD
+        yield Finding(
+            "loss_head",
+            "",
+            "its output is float16, in which a loss and its scale overflow past 65504",
+            "leave output=float16 out of the policy, or give the loss out.astype('float32')",
+        )
 
 
 def _norms(net: gluon.Block) -> Iterator[Finding]:
@@ -100,4 +92,9 @@ def _norms(net: gluon.Block) -> Iterator[Finding]:
         if isinstance(block, NORM_LAYERS):
             dtypes = (dtype_of(parameter) for parameter in block.collect_params().values())
             if "float16" in dtypes:
-                yield NORM.of(path, layer=type(block).__name__)
+                yield Finding(
+                    "norm",
+                    path,
+                    f"{type(block).__name__} has float16 parameters, whose small updates are lost",
+                    "use amp.cast in place of net.cast('float16'), or block.cast('float32')",
+                )

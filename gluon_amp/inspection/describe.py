@@ -1,11 +1,11 @@
 """In which dtype each operator of a net computes, and why."""
 
-import textwrap
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import roots, traced
+from gluon_amp.inspection.values import paragraph
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
@@ -13,8 +13,6 @@ from mxnet import autograd
 
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
-
-WIDTH = 80
 
 
 class Row(NamedTuple):
@@ -61,7 +59,7 @@ class Description:
         widths = [max(map(len, column)) for column in zip(*lines)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         reasons = [
-            textwrap.fill(f"{note} {reason}", WIDTH, subsequent_indent=" " * (len(note) + 1))
+            paragraph(f"{note} {reason}", indent=" " * (len(note) + 1))
             for reason, note in notes.items()
         ]
         dtypes = Counter(row.compute_dtype for row in self.rows)

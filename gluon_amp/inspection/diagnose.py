@@ -7,21 +7,20 @@ show which block overflows first, and a search in its graph shows which operator
 import dataclasses
 import math
 import re
-import textwrap
 from typing import Callable, List, Optional, Tuple, Union
 
 import numpy as np
 
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
-from gluon_amp.dtypes import FORMATS
 from gluon_amp.inspection.graph_search import LOSS, Site, backward_site, forward_site, hidden_site
-from gluon_amp.inspection.replay import Replay, own_parameters, replaying
+from gluon_amp.inspection.replay import Replay, replaying
 from gluon_amp.inspection.values import (
     Range,
     arrays_in,
     is_finite,
     non_finite_text,
+    paragraph,
     range_text,
     scale_text,
     value_range,
@@ -30,9 +29,7 @@ from gluon_amp.trainer.loss_scale import LossScale, resolve
 
 from mxnet import autograd, gluon, nd
 
-FLOAT16_MAX = FORMATS["float16"].largest
 LOWEST_EXPONENT = -24  # the search ends at 2**-24, the smallest positive float16
-WIDTH = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +81,7 @@ class Diagnosis:
             span, scale = range_text(self.value_range), scale_text(self.loss_scale)
             lines.append(f"  {what}: {span}, loss scale {scale}")
         lines.append(f"  {self.advice}")
-        return "\n".join(
-            textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-            for line in lines
-        )
+        return "\n".join(map(paragraph, lines))
 
 
 def diagnose(
@@ -176,7 +170,7 @@ def _bad_parameter(net: gluon.Block, data: Tuple[nd.NDArray, ...]) -> Optional[D
         with autograd.pause():
             net(*data)  # which initializes it
     for path, block in named_blocks(net):
-        for parameter in own_parameters(block):
+        for parameter in block._reg_params.values():
             for array in arrays_of([parameter]):
                 if not is_finite(array):
                     return Diagnosis(
@@ -223,7 +217,7 @@ def _forward_advice(site: Site) -> str:
         )
     if site.is_cast:
         return (
-            f"Scale what goes in there, which does not fit float16 (at most {FLOAT16_MAX:g}), "
+            f"Scale what goes in there, which does not fit float16 (at most 65504), "
             f"or pin its reader to float32 with {_pin(site)}."
         )
     place = f"block {site.block}" if site.block else f"the operator {site.op}"

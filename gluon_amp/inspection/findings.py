@@ -1,13 +1,12 @@
 """What `check` returns: findings, each with its place, its problem and its fix."""
 
-import textwrap
 from typing import List, NamedTuple
 
-WIDTH = 80
+from gluon_amp.inspection.values import paragraph
 
 
 class Finding(NamedTuple):
-    """A problem, or the template of one: its texts may hold fields as in `'{names}'`.
+    """A problem of a net or its trainer.
 
     Attributes
     ----------
@@ -24,14 +23,8 @@ class Finding(NamedTuple):
     problem: str
     fix: str
 
-    def of(self, block: str = "", **fields: object) -> "Finding":
-        """Return the finding that this template makes for a block."""
-        texts = (text.format(**fields) for text in (self.problem, self.fix))
-        return Finding(self.kind, block, *texts)
-
     def __str__(self) -> str:
-        text = f"{self.block or 'net'}: {self.problem}: {self.fix}."
-        return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        return paragraph(f"{self.block or 'net'}: {self.problem}: {self.fix}.")
 
 
 class Findings(List[Finding]):

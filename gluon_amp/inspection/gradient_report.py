@@ -10,7 +10,7 @@ from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import FORMATS
-from gluon_amp.inspection.values import scale_text
+from gluon_amp.inspection.values import WIDTH, scale_text
 from gluon_amp.trainer.arrays import dense_part
 from gluon_amp.trainer.loss_scale import LARGEST, SMALLEST, NoLossScale
 from gluon_amp.trainer.scaled_steps import check_scaled
@@ -19,7 +19,6 @@ from mxnet import gluon
 
 FLOAT16 = FORMATS["float16"]
 MARGIN_BITS = 3  # between the largest gradient at the recommended scale and 65504
-WIDTH = 80
 
 
 class GradientRow(NamedTuple):
@@ -122,10 +121,6 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
         After its backward pass.
     trainer : Trainer
         The trainer of its parameters; only its loss scale is read.
-
-    Returns
-    -------
-    GradientReport
 
     Raises
     ------

@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import named_blocks
-from gluon_amp.inspection.replay import Call, Replay, own_parameters
+from gluon_amp.inspection.replay import Call, Replay
 from gluon_amp.inspection.values import Range, is_finite, readable, value_range
 from gluon_amp.lowering import lower
 from gluon_amp.policy import graph
@@ -81,7 +81,8 @@ def backward_site(replay: Replay) -> Site:
             if site is not None:
                 return site
             continue
-        own = (replay.gradients.get(p.name, []) for p in own_parameters(call.block))
+        own_parameters = call.block._reg_params.values()
+        own = (replay.gradients.get(p.name, []) for p in own_parameters)
         if not all_finite(array for arrays in own for array in arrays):
             return sender
     return sender
@@ -99,7 +100,7 @@ class CallGraph:
         for name in set(self.symbol.list_inputs()) - set(self.arrays):
             self.arrays[name] = parameters[name].data(self.context)
         dtypes = {name: array.dtype for name, array in self.arrays.items()}
-        self.dtypes = graph.edge_dtypes(self.json, dtypes, self.symbol)  # by Tensor
+        self.dtypes = graph.edge_dtypes(self.json, dtypes)  # by Tensor
         self.block_of = _block_paths(call, self.nodes)
 
     def first_overflow(self) -> Optional[Site]:
@@ -188,11 +189,11 @@ class CallGraph:
         """
         written_in_forward = set(self.symbol.list_auxiliary_states())
         writer = graph.Writer()
-        moved, probes = [], {}  # `moved`: the new number of each node
+        probes = {}
         for i, node in enumerate(self.nodes):
             inputs = []
-            for k, (source, output, *version) in enumerate(node["inputs"]):
-                entry = [moved[source], output, *version]
+            for k, (source, output, *_) in enumerate(node["inputs"]):
+                entry = writer.remap(node["inputs"][k])
                 dtype = self.dtypes[source, output]
                 is_state = self.nodes[source]["name"] in written_in_forward
                 if dtype in ("float32", *graph.LOW_PRECISION) and not is_state:
@@ -202,10 +203,8 @@ class CallGraph:
                         zero = writer.emit("amp_cast", f"{name}_cast", zero, dtype=dtype)
                     entry = writer.emit("elemwise_add", f"{name}_sum", entry, zero)
                 inputs.append(entry)
-            moved.append(writer.copy(node, inputs)[0])
-        heads = [[moved[i], *rest] for i, *rest in self.json["heads"]]
-        json = {**self.json, "nodes": writer.nodes, "heads": heads}
-        return graph.from_json(json, like=self.symbol), probes
+            writer.numbers.append(writer.copy(node, inputs)[0])
+        return graph.from_json(writer.graph(self.json), like=self.symbol), probes
 
     def _run(
         self, symbol: mx.sym.Symbol, zeros: Optional[Dict[str, nd.NDArray]] = None

@@ -109,11 +109,6 @@ class Replay:
         return forward_with_probes
 
 
-def own_parameters(block: gluon.Block) -> List[gluon.Parameter]:
-    """Return the parameters of a block without those of its children."""
-    return list(block._reg_params.values())
-
-
 def _graph_of(block: gluon.Block) -> Optional[tuple]:
     """Return inputs and symbol that a block has just run: the cast graph, or its own."""
     binding = binding_of(block)

@@ -13,31 +13,6 @@ from gluon_amp.trainer import ScaledSteps
 
 from mxnet import gluon
 
-EPSILON = Finding(
-    "epsilon",
-    "",
-    "{optimizer}'s epsilon {epsilon:g} is 0 in float16, so the update divides by 0",
-    "use amp.Trainer, which updates float32 masters, or multi_precision=True",
-)
-KVSTORE = Finding(
-    "kvstore",
-    "",
-    "the trainer updates on the kvstore, before an overflow can be seen",
-    "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
-)
-FROZEN = Finding(
-    "frozen",
-    "",
-    "the trainer holds {names} with grad_req='null', never updated",
-    "set grad_req='write' to train them, or leave them out of the trainer",
-)
-NOT_HELD = Finding(
-    "frozen",
-    "",
-    "the trainer does not hold {names}, so they stay as they are",
-    "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
-)
-
 
 def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Finding]:
     """Yield what `check` finds in a trainer of a net, stock or of this package."""
@@ -47,17 +22,38 @@ def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Findi
     # without float32 masters the update kernels cast epsilon to float16
     low = any(dtype_of(p) == "float16" for p in parameters if p.grad_req != "null")
     if low and epsilon and not optimizer.multi_precision and np.float16(epsilon) == 0:
-        yield EPSILON.of(optimizer=type(optimizer).__name__, epsilon=epsilon)
+        yield Finding(
+            "epsilon",
+            "",
+            f"{type(optimizer).__name__}'s epsilon {epsilon:g} is 0 in float16, so the update "
+            "divides by 0",
+            "use amp.Trainer, which updates float32 masters, or multi_precision=True",
+        )
     if not isinstance(trainer, ScaledSteps) and _updates_on_kvstore(trainer):
-        yield KVSTORE
+        yield Finding(
+            "kvstore",
+            "",
+            "the trainer updates on the kvstore, before an overflow can be seen",
+            "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
+        )
     frozen = [p.name for p in parameters if p.grad_req == "null" and not is_statistic(p)]
     if frozen:
-        yield FROZEN.of(names=some(frozen, limit=2))
+        yield Finding(
+            "frozen",
+            "",
+            f"the trainer holds {some(frozen, limit=2)} with grad_req='null', never updated",
+            "set grad_req='write' to train them, or leave them out of the trainer",
+        )
     held = set(map(id, parameters))
     trainable = (p for p in net.collect_params().values() if p.grad_req != "null")
     not_held = [p.name for p in trainable if id(p) not in held]
     if not_held:
-        yield NOT_HELD.of(names=some(not_held, limit=2))
+        yield Finding(
+            "frozen",
+            "",
+            f"the trainer does not hold {some(not_held, limit=2)}, so they stay as they are",
+            "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
+        )
 
 
 # Stock `gluon.Trainer` shows neither its parameters nor its kvstore in public.

@@ -1,6 +1,7 @@
 """Arrays and loss scales for a report: are they finite, in which range, and how to write them."""
 
 import math
+import textwrap
 from typing import Iterator, Optional, Tuple
 
 import numpy as np
@@ -9,6 +10,8 @@ from gluon_amp.dtypes import dtype_name
 from gluon_amp.trainer.arrays import all_finite, flatten
 
 from mxnet import nd
+
+WIDTH = 80  # characters in a line of a report
 
 Range = Optional[Tuple[float, float]]  # smallest and largest finite number, None without any
 
@@ -61,3 +64,8 @@ def scale_text(scale: float) -> str:
     """Return a loss scale as text without rounding it: `'65536'`, or `'2^38'` if that is long."""
     exact = f"{scale:g}"
     return exact if float(exact) == scale else f"2^{math.log2(scale):g}"
+
+
+def paragraph(text: str, indent: str = "  ") -> str:
+    """Return a text in lines of at most 80 characters, all but the first of them indented."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

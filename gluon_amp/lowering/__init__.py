@@ -3,13 +3,14 @@
 A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, so float16 is emulated
 there (`float16_emulation`). Only CPUs run bfloat16, with oneDNN, and some of its kernels need a
 workaround (`onednn`, `frozen_weights`). On both devices, gradients that are added to others need
-some more changes (`added_gradients`).
+some more changes (`added_gradients`). Each of these modules rewrites the graph as `graph.to_json`
+returns it, given the dtypes of its variables, and returns the graph itself if nothing changes.
 """
 
 from typing import Dict, FrozenSet
 
 from gluon_amp.lowering import added_gradients, float16_emulation, frozen_weights, onednn
-from gluon_amp.policy.graph import ACCUMULATE_ATTR
+from gluon_amp.policy.graph import ACCUMULATE_ATTR, from_json, to_json
 
 import mxnet as mx
 
@@ -39,6 +40,7 @@ def lower(
     ValueError
         The policy accumulates in float16, and the device is a GPU.
     """
+    graph = lowered = to_json(symbol)
     if device_type == "gpu":
         if any(ACCUMULATE_ATTR in attrs for attrs in symbol.attr_dict().values()):
             raise ValueError(
@@ -46,7 +48,8 @@ def lower(
                 "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
             )
     else:
-        symbol = float16_emulation.emulate(symbol, dtypes)
-        symbol = onednn.apply_workarounds(symbol, dtypes)
-        symbol = frozen_weights.separate_biases(symbol, dtypes, frozen)
-    return added_gradients.make_addable(symbol, dtypes, device_type)
+        lowered = float16_emulation.emulate(lowered, dtypes)
+        lowered = onednn.apply_workarounds(lowered, dtypes)
+        lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)
+    lowered = added_gradients.make_addable(lowered, dtypes, device_type)
+    return symbol if lowered is graph else from_json(lowered, like=symbol)

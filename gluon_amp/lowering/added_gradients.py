@@ -22,9 +22,7 @@ import json
 from typing import Dict, List, Tuple
 
 from gluon_amp.lowering import float16_emulation, native
-from gluon_amp.policy.graph import VERSION, Writer, edge_dtypes, from_json, to_json
-
-import mxnet as mx
+from gluon_amp.policy.graph import Writer, edge_dtypes, from_json
 
 # Operator like `amp_cast` from float32 to bfloat16, whose gradient is added correctly
 BFLOAT16 = "_gluon_amp_bfloat16"
@@ -71,37 +69,16 @@ BODY_INPUTS = {
 FOREACH_VARIABLES = ("in_data_locs", "in_state_locs", "remain_locs")
 
 
-def make_addable(
-    symbol: mx.sym.Symbol, dtypes: Dict[str, object], device_type: str
-) -> mx.sym.Symbol:
-    """Return a symbol of the same values and gradients whose gradients can be added.
+def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> dict:
+    """Return a graph of the same values and gradients whose gradients can be added.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A lowered graph.
-    dtypes : dict of str to dtype
-        Dtypes of all variables.
-    device_type : str
-        As `Context.device_type`; on a GPU, `amp_cast` adds its gradient correctly.
-
-    Returns
-    -------
-    Symbol
-        `symbol` itself if only operators of `ADDING` read variables.
+    It is `graph` itself if only operators of `ADDING` read variables. On a GPU, `amp_cast` adds its
+    gradient correctly.
     """
-    graph = to_json(symbol)
-    rewritten = _rewrite(graph, dtypes, device_type, symbol)
-    return symbol if rewritten is graph else from_json(rewritten, like=symbol)
-
-
-def _rewrite(graph: dict, dtypes: Dict[str, object], device_type: str, like: mx.sym.Symbol) -> dict:
-    """Return the rewritten graph, or `graph` itself if nothing has to change."""
-    edges = edge_dtypes(graph, dtypes, like)
-    written = set(from_json({"attrs": VERSION, **graph}, like=like).list_auxiliary_states())
+    edges = edge_dtypes(graph, dtypes)
+    written = set(from_json(graph).list_auxiliary_states())
     written |= {node["name"] for node in graph["nodes"] if WRITTEN_ATTR in node.get("attrs", {})}
     out, changed = Writer(), False
-    numbers = []  # old node -> new node
     copies = {}  # new variable -> entry of its copy
 
     def is_variable(entry: list) -> bool:
@@ -114,20 +91,20 @@ def _rewrite(graph: dict, dtypes: Dict[str, object], device_type: str, like: mx.
         return list(copies[entry[0]])
 
     for i, node in enumerate(graph["nodes"]):
-        inputs = [[numbers[source], *rest] for source, *rest in node["inputs"]]
+        inputs = [out.remap(entry) for entry in node["inputs"]]
         adds = node["op"] in ADDING
         if node["op"] == "amp_cast" and is_variable(inputs[0]):
             before, after = edges[tuple(node["inputs"][0][:2])], edges.get((i, 0))
             adds = device_type == "gpu" or "float16" in (before, after)
             if before == after and not adds:  # drop the cast: its readers read the variable
-                numbers.append(inputs[0][0])
+                out.numbers.append(inputs[0][0])
                 changed = True
                 continue
             if (before, after) == ("float32", "bfloat16") and native.available():
                 node = {**node, "op": BFLOAT16, "attrs": {}}
                 adds = changed = True
         if "subgraphs" in node:
-            rewritten = _rewrite_bodies(i, node, edges, device_type, like)
+            rewritten = _rewrite_bodies(i, node, edges, device_type)
             changed = changed or rewritten is not node
             node = rewritten
         if not adds:
@@ -135,19 +112,22 @@ def _rewrite(graph: dict, dtypes: Dict[str, object], device_type: str, like: mx.
                 if is_variable(inputs[k]) and "float" in edges[source, output]:
                     inputs[k] = copy_of(inputs[k])
                     changed = True
-        numbers.append(out.copy(node, inputs)[0])
-    heads = [[numbers[source], *rest] for source, *rest in graph["heads"]]
+        out.numbers.append(out.copy(node, inputs)[0])
+    if not changed:
+        return graph
+    rewritten = out.graph(graph)
+    heads = rewritten["heads"]
     for k, (source, *_) in enumerate(graph["heads"]):
         # An output that was a cast and is a variable now needs an operator of the cast's name.
         if out.nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]:
             heads[k] = out.emit("_copy", graph["nodes"][source]["name"], heads[k])
-    return {**graph, "nodes": out.nodes, "heads": heads} if changed else graph
+    return rewritten
 
 
 # -------------------------------------------------------------------------- loops and branches
 
 
-def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str, like: mx.sym.Symbol) -> dict:
+def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str) -> dict:
     """Return a loop or branch whose bodies' gradients are all written, and added correctly."""
     input_dtypes = [edges[source, output] for source, output, *_ in node["inputs"]]
     floats = [k for k, dtype in enumerate(input_dtypes) if "float" in dtype]
@@ -158,10 +138,10 @@ def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str, like: mx.
         sources = _input_numbers(node, n)
         unread = [k for k in floats if k not in sources]
         if node["op"] == "_cond" and n > 0 and unread and float_output is not None:
-            body, sources = _read_inputs(body, sources, unread, float_output, like)
+            body, sources = _read_inputs(body, sources, unread, float_output)
             attrs[BODY_INPUTS["_cond"][n]] = str(sources)
         dtypes = {name: input_dtypes[k] for name, k in zip(_variables(body), sources)}
-        bodies.append(_rewrite(body, dtypes, device_type, like))
+        bodies.append(make_addable(body, dtypes, device_type))
     same = all(a is b for a, b in zip(bodies, node["subgraphs"]))
     return node if same else {**node, "attrs": attrs, "subgraphs": bodies}
 
@@ -179,29 +159,13 @@ def _variables(body: dict) -> List[str]:
 
 
 def _read_inputs(
-    body: dict, sources: List[int], unread: List[int], output: int, like: mx.sym.Symbol
+    body: dict, sources: List[int], unread: List[int], output: int
 ) -> Tuple[dict, List[int]]:
-    """Make a branch read more inputs without an effect on its values.
+    """Make a branch read more inputs, without an effect on its values.
 
-    The zeros of each input are added to one of the branch's outputs. Their gradient is zero.
-
-    Parameters
-    ----------
-    body : dict
-    sources : list of int
-        Which input of the operator each variable of the branch is.
-    unread : list of int
-        The inputs to read.
-    output : int
-        An output of a float dtype.
-    like : Symbol
-
-    Returns
-    -------
-    dict
-        The branch.
-    list of int
-        `sources` of its variables.
+    The zeros of each input in `unread` are added to the branch's output number `output`, which is
+    float. Their gradient is zero. Return the branch, and which input each of its variables is, as
+    `sources` for `body`.
     """
     by_name = dict(zip(_variables(body), sources))
     out, zeros = Writer(), []
@@ -215,5 +179,5 @@ def _read_inputs(
     heads = list(body["heads"])
     heads[output] = out.emit("broadcast_add", "unread_added", heads[output], total)
     body = {**body, "nodes": out.nodes, "heads": heads}
-    order = from_json({"attrs": VERSION, **body}, like=like).list_inputs()
+    order = from_json(body).list_inputs()
     return body, [by_name[name] for name in order]

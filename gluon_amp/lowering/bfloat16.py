@@ -16,18 +16,7 @@ WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 
 
 def check_device(device_type: str) -> None:
-    """Raise an error if a device cannot compute in bfloat16.
-
-    Parameters
-    ----------
-    device_type : str
-        As `Context.device_type`.
-
-    Raises
-    ------
-    ValueError
-        The device is a GPU, or a CPU without AVX512.
-    """
+    """Raise a ValueError if a device of this `Context.device_type` cannot compute in bfloat16."""
     if device_type == "gpu":
         raise ValueError(
             "bfloat16 cannot run on a GPU: MXNet 1.9.1 has no bfloat16 kernels there; "

@@ -26,25 +26,19 @@ def tuple_of(text: str) -> Tuple[int, ...]:
 def deconvolve(
     emit: Callable[..., list], name: str, attrs: Dict[str, str], inputs: List[list]
 ) -> list:
-    """Append the nodes that compute a `Deconvolution` of float64 inputs to a graph.
+    """Append the nodes that compute a `Deconvolution` to a graph; return the result's entry.
 
     Parameters
     ----------
     emit : callable
-        ``emit(op, name, *inputs, **attrs)`` appends a node and returns its entry, as
-        `graph.Writer.emit` does.
+        `Writer.emit` of the graph.
     name : str
         Name of the last node.
     attrs : dict of str to str
         The attributes of the `Deconvolution`.
     inputs : list
-        Entries of data (N, channels, ...), weight (channels, filters / groups, kernel...) and,
-        unless `no_bias`, bias (filters).
-
-    Returns
-    -------
-    list
-        Entry of the result, (N, filters, ...).
+        Entries of the float64 data (N, channels, ...), weight (channels, filters / groups,
+        kernel...) and, unless `no_bias`, bias (filters). The result is (N, filters, ...).
 
     Raises
     ------

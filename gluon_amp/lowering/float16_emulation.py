@@ -17,22 +17,12 @@ payload of NaNs.
 
 import os
 from collections import Counter
-from typing import Dict
+from typing import Dict, Tuple
 
 from gluon_amp.lowering import float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
-from gluon_amp.policy.graph import (
-    ACCUMULATE_ATTR,
-    CASTS,
-    MX_DTYPE_CODES,
-    Writer,
-    edge_dtypes,
-    from_json,
-    to_json,
-)
-
-import mxnet as mx
+from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
 
 # Operator: attribute, its value for which the operator is exact, its default value
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
@@ -42,37 +32,16 @@ ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narro
 ROUND_RELU = "_gluon_amp_round_relu"
 
 
-def emulate(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
-    """Return a graph that runs on a CPU and returns what `symbol` returns with float16 kernels.
+def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
+    """Return a graph that runs on a CPU and returns what `graph` returns with float16 kernels.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A cast graph. Float16 variables stay float16, and so do float16 outputs.
-    dtypes : dict of str to dtype
-        Dtypes of all variables.
-
-    Returns
-    -------
-    Symbol
-        `symbol` itself if nothing in it is float16.
-
-    Raises
-    ------
-    MXNetError
-        The dtypes contradict each other.
+    Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is float16.
     """
-    graph = to_json(symbol)
-    emulated = _emulate(graph, dtypes, symbol)
-    return symbol if emulated is graph else from_json(emulated, like=symbol)
-
-
-def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
-    edges = edge_dtypes(graph, dtypes, like)
+    edges = edge_dtypes(graph, dtypes)
     has_bodies = any("subgraphs" in node for node in graph["nodes"])
     if "float16" not in edges.values() and not has_bodies:
         return graph
-    out = _EmulatedGraph(edges, native.available())
+    out = _EmulatedGraph(edges)
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null":
             out.add_variable(i, node)
@@ -81,58 +50,45 @@ def _emulate(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dic
         else:
             if "subgraphs" in node:
                 # The inputs of a loop's or branch's body are all float32 or integers.
-                bodies = [_emulate(body, {}, like) for body in node["subgraphs"]]
+                bodies = [emulate(body, {}) for body in node["subgraphs"]]
                 node = {**node, "subgraphs": bodies}
             out.add_operator(i, node)
-    heads = [out.head(entry) for entry in graph["heads"]]
-    emulated = {**graph, "nodes": out.nodes, "heads": heads}
+    emulated = out.graph(graph)
+    for k, (source, output, *_) in enumerate(graph["heads"]):
+        if edges[source, output] == "float16":  # a float16 output stays float16
+            emulated["heads"][k] = out.narrow(emulated["heads"][k])
     return _fuse_relu(emulated) if out.native else emulated
 
 
 class _EmulatedGraph(Writer):
-    """The emulated graph being written.
+    """The emulated graph being written: float32 tensors of the same values replace float16 ones."""
 
-    Parameters
-    ----------
-    edges : dict of (int, int) to str
-        Dtypes of the old graph's tensors (`graph.edge_dtypes`).
-    native : bool
-        Whether the operators of gluon_amp's C++ library may be used.
-
-    Attributes
-    ----------
-    entries : dict of (int, int) to list
-        For each tensor of the old graph, by node and output, the entry of the tensor that
-        represents it: for a float16 tensor a float32 tensor of the same values.
-    """
-
-    def __init__(self, edges: Dict, native: bool) -> None:
+    def __init__(self, edges: Dict[Tuple[int, int], str]) -> None:
         super().__init__()
-        self.edges = edges
-        self.native = native
-        self.entries = {}
+        self.edges = edges  # dtypes of the old graph's tensors, by node and output
+        self.native = native.available()
 
     def add_variable(self, i: int, node: dict) -> None:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
         if self._is_float16(i):
             attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            self.entries[i, 0] = self._widen(self.copy({**node, "attrs": attrs}, []))
+            self.replaced[i, 0] = self._widen(self.copy({**node, "attrs": attrs}, []))
         else:
-            self.entries[i, 0] = self.copy(node, [])
+            self.replaced[i, 0] = self.copy(node, [])
 
     def add_cast(self, i: int, node: dict) -> None:
         """Append what a cast is in the emulation: rounding, nothing, or a cast."""
         source = tuple(node["inputs"][0][:2])
-        entry = self.entries[source]
+        entry = self.replaced[source]
         before, after = self.edges[source], self.edges.get((i, 0))
         if after == before or (before == "float16" and after == "float32"):
-            self.entries[i, 0] = entry
+            self.replaced[i, 0] = entry
         elif after == "float16":
             if before != "float32":
                 entry = self._cast(entry, "float32")
-            self.entries[i, 0] = self._round(entry)
+            self.replaced[i, 0] = self._round(entry)
         else:
-            self.entries[i, 0] = self.copy(node, [entry])
+            self.replaced[i, 0] = self.copy(node, [entry])
 
     def add_operator(self, i: int, node: dict) -> None:
         """Append an operator, which then computes in float32, and round its float16 outputs."""
@@ -140,9 +96,7 @@ class _EmulatedGraph(Writer):
             key: "float32" if key in ("dtype", "out_dtype") and value == "float16" else value
             for key, value in node.get("attrs", {}).items()
         }
-        inputs = [
-            [*self.entries[source, k][:2], *version] for source, k, *version in node["inputs"]
-        ]
+        inputs = [self.remap(entry) for entry in node["inputs"]]
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
@@ -156,18 +110,13 @@ class _EmulatedGraph(Writer):
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [number, edge[1], 0]
             must_round = self.edges[edge] == "float16" and not exact
-            self.entries[edge] = self._round(entry) if must_round else entry
-
-    def head(self, entry: list) -> list:
-        """Return the entry for an output of the graph; a float16 output is narrowed to float16."""
-        result = self.entries[tuple(entry[:2])]
-        return self._narrow(result) if self._is_float16(*entry[:2]) else result
+            self.replaced[edge] = self._round(entry) if must_round else entry
 
     def _round(self, entry: list) -> list:
         """Append the rounding of float32 values to float16 values."""
         if self.native:
             return self.emit(ROUND, self._name(entry, "rounded"), entry)
-        return self._widen(self._narrow(entry))
+        return self._widen(self.narrow(entry))
 
     def _widen(self, entry: list) -> list:
         """Append the conversion of a float16 tensor to float32."""
@@ -175,7 +124,7 @@ class _EmulatedGraph(Writer):
             return self.emit(WIDEN, self._name(entry, "float32"), entry)
         return self._cast(entry, "float32")
 
-    def _narrow(self, entry: list) -> list:
+    def narrow(self, entry: list) -> list:
         """Append the conversion of a float32 tensor to float16."""
         if self.native:
             return self.emit(NARROW, self._name(entry, "float16"), entry)

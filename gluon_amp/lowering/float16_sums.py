@@ -47,14 +47,7 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def node(op: str, attrs: dict) -> dict:
-    """Return operator and attributes of the node that replaces one of `graph.ACCUMULATING`.
-
-    Parameters
-    ----------
-    op : str
-    attrs : dict of str to str
-        The node's attributes, as in a symbol's JSON.
-    """
+    """Return operator and attributes of the node that replaces one of `graph.ACCUMULATING`."""
     return {"op": "Custom", "attrs": {"op_type": OPERATOR, "of": op, **attrs}}
 
 
@@ -68,18 +61,24 @@ def node(op: str, attrs: dict) -> dict:
 #   bias_axis               the axis of the output that a bias belongs to
 
 
-class _FullyConnected:
-    """Data (N, K) times the transposed weight (M, K)."""
-
+class _View:
     def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
         self.data, self.weight, self.out = shapes
-        self.bias_axis = len(self.out) - 1
-
-    def operands(self, data, weight) -> tuple:
-        return data.reshape(-1, self.weight[1]), weight.T
+        self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
 
     def output(self, result):
         return result.reshape(self.out)
+
+
+class _FullyConnected(_View):
+    """Data (N, K) times the transposed weight (M, K)."""
+
+    @property
+    def bias_axis(self) -> int:
+        return len(self.out) - 1
+
+    def operands(self, data, weight) -> tuple:
+        return data.reshape(-1, self.weight[1]), weight.T
 
     def result(self, gradient):
         return gradient.reshape(-1, self.weight[0])
@@ -88,15 +87,14 @@ class _FullyConnected:
         return left.reshape(self.data), right.T
 
 
-class _Dot:
+class _Dot(_View):
     """The left tensor's last axis times the right one's first; both may be transposed before."""
 
     def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
-        self.left, self.right, self.out = shapes
-        self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
+        super().__init__(attrs, shapes)
         if any(flip and len(shape) != 2 for flip, shape in zip(self.flips, shapes)):
             raise ValueError(
-                f"dot() of shapes {self.left} and {self.right} with a transpose cannot accumulate "
+                f"dot() of shapes {self.data} and {self.weight} with a transpose cannot accumulate "
                 "in float16: transpose matrices only, or pin dot to float32."
             )
 
@@ -104,48 +102,38 @@ class _Dot:
         left, right = self._flipped(left, right)
         return left.reshape(-1, left.shape[-1]), right.reshape(right.shape[0], -1)
 
-    def output(self, result):
-        return result.reshape(self.out)
-
     def result(self, gradient):
-        left, right = self._flipped(np.empty(self.left), np.empty(self.right))
+        left, right = self._flipped(np.empty(self.data), np.empty(self.weight))
         return gradient.reshape(left.size // left.shape[-1], right.size // right.shape[0])
 
     def gradients(self, left, right) -> tuple:
-        shapes = (s[::-1] if flip else s for s, flip in zip((self.left, self.right), self.flips))
+        shapes = (s[::-1] if flip else s for s, flip in zip((self.data, self.weight), self.flips))
         return self._flipped(*(x.reshape(shape) for x, shape in zip((left, right), shapes)))
 
     def _flipped(self, *pair) -> tuple:
         return tuple(x.T if flip else x for x, flip in zip(pair, self.flips))
 
 
-class _BatchDot:
+class _BatchDot(_View):
     """Stacks of matrices, which may be transposed before."""
 
-    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
-        self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
-
     def operands(self, left, right) -> tuple:
-        return self.gradients(left, right)
+        pairs = zip((left, right), self.flips)
+        return tuple(np.swapaxes(x, -1, -2) if flip else x for x, flip in pairs)
 
-    def output(self, result):
-        return result
+    gradients = operands
 
     def result(self, gradient):
         return gradient
 
-    def gradients(self, left, right) -> tuple:
-        pairs = zip((left, right), self.flips)
-        return tuple(np.swapaxes(x, -1, -2) if flip else x for x, flip in pairs)
 
-
-class _Convolution:
+class _Convolution(_View):
     """Weight (G, O/G, K) times the data's windows (G, K, positions); K: channels × kernel."""
 
     bias_axis = 1
 
     def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
-        self.data, self.weight, self.out = shapes
+        super().__init__(attrs, shapes)
         self.kernel = self.weight[2:]
         dims = len(self.kernel)
         self.stride, self.dilate = (

@@ -8,58 +8,34 @@ a separate operator adds the bias. Convolutions are not affected.
 
 from typing import Dict, FrozenSet, Optional
 
-from gluon_amp.policy.graph import Writer, edge_dtypes, from_json, source_of, to_json
-
-import mxnet as mx
+from gluon_amp.policy.graph import Writer, edge_dtypes, source_of
 
 
-def separate_biases(
-    symbol: mx.sym.Symbol, dtypes: Dict[str, object], frozen: FrozenSet[str]
-) -> mx.sym.Symbol:
-    """Return a symbol of the same values, in which a separate operator adds such biases.
+def separate_biases(graph: dict, dtypes: Dict[str, object], frozen: FrozenSet[str]) -> dict:
+    """Return a graph of the same values, in which a separate operator adds such biases.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A graph that runs on a CPU.
-    dtypes : dict of str to dtype
-        Dtypes of all variables.
-    frozen : frozenset of str
-        Names of the variables that get no gradient.
-
-    Returns
-    -------
-    Symbol
-        `symbol` itself if no dense layer has a frozen weight and a bias with a gradient.
+    It is `graph` itself if no dense layer has a weight in `frozen` and a bias that is not in it.
     """
-    if not frozen:
-        return symbol
-    graph = to_json(symbol)
     old = graph["nodes"]
     chosen = {i for i, node in enumerate(old) if _has_frozen_weight(old, node, frozen)}
     if not chosen:
-        return symbol
+        return graph
     for i in chosen:  # the sum broadcasts, so it does not imply the shape of the bias
         bias = _variable(old, old[i]["inputs"][2][0])
         shape = {"__shape__": f"({old[i]['attrs']['num_hidden']},)"}
         if bias is not None:
             old[bias] = {**old[bias], "attrs": {**old[bias].get("attrs", {}), **shape}}
-    edges = edge_dtypes(graph, dtypes, symbol)
-    out, numbers, sums = Writer(), [], {}
-
-    def remap(entry: list) -> list:
-        source, k, *version = entry
-        return sums.get((source, k)) or [numbers[source], k, *version]
-
+    edges = edge_dtypes(graph, dtypes)
+    out = Writer()
     for i, node in enumerate(old):
-        inputs = [remap(entry) for entry in node["inputs"]]
-        numbers.append(len(out.nodes))
+        inputs = [out.remap(entry) for entry in node["inputs"]]
+        out.numbers.append(len(out.nodes))
         if i in chosen:
-            sums[i, 0] = _product_and_sum(out, node, inputs, edges.get((i, 0)) == "bfloat16")
+            low = edges.get((i, 0)) == "bfloat16"
+            out.replaced[i, 0] = _product_and_sum(out, node, inputs, low)
         else:
             out.copy(node, inputs)
-    heads = [remap(entry) for entry in graph["heads"]]
-    return from_json({**graph, "nodes": out.nodes, "heads": heads}, like=symbol)
+    return out.graph(graph)
 
 
 def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:

@@ -20,47 +20,27 @@ from typing import Dict
 from gluon_amp import hardware
 from gluon_amp.lowering import native
 from gluon_amp.lowering.deconvolution import tuple_of
-from gluon_amp.policy.graph import Writer, edge_dtypes, from_json, to_json
-
-import mxnet as mx
+from gluon_amp.policy.graph import Writer, edge_dtypes
 
 NORM_LAYOUT = "_gluon_amp_norm_layout"
 CONVOLUTION = "_gluon_amp_convolution"
 
 
-def apply_workarounds(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> mx.sym.Symbol:
-    """Return a symbol of the same values that does not use these kernels.
+def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
+    """Return a graph of the same values that does not use these kernels.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A cast graph.
-    dtypes : dict of str to dtype
-        Dtypes of all variables.
-
-    Returns
-    -------
-    Symbol
-        `symbol` itself if it has no bfloat16 BatchNorm, 1×1 convolution or strided convolution.
+    It is `graph` itself if it has no bfloat16 BatchNorm, 1×1 convolution or strided convolution.
     """
-    graph = to_json(symbol)
-    rewritten = _rewrite(graph, dtypes, symbol)
-    return symbol if rewritten is graph else from_json(rewritten, like=symbol)
-
-
-def _rewrite(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dict:
-    """Return the rewritten graph, or `graph` itself if nothing has to change."""
     affected = ("BatchNorm", "Convolution")
     if not any(node["op"] in affected or "subgraphs" in node for node in graph["nodes"]):
         return graph
-    edges = edge_dtypes(graph, dtypes, like)
+    edges = edge_dtypes(graph, dtypes)
     out, changed = Writer(), False
-    places = {}  # (old node, output) -> (new node, output)
     for i, node in enumerate(graph["nodes"]):
-        inputs = [[*places[source, k], *version] for source, k, *version in node["inputs"]]
+        inputs = [out.remap(entry) for entry in node["inputs"]]
         name, low = node["name"], edges.get((i, 0)) == "bfloat16"
         if "subgraphs" in node:
-            bodies = [_rewrite(body, {}, like) for body in node["subgraphs"]]
+            bodies = [apply_workarounds(body, {}) for body in node["subgraphs"]]
             changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
             node = {**node, "subgraphs": bodies}
         in_float32 = False
@@ -75,17 +55,12 @@ def _rewrite(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> dic
                 for k, entry in enumerate(inputs)
             ]
         entry = out.copy(node, inputs)
-        places.update({edge: (entry[0], edge[1]) for edge in edges if edge[0] == i})
+        out.numbers.append(entry[0])
         if in_float32:
-            result = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
-            places[i, 0] = tuple(result[:2])
-            changed = True
+            out.replaced[i, 0] = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
         if low and node["op"] == "BatchNorm" and native.available():
-            result = out.emit(NORM_LAYOUT, f"{name}_layout", entry, inputs[0])
-            places[i, 0] = tuple(result[:2])
-            changed = True
-    heads = [[*places[source, k], *version] for source, k, *version in graph["heads"]]
-    return {**graph, "nodes": out.nodes, "heads": heads} if changed else graph
+            out.replaced[i, 0] = out.emit(NORM_LAYOUT, f"{name}_layout", entry, inputs[0])
+    return out.graph(graph) if changed or out.replaced else graph
 
 
 def _safe_convolution(node: dict) -> dict:

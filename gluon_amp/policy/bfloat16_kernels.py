@@ -20,13 +20,7 @@ TRUE = ("True", "true", "1")
 def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
     """Return whether an operator has a correct and fast CPU kernel for bfloat16.
 
-    Parameters
-    ----------
-    op : str
-        The operator's name.
-    attrs : dict of str to str, optional
-        The node's attributes, as in a symbol's JSON. With None, the function returns whether the
-        operator has a kernel for some attributes.
+    `attrs` are the node's attributes, as in a symbol's JSON; None stands for any attributes.
     """
     op = registry.canonical(op)
     return op in KERNELS and (attrs is None or KERNELS[op](attrs))

@@ -9,7 +9,7 @@ to the next convolution or matrix product, so a mask stays finite until the soft
 import math
 from typing import Dict, Mapping, Optional, Tuple
 
-from gluon_amp.policy import registry
+from gluon_amp.policy import op_table, registry
 
 # A constant below float16's smallest normal number loses digits: 1e-7 becomes 1.19e-7. A sum of a
 # few constants above a quarter of float16's range overflows.
@@ -20,14 +20,8 @@ LARGEST = 2.0**14
 _GROUPS = (
     (
         "scalar",
-        """
-        _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
-        _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
-        _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
-        _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
-        _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
-        _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar
-        _npi_copysign_scalar _npi_rcopysign_scalar _npi_arctan2_scalar _npi_rarctan2_scalar
+        f"""
+        {op_table.WITH_SCALAR} _npi_arctan2_scalar _npi_rarctan2_scalar
         _npi_where_lscalar _npi_where_rscalar _slice_assign_scalar _contrib_gradientmultiplier
         """,
     ),
@@ -67,19 +61,8 @@ NOT_VALUES: Dict[Tuple[str, str], str] = {
 def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     """Return a constant of a node that float16 cannot hold, None if there is none.
 
-    Every dtype can hold zero, infinity and NaN, and float16 can hold the defaults of all constants.
-
-    Parameters
-    ----------
-    op : str
-        The operator's name.
-    attrs : dict of str to str
-        The node's attributes, as in a symbol's JSON.
-
-    Returns
-    -------
-    str or None
-        Attribute and value, as in `'a_min=1e-12'`.
+    The result is attribute and value, as in `'a_min=1e-12'`. Every dtype can hold zero, infinity
+    and NaN, and float16 can hold the defaults of all constants.
     """
     for name in CONSTANTS.get(registry.canonical(op), ()):
         text = attrs.get(name, "None")

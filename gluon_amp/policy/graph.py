@@ -32,9 +32,6 @@ CASTS = ("Cast", "amp_cast")
 # The attribute that marks a graph as one of MXNet 1.9.1, which needs no upgrade
 VERSION = {"mxnet_version": ["int", 10901]}
 
-FLOAT16_MAX = 65504.0
-FLOAT16_TINY = 2.0**-24  # the smallest subnormal number
-
 # Norms whose kernels read low-precision data together with float32 parameters, and compute their
 # statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
 NATIVELY_MIXED = ("BatchNorm",)
@@ -113,17 +110,12 @@ def parameter_dtypes(
         Variables that are data, not parameters.
     """
     graph = to_json(symbol)
-    nodes = graph["nodes"]
-    readers = {}  # node -> [(reading node, input position)]
-    for i, node in enumerate(nodes):
-        for position, (source, *_) in enumerate(node["inputs"]):
-            readers.setdefault(source, []).append((i, position))
-    outputs = {source for source, *_ in graph["heads"]}
+    nodes, readers = graph["nodes"], _readers(graph)
 
     def only_products_read(i: int) -> bool:
-        if i in outputs or i not in readers:
-            return False
         for reader, position in readers[i]:
+            if reader is None:
+                return False
             node = nodes[reader]
             decision = _decide(policy, node)
             if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
@@ -141,8 +133,17 @@ def parameter_dtypes(
     }
 
 
-def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> Dict:
-    """Return the dtype of every tensor that a graph's nodes read or return.
+def _readers(graph: dict) -> Dict[int, List[tuple]]:
+    """Return the readers of each node, by node and input position; of an output also (None, 0)."""
+    readers = {source: [(None, 0)] for source, *_ in graph["heads"]}
+    for i, node in enumerate(graph["nodes"]):
+        for position, (source, *_) in enumerate(node["inputs"]):
+            readers.setdefault(source, []).append((i, position))
+    return readers
+
+
+def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
+    """Return the dtype of every tensor that a graph's nodes read or return, by node and output.
 
     Parameters
     ----------
@@ -150,13 +151,6 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
         A symbol's JSON.
     dtypes : dict of str to dtype
         Dtypes of the variables; those left out are float32.
-    like : Symbol
-        The symbol that the JSON comes from.
-
-    Returns
-    -------
-    dict of (int, int) to str
-        Dtype name by node and output number.
 
     Raises
     ------
@@ -166,9 +160,7 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object], like: mx.sym.Symbol) -> 
     edges = {tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"]}
     edges.update(tuple(entry[:2]) for entry in graph["heads"])
     edges = sorted(edges)
-    heads = [[i, out, 0] for i, out in edges]
-    # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
-    all_edges = from_json({"attrs": VERSION, **graph, "heads": heads}, like=like)
+    all_edges = from_json({**graph, "heads": [[*edge, 0] for edge in edges]})
     variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
     _, inferred, _ = all_edges.infer_type(**variables)
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
@@ -179,16 +171,10 @@ def to_json(symbol: mx.sym.Symbol) -> dict:
     return json.loads(symbol.tojson(remove_amp_cast=False))
 
 
-def from_json(graph: dict, like: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Build a symbol from a dict such as `to_json` returns.
-
-    Parameters
-    ----------
-    graph : dict
-    like : Symbol
-        The result is a `mx.np` symbol if this is one, else a `mx.sym` symbol.
-    """
-    symbol = mx.sym.load_json(json.dumps(_indexed(graph)))
+def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
+    """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
+    # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
+    symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": VERSION, **graph})))
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
@@ -206,17 +192,9 @@ def _indexed(graph: dict) -> dict:
 
 
 def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:
-    """Return the node that a tensor originally comes from.
+    """Return the node that the first output of node `i` originally comes from.
 
-    Parameters
-    ----------
-    nodes : list of dict
-        The nodes of a graph.
-    i : int
-        The node whose first output is the tensor.
-    through : container of str, optional
-        Operators to walk back through; by default casts. None walks back through every operator
-        of one input.
+    This walks back through operators of one input: those in `through`, with None all of them.
     """
     while len(nodes[i]["inputs"]) == 1 and (through is None or nodes[i]["op"] in through):
         i = nodes[i]["inputs"][0][0]
@@ -224,10 +202,27 @@ def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CAS
 
 
 class Writer:
-    """Collects the nodes of a new graph; `nodes` is the list so far."""
+    """Collects the nodes of a new graph, which replaces an old one.
+
+    New nodes come between the old ones, so a node has another number than in the old graph: `remap`
+    translates the old graph's entries.
+    """
 
     def __init__(self) -> None:
         self.nodes = []
+        self.numbers = []  # of the old graph's nodes in the new one
+        self.replaced = {}  # (old node, output) -> entry that is read in its place
+
+    def remap(self, entry: list) -> list:
+        """Return the entry in this graph of a tensor of the old graph."""
+        old, k, *version = entry
+        number, output, *_ = self.replaced.get((old, k)) or (self.numbers[old], k)
+        return [number, output, *version]
+
+    def graph(self, old: dict) -> dict:
+        """Return the new graph with the outputs of the old one; later nodes are added to it too."""
+        heads = [self.remap(entry) for entry in old["heads"]]
+        return {**old, "nodes": self.nodes, "heads": heads}
 
     def copy(self, node: dict, inputs: List[list]) -> list:
         """Append a node of another graph with new inputs; return its first output's entry."""
@@ -256,27 +251,19 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     decisions = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
     if policy.compute_dtype != "float16":
         return decisions
-    readers = {}
-    for i, node in enumerate(nodes):
-        for source, *_ in node["inputs"]:
-            readers.setdefault(source, set()).add(i)
-    outputs = {source for source, *_ in graph["heads"]}
+    readers = _readers(graph)
     wide = {
         i
         for i, decision in decisions.items()
-        if decision.kind == "float32" and _unfit_constant(nodes[i])
+        if decision.kind == "float32" and constants.unfit(nodes[i]["op"], nodes[i].get("attrs", {}))
     }
     for i in sorted(decisions, reverse=True):  # from the outputs back
-        only_wide_readers = i not in outputs and readers.get(i, {None}) <= wide
+        only_wide_readers = all(reader in wide for reader, _ in readers[i])
         decision = decisions[i]
         if only_wide_readers and decision.kind in ("follow", "widest") and not decision.pinned:
             wide.add(i)
             decisions[i] = Decision("float32", "only leads to a constant that does not fit float16")
     return decisions
-
-
-def _unfit_constant(node: dict) -> Optional[str]:
-    return constants.unfit(node["op"], node.get("attrs", {}))
 
 
 class _Rewriter:
@@ -307,30 +294,24 @@ class _Rewriter:
             block = node["attrs"].pop(BLOCK_ATTR, "")
             inputs = [out.remap(entry) for entry in old["inputs"]]
             if node["op"] == "null":
-                self._variable(i, node, out)
+                self._variable(node, out)
             else:
-                self._operator(i, node, block, inputs, decisions[i], out)
-        heads = [out.remap(entry) for entry in graph["heads"]]
+                self._operator(node, block, inputs, decisions[i], out)
+        rewritten = out.graph(graph)
         if output_dtype:
-            heads = [out.cast(head, output_dtype) for head in heads]
-        return {**graph, "nodes": out.nodes, "heads": heads}
+            rewritten["heads"] = [out.cast(head, output_dtype) for head in rewritten["heads"]]
+        return rewritten
 
-    def _variable(self, i: int, node: dict, out: "_Emitter") -> None:
+    def _variable(self, node: dict, out: "_Emitter") -> None:
         dtype = self.param_dtypes.get(node["name"])
         if dtype in MX_DTYPE_CODES:
             node["attrs"]["__dtype__"] = MX_DTYPE_CODES[dtype]
-        out.add(i, node, [], dtype, dtype)
+        out.add(node, [], dtype, dtype)
 
     def _operator(
-        self,
-        i: int,
-        node: dict,
-        block: str,
-        inputs: List[list],
-        decision: Decision,
-        out: "_Emitter",
+        self, node: dict, block: str, inputs: List[list], decision: Decision, out: "_Emitter"
     ) -> None:
-        """Add operator `i` with its inputs cast as its kind requires."""
+        """Add an operator with its inputs cast as its kind requires."""
         rule = op_table.rule(node["op"])
         castable = [k for k in range(len(inputs)) if k not in rule.uncast]
         input_dtypes = [out.dtype_of(inputs[k]) for k in castable]
@@ -362,9 +343,10 @@ class _Rewriter:
         else:
             output_dtype = _declared_dtype(node["attrs"], dtype)
         # The other outputs of a BatchNorm are its statistics.
-        out.add(i, node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
+        entry = out.add(node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
         if decision.kind == "norm" and not natively_mixed and data_dtype in LOW_PRECISION:
-            out.redirect(i, data_dtype)
+            # All later readers of the norm's output read a cast of it.
+            out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
 
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
@@ -380,34 +362,19 @@ class _Rewriter:
 
 
 class _Emitter(Writer):
-    """The graph being written, with the dtypes of its tensors.
-
-    Casts come between the nodes, so a node has another number than in the old graph: `remap`
-    translates the old graph's entries.
-    """
+    """The graph being written, with the dtypes of its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dtypes = []  # by new node: dtype of its first output, dtype of its other outputs
         self.casts = {}  # (new node, output, dtype) -> entry of the cast
-        self.numbers = {}  # old node -> new node
-        self.redirected = {}  # old node -> entry that replaces its first output
 
-    def add(self, old: int, node: dict, inputs: list, *dtypes: Optional[str]) -> None:
-        """Append node `old` of the old graph; `dtypes` as in `self.dtypes`."""
-        self.numbers[old] = self.copy(node, inputs)[0]
+    def add(self, node: dict, inputs: list, *dtypes: Optional[str]) -> list:
+        """Append the old graph's next node; `dtypes` as in `self.dtypes`. Return its entry."""
+        entry = self.copy(node, inputs)
+        self.numbers.append(entry[0])
         self.dtypes.append(dtypes)
-
-    def redirect(self, old: int, dtype: str) -> None:
-        """Make all later readers of the old node's first output read a cast of it."""
-        self.redirected[old] = self.cast([self.numbers[old], 0], dtype)
-
-    def remap(self, entry: list) -> list:
-        """Return the entry in this graph of a tensor of the old graph."""
-        old, k, *version = entry
-        if k == 0 and old in self.redirected:
-            return list(self.redirected[old])
-        return [self.numbers[old], k, *version]
+        return entry
 
     def dtype_of(self, entry: list) -> Optional[str]:
         return self.dtypes[entry[0]][min(entry[1], 1)]

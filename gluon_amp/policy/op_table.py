@@ -51,6 +51,56 @@ class OpRule(NamedTuple):
 
 _SUM = "a sum or product of many values: it saturates or leaves the range of float16 (15125)"
 
+# ---------------------------------------------------- names that stand in more than one table
+
+# Each input value occurs at most once in the outputs, so the gradient is only moved too. (The
+# gradient of a repeated value would be a sum.)
+_MOVES = """
+    _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
+    Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
+    transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
+    slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
+    reverse _npi_flip _npi_rot90 _np_roll SequenceLast SequenceReverse
+    diag _np_diag _np_diagonal _np_diagflat _npi_tril
+"""
+_JOINS = """
+    Concat stack _rnn_param_concat
+    _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+    _np_atleast_1d _np_atleast_2d _np_atleast_3d
+"""
+_PICKS = """
+    where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
+    _npi_boolean_mask_assign_tensor _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
+"""
+_COMPARES = """
+    _maximum _minimum broadcast_maximum broadcast_minimum
+    _equal _not_equal _greater _greater_equal _lesser _lesser_equal
+    broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
+    broadcast_lesser broadcast_lesser_equal
+    _logical_and _logical_or _logical_xor
+    broadcast_logical_and broadcast_logical_or broadcast_logical_xor
+"""
+_RETURNS_BOOLEANS = """
+    _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
+    _contrib_allclose
+"""
+_COUNTS = """
+    shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
+    _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any
+    _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
+    _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
+    _npi_less_scalar _npi_less_equal_scalar
+"""
+WITH_SCALAR = """
+    _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
+    _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
+    _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
+    _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
+    _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
+    _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar
+    _npi_copysign_scalar _npi_rcopysign_scalar
+"""
+
 # (kind, reason, names as in a symbol's JSON)
 GROUPS = (
     # ------------------------------------------------------------ convolutions, matrix products
@@ -231,15 +281,7 @@ GROUPS = (
     (
         "follow",
         "one tensor and a constant, which is rounded to the tensor's dtype",
-        """
-        _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
-        _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
-        _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
-        _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
-        _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
-        _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar
-        _npi_copysign_scalar _npi_rcopysign_scalar
-        """,
+        WITH_SCALAR,
     ),
     ("follow", "drops values and scales the others by a small constant", "Dropout"),
     # ------------------------------------------------------------ pooling, resizing
@@ -253,16 +295,10 @@ GROUPS = (
     (
         "follow",
         "moves values without arithmetic",
-        """
-        _copy _np_copy _copyto _CrossDeviceCopy BlockGrad _identity_with_attr_like_rhs
-        Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
-        transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
-        slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
-        reverse _npi_flip _npi_rot90 _np_roll _shuffle
-        diag _np_diag _np_diagonal _np_diagflat _npi_tril
+        f"""
+        {_MOVES} _identity_with_attr_like_rhs _shuffle cast_storage _sparse_retain
         repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
-        Pad _npi_pad SequenceLast SequenceMask SequenceReverse
-        cast_storage _sparse_retain
+        Pad _npi_pad SequenceMask
         """,
     ),
     (
@@ -296,34 +332,17 @@ GROUPS = (
     (
         "widest",
         "selects from several tensors, or compares them",
-        """
-        _maximum _minimum broadcast_maximum broadcast_minimum
-        _equal _not_equal _greater _greater_equal _lesser _lesser_equal
-        broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
-        broadcast_lesser broadcast_lesser_equal
-        _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
-        _logical_and _logical_or _logical_xor
-        broadcast_logical_and broadcast_logical_or broadcast_logical_xor
-        _contrib_allclose
-        """,
+        f"{_COMPARES} {_RETURNS_BOOLEANS}",
     ),
     (
         "widest",
         "joins several tensors",
-        """
-        Concat stack _rnn_param_concat
-        _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
-        _np_atleast_1d _np_atleast_2d _np_atleast_3d
-        """,
+        _JOINS,
     ),
     (
         "widest",
         "picks from several tensors, or writes into one",
-        """
-        where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
-        _npi_boolean_mask_assign_tensor
-        _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
-        """,
+        _PICKS,
     ),
     (
         "float32",
@@ -400,13 +419,7 @@ GROUPS = (
     (
         "uncast",
         "returns a count, an index or a boolean, whatever the dtype of its input",
-        """
-        shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
-        _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any all_finite multi_all_finite
-        _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
-        _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
-        _npi_less_scalar _npi_less_equal_scalar
-        """,
+        f"{_COUNTS} all_finite multi_all_finite",
     ),
     (
         "uncast",
@@ -511,54 +524,23 @@ UNCAST = {
     "where": (0,),  # condition
 }
 
-# Operators that only move values: each input value occurs at most once in the outputs, so the
-# gradient is only moved too. (The gradient of a repeated value would be a sum.)
-_MOVES = """
-    _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
-    Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
-    _np_atleast_1d _np_atleast_2d _np_atleast_3d
-    transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
-    slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
-    reverse _npi_flip _npi_rot90 _np_roll SequenceLast SequenceReverse
-    diag _np_diag _np_diagonal _np_diagflat _npi_tril
-    Concat stack _rnn_param_concat
-    _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
-"""
-
 # Operators that return float16 values for float16 values even if they compute in float32: they move
 # values, choose among them or return small integers. Operators that are exact for some attributes
 # only are not listed: a constant may not be a float16 value (`clip`, `Pad`, `SequenceMask`,
 # `_maximum_scalar`), and not all modes of `Pooling` and `UpSampling` are exact.
-_CHOOSES = """
-    max min _np_max _np_min _maximum _minimum broadcast_maximum broadcast_minimum
+_CHOOSES = f"""
+    {_PICKS} {_COMPARES}
+    max min _np_max _np_min
     relu _npx_relu abs _npi_absolute negative _npi_negative sign _npi_sign
     ceil floor rint round fix trunc _npi_ceil _npi_floor _npi_rint _npi_fix _npi_trunc
     _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
     _npi_copysign _npi_copysign_scalar
     repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
     take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
-    where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
-    _npi_boolean_mask_assign_tensor _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
     zeros_like ones_like _identity_with_attr_like_rhs _shuffle cast_storage
-    _equal _not_equal _greater _greater_equal _lesser _lesser_equal
-    broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
-    broadcast_lesser broadcast_lesser_equal
     _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
     _lesser_equal_scalar
-    logical_not _logical_and _logical_or _logical_xor
-    broadcast_logical_and broadcast_logical_or broadcast_logical_xor
-    _logical_and_scalar _logical_or_scalar _logical_xor_scalar
-"""
-
-# Operators that return integers or booleans, whatever they read. Their outputs are never cast:
-# MXNet's amp_cast fails on int64 and bool on a CPU.
-_RETURNS_INTEGERS = """
-    shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
-    _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any
-    _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
-    _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
-    _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
-    _npi_less_scalar _npi_less_equal_scalar _contrib_allclose
+    logical_not _logical_and_scalar _logical_or_scalar _logical_xor_scalar
 """
 
 # (operator, attribute, value): the rule for nodes whose attribute has this value
@@ -576,25 +558,19 @@ _RULES: Dict[str, OpRule] = {
     for name in names.split()
 }
 
-MOVES = frozenset(_MOVES.split())
+# Operators that only move values
+MOVES = frozenset(f"{_MOVES} {_JOINS}".split())
+# Operators that return float16 values for float16 values, even if they compute in float32
 EXACT = MOVES | frozenset(_CHOOSES.split())
-RETURNS_INTEGERS = frozenset(_RETURNS_INTEGERS.split())
+# Operators that return integers or booleans, whatever they read. Their outputs are never cast:
+# MXNet's amp_cast fails on int64 and bool on a CPU.
+RETURNS_INTEGERS = frozenset(f"{_COUNTS} {_RETURNS_BOOLEANS}".split())
 
 
 def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
-    """Return the rule for an operator.
+    """Return the rule for an operator or its alias; its node's attributes may change the rule.
 
-    Parameters
-    ----------
-    op : str
-        The operator's name; an alias is resolved.
-    attrs : dict of str to str, optional
-        A node's attributes, which may change the rule (`BY_ATTRIBUTE`).
-
-    Returns
-    -------
-    OpRule
-        An operator that MXNet 1.9.1 does not have, such as a library's, stays in float32.
+    An operator that MXNet 1.9.1 does not have, such as a library's, stays in float32.
     """
     name = registry.canonical(op)
     for item in (attrs or {}).items():

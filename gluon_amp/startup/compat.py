@@ -6,18 +6,11 @@ their functions are called, so the aliases stay. gluon_amp changes nothing else 
 
 import numpy as np
 
-NUMPY_ALIASES = {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "object": object,
-    "complex": complex,
-    "str": str,
-}
+ALIASED = (bool, int, float, object, complex, str)
 
 
 def restore_numpy_aliases() -> None:
     """Add the aliases of Python's types to numpy 1.24-1.26; do nothing on older numpy."""
-    for name, builtin in NUMPY_ALIASES.items():
-        if name not in vars(np):  # hasattr would warn on 1.20-1.23 and raise on 1.24+
-            setattr(np, name, builtin)
+    for builtin in ALIASED:
+        if builtin.__name__ not in vars(np):  # hasattr would warn on 1.20-1.23 and raise on 1.24+
+            setattr(np, builtin.__name__, builtin)

@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import bfloat16, lower, native
-from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16, make_addable
+from gluon_amp.lowering import added_gradients, bfloat16, lower, native
+from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
 from gluon_amp.lowering.float16_emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import graph as graph_pass
 from gluon_amp.policy.graph import to_json
+from tests.lowering import on_symbols
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn, rnn
 from mxnet.gluon.contrib.rnn.rnn_cell import dynamic_unroll
+
+make_addable = on_symbols(added_gradients.make_addable)
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 # The largest distance of a gradient from float32's, relative to its norm

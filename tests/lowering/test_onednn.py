@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from gluon_amp import hardware
-from gluon_amp.lowering import bfloat16, lower, native
-from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT, apply_workarounds
+from gluon_amp.lowering import bfloat16, lower, native, onednn
+from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT
 from gluon_amp.policy.graph import to_json
+from tests.lowering import on_symbols
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
+
+apply_workarounds = on_symbols(onednn.apply_workarounds)
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
 needs_bfloat16 = pytest.mark.skipif(not bfloat16.runs_on_cpu(), reason="no AVX512")

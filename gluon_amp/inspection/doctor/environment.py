@@ -6,20 +6,11 @@ The effects of MXNet's variables are those of its sources at tag 1.9.1: `src/com
 """
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 
 class Variable(NamedTuple):
-    """An environment variable.
-
-    Attributes
-    ----------
-    name : str
-    does : str
-        What it does, in a sentence.
-    warnings : dict of str to str
-        Harmful values, and the harm that each does.
-    """
+    """An environment variable, a sentence on what it does, and the harm of its harmful values."""
 
     name: str
     does: str
@@ -101,9 +92,7 @@ VARIABLES = (
 )
 
 
-def settings(environ: Mapping[str, str] = os.environ) -> List[Setting]:
-    """Return every variable of the table as it is set in `environ`."""
-    return [
-        Setting(v.name, environ.get(v.name), v.does, v.warnings.get(environ.get(v.name)))
-        for v in VARIABLES
-    ]
+def settings() -> List[Setting]:
+    """Return every variable of the table as it is set in this process."""
+    values = ((variable, os.environ.get(variable.name)) for variable in VARIABLES)
+    return [Setting(v.name, value, v.does, v.warnings.get(value)) for v, value in values]

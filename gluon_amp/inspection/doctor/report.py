@@ -8,8 +8,7 @@ from typing import List, Optional
 from gluon_amp.inspection.doctor import advice
 from gluon_amp.inspection.doctor.detection import Machine
 from gluon_amp.inspection.doctor.environment import Setting
-
-WIDTH = 80
+from gluon_amp.inspection.values import WIDTH
 
 
 @dataclass(frozen=True)

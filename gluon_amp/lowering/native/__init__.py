@@ -66,17 +66,9 @@ def _library() -> Optional[ctypes.CDLL]:
 
 
 def select(instruction_set: Optional[str]) -> bool:
-    """Use one of `INSTRUCTION_SETS` from now on.
+    """Use one of `INSTRUCTION_SETS` from now on; None is the best one of this processor.
 
-    Parameters
-    ----------
-    instruction_set : str or None
-        None selects the best one of this processor.
-
-    Returns
-    -------
-    bool
-        False if the library or this processor does not have it; nothing changes then.
+    Return False, and change nothing, if the library or this processor does not have it.
     """
     loaded = library()
     return loaded is not None and _select(instruction_set, loaded)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional
+from typing import Dict, Iterable, List, Mapping, Optional
 
 import mxnet as mx
 
@@ -101,7 +101,7 @@ def build(command: List[str], path: Path) -> None:
         units["avx2"] = ["-DGLUON_AMP_AVX2", "-mavx2", "-mf16c", *kernels]
         units["avx512"] = ["-DGLUON_AMP_AVX512", "-mavx512f", *kernels]
     objects = [str(path.with_name(f"{name}.o")) for name in units]
-    _run_all(
+    run_all(
         [*command, *FLAGS, *flags, "-c", "-o", target]
         for flags, target in zip(units.values(), objects)
     )
@@ -115,43 +115,37 @@ def build(command: List[str], path: Path) -> None:
 # --------------------------------------------------------------------------------------- commands
 
 
-def run(
-    command: List[str],
+def run(command: List[str], **options) -> str:
+    """Run a command with the options of `run_all`, and return what it prints."""
+    return run_all([command], **options)[0]
+
+
+def run_all(
+    commands: Iterable[List[str]],
     env: Optional[Dict[str, str]] = None,
     timeout: Optional[float] = None,
     what: Optional[str] = None,
-) -> str:
-    """Run a command and return what it prints.
+) -> List[str]:
+    """Run commands in parallel and return what they print; if one fails, kill the others.
 
     Raises
     ------
     BuildError
-        The command cannot be run, fails, or takes longer than `timeout` seconds. The message names
+        A command cannot be run, fails, or takes longer than `timeout` seconds. The message names
         `what` failed (by default the command) and its first error.
     """
-    process = _start(command, env)
-    try:
-        return _finish(command, process, timeout, what)
-    finally:
-        _kill(process)
-
-
-def _run_all(commands: Iterable[List[str]]) -> None:
-    """Run commands in parallel; if one fails, the others are killed."""
     running = []
     try:
         for command in commands:
-            running.append((command, _start(command)))
-        for command, process in running:
-            _finish(command, process)
+            running.append((command, _start(command, os.environ if env is None else env)))
+        return [_finish(command, process, timeout, what) for command, process in running]
     finally:
         for _, process in running:
             _kill(process)
 
 
-def _start(command: List[str], env: Optional[Dict[str, str]] = None) -> subprocess.Popen:
-    # Errors in English, whatever the user's language: `_ERROR` searches them.
-    env = {**(os.environ if env is None else env), "LC_ALL": "C"}
+def _start(command: List[str], env: Mapping[str, str]) -> subprocess.Popen:
+    env = {**env, "LC_ALL": "C"}  # errors in English, whatever the user's language, for `_ERROR`
     try:
         return subprocess.Popen(
             command,
@@ -168,10 +162,7 @@ def _start(command: List[str], env: Optional[Dict[str, str]] = None) -> subproce
 
 
 def _finish(
-    command: List[str],
-    process: subprocess.Popen,
-    timeout: Optional[float] = None,
-    what: Optional[str] = None,
+    command: List[str], process: subprocess.Popen, timeout: Optional[float], what: Optional[str]
 ) -> str:
     what = what or os.path.basename(command[0])
     try:

@@ -159,13 +159,7 @@ def build_folder(place: Path) -> Iterator[Path]:
 
 
 class CachedLibrary:
-    """A library in the cache and its manifest.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the library, which may not exist.
-    """
+    """A library in the cache, which may not exist, and its manifest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -4,12 +4,13 @@ The library's operators depend on how MXNet was compiled. If MXNet was compiled 
 they expect, they may crash. The exit status is 0 if they work.
 """
 
-import json
 import sys
+from typing import Optional, Sequence
 
 import numpy as np
 
 from gluon_amp.lowering import bfloat16, native
+from gluon_amp.policy.graph import from_json
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -61,14 +62,29 @@ CONVOLUTION = [
 ]
 
 
-def _graph(nodes: list) -> mx.sym.Symbol:
+def train(
+    nodes: list,
+    inputs: Sequence[nd.NDArray],
+    passes: int = 1,
+    grad_req: str = "write",
+    out_grad: Optional[nd.NDArray] = None,
+    static_alloc: bool = False,
+) -> np.ndarray:
+    """Run a graph of two variables forward and back, and return its output."""
     nodes = [
-        {"op": op, "name": name, "inputs": [[i, 0, 0] for i in inputs], "attrs": attrs}
-        for op, name, inputs, attrs in nodes
+        {"op": op, "name": name, "inputs": [[i, 0, 0] for i in sources], "attrs": attrs}
+        for op, name, sources, attrs in nodes
     ]
-    return mx.sym.load_json(
-        json.dumps({"nodes": nodes, "arg_nodes": [0, 1], "heads": [[len(nodes) - 1, 0, 0]]})
-    )
+    symbol = from_json({"nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]})
+    net = mx.gluon.SymbolBlock(symbol, [mx.sym.var(node["name"]) for node in nodes[:2]])
+    net.hybridize(static_alloc=static_alloc)
+    for array in inputs:
+        array.attach_grad(grad_req)
+    for _ in range(passes):
+        with autograd.record():
+            out = net(*inputs)
+        out.backward(out_grad)
+    return out.asnumpy()
 
 
 def _round(values: np.ndarray) -> np.ndarray:
@@ -80,41 +96,27 @@ def check_rounding() -> None:
     random = np.random.RandomState(0)
     data = _round(random.normal(size=(2, 32, 5, 5)))
     weight = _round(random.normal(size=(32, 32)))
-    net = mx.gluon.SymbolBlock(_graph(ROUNDING), [mx.sym.var("data"), mx.sym.var("weight")])
-    net.hybridize(static_alloc=True)
     inputs = nd.array(data), nd.array(weight.reshape(32, 32, 1, 1), dtype="float16")
-    for array in inputs:
-        array.attach_grad()
-    for _ in range(2):
-        with autograd.record():
-            out = net(*inputs)
-        out.backward()
+    out = train(ROUNDING, inputs, passes=2, static_alloc=True)
 
     pixels = data.transpose(0, 2, 3, 1).reshape(-1, 32)
     hidden = _round(pixels @ weight.T)
     result = np.maximum(_round(hidden @ weight.T), 0)
-    actual = out.asnumpy().transpose(0, 2, 3, 1).reshape(-1, 32)
+    actual = out.transpose(0, 2, 3, 1).reshape(-1, 32)
     np.testing.assert_allclose(actual, result, rtol=2e-3, atol=0.05)
 
     relu_grad = (result > 0).astype(np.float32)
     hidden_grad = _round(relu_grad @ weight)
     weight_grad = _round(relu_grad.T @ hidden + hidden_grad.T @ pixels)
-    np.testing.assert_allclose(
-        inputs[1].grad.asnumpy().reshape(32, 32), weight_grad, rtol=1e-2, atol=1
-    )
+    actual = inputs[1].grad.asnumpy().reshape(32, 32)
+    np.testing.assert_allclose(actual, weight_grad, rtol=1e-2, atol=1)
 
 
 def check_layouts() -> None:
     """Pass integers, which bfloat16 holds, forward and back; the other input has no gradient."""
     data, other = nd.arange(6).reshape((2, 3)), nd.ones((2, 3))
-    net = mx.gluon.SymbolBlock(_graph(LAYOUT), [mx.sym.var("data"), mx.sym.var("other")])
-    for array in (data, other):
-        array.attach_grad()
-    with autograd.record():
-        out = net(data, other)
-        weighted = out * nd.arange(6, 12).reshape((2, 3))
-    weighted.backward()
-    np.testing.assert_array_equal(out.asnumpy(), data.asnumpy())
+    out = train(LAYOUT, (data, other), out_grad=nd.arange(6, 12).reshape((2, 3)))
+    np.testing.assert_array_equal(out, data.asnumpy())
     np.testing.assert_array_equal(data.grad.asnumpy(), [[6, 7, 8], [9, 10, 11]])
     np.testing.assert_array_equal(other.grad.asnumpy(), np.zeros((2, 3)))
 
@@ -122,14 +124,8 @@ def check_layouts() -> None:
 def check_casts() -> None:
     """Multiply integers, which bfloat16 holds, in two passes and add their gradients."""
     data, other = nd.arange(6).reshape((2, 3)), nd.arange(6, 12).reshape((2, 3))
-    net = mx.gluon.SymbolBlock(_graph(CAST), [mx.sym.var("data"), mx.sym.var("other")])
-    for array in (data, other):
-        array.attach_grad("add")
-    for _ in range(2):
-        with autograd.record():
-            out = net(data, other)
-        out.backward()
-    np.testing.assert_array_equal(out.asnumpy(), (data * other).asnumpy())
+    out = train(CAST, (data, other), passes=2, grad_req="add")
+    np.testing.assert_array_equal(out, (data * other).asnumpy())
     np.testing.assert_array_equal(data.grad.asnumpy(), 2 * other.asnumpy())
     np.testing.assert_array_equal(other.grad.asnumpy(), 2 * data.asnumpy())
 
@@ -137,13 +133,8 @@ def check_casts() -> None:
 def check_convolutions() -> None:
     """Convolve images of one pixel with stride 2: only the middle of the kernel has an effect."""
     data, weight = nd.arange(4).reshape((2, 2, 1)), nd.arange(12).reshape((2, 2, 3))
-    net = mx.gluon.SymbolBlock(_graph(CONVOLUTION), [mx.sym.var("data"), mx.sym.var("weight")])
-    for array in (data, weight):
-        array.attach_grad()
-    with autograd.record():
-        out = net(data, weight)
-    out.backward()
-    np.testing.assert_array_equal(out.asnumpy(), [[[4], [10]], [[14], [44]]])
+    out = train(CONVOLUTION, (data, weight))
+    np.testing.assert_array_equal(out, [[[4], [10]], [[14], [44]]])
     np.testing.assert_array_equal(data.grad.asnumpy(), [[[8], [14]], [[8], [14]]])
     middle = [[0, 2, 0], [0, 4, 0]]
     np.testing.assert_array_equal(weight.grad.asnumpy(), [middle, middle])
