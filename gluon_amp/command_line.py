@@ -27,6 +27,21 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def status_of(program: str, work: Callable[[], Optional[int]]) -> int:
+    """Do the work of a program; return its status, where None is 0.
+
+    After a `UsageError` or `OSError`, which is printed in one sentence, the status is 2.
+    """
+    try:
+        return work() or 0
+    except UsageError as error:
+        sentence = str(error)
+    except OSError as error:
+        sentence = f"{error.filename}: {error.strerror}."
+    print(f"{program}: {sentence}", file=sys.stderr)
+    return 2
+
+
 # MXNet's operators read sizes as int32 and other numbers as float32; they reject subnormal ones.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
