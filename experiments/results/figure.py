@@ -18,11 +18,6 @@ def draw(table: Table, path: Path) -> None:
     """Write a PNG with the top-1 error in percent by epoch, a line for each row.
 
     The line is the mean; the band extends one standard deviation to either side.
-
-    Raises
-    ------
-    UsageError
-        matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -22,15 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 from experiments import ROOT
 from experiments.results.machine import describe
 from experiments.results.recipes import Experiment, Options
-from experiments.results.record import (
-    LOG,
-    RUN,
-    SUMMARY,
-    Configuration,
-    RunRecord,
-    read,
-    read_json,
-)
+from experiments.results.record import LOG, RUN, SUMMARY, Configuration, RunRecord, read, read_json
 from gluon_amp.command_line import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.hardware import count_cores
@@ -64,21 +56,8 @@ def jobs(
 ) -> List[Job]:
     """Return the runs of an experiment, seed by seed, so that a slow hour affects every row alike.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    output : Path
-        Gets a directory for each configuration, and in it one for each seed.
-    seeds : sequence of int
-    devices : int
-        How many share a batch.
-    extra : tuple of str
-        Further options for the script; they override the experiment's.
-
-    Raises
-    ------
-    UsageError
-        The devices cannot share a batch evenly.
+    `output` gets a directory for each configuration, and in it one for each seed. The devices share
+    a batch. The extra options override the experiment's.
     """
     result = []
     for seed in seeds:
@@ -104,11 +83,6 @@ def alone_in(output: Path) -> Iterator[int]:
 
     The runs inherit the descriptor. A run that outlives this process so keeps the next one from
     writing to the same files.
-
-    Raises
-    ------
-    UsageError
-        Another process holds the lock.
     """
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as lock:
@@ -144,16 +118,10 @@ def interruptible() -> Iterator[None]:
 
 
 class Runner:
-    """Trains runs, `parallel` at a time.
+    """Trains runs, `parallel` at a time; if they are several, their records have no times.
 
-    Parameters
-    ----------
-    parallel : int
-        If it is more than one, the records of the runs have no times (see `RunRecord`).
-    lock : int
-        File descriptor that the runs inherit (see `alone_in`).
-    log : callable
-        Called with a line of text when a run has ended.
+    The runs inherit the descriptor `lock` (see `alone_in`). `log` is called with a line of text
+    when a run has ended.
     """
 
     def __init__(self, parallel: int, lock: int, log: Callable[[str], None] = print):
@@ -165,25 +133,25 @@ class Runner:
         self._stopped = False
 
     def train(self, wanted: Sequence[Job]) -> None:
-        """Train those runs that are not finished.
+        """Train those runs that are not finished. One that is killed is a `RuntimeError`.
 
-        Raises
-        ------
-        UsageError
-            A run was started with other options, or a script refused its options.
-        RuntimeError
-            A run was killed; its files remain.
+        It is a `UsageError` if a run was started with other options, or if a script refuses them.
         """
         for job in wanted:
-            _check_same(job)
+            before = _started(job).get("arguments", job.arguments)
+            if tuple(before) != job.arguments:
+                raise UsageError(
+                    f"{job.folder} was trained with other options ({' '.join(before)}): choose "
+                    "another --output, or remove it."
+                )
         missing = [job for job in wanted if not job.finished]
         if len(missing) < len(wanted):
             self._log(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished already")
-        start, done = time.monotonic(), 0
+        start = time.monotonic()
         with ThreadPoolExecutor(self.parallel) as pool:
             try:
-                for job, record in zip(missing, pool.map(self._train_one, missing)):
-                    done += 1
+                records = pool.map(self._train_one, missing)
+                for done, (job, record) in enumerate(zip(missing, records), 1):
                     seconds = time.monotonic() - start
                     left = seconds / done * (len(missing) - done)
                     result = record.failure or f"{record.top1:.2f} %"
@@ -244,9 +212,7 @@ class Runner:
         return process.returncode, usage.ru_maxrss * 1024, lines
 
     def _write(self, job: Job, failure: Optional[str], peak_memory: int) -> None:
-        devices = ""
-        if failure is None:
-            devices = read_json(job.folder / SUMMARY)["devices"]
+        devices = "" if failure else read_json(job.folder / SUMMARY)["devices"]
         about = {
             "configuration": dataclasses.asdict(job.configuration),
             "seed": job.seed,
@@ -264,15 +230,6 @@ def _started(job: Job) -> Dict[str, Any]:
     """Return the arguments that a run was started with, and how many runs shared the machine."""
     path = job.folder / STARTED
     return read_json(path) if path.exists() else {}
-
-
-def _check_same(job: Job) -> None:
-    before = tuple(_started(job).get("arguments", job.arguments))
-    if before != job.arguments:
-        raise UsageError(
-            f"{job.folder} was trained with other options ({' '.join(before)}): choose another "
-            "--output, or remove it."
-        )
 
 
 def _environment(parallel: int) -> Dict[str, str]:
