@@ -37,7 +37,8 @@ def status_of(program: str, work: Callable[[], Optional[int]]) -> int:
     except UsageError as error:
         sentence = str(error)
     except OSError as error:
-        sentence = f"{error.filename}: {error.strerror}."
+        file = f"{error.filename}: " if error.filename else ""  # a full disk has none
+        sentence = f"{file}{error.strerror or error}."
     print(f"{program}: {sentence}", file=sys.stderr)
     return 2
 
