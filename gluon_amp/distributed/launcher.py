@@ -41,17 +41,10 @@ class Process:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
         )
-        self._readers = [
-            self._thread(self._copy, self._popen.stdout, sys.stdout),
-            self._thread(self._copy, self._popen.stderr, sys.stderr),
-        ]
-        self._thread(self._wait)
-
-    @staticmethod
-    def _thread(target, *arguments) -> threading.Thread:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        thread.start()
-        return thread
+        streams = ((self._popen.stdout, sys.stdout), (self._popen.stderr, sys.stderr))
+        self._readers = [threading.Thread(target=self._copy, args=s, daemon=True) for s in streams]
+        for thread in (*self._readers, threading.Thread(target=self._wait, daemon=True)):
+            thread.start()
 
     def _copy(self, stream: TextIO, out: TextIO) -> None:
         for line in stream:
@@ -71,19 +64,14 @@ class Process:
 
     def send(self, number: int) -> None:
         """Send a signal to the command."""
-        self._write(f"{int(number)}\n")
+        with contextlib.suppress(OSError, ValueError):  # it has ended already
+            self._popen.stdin.write(f"{int(number)}\n")
+            self._popen.stdin.flush()
 
     def end(self) -> None:
         """End the command and everything that it has started."""
-        self._write("", close=True)
-
-    def _write(self, text: str, close: bool = False) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended already
-            self._popen.stdin.write(text)
-            self._popen.stdin.flush()
-        if close:
-            with contextlib.suppress(OSError):
-                self._popen.stdin.close()
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()
 
     def kill(self) -> None:
         """Kill the supervisor, if `end` was not enough."""
@@ -97,9 +85,7 @@ def say(sentence: str) -> None:
 
 
 def _in_words(status: int) -> str:
-    if status <= 128:
-        return f"status {status}"
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError):  # most numbers are no signal
         return f"status {status} ({signal.Signals(status - 128).name})"
     return f"status {status}"
 
