@@ -23,7 +23,7 @@ from experiments import ROOT
 from experiments.results.machine import describe
 from experiments.results.recipes import Experiment, Options
 from experiments.results.record import LOG, RUN, SUMMARY, Configuration, RunRecord, read, read_json
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import UsageError, handling_signals
 from gluon_amp.files import atomic
 from gluon_amp.hardware import count_cores
 from gluon_amp.recipes.interruption import SIGNALS, RunInterruptedError
@@ -101,20 +101,13 @@ def interruptible() -> Iterator[None]:
     """Raise `RunInterruptedError` at the first SIGTERM, Ctrl-C or SIGHUP; the second one kills."""
 
     def interrupt(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        for each in STOPPING:
+            if signal.getsignal(each) is interrupt:
+                signal.signal(each, signal.SIG_DFL)
         raise RunInterruptedError(number, f"interrupted by signal {number}: {RESUME}")
 
-    # a signal that is ignored, such as SIGHUP under nohup, stays ignored
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    try:
-        for number in before:
-            signal.signal(number, interrupt)
+    with handling_signals(STOPPING, interrupt):
         yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 class Runner:

@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Iterator, List, Optional, Sequence, Set, TextIO
+from typing import List, Optional, Sequence, Set, TextIO
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import UsageError, handling_signals
 from gluon_amp.distributed.tasks import Task, read, tasks
 
 SSH_FAILED = 255
@@ -189,20 +189,6 @@ def launch(arguments: Optional[Sequence[str]] = None) -> int:
     options = read(arguments)
     planned = tasks(options)
     processes = Processes(options.grace)
-    with _passing_signals_to(processes):
+    with handling_signals(SIGNALS, processes.interrupt):
         processes.start(planned, options.command)
         return processes.wait()
-
-
-@contextlib.contextmanager
-def _passing_signals_to(processes: Processes) -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    # A signal that is ignored stays so, as SIGHUP under nohup.
-    handled = [number for number in SIGNALS if before[number] != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, processes.interrupt)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])
