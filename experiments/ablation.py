@@ -66,6 +66,11 @@ def dense(*first: gluon.HybridBlock) -> nn.HybridSequential:
     return net
 
 
+def centred(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels from -1 to 1."""
+    return pixels / 127.5 - 1
+
+
 FLOAT32 = Row("float32", "float32", None)
 
 STUDIES = (
@@ -75,7 +80,7 @@ STUDIES = (
         "rate is higher by the same factor. In float32 the weight has no effect. In float16 the "
         "gradients underflow unless the loss is scaled.",
         network=dense,
-        pixels=lambda pixels: pixels / 127.5 - 1,  # from -1 to 1
+        pixels=centred,
         loss_weight=LOSS_WEIGHT,
         rate=0.02 / LOSS_WEIGHT,
         epochs=12,
@@ -92,7 +97,7 @@ STUDIES = (
         "less than half a unit in the last place of a float16 weight. Without a float32 master, "
         "they are lost.",
         network=dense,
-        pixels=lambda pixels: pixels / 127.5 - 1,  # from -1 to 1
+        pixels=centred,
         loss_weight=1.0,
         rate=1e-4,
         epochs=60,

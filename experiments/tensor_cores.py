@@ -133,8 +133,8 @@ def rounded_once(case: Case) -> np.ndarray:
 def _symbol(case: Case):
     import mxnet as mx
 
-    data, weight, shape = mx.sym.var("data"), mx.sym.var("weight"), case.shape
-    count, *_ = shape.weight
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    shape, count = case.shape, case.shape.weight[0]
     if shape.op == "matmul":
         return mx.sym.FullyConnected(data, weight, num_hidden=count, no_bias=True)
     window = {"kernel": shape.weight[2:], "stride": (shape.stride,) * 2, "pad": (shape.pad,) * 2}
