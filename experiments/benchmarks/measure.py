@@ -67,7 +67,10 @@ class MeasuredRatio:
 
 
 def measure(suite: Suite, rounds: int, progress: Callable[[str], None]) -> List[Measured]:
-    """Time all cases of a suite; `progress` is called with one line of text at each step."""
+    """Time all cases of a suite; `progress` is called with one line of text at each step.
+
+    A case that cannot run is a `BenchmarkError`.
+    """
     measured = []
     for number, group in enumerate(suite.groups, 1):
         progress(f"{suite.title}: group {number} of {len(suite.groups)}")

@@ -108,7 +108,10 @@ def read(folder: Path) -> RunRecord:
 
 
 def read_all(root: Path) -> List[RunRecord]:
-    """Read every run in a directory and below it, in the order of their paths."""
+    """Read every run in a directory and below it, in the order of their paths.
+
+    If there is none, that is a `UsageError`.
+    """
     folders = sorted(path.parent for path in Path(root).glob(f"**/{RUN}"))
     if not folders:
         raise UsageError(f"{root} holds no finished run.")

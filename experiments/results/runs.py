@@ -57,7 +57,8 @@ def jobs(
     """Return the runs of an experiment, seed by seed, so that a slow hour affects every row alike.
 
     `output` gets a directory for each configuration, and in it one for each seed. The devices share
-    a batch. The extra options override the experiment's.
+    a batch; if it cannot be divided by them, that is a `UsageError`. The extra options override the
+    experiment's.
     """
     result = []
     for seed in seeds:
@@ -82,7 +83,7 @@ def alone_in(output: Path) -> Iterator[int]:
     """Lock a directory; yield the lock's file descriptor.
 
     The runs inherit the descriptor. A run that outlives this process so keeps the next one from
-    writing to the same files.
+    writing to the same files: it gets a `UsageError`.
     """
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as lock:
@@ -126,9 +127,14 @@ class Runner:
         self._stopped = False
 
     def train(self, wanted: Sequence[Job]) -> None:
-        """Train those runs that are not finished. One that is killed is a `RuntimeError`.
+        """Train those runs that are not finished.
 
-        It is a `UsageError` if a run was started with other options, or if a script refuses them.
+        Raises
+        ------
+        UsageError
+            A run was started with other options, or a script refused its options.
+        RuntimeError
+            A run was killed; its files remain.
         """
         for job in wanted:
             before = _started(job).get("arguments", job.arguments)

@@ -61,7 +61,10 @@ class Comparison:
 
 
 def statsmodels():
-    """Return statsmodels' modules with tests of means and with the power of tests."""
+    """Return statsmodels' modules with tests of means and with the power of tests.
+
+    If it is not installed, that is a `UsageError`.
+    """
     try:
         from statsmodels.stats import power, weightstats
     except ImportError:
@@ -99,7 +102,7 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
     """Test the mean difference of pairs, such as two runs from the same initial weights.
 
     Both have one number for each seed, in the same order of seeds. An effect of the seed on both
-    runs of a pair cancels, so fewer seeds are enough.
+    runs of a pair cancels, so fewer seeds are enough. Different lengths are a `ValueError`.
     """
     if len(values) != len(reference):
         raise ValueError(f"{len(values)} values cannot be paired with {len(reference)}.")
@@ -132,7 +135,10 @@ def power(sd: float, margin: float, seeds: int) -> float:
 
 
 def seeds_needed(sd: float, margin: float) -> int:
-    """Return how many seeds each configuration needs for a power of `POWER`, at least 2."""
+    """Return how many seeds each configuration needs for a power of `POWER`, at least 2.
+
+    If it needs more than `MAX_SEEDS`, that is a `UsageError`.
+    """
     for seeds in range(2, MAX_SEEDS + 1):
         if power(sd, margin, seeds) >= POWER:
             return seeds

@@ -67,7 +67,7 @@ class Task:
 
 
 def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line of the launcher; options that contradict each other are an error."""
+    """Read the launcher's command line; options that contradict each other are a `UsageError`."""
     options = _parser().parse_args(arguments)
     if options.launcher is None:
         options.launcher = "local" if options.hostfile is None else "ssh"
@@ -143,7 +143,7 @@ def _variable(text: str) -> Tuple[str, str]:
 def hosts(path: Path) -> List[str]:
     """Return the machines that a hostfile lists, without empty lines and comments.
 
-    A file that lists none, or has something else on a line, is a `UsageError`.
+    A file that cannot be read, lists none, or has something else on a line is a `UsageError`.
     """
     try:
         lines = path.read_text().splitlines()
@@ -164,7 +164,7 @@ def hosts(path: Path) -> List[str]:
 
 
 def address(host: str) -> str:
-    """Return this machine's address as seen from a host."""
+    """Return this machine's address as seen from a host; a name without one is a `UsageError`."""
     name = host.split("@")[-1].split(":")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
