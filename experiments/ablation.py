@@ -18,7 +18,7 @@ import numpy as np
 import gluon_amp as amp
 from experiments.results.render import difference
 from experiments.results.statistics import compare_pairs, spread
-from gluon_amp.command_line import Parser, UsageError, path, positive, positive_int
+from gluon_amp.command_line import Parser, path, positive, positive_int, status_of
 from gluon_amp.data.digits import load_digits
 
 import mxnet as mx
@@ -173,7 +173,7 @@ Results = Dict[str, Dict[str, List[Dict[str, Any]]]]
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train all rows, write the tables and the figure; return the status of the process."""
+    """Read the command line and run it; return the status of the process."""
     parser = Parser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--seeds", type=positive_int, default=16, metavar="N", help="default: %(default)s")
@@ -186,26 +186,27 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     add("--output", type=path, metavar="DIR", help="write ablation.md, .json and .png there")
     options = parser.parse_args(arguments)
-    try:
-        warnings.filterwarnings("ignore", "Accumulating with float16")  # one row shows just that
-        results = {
-            study.title: {
-                row.label: [train(study, row, seed) for seed in range(options.seeds)]
-                for row in study.rows
-            }
-            for study in STUDIES
+    return status_of("ablation.py", lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train all rows, print the page, and write the files."""
+    warnings.filterwarnings("ignore", "Accumulating with float16")  # one row shows just that
+    results = {
+        study.title: {
+            row.label: [train(study, row, seed) for seed in range(options.seeds)]
+            for row in study.rows
         }
-        text = page(results, options)
-        print(text)
-        if options.output:
-            write(results, text, options.output)
-    except UsageError as error:
-        print(f"ablation.py: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"ablation.py: {error.filename}: {error.strerror}.", file=sys.stderr)
-        return 2
-    return 0
+        for study in STUDIES
+    }
+    text = page(results, options)
+    print(text)
+    if options.output:
+        folder = options.output
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "ablation.md").write_text(text, encoding="utf-8")
+        (folder / "ablation.json").write_text(json.dumps(results, indent=1) + "\n")
+        draw(results, folder / "ablation.png")
 
 
 def table(runs_by_label: Dict[str, List[Dict]], margin: float) -> str:
@@ -251,14 +252,6 @@ def page(results: Results, options: argparse.Namespace) -> str:
         f"`{command}`."
     )
     return "\n\n".join(parts) + "\n"
-
-
-def write(results: Results, text: str, folder: Path) -> None:
-    """Write the page, the numbers and the figure."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "ablation.md").write_text(text, encoding="utf-8")
-    (folder / "ablation.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, folder / "ablation.png")
 
 
 def draw(results: Results, path: Path) -> None:

@@ -13,7 +13,8 @@ from statistics import median
 from typing import Dict, List, Optional, Sequence
 
 from gluon_amp.command_line import Parser, output_file, whole
-from gluon_amp.data import DataError, Preprocessing, RecordFiles, imagenet_transforms, open_records
+from gluon_amp.data import DataError, Preprocessing, RecordFiles, open_records
+from gluon_amp.data.imagenet_transforms import AREA, ASPECT, INPUT_SIZE, JITTER, LIGHTING, MEAN, STD
 from gluon_amp.data.input_speed import Batches, images_per_second, training_batches
 from gluon_amp.data.synthetic import write_synthetic_records
 from gluon_amp.hardware import count_processors, cpu_flags, cpu_name
@@ -79,14 +80,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             size = write_synthetic_records(folder, "train", options.images, 1, options.side)
             write_synthetic_records(folder, "val", 1, 1, options.side)
             paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
-            result = compare(
-                RecordFiles(*paths),
-                options.batch_size,
-                options.batches,
-                options.rounds,
-                options.num_workers,
-                options.pixels,
-            )
+            sizes = (options.batch_size, options.batches, options.rounds)
+            files = RecordFiles(*paths)
+            result = compare(files, *sizes, options.num_workers, options.pixels)
     except DataError as error:
         print(f"input_benchmark.py: {error}", file=sys.stderr)
         return 2
@@ -100,21 +96,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Images per second of each reader in each round.
+    """Images per second of each reader in each round."""
 
-    Attributes
-    ----------
-    gluon_amp : list of float
-        gluon_amp with the requested number of threads.
-    same_threads : list of float
-        gluon_amp with as many threads as ImageRecordIter uses (`record_iter_threads`).
-    image_record_iter : list of float
-        ImageRecordIter with the requested number of threads.
-    """
-
-    gluon_amp: List[float]
-    same_threads: List[float]
-    image_record_iter: List[float]
+    gluon_amp: List[float]  # with the requested number of threads
+    same_threads: List[float]  # gluon_amp with as many as ImageRecordIter uses
+    image_record_iter: List[float]  # with the requested number of threads
 
     @property
     def ratio(self) -> float:
@@ -128,21 +114,13 @@ def compare(
     batches: int = 24,
     rounds: int = 5,
     num_workers: Optional[int] = None,
-    size: int = imagenet_transforms.INPUT_SIZE,
+    size: int = INPUT_SIZE,
 ) -> Comparison:
     """Measure gluon_amp's input pipeline and `mx.io.ImageRecordIter` in turns, on the same records.
 
-    Parameters
-    ----------
-    files : RecordFiles
-        Packed images, of which those for training are read.
-    batch_size, batches, rounds : int
-        Each reader loads `batches` batches in each of `rounds` rounds. Every round reverses the
-        order of the readers.
-    num_workers : int, optional
-        Threads of either reader; None is one for each processor.
-    size : int
-        Height and width of the resulting images.
+    Each reads the images for training; the results have `size` pixels in height and width. Every
+    round reverses the order of the readers. They have `num_workers` threads, by default one for
+    each processor.
 
     Raises
     ------
@@ -156,11 +134,10 @@ def compare(
             f"{files.train} has {source.train_images} images, fewer than a batch of {batch_size}, "
             "which ImageRecordIter does not support: use a smaller batch."
         )
+    threads = record_iter_threads(num_workers)
     readers = {
         "gluon_amp": lambda: training_batches(source, batch_size, num_workers),
-        "same_threads": lambda: training_batches(
-            source, batch_size, record_iter_threads(num_workers)
-        ),
+        "same_threads": lambda: training_batches(source, batch_size, threads),
         "image_record_iter": lambda: record_iter_batches(files, batch_size, size, num_workers),
     }
     speeds: Dict[str, List[float]] = {name: [] for name in readers}
@@ -180,15 +157,10 @@ def record_iter_batches(
     Source of the settings: gluon-cv ``train_imagenet.py``, ``get_data_rec``, with the areas and
     aspect ratios of its folder transforms.
     """
-    jitter = dict.fromkeys(["brightness", "contrast", "saturation"], imagenet_transforms.JITTER)
-    mean, std = (
-        {f"{name}_{channel}": 255 * value for channel, value in zip("rgb", values)}
-        for name, values in (("mean", imagenet_transforms.MEAN), ("std", imagenet_transforms.STD))
-    )
-    (min_area, max_area), (min_aspect, max_aspect) = (
-        imagenet_transforms.AREA,
-        imagenet_transforms.ASPECT,
-    )
+    jitter = dict.fromkeys(["brightness", "contrast", "saturation"], JITTER)
+    mean = {f"mean_{channel}": 255 * value for channel, value in zip("rgb", MEAN)}
+    std = {f"std_{channel}": 255 * value for channel, value in zip("rgb", STD)}
+    (min_area, max_area), (min_aspect, max_aspect) = AREA, ASPECT
     reader = mx.io.ImageRecordIter(
         path_imgrec=str(files.train),
         path_imgidx=str(files.train_idx),
@@ -202,7 +174,7 @@ def record_iter_batches(
         max_random_area=max_area,
         min_aspect_ratio=min_aspect,
         max_aspect_ratio=max_aspect,
-        pca_noise=imagenet_transforms.LIGHTING,
+        pca_noise=LIGHTING,
         verbose=False,
         **jitter,
         **mean,

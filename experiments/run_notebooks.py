@@ -7,6 +7,7 @@ metadata of the cell tagged `parameters` has values named `short`. With --short,
 parameters.
 """
 
+import argparse
 import contextlib
 import hashlib
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from experiments import ROOT
-from gluon_amp.command_line import Parser, UsageError, positive_int
+from gluon_amp.command_line import Parser, UsageError, positive_int, status_of
 from gluon_amp.files import atomic
 
 FOLDER = ROOT / "notebooks"
@@ -167,26 +168,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         help="longest time for a cell (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    failed = 0
-    try:
-        for path in sources(options.names):
-            print(path.stem, flush=True)
-            try:
-                print(f"  {run(path, options.short, options.timeout)}", flush=True)
-            except NotebookError as error:
-                print(f"run_notebooks.py: {error}", file=sys.stderr)
-                failed += 1
-    except UsageError as error:
-        print(f"run_notebooks.py: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        remedy = "run `pip install 'gluon-amp[notebooks]'`"
-        print(f"run_notebooks.py: {error.name} is not installed: {remedy}.", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"run_notebooks.py: {error.filename}: {error.strerror}.", file=sys.stderr)
-        return 2
-    return 1 if failed else 0
+    return status_of("run_notebooks.py", lambda: run_all(options))
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """Run the notebooks; return 1 if one has failed."""
+    status = 0
+    for path in sources(options.names):
+        print(path.stem, flush=True)
+        try:
+            print(f"  {run(path, options.short, options.timeout)}", flush=True)
+        except NotebookError as error:
+            print(f"run_notebooks.py: {error}", file=sys.stderr)
+            status = 1
+        except ModuleNotFoundError as error:
+            remedy = "run `pip install 'gluon-amp[notebooks]'`"
+            raise UsageError(f"{error.name} is not installed: {remedy}.") from None
+    return status
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from experiments import ROOT
 from experiments.standalone import command_line, hardware
 
+UsageError = command_line.UsageError
 RESULT = ROOT / "docs" / "results" / "tensor_cores.md"
 GPU_FACTS, CPU_FACTS = "gpu.json", "cpu.json"
 FIRST_TENSOR_CORES = (7, 0)
@@ -47,26 +48,19 @@ SHAPES = {
 }
 
 
-def _normal(random, shape):
-    return random.normal(0, 1, shape)
-
-
-def _gradients(random, shape):
-    """Return numbers so small that outputs and some inputs are subnormal."""
-    return random.normal(0, 2.0**-9, shape)
-
-
 def _wide(random, shape):
     """Return numbers with exponents from -12 to 3, so that the terms of a sum differ in size."""
     return random.choice([-1, 1], shape) * 2.0 ** random.uniform(-12, 4, shape)
 
 
-def _large(random, shape):
-    """Return numbers so large that many outputs exceed 65504."""
-    return random.normal(0, 200, shape)
-
-
-DISTRIBUTIONS = {"normal": _normal, "gradients": _gradients, "wide": _wide, "large": _large}
+DISTRIBUTIONS = {
+    "normal": lambda random, shape: random.normal(0, 1, shape),
+    # so small that outputs and some inputs are subnormal
+    "gradients": lambda random, shape: random.normal(0, 2.0**-9, shape),
+    "wide": _wide,
+    # so large that many outputs exceed 65504
+    "large": lambda random, shape: random.normal(0, 200, shape),
+}
 
 
 class Case(NamedTuple):
@@ -99,14 +93,9 @@ def export(folder: Path, shapes: Dict[str, Shape] = SHAPES) -> int:
     total = 0
     for case in cases(shapes):
         outputs, exact = emulated(case), rounded_once(case)
-        np.savez(
-            folder / f"{case.name}.inputs.npz",
-            data=case.data,
-            weight=case.weight,
-            op=case.shape.op,
-            stride=case.shape.stride,
-            pad=case.shape.pad,
-        )
+        operator = {name: getattr(case.shape, name) for name in ("op", "stride", "pad")}
+        arrays = {"data": case.data, "weight": case.weight}
+        np.savez(folder / f"{case.name}.inputs.npz", **arrays, **operator)
         np.save(folder / f"{case.name}.ours.npy", outputs)
         np.save(folder / f"{case.name}.exact.npy", exact)
         total += outputs.size
@@ -122,12 +111,10 @@ def emulated(case: Case) -> np.ndarray:
 
     import mxnet as mx
 
-    symbol = _symbol(case)
     dtypes = {"data": "float16", "weight": "float16"}
     policy = amp.Policy("float16", "float16", "float16")
-    lowered = lower(graph.apply(symbol, policy, dtypes), dtypes, "cpu")
-    arrays = {"data": case.data, "weight": case.weight}
-    inputs = [mx.nd.array(arrays[name], dtype="float16") for name in lowered.list_inputs()]
+    lowered = lower(graph.apply(_symbol(case), policy, dtypes), dtypes, "cpu")
+    inputs = [mx.nd.array(getattr(case, name), dtype="float16") for name in lowered.list_inputs()]
     return mx.nd.CachedOp(lowered)(*inputs).asnumpy()
 
 
@@ -147,18 +134,11 @@ def _symbol(case: Case):
     import mxnet as mx
 
     data, weight = mx.sym.var("data"), mx.sym.var("weight")
-    count = case.shape.weight[0]
-    if case.shape.op == "matmul":
+    shape, count = case.shape, case.shape.weight[0]
+    if shape.op == "matmul":
         return mx.sym.FullyConnected(data, weight, num_hidden=count, no_bias=True)
-    return mx.sym.Convolution(
-        data,
-        weight,
-        num_filter=count,
-        no_bias=True,
-        kernel=case.shape.weight[2:],
-        stride=(case.shape.stride,) * 2,
-        pad=(case.shape.pad,) * 2,
-    )
+    window = {"kernel": shape.weight[2:], "stride": (shape.stride,) * 2, "pad": (shape.pad,) * 2}
+    return mx.sym.Convolution(data, weight, num_filter=count, no_bias=True, **window)
 
 
 # ----------------------------------------------------------------------------------- GPU
@@ -173,13 +153,15 @@ def run_on_gpu(folder: Path) -> int:
     try:
         import torch
     except ImportError:
-        fail("--gpu needs PyTorch: install it on the machine with the GPU.")
+        raise UsageError("--gpu needs PyTorch: install it on the machine with the GPU.") from None
     names = _names(folder, "inputs.npz")
     if not torch.cuda.is_available():
-        fail("--gpu needs an NVIDIA GPU, but PyTorch finds none on this machine.")
+        raise UsageError("--gpu needs an NVIDIA GPU, but PyTorch finds none on this machine.")
     if torch.cuda.get_device_capability() < FIRST_TENSOR_CORES:
         name = torch.cuda.get_device_name()
-        fail(f"{name} has no Tensor Cores: use a GPU of compute capability 7.0 or higher.")
+        raise UsageError(
+            f"{name} has no Tensor Cores: use a GPU of compute capability 7.0 or higher."
+        )
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     for name in names:
         with np.load(folder / f"{name}.inputs.npz") as file:
@@ -205,22 +187,12 @@ def run_on_gpu(folder: Path) -> int:
 
 
 class Comparison(NamedTuple):
-    """How two arrays of float16 differ.
-
-    Attributes
-    ----------
-    outputs, identical : int
-        Number of outputs, and of those with the same bits. All NaNs count as the same.
-    ulps : int
-        Largest difference in units in the last place; infinity is one unit above 65504.
-    one_nan : int
-        Number of outputs that are NaN in one array only. They do not count for `ulps`.
-    """
+    """How two arrays of float16 differ."""
 
     outputs: int
-    identical: int
-    ulps: int
-    one_nan: int
+    identical: int  # outputs with the same bits; all NaNs count as the same
+    ulps: int  # largest difference in units in the last place; infinity is one above 65504
+    one_nan: int  # outputs that are NaN in one array only; they do not count for `ulps`
 
     @property
     def share(self) -> float:
@@ -260,7 +232,9 @@ def compare_folder(folder: Path) -> List[Tuple[str, Comparison, Comparison, Comp
     rows = []
     for name in _names(folder, "ours.npy"):
         if not (folder / f"{name}.gpu.npy").exists():
-            fail(f"{folder} has no {name}.gpu.npy: run --gpu and copy its files to this folder.")
+            raise UsageError(
+                f"{folder} has no {name}.gpu.npy: run --gpu and copy its files to this folder."
+            )
         ours, gpu, exact = (
             np.load(folder / f"{name}.{kind}.npy") for kind in ("ours", "gpu", "exact")
         )
@@ -273,11 +247,13 @@ def facts_of(folder: Path) -> dict:
     facts = {}
     for name, step in ((CPU_FACTS, "--export"), (GPU_FACTS, "--gpu")):
         if not (folder / name).exists():
-            fail(f"{folder} has no {name}, which {step} writes: copy it to this folder.")
+            raise UsageError(
+                f"{folder} has no {name}, which {step} writes: copy it to this folder."
+            )
         try:
             facts.update(json.loads((folder / name).read_text()))
         except (ValueError, TypeError, RecursionError):
-            fail(f"{folder / name} is damaged: run {step} again.")
+            raise UsageError(f"{folder / name} is damaged: run {step} again.") from None
     return facts
 
 
@@ -322,21 +298,17 @@ PyTorch {facts["torch"]}, CUDA {facts["cuda"]}, cuDNN {facts["cudnn"]}. CPU: {fa
 def _names(folder: Path, suffix: str) -> List[str]:
     names = sorted(path.name[: -len(suffix) - 1] for path in folder.glob(f"*.{suffix}"))
     if not names:
-        fail(f"{folder} has no *.{suffix}: run --export and copy its files to this folder.")
+        raise UsageError(
+            f"{folder} has no *.{suffix}: run --export and copy its files to this folder."
+        )
     return names
 
 
 # ------------------------------------------------------------------------- command line
 
 
-def fail(message: str) -> NoReturn:
-    """Print an error message and exit with status 2."""
-    print(f"tensor_cores.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Run one of the three steps."""
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run one of the three steps; return the status of the process."""
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -354,10 +326,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         metavar="FILE",
         help="file for the table (default: docs/results/tensor_cores.md)",
     )
-    try:
-        run(parser.parse_args(arguments))
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}.")
+    options = parser.parse_args(arguments)
+    return command_line.status_of("tensor_cores.py", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -367,12 +337,11 @@ def run(options: argparse.Namespace) -> None:
     elif options.gpu:
         print(f"{run_on_gpu(options.gpu)} cases computed in {options.gpu}")
     else:
-        rows = compare_folder(options.compare)
-        text = report(rows, facts_of(options.compare))
+        text = report(compare_folder(options.compare), facts_of(options.compare))
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text)
         print(text)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

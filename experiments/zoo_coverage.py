@@ -18,7 +18,15 @@ import subprocess
 import sys
 from typing import List, Optional, Sequence
 
-from experiments.standalone import command_line
+import numpy as np
+
+import gluon_amp as amp
+from gluon_amp.command_line import Parser, output_file, positive_int
+from gluon_amp.trainer.arrays import flatten
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon.model_zoo import vision
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 
@@ -41,11 +49,8 @@ PIXELS = [
     (r"vgg|hrnet|senet_154", 64),
     (r"^resnet|^mobilenet|^se_|^resnext|^xception|darknet|dla", 64),
     (r"yolo3", 96),
-    (r"center_net", 128),
-    (r"rcnn", 128),
+    (r"center_net|rcnn|alpha_pose|mobile_pose", 128),
     (r"fcn|psp|deeplab|danet|icnet|fastscnn", 480),
-    (r"alpha_pose", 128),
-    (r"mobile_pose", 128),
 ]
 
 # Networks that return sorted detections. Their outputs cannot be compared element by element.
@@ -80,8 +85,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     pattern = options.networks
     names = [name for name in all_networks() if pattern.search(name)]
     if not names:
-        message = f"no network matches {pattern.pattern!r}: --list prints all"
-        print(f"zoo_coverage.py: {message}.", file=sys.stderr)
+        sentence = f"no network matches {pattern.pattern!r}: --list prints all."
+        print(f"zoo_coverage.py: {sentence}", file=sys.stderr)
         return 2
     if options.list:
         print("\n".join(names))
@@ -111,7 +116,7 @@ def regular_expression(text: str) -> "re.Pattern[str]":
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = command_line.Parser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add(
         "--networks",
@@ -121,16 +126,11 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         help="regular expression, for example mx/resnet or cv/ssd",
     )
     add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
-    add(
-        "--json",
-        type=command_line.output_file,
-        metavar="FILE",
-        help="also write the rows to this file",
-    )
+    add("--json", type=output_file, metavar="FILE", help="also write the rows to this file")
     add("--list", action="store_true", help="only print the names of the networks")
     add(
         "--timeout",
-        type=command_line.positive_int,
+        type=positive_int,
         default=600,
         metavar="SECONDS",
         help="longest time for a network (default: %(default)s)",
@@ -141,20 +141,11 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def all_networks() -> List[str]:
     """Return the names of all networks, with the prefix of their source."""
-    import gluon_amp  # noqa: F401
-
-    from mxnet.gluon.model_zoo import vision
-
-    names = sorted(model_zoo_names(vision))
-    return [f"mx/{name}" for name in names] + [f"cv/{name}" for name in GLUONCV]
-
-
-def model_zoo_names(vision) -> List[str]:
-    """Return the names of `vision.get_model`, which lists them only in its error message."""
     try:
         vision.get_model("")
-    except ValueError as error:
-        return str(error).split("\n\t")[1:]
+    except ValueError as error:  # only its message lists the names
+        names = sorted(str(error).split("\n\t")[1:])
+    return [f"mx/{name}" for name in names] + [f"cv/{name}" for name in GLUONCV]
 
 
 def run_in_process(name: str, policies: Sequence[str], timeout: float) -> List[dict]:
@@ -173,14 +164,6 @@ def run_in_process(name: str, policies: Sequence[str], timeout: float) -> List[d
 
 def run(name: str, policies: Sequence[str]) -> List[dict]:
     """Return a row for each policy."""
-    import numpy as np
-
-    import gluon_amp as amp
-    from gluon_amp.policy import Policy
-
-    import mxnet as mx
-    from mxnet import nd
-
     pixels = next(size for pattern, size in PIXELS if re.search(pattern, name.split("/")[1]))
     detector = bool(re.search(DETECTORS, name))
     np.random.seed(0)
@@ -191,12 +174,8 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
     if not detector:
         calibrate(net, x)
     expected = [output.asnumpy() for output in outputs_of(net, x)]
-
-    yardsticks = {}
     if not detector:
-        for dtype in DROPPED_BITS:
-            yardsticks[dtype] = yardstick(net, x, expected, dtype)
-
+        yardsticks = {dtype: yardstick(net, x, expected, dtype) for dtype in DROPPED_BITS}
     train_mode = not re.search(NEED_GROUND_TRUTH, name)
     net.hybridize()  # otherwise GluonCV's R-CNNs crash in the backward pass
     lost_in_float32 = not_finite(net, x, train_mode)
@@ -208,17 +187,16 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
             amp.cast(net, policy)
             outputs = outputs_of(net, x)
             nodes = amp.describe(net).rows
-            parsed = Policy.parse(policy)
-            compute = parsed.compute_dtype
+            parsed = amp.Policy.parse(policy)
             # MXNet has no bfloat16 deconvolution (see `policy.why`)
             expected_low = [op for op in PRODUCTS if parsed.decide(op).kind == "compute"]
             products = [node.compute_dtype for node in nodes if node.op in expected_low]
             row["products"] = len(products)
-            row["low"] = products.count(compute)
+            row["low"] = products.count(parsed.compute_dtype)
             row["float32_outputs"] = all(output.dtype == np.float32 for output in outputs)
             if not detector:
                 row["distance"] = largest_distance(outputs, expected)
-                row["yardstick"] = yardsticks[compute]
+                row["yardstick"] = yardsticks[parsed.compute_dtype]
             lost = not_finite(net, x, train_mode) - lost_in_float32
             if lost:
                 example = min(lost)
@@ -236,9 +214,6 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
 
 def build(name: str, x):
     """Return an initialized network of either source."""
-    import mxnet as mx
-    from mxnet.gluon.model_zoo import vision
-
     source, model = name.split("/")
     if source == "mx":
         net = vision.get_model(model)
@@ -259,8 +234,6 @@ def build(name: str, x):
 
 def calibrate(net, x) -> None:
     """Set the BatchNorms' statistics to those of this data, so that no layer overflows."""
-    from mxnet import autograd
-
     options = []
     # MXNet has no public access to the options of a layer
     net.apply(lambda block: options.append(getattr(block, "_kwargs", {})))
@@ -277,7 +250,6 @@ def calibrate(net, x) -> None:
 
 def yardstick(net, x, expected, dtype: str) -> float:
     """Return the distance of the float32 network with weights and input rounded to `dtype`."""
-    from mxnet import nd
 
     def to_dtype(array):
         return nd.array(rounded(array.asnumpy(), DROPPED_BITS[dtype]))
@@ -295,8 +267,6 @@ def yardstick(net, x, expected, dtype: str) -> float:
 
 def rounded(values, dropped: int):
     """Round float32 values to nearest even, without `dropped` of their low bits."""
-    import numpy as np
-
     bits = values.view(np.uint32)
     odd = (bits >> dropped) & 1
     half = np.uint32(1 << (dropped - 1))
@@ -305,10 +275,6 @@ def rounded(values, dropped: int):
 
 def not_finite(net, x, train_mode: bool) -> set:
     """Return the names of the parameters whose gradients are not finite."""
-    import numpy as np
-
-    from mxnet import autograd
-
     with autograd.record(train_mode=train_mode):
         outputs = outputs_of(net, x)
         means = [output.mean() for output in outputs if output.dtype == np.float32]
@@ -320,15 +286,11 @@ def not_finite(net, x, train_mode: bool) -> set:
 
 def outputs_of(net, x) -> list:
     """Return the arrays of a network's output, which may be nested in lists and tuples."""
-    from gluon_amp.trainer.arrays import flatten
-
     return list(flatten(net(x)))
 
 
 def largest_distance(outputs, expected) -> float:
     """Return the largest relative L2 distance of arrays from the expected numpy arrays."""
-    import numpy as np
-
     norm = np.linalg.norm
     return max(
         float(norm(output.asnumpy() - values) / max(norm(values), 1e-30))

@@ -1,14 +1,16 @@
-"""What the command lines of the scripts share: their parser, and readers for the values of options.
+"""What the programs share: their parser, readers for the values of options, errors and signals.
 
 This file needs the standard library alone.
 """
 
 import argparse
+import contextlib
 import math
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, NoReturn, Optional, Tuple
 
 
 class UsageError(ValueError):
@@ -25,6 +27,36 @@ class Parser(argparse.ArgumentParser):
         line = " ".join(message.split())  # an argument may hold line breaks
         print(f"{self.prog}: {line[:1].lower()}{line[1:]}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def status_of(program: str, work: Callable[[], Optional[int]]) -> int:
+    """Do the work of a program; return its status, where None is 0.
+
+    After a `UsageError` or `OSError`, which is printed in one sentence, the status is 2.
+    """
+    try:
+        return work() or 0
+    except UsageError as error:
+        sentence = str(error)
+    except OSError as error:
+        file = f"{error.filename}: " if error.filename else ""  # a full disk has none
+        sentence = f"{file}{error.strerror or error}."
+    print(f"{program}: {sentence}", file=sys.stderr)
+    return 2
+
+
+@contextlib.contextmanager
+def handling_signals(numbers: Iterable[int], handler: Callable[[int, object], None]) -> Iterator:
+    """Handle signals in a with block; one that is ignored, as SIGHUP under nohup, stays ignored."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number, old in before.items() if old is not signal.SIG_IGN]
+    try:
+        for number in handled:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 # MXNet's operators read sizes as int32 and other numbers as float32; they reject subnormal ones.

@@ -8,17 +8,13 @@ With ``-H HOSTFILE`` it runs on the machines of that file, by ssh.
 import sys
 from typing import Optional, Sequence
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import status_of
 from gluon_amp.distributed.launcher import launch
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Launch; return the exit status of the run, or 2 if the options are wrong."""
-    try:
-        return launch(arguments)
-    except UsageError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return 2
+    return status_of("launch.py", lambda: launch(arguments))
 
 
 if __name__ == "__main__":

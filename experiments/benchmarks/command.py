@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from typing import NoReturn, Optional, Sequence
+from typing import Optional, Sequence
 
 from experiments.benchmarks import measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
@@ -12,12 +12,6 @@ from experiments.standalone import command_line, hardware
 EPILOG = """Every case runs in a process of its own. The cases take turns, so that a disturbance
 affects all of them. The float32 and contrib.amp cases do not import gluon_amp.
 Close other programs first: the figures are those of the whole machine."""
-
-
-def fail(message: object) -> NoReturn:
-    """Print an error message and exit with status 2."""
-    print(f"benchmark.py: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -70,23 +64,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Measure, print the tables, write the files; return the status of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    command = " ".join(["python", "scripts/benchmark.py", *arguments])
     try:
-        run(sys.argv[1:] if arguments is None else arguments)
+        return command_line.status_of("benchmark.py", lambda: run(options, command))
     except KeyboardInterrupt:
         print("benchmark.py: interrupted.", file=sys.stderr)
         return 130
-    return 0
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(options: argparse.Namespace, command: str) -> None:
     """Measure, print the tables, write the files."""
-    options = parse(arguments)
     # MXNet's default depends on what is imported, and on x86 it is half of the cores
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if options.profile:
         print_profiles(options)
         return
-    command = " ".join(["python", "scripts/benchmark.py", *arguments])
     for name in SUITES if options.suite == "all" else [options.suite]:
         for network in options.network:
             run_suite(name, network, options, command)
@@ -97,11 +91,10 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
     size = {"network": network, "batch": options.batch_size, "pixels": options.pixels}
     suite = build_suite(name, options.dtypes, **size)
     if not suite.groups:
-        fail(f"--suite {name} has nothing in {' or '.join(options.dtypes)}.")
-    try:
-        measured = measure.measure(suite, options.rounds, print_progress)
-    except measure.BenchmarkError as error:
-        fail(error)
+        raise command_line.UsageError(
+            f"--suite {name} has nothing in {' or '.join(options.dtypes)}."
+        )
+    measured = measure.measure(suite, options.rounds, print_progress)
     ratios = measure.ratios(suite, measured)
     result = report.as_json(suite, measured, ratios, report.machine(options.threads), command)
     print(f"\n{suite.title}\n")
@@ -114,7 +107,9 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
             for path in report.write(suite, result, options.output, stem):
                 print(path)
         except OSError as error:
-            fail(f"--output {options.output} cannot be written: {error.strerror}.")
+            raise command_line.UsageError(
+                f"--output {options.output} cannot be written: {error.strerror}."
+            ) from None
 
 
 def print_profiles(options: argparse.Namespace) -> None:
@@ -123,10 +118,7 @@ def print_profiles(options: argparse.Namespace) -> None:
         size = {"network": network, "batch": options.batch_size, "pixels": options.pixels}
         for case in build_suite("step", options.dtypes, **size).cases:
             if case.label in DTYPES:
-                try:
-                    entries, source = profile.profile(case)
-                except measure.BenchmarkError as error:
-                    fail(error)
+                entries, source = profile.profile(case)
                 print(f"\n{network}, {case.label}: {source}\n\n{profile.as_table(entries)}")
 
 

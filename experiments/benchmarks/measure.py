@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from experiments.benchmarks.suites import Case, Ratio, Suite
+from experiments.standalone import command_line
 
 # A sample is the median of as many runs as fit into this time, at least one.
 SECONDS_PER_SAMPLE = 0.3
@@ -17,29 +18,18 @@ SECONDS_PER_SAMPLE = 0.3
 WARM_UP_RUNS = 3
 
 
-class BenchmarkError(RuntimeError):
+class BenchmarkError(command_line.UsageError):
     """A case cannot run on this machine; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Time and memory of a case.
-
-    Attributes
-    ----------
-    case : Case
-    seconds : list of float
-        A sample for each round.
-    mebibytes : float
-        Peak memory of the process.
-    parameters : int
-        Number of trained parameters.
-    """
+    """Time and memory of a case."""
 
     case: Case
-    seconds: List[float]
-    mebibytes: float
-    parameters: int
+    seconds: List[float]  # a sample for each round
+    mebibytes: float  # peak memory of the process
+    parameters: int  # number of trained parameters
 
     @property
     def median(self) -> float:
@@ -77,20 +67,9 @@ class MeasuredRatio:
 
 
 def measure(suite: Suite, rounds: int, progress: Callable[[str], None]) -> List[Measured]:
-    """Time all cases of a suite.
+    """Time all cases of a suite; `progress` is called with one line of text at each step.
 
-    Parameters
-    ----------
-    suite : Suite
-    rounds : int
-        Turns of each case.
-    progress : callable
-        Called with one line of text at each step.
-
-    Raises
-    ------
-    BenchmarkError
-        A case cannot run.
+    A case that cannot run is a `BenchmarkError`.
     """
     measured = []
     for number, group in enumerate(suite.groups, 1):
@@ -140,9 +119,8 @@ def _measure_group(
 def _worker(case: Case) -> Iterator[Callable[[Optional[int]], Any]]:
     """Start the process of a case; yield a function that sends a message and returns the reply."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(case, there), daemon=True
-    )
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=_serve, args=(case, there), daemon=True)
     process.start()
     there.close()
 

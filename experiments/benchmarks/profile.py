@@ -54,10 +54,7 @@ class Entry(NamedTuple):
 def profile(case: Case) -> Tuple[List[Entry], str]:
     """Return the kernels of a step, those with the most time first, and the source of the figures.
 
-    Raises
-    ------
-    BenchmarkError
-        The case cannot run, or there is a GPU but ``nsys`` is not installed.
+    A case that cannot run is a `BenchmarkError`, and so is a GPU without ``nsys``.
     """
     if _has_gpu():
         return gpu_kernels(_gpu_kernels_of(case)), "CUDA kernels, by Nsight Systems"

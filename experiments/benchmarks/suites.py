@@ -8,34 +8,19 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, 
 class Case:
     """One measurement, in a process of its own.
 
-    Attributes
-    ----------
-    label : str
-        Unique in its suite.
-    work : {'train', 'infer', 'check', 'update'}
-        Whole training steps, forward passes, overflow checks, or updates of all parameters.
-    library : {'gluon_amp', 'contrib.amp', 'mxnet'}
-        The library that does it; 'mxnet' is plain MXNet.
-    dtype : {'float32', 'float16', 'bfloat16'}
-    network : str
-        A network of MXNet's Model Zoo, with 1000 classes.
-    batch, pixels : int
-        Images in a batch, and their height and width; unused by 'check' and 'update'.
-    loss_scale : str, float or None
-        Of `gluon_amp.Trainer`.
-    optimizer : str
-        'sgd' (with momentum 0.9) or 'adam'.
+    The work is 'train' (whole training steps), 'infer' (forward passes), 'check' (overflow checks)
+    or 'update' (of all parameters). The last two do not use the images.
     """
 
-    label: str
+    label: str  # unique in its suite
     work: str
-    library: str
-    dtype: str
-    network: str = "resnet50_v1"
-    batch: int = 16
-    pixels: int = 112
-    loss_scale: Union[str, float, None] = "dynamic"
-    optimizer: str = "sgd"
+    library: str  # 'gluon_amp', 'contrib.amp', or 'mxnet' for plain MXNet
+    dtype: str  # one of DTYPES
+    network: str = "resnet50_v1"  # of MXNet's Model Zoo, with 1000 classes
+    batch: int = 16  # images
+    pixels: int = 112  # their height and width
+    loss_scale: Union[str, float, None] = "dynamic"  # of `gluon_amp.Trainer`
+    optimizer: str = "sgd"  # with momentum 0.9; or 'adam'
 
     @property
     def images(self) -> int:
@@ -139,11 +124,10 @@ def inference(network: str, batch: int, pixels: int) -> Suite:
     cases, ratios = [], []
     for images in sorted({1, batch}):
         size = {"network": network, "batch": images, "pixels": pixels}
-        for dtype in DTYPES:
-            cases.append(_case(f"{dtype}, batch {images}", "infer", dtype, **size))
-        float32 = f"float32, batch {images}"
-        ratios.append(Ratio(f"float16 emulated / {float32}", f"float16, batch {images}", float32))
-        bfloat16 = f"bfloat16, batch {images}"
+        labels = [f"{dtype}, batch {images}" for dtype in DTYPES]
+        cases += [_case(label, "infer", dtype, **size) for label, dtype in zip(labels, DTYPES)]
+        float32, float16, bfloat16 = labels
+        ratios.append(Ratio(f"float16 emulated / {float32}", float16, float32))
         ratios.append(Ratio(f"{float32} / bfloat16", float32, bfloat16, larger_is_better=True))
     return Suite(f"Inference, {network}, {pixels} px", [cases], tuple(ratios))
 

@@ -22,11 +22,8 @@ from experiments.results.table import Table, published, tabulate
 from gluon_amp.command_line import Parser, UsageError, path, positive, positive_int, whole
 from gluon_amp.recipes.interruption import RunInterruptedError
 
-STEM = "results"  # of the files that are written
-TITLES = ", ".join(f"{experiment.name}: {experiment.title}" for experiment in EXPERIMENTS.values())
-MARGINS = ", ".join(
-    f"{experiment.margin:g} {experiment.name}" for experiment in EXPERIMENTS.values()
-)
+TITLES = ", ".join(f"{each.name}: {each.title}" for each in EXPERIMENTS.values())
+MARGINS = ", ".join(f"{each.margin:g} {each.name}" for each in EXPERIMENTS.values())
 
 
 def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
@@ -53,20 +50,9 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
         metavar="POINTS",
         help=f"smaller differences count as none (default: {MARGINS})",
     )
-    add(
-        "--devices",
-        type=whole(1, 1024),
-        default=1,
-        metavar="N",
-        help="devices that share a batch (default: %(default)s)",
-    )
-    add(
-        "--parallel",
-        type=whole(1, 1024),
-        default=1,
-        metavar="N",
-        help="runs at a time; with more than one, no times are reported",
-    )
+    count = {"type": whole(1, 1024), "default": 1, "metavar": "N"}
+    add("--devices", help="devices that share a batch (default: %(default)s)", **count)
+    add("--parallel", help="runs at a time; with more than one, no times are reported", **count)
     add("--output", type=path, metavar="DIR", help="default: results/RECIPE")
     add(
         "--from-logs",
@@ -96,7 +82,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                     print(plan(experiment, seeds, margin), flush=True)
                     wanted = jobs(experiment, output, range(seeds), options.devices, extra)
                     Runner(options.parallel, lock).train(wanted)
-            table = make_table(experiment, output, margin)
+            order = [configuration.name for configuration, _ in experiment.rows]
+            table = tabulate(read_all(output), order, margin)
             shown_command = " ".join(["python scripts/results_table.py", *arguments])
             for path in write(table, output, shown_command, experiment.note):
                 print(path)
@@ -121,23 +108,12 @@ def plan(experiment: Experiment, seeds: int, margin: float) -> str:
     )
 
 
-def make_table(experiment: Experiment, output: Path, margin: float) -> Table:
-    """Return the table of all runs in a directory."""
-    order = [configuration.name for configuration, _ in experiment.rows]
-    return tabulate(read_all(output), order, margin)
-
-
-def write(table: Table, output: Path, command: str, note: str = "") -> Tuple[Path, ...]:
+def write(table: Table, output: Path, command: str, note: str) -> Tuple[Path, ...]:
     """Write the table as Markdown, JSON and CSV, and its curves as a PNG; return the paths."""
-    paths = tuple(output / f"{STEM}.{suffix}" for suffix in ("md", "json", "csv", "png"))
-    notes = [note] if note else []
-    page = [
-        render.markdown(table),
-        *notes,
-        f"![Top-1 error]({STEM}.png)",
-        f"Command: `{command}`.",
-    ]
-    paths[0].write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    paths = tuple(output / f"results.{suffix}" for suffix in ("md", "json", "csv", "png"))
+    parts = [render.markdown(table), note, "![Top-1 error](results.png)", f"Command: `{command}`."]
+    page = "\n\n".join(part for part in parts if part) + "\n"
+    paths[0].write_text(page, encoding="utf-8")
     paths[1].write_text(json.dumps(table.as_dict(), indent=2, ensure_ascii=False) + "\n")
     paths[2].write_text(render.as_csv(table))
     figure.draw(table, paths[3])

@@ -17,12 +17,8 @@ TITLE_WIDTH = 110  # characters that fit above the axes
 def draw(table: Table, path: Path) -> None:
     """Write a PNG with the top-1 error in percent by epoch, a line for each row.
 
-    The line is the mean; the band extends one standard deviation to either side.
-
-    Raises
-    ------
-    UsageError
-        matplotlib is not installed.
+    The line is the mean; the band extends one standard deviation to either side. If matplotlib is
+    not installed, that is a `UsageError`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

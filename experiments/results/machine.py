@@ -11,12 +11,10 @@ BFLOAT16_FLAGS = {"avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
 
 def describe_cpu() -> str:
     """Return the CPU's model, cores and bfloat16 instructions."""
-    cores, flags = count_cores(), cpu_flags()
-    parts = [cpu_name()]
-    if cores:
-        parts.append(f"{cores} core{'s' if cores > 1 else ''}")
-    parts += [name for flag, name in BFLOAT16_FLAGS.items() if flag in flags]
-    return ", ".join(parts)
+    count, flags = count_cores(), cpu_flags()
+    cores = [f"{count} core{'s' if count > 1 else ''}"] if count else []
+    bfloat16 = [name for flag, name in BFLOAT16_FLAGS.items() if flag in flags]
+    return ", ".join([cpu_name(), *cores, *bfloat16])
 
 
 def describe_gpus(names: str) -> str:

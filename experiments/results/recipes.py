@@ -18,49 +18,30 @@ RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "1", "--resume", "auto
 class Experiment:
     """The rows of one table and how to train them.
 
-    Attributes
-    ----------
-    name, title : str
-        On the command line, and above the table.
-    script : str
-        In ``scripts/``. It accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes
-        the log lines of `gluon_amp.recipes.log`.
-    options : tuple of str
-        Options of every run. They name the data set, so that a script's default cannot change it.
-        ``{folder}`` stands for the run's directory.
-    margin : float
-        Default margin of the equivalence test, percentage points of top-1.
-    sd : float
-        Standard deviation between seeds, percentage points, from a pilot or a publication. It
-        decides how many seeds are trained by default.
-    rows : tuple of (Configuration, tuple of str)
-        The rows, each with its own options.
-    note : str
-        What a reader has to know about the rows.
+    The script accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the log lines
+    of `gluon_amp.recipes.log`. The options of every run name the data set, so that a script's
+    default cannot change it; ``{folder}`` stands for the run's directory.
     """
 
-    name: str
-    title: str
-    script: str
-    options: Options
-    margin: float
+    name: str  # on the command line
+    title: str  # above the table
+    script: str  # in scripts/
+    options: Options  # of every run
+    margin: float  # default of the equivalence test, percentage points of top-1
+    # Standard deviation between seeds, percentage points, from a pilot or a publication. It decides
+    # how many seeds are trained by default.
     sd: float
-    rows: Tuple[Tuple[Configuration, Options], ...]
-    note: str = ""
+    rows: Tuple[Tuple[Configuration, Options], ...]  # each with its own options
+    note: str = ""  # what a reader has to know about the rows
 
 
 def _rows(
     *pairs: Tuple[str, int], rate: Optional[Tuple[float, int]] = None
 ) -> Tuple[Tuple[Configuration, Options], ...]:
-    """Return a row for each dtype and batch.
+    """Return a row for each dtype and batch; the first pair is the reference.
 
-    Parameters
-    ----------
-    pairs : tuple of (str, int)
-        Dtype and batch; the first pair is the reference.
-    rate : tuple of (float, int), optional
-        A learning rate and its batch, for a script whose learning rate does not follow the linear
-        scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    `rate` is a learning rate and its batch, for a script whose learning rate does not follow the
+    linear scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
     """
     rows = []
     for dtype, batch in pairs:

@@ -14,83 +14,46 @@ from gluon_amp.command_line import UsageError
 from gluon_amp.recipes import log
 
 LOG, SUMMARY, RUN = "log.txt", "summary.json", "run.json"
-COUNTS = ("train_images", "val_images")
 
 
-def _pattern(line: str) -> "re.Pattern":
-    """Turn a format of `gluon_amp.recipes.log` into a pattern that matches its numbers."""
-    parts = re.split(r"%[dfgs]", line)
-    return re.compile(r"(\S+)".join(map(re.escape, parts)))
-
-
-SPEED, VALIDATION = map(_pattern, (log.SPEED, log.VALIDATION))
+# The formats of the log, with groups that match the numbers.
+SPEED, VALIDATION = (
+    r"(\S+)".join(map(re.escape, re.split(r"%[dfgs]", line)))
+    for line in (log.SPEED, log.VALIDATION)
+)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A row of the table: what its runs have in common. They differ in the seed.
+    """A row of the table: what its runs have in common. They differ in the seed."""
 
-    Attributes
-    ----------
-    name : str
-        Unique in its recipe; also the folder of the runs.
-    label : str
-        For the table and the figure's legend.
-    dtype : str
-        Compute dtype.
-    batch : int
-        Of all devices together.
-    """
-
-    name: str
-    label: str
-    dtype: str
-    batch: int
+    name: str  # unique in its recipe; also the folder of the runs
+    label: str  # for the table and the figure's legend
+    dtype: str  # compute dtype
+    batch: int  # of all devices together
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """The result of one run, or the reason why it failed.
 
-    Attributes
-    ----------
-    configuration : Configuration
-    seed : int
-    hardware : str
-        In words.
-    data : str
-        Name of the data set and its numbers of training and validation samples, which distinguish
-        data sets of one name.
-    model : str
-    emulated : bool
-        Whether a CPU computed with float16 values.
-    errors : tuple of float
-        Top-1 error in percent after each epoch.
-    seconds : float or None
-        Training time without validation; None if other runs shared the machine.
-    samples_per_second : float or None
-        None if other runs shared the machine.
-    peak_memory : int or None
-        Bytes; None on GPUs, whose memory is not measured.
-    skipped, steps : int
-        Steps skipped because of an overflow, and all steps.
-    failure : str or None
-        Why there is no result.
+    The times are None if other runs shared the machine.
     """
 
     configuration: Configuration
     seed: int
-    hardware: str
+    hardware: str  # in words
+    # the name and the numbers of samples, which distinguish data sets of one name
     data: str = ""
     model: str = ""
-    emulated: bool = False
-    errors: Tuple[float, ...] = ()
-    seconds: Optional[float] = None
+    emulated: bool = False  # whether a CPU computed with float16 values
+    errors: Tuple[float, ...] = ()  # top-1 in percent after each epoch
+    seconds: Optional[float] = None  # training time without validation
     samples_per_second: Optional[float] = None
-    peak_memory: Optional[int] = None
-    skipped: int = 0
-    steps: int = 0
-    failure: Optional[str] = None
+    peak_memory: Optional[int] = None  # bytes; None on GPUs, whose memory is not measured
+    skipped: int = 0  # steps skipped because of an overflow
+    steps: int = 0  # all steps
+    failure: Optional[str] = None  # why there is no result
 
     @property
     def top1(self) -> float:
@@ -104,25 +67,21 @@ def read_log(text: str) -> Dict[str, Dict[int, float]]:
     If an epoch was trained again after an interruption, its last line counts.
     """
     return {
-        "error": {int(match[1]): 100 * float(match[2]) for match in VALIDATION.finditer(text)},
-        "seconds": {int(match[1]): float(match[3]) for match in SPEED.finditer(text)},
+        "error": {int(m[1]): 100 * float(m[2]) for m in re.finditer(VALIDATION, text)},
+        "seconds": {int(m[1]): float(m[3]) for m in re.finditer(SPEED, text)},
     }
 
 
 def read(folder: Path) -> RunRecord:
     """Read a run's directory.
 
-    Raises
-    ------
-    UsageError
-        A file is missing or damaged, or the log has no validation of an epoch.
+    A file that is missing or damaged, or a log without an epoch's validation, is a `UsageError`.
     """
     about = read_json(folder / RUN)
     try:
-        configuration = Configuration(**about["configuration"])
-        seed, hardware, failure = about["seed"], about["hardware"], about["failure"]
-        if failure is not None:
-            return RunRecord(configuration, seed, hardware, failure=failure)
+        row = Configuration(**about["configuration"]), about["seed"], about["hardware"]
+        if about["failure"] is not None:
+            return RunRecord(*row, failure=about["failure"])
         summary, text = read_json(folder / SUMMARY), _text(folder / LOG)
         epochs = read_log(text)
         missing = set(range(summary["epochs"])) - epochs["error"].keys()
@@ -133,9 +92,7 @@ def read(folder: Path) -> RunRecord:
             )
         alone = about["parallel"] == 1
         return RunRecord(
-            configuration,
-            seed,
-            hardware,
+            *row,
             data=_data(summary),
             model=summary["model"],
             emulated=summary["emulated"],
@@ -153,10 +110,7 @@ def read(folder: Path) -> RunRecord:
 def read_all(root: Path) -> List[RunRecord]:
     """Read every run in a directory and below it, in the order of their paths.
 
-    Raises
-    ------
-    UsageError
-        There is no run, or one is damaged.
+    If there is none, that is a `UsageError`.
     """
     folders = sorted(path.parent for path in Path(root).glob(f"**/{RUN}"))
     if not folders:
@@ -165,8 +119,9 @@ def read_all(root: Path) -> List[RunRecord]:
 
 
 def _data(summary: Dict) -> str:
-    counts = [f"{summary[name]:,}" for name in COUNTS if name in summary]
-    return f"{summary['data']} ({' + '.join(counts)} samples)" if counts else summary["data"]
+    sizes = [summary[name] for name in ("train_images", "val_images") if name in summary]
+    counts = " + ".join(f"{size:,}" for size in sizes)
+    return f"{summary['data']} ({counts} samples)" if counts else summary["data"]
 
 
 def _text(path: Path) -> str:
@@ -177,13 +132,7 @@ def _text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Dict:
-    """Return the object in a JSON file.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or it is not a JSON object.
-    """
+    """Return the object in a JSON file; if it has none, that is a `UsageError`."""
     text = _text(path)
     try:
         value = json.loads(text)

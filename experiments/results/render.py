@@ -149,8 +149,7 @@ def _details(table: Table) -> List[str]:
     return parts
 
 
-def flat(row: Row, table: Table) -> Dict[str, object]:
-    """Return a row's numbers by name, not rounded."""
+def _numbers(row: Row, table: Table) -> Dict[str, object]:
     comparison = row.comparison
     tests = ("difference", "low", "high", "t", "p", "p_tost")
     return {
@@ -177,8 +176,8 @@ def flat(row: Row, table: Table) -> Dict[str, object]:
 
 
 def as_csv(table: Table) -> str:
-    """Return a table as CSV, a line for each row."""
-    lines = [flat(row, table) for row in table.rows]
+    """Return a table as CSV, a line for each row; the numbers are not rounded."""
+    lines = [_numbers(row, table) for row in table.rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, lines[0], lineterminator="\n")
     writer.writeheader()

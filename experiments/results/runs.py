@@ -22,16 +22,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 from experiments import ROOT
 from experiments.results.machine import describe
 from experiments.results.recipes import Experiment, Options
-from experiments.results.record import (
-    LOG,
-    RUN,
-    SUMMARY,
-    Configuration,
-    RunRecord,
-    read,
-    read_json,
-)
-from gluon_amp.command_line import UsageError
+from experiments.results.record import LOG, RUN, SUMMARY, Configuration, RunRecord, read, read_json
+from gluon_amp.command_line import UsageError, handling_signals
 from gluon_amp.files import atomic
 from gluon_amp.hardware import count_cores
 from gluon_amp.recipes.interruption import SIGNALS, RunInterruptedError
@@ -64,21 +56,9 @@ def jobs(
 ) -> List[Job]:
     """Return the runs of an experiment, seed by seed, so that a slow hour affects every row alike.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    output : Path
-        Gets a directory for each configuration, and in it one for each seed.
-    seeds : sequence of int
-    devices : int
-        How many share a batch.
-    extra : tuple of str
-        Further options for the script; they override the experiment's.
-
-    Raises
-    ------
-    UsageError
-        The devices cannot share a batch evenly.
+    `output` gets a directory for each configuration, and in it one for each seed. The devices share
+    a batch; if it cannot be divided by them, that is a `UsageError`. The extra options override the
+    experiment's.
     """
     result = []
     for seed in seeds:
@@ -103,12 +83,7 @@ def alone_in(output: Path) -> Iterator[int]:
     """Lock a directory; yield the lock's file descriptor.
 
     The runs inherit the descriptor. A run that outlives this process so keeps the next one from
-    writing to the same files.
-
-    Raises
-    ------
-    UsageError
-        Another process holds the lock.
+    writing to the same files: it gets a `UsageError`.
     """
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as lock:
@@ -127,33 +102,20 @@ def interruptible() -> Iterator[None]:
     """Raise `RunInterruptedError` at the first SIGTERM, Ctrl-C or SIGHUP; the second one kills."""
 
     def interrupt(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        for each in STOPPING:
+            if signal.getsignal(each) is interrupt:
+                signal.signal(each, signal.SIG_DFL)
         raise RunInterruptedError(number, f"interrupted by signal {number}: {RESUME}")
 
-    # a signal that is ignored, such as SIGHUP under nohup, stays ignored
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    try:
-        for number in before:
-            signal.signal(number, interrupt)
+    with handling_signals(STOPPING, interrupt):
         yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 class Runner:
-    """Trains runs, `parallel` at a time.
+    """Trains runs, `parallel` at a time; if they are several, their records have no times.
 
-    Parameters
-    ----------
-    parallel : int
-        If it is more than one, the records of the runs have no times (see `RunRecord`).
-    lock : int
-        File descriptor that the runs inherit (see `alone_in`).
-    log : callable
-        Called with a line of text when a run has ended.
+    The runs inherit the descriptor `lock` (see `alone_in`). `log` is called with a line of text
+    when a run has ended.
     """
 
     def __init__(self, parallel: int, lock: int, log: Callable[[str], None] = print):
@@ -175,15 +137,20 @@ class Runner:
             A run was killed; its files remain.
         """
         for job in wanted:
-            _check_same(job)
+            before = _started(job).get("arguments", job.arguments)
+            if tuple(before) != job.arguments:
+                raise UsageError(
+                    f"{job.folder} was trained with other options ({' '.join(before)}): choose "
+                    "another --output, or remove it."
+                )
         missing = [job for job in wanted if not job.finished]
         if len(missing) < len(wanted):
             self._log(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished already")
-        start, done = time.monotonic(), 0
+        start = time.monotonic()
         with ThreadPoolExecutor(self.parallel) as pool:
             try:
-                for job, record in zip(missing, pool.map(self._train_one, missing)):
-                    done += 1
+                records = pool.map(self._train_one, missing)
+                for done, (job, record) in enumerate(zip(missing, records), 1):
                     seconds = time.monotonic() - start
                     left = seconds / done * (len(missing) - done)
                     result = record.failure or f"{record.top1:.2f} %"
@@ -244,9 +211,7 @@ class Runner:
         return process.returncode, usage.ru_maxrss * 1024, lines
 
     def _write(self, job: Job, failure: Optional[str], peak_memory: int) -> None:
-        devices = ""
-        if failure is None:
-            devices = read_json(job.folder / SUMMARY)["devices"]
+        devices = "" if failure else read_json(job.folder / SUMMARY)["devices"]
         about = {
             "configuration": dataclasses.asdict(job.configuration),
             "seed": job.seed,
@@ -264,15 +229,6 @@ def _started(job: Job) -> Dict[str, Any]:
     """Return the arguments that a run was started with, and how many runs shared the machine."""
     path = job.folder / STARTED
     return read_json(path) if path.exists() else {}
-
-
-def _check_same(job: Job) -> None:
-    before = tuple(_started(job).get("arguments", job.arguments))
-    if before != job.arguments:
-        raise UsageError(
-            f"{job.folder} was trained with other options ({' '.join(before)}): choose another "
-            "--output, or remove it."
-        )
 
 
 def _environment(parallel: int) -> Dict[str, str]:

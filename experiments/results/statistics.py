@@ -28,31 +28,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean of one sample minus that of another.
+    """The mean of one sample minus that of another, in the unit of the samples.
 
-    Attributes
-    ----------
-    difference : float
-        In the unit of the samples.
-    low, high : float or None
-        Its 95 % confidence interval: Welch's, or that of paired differences.
-    t, p : float or None
-        The t statistic of the same test and its two-sided p-value: small if the means differ.
-    p_tost : float or None
-        p-value of the equivalence test: small if the means differ by less than the margin.
-    margin : float
-        Largest difference, in either direction, that counts as none.
-
-    All but `difference` and `margin` are None if no value varies or if a sample has one value.
+    The tests are None if no value varies or if a sample has one value.
     """
 
     difference: float
-    margin: float
+    margin: float  # largest difference, in either direction, that counts as none
+    # 95 % confidence interval of the difference: Welch's, or that of paired differences
     low: Optional[float] = None
     high: Optional[float] = None
-    t: Optional[float] = None
-    p: Optional[float] = None
-    p_tost: Optional[float] = None
+    t: Optional[float] = None  # t statistic of the same test
+    p: Optional[float] = None  # its two-sided p-value: small if the means differ
+    p_tost: Optional[float] = None  # small if the means differ by less than the margin
 
     @property
     def equivalent(self) -> Optional[bool]:
@@ -75,10 +63,7 @@ class Comparison:
 def statsmodels():
     """Return statsmodels' modules with tests of means and with the power of tests.
 
-    Raises
-    ------
-    UsageError
-        statsmodels is not installed.
+    If it is not installed, that is a `UsageError`.
     """
     try:
         from statsmodels.stats import power, weightstats
@@ -98,12 +83,7 @@ def spread(values: Sequence[float]) -> Spread:
 def compare(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
     """Test the mean of `values` against that of `reference`, without assuming equal variances.
 
-    Parameters
-    ----------
-    values, reference : sequence of float
-        One number for each seed; the lengths may differ.
-    margin : float
-        Above 0, in the unit of the values.
+    Both have one number for each seed; the lengths may differ. The margin is above 0.
     """
     difference = statistics.fmean(values) - statistics.fmean(reference)
     spreads = (spread(values).sd, spread(reference).sd)
@@ -121,19 +101,8 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
 def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
     """Test the mean difference of pairs, such as two runs from the same initial weights.
 
-    An effect of the seed on both runs of a pair cancels, so fewer seeds are enough.
-
-    Parameters
-    ----------
-    values, reference : sequence of float
-        One number for each seed, in the same order of seeds.
-    margin : float
-        Above 0, in the unit of the values.
-
-    Raises
-    ------
-    ValueError
-        The lengths differ.
+    Both have one number for each seed, in the same order of seeds. An effect of the seed on both
+    runs of a pair cancels, so fewer seeds are enough. Different lengths are a `ValueError`.
     """
     if len(values) != len(reference):
         raise ValueError(f"{len(values)} values cannot be paired with {len(reference)}.")
@@ -152,15 +121,7 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
 def power(sd: float, margin: float, seeds: int) -> float:
     """Return the probability that the test shows equivalence if the true means are equal.
 
-    Parameters
-    ----------
-    sd : float
-        Standard deviation between seeds, of both samples.
-    margin : float
-        Of the equivalence test.
-    seeds : int
-        Seeds in each sample, at least 2.
-
+    `sd` is the standard deviation between seeds of both samples, which have at least 2 seeds each.
     Both one-sided tests must reject, and by symmetry each fails to equally often. The result
     neglects that both can fail at once, so the power of two or three seeds is a little too low.
     """
@@ -176,10 +137,7 @@ def power(sd: float, margin: float, seeds: int) -> float:
 def seeds_needed(sd: float, margin: float) -> int:
     """Return how many seeds each configuration needs for a power of `POWER`, at least 2.
 
-    Raises
-    ------
-    UsageError
-        It needs more than `MAX_SEEDS`.
+    If it needs more than `MAX_SEEDS`, that is a `UsageError`.
     """
     for seeds in range(2, MAX_SEEDS + 1):
         if power(sd, margin, seeds) >= POWER:

@@ -13,70 +13,40 @@ from experiments.results.statistics import Comparison, Spread, compare, spread
 from gluon_amp.command_line import UsageError
 
 SAME_IN_ALL = {"data": "data sets", "model": "networks", "hardware": "hardware"}
+MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration over its seeds. A value that does not apply is None.
-
-    Attributes
-    ----------
-    configuration : Configuration
-    seeds : tuple of int
-        Seeds of the finished runs.
-    top1 : Spread or None
-        Accuracy in percent after the last epoch.
-    curve : tuple of Spread
-        Top-1 error in percent after each epoch.
-    seconds, samples_per_second, peak_memory, skipped, steps : float or None
-        Means over the seeds (see `RunRecord`).
-    emulated : bool
-        Whether float16 was emulated, so that the times are not those of real float16.
-    comparison : Comparison or None
-        Of the top-1 accuracy with the first row's.
-    speed_up : float or None
-        The first row's time over this row's; None if one is missing or emulated.
-    failures : tuple of str
-        The reason of each failed run.
-    """
+    """A configuration over its seeds. A value that does not apply is None."""
 
     configuration: Configuration
-    seeds: Tuple[int, ...]
-    top1: Optional[Spread] = None
-    curve: Tuple[Spread, ...] = ()
+    seeds: Tuple[int, ...]  # of the finished runs
+    top1: Optional[Spread] = None  # accuracy in percent after the last epoch
+    curve: Tuple[Spread, ...] = ()  # top-1 error in percent after each epoch
+    # means over the seeds (see `RunRecord`)
     seconds: Optional[float] = None
     samples_per_second: Optional[float] = None
     peak_memory: Optional[float] = None
     skipped: Optional[float] = None
     steps: Optional[float] = None
-    emulated: bool = False
-    comparison: Optional[Comparison] = None
+    emulated: bool = False  # whether the times are not those of real float16
+    comparison: Optional[Comparison] = None  # of the top-1 accuracy with the first row's
+    # the first row's time over this row's; None if one is missing or emulated
     speed_up: Optional[float] = None
-    failures: Tuple[str, ...] = ()
+    failures: Tuple[str, ...] = ()  # the reason of each failed run
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that may be compared.
+    """Rows that may be compared."""
 
-    Attributes
-    ----------
-    source : str
-        'measured' or 'published'.
-    data, model, hardware : str
-        Those of every row.
-    margin : float
-        Of the equivalence test, percentage points.
-    rows : tuple of Row
-        The first is the reference.
-    """
-
-    source: str
+    source: str  # 'measured' or 'published'
     data: str
     model: str
     hardware: str
-    margin: float
-    rows: Tuple[Row, ...]
+    margin: float  # of the equivalence test, percentage points
+    rows: Tuple[Row, ...]  # the first is the reference
 
     def as_dict(self) -> Dict:
         """Return the table as values for JSON, with the tests' verdicts in words."""
@@ -86,10 +56,9 @@ class Table:
         return result
 
 
-def check_comparable(runs: Sequence[RunRecord]) -> None:
-    """Raise `UsageError` if one table cannot hold these runs."""
+def _check_comparable(finished: Sequence[RunRecord]) -> None:
     for field, plural in SAME_IN_ALL.items():
-        values = sorted({getattr(run, field) for run in runs if run.failure is None})
+        values = sorted({getattr(run, field) for run in finished})
         if len(values) > 1:
             raise UsageError(
                 f"one table cannot mix {plural}, but there are runs of {' and of '.join(values)}: "
@@ -105,8 +74,7 @@ def tabulate(runs: Sequence[RunRecord], order: Sequence[str], margin: float) -> 
     runs : sequence of RunRecord
         In any order.
     order : sequence of str
-        Names of the configurations, the reference first. Runs of other configurations are left
-        out.
+        Names of the configurations, the reference first. Other runs are left out.
     margin : float
         Of the equivalence test, percentage points.
 
@@ -120,22 +88,26 @@ def tabulate(runs: Sequence[RunRecord], order: Sequence[str], margin: float) -> 
     if not finished:
         reasons = sorted({run.failure for run in runs})
         raise UsageError(f"no run has a result{': ' if reasons else '.'}{'; '.join(reasons)}")
-    check_comparable(finished)
-    groups = {name: [run for run in runs if run.configuration.name == name] for name in order}
-    rows: List[Row] = []
-    tops = {name: [run.top1 for run in group if not run.failure] for name, group in groups.items()}
-    for name, group in groups.items():
-        if not group:
-            continue
-        row = _row(group)
-        if rows and row.top1 and tops[order[0]]:
-            comparison = compare(tops[name], tops[order[0]], margin)
-            row = dataclasses.replace(row, comparison=comparison, speed_up=speed_up(row, rows[0]))
-        elif not rows and name == order[0]:
-            row = dataclasses.replace(row, speed_up=speed_up(row, row))
-        rows.append(row)
+    _check_comparable(finished)
+    groups = [[run for run in runs if run.configuration.name == name] for name in order]
+    rows = [_row(group) for group in groups if group]
+    if groups[0]:  # else the reference is missing
+        tops = [[run.top1 for run in group if run.failure is None] for group in groups if group]
+        rows = _compared(rows, tops, margin)
     first = finished[0]
     return Table("measured", first.data, first.model, first.hardware, margin, tuple(rows))
+
+
+def _compared(rows: List[Row], tops: List[List[float]], margin: float) -> List[Row]:
+    """Compare each row with the first. `tops` has the accuracies of the runs of each."""
+    first, *others = rows
+    result = [dataclasses.replace(first, speed_up=speed_up(first, first))]
+    for row, top1 in zip(others, tops[1:]):
+        if top1 and tops[0]:
+            comparison = compare(top1, tops[0], margin)
+            row = dataclasses.replace(row, comparison=comparison, speed_up=speed_up(row, first))
+        result.append(row)
+    return result
 
 
 def speed_up(row: Row, reference: Row) -> Optional[float]:
@@ -152,22 +124,16 @@ def _row(runs: Sequence[RunRecord]) -> Row:
     if not finished:
         return Row(configuration, (), failures=failures)
 
-    def mean(field: str) -> Optional[float]:
-        values = [getattr(run, field) for run in finished]
-        return None if None in values else spread(values).mean
-
+    values = {name: [getattr(run, name) for run in finished] for name in MEANS}
+    means = {name: None if None in of else spread(of).mean for name, of in values.items()}
     return Row(
         configuration,
         tuple(run.seed for run in finished),
         spread([run.top1 for run in finished]),
         tuple(spread(errors) for errors in zip(*(run.errors for run in finished))),
-        mean("seconds"),
-        mean("samples_per_second"),
-        mean("peak_memory"),
-        mean("skipped"),
-        mean("steps"),
-        any(run.emulated for run in finished),
+        emulated=any(run.emulated for run in finished),
         failures=failures,
+        **means,
     )
 
 
@@ -186,16 +152,6 @@ def published(margin: float) -> Table:
         Row(configuration, (0,), spread([top1]), seconds=3600 * hours)
         for configuration, top1, hours in FAQ
     ]
-    first = rows[0]
-    rows = [
-        dataclasses.replace(
-            row,
-            speed_up=speed_up(row, first),
-            comparison=None
-            if row is first
-            else compare([row.top1.mean], [first.top1.mean], margin),
-        )
-        for row in rows
-    ]
+    rows = _compared(rows, [[top1] for _, top1, _ in FAQ], margin)
     hardware = "8 NVIDIA V100 (AWS p3.16xlarge)"
     return Table("published", "imagenet", "resnet50_v1", hardware, margin, tuple(rows))

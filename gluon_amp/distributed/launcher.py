@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Iterator, List, Optional, Sequence, Set, TextIO
+from typing import List, Optional, Sequence, Set, TextIO
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import UsageError, handling_signals
 from gluon_amp.distributed.tasks import Task, read, tasks
 
 SSH_FAILED = 255
@@ -41,17 +41,10 @@ class Process:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
         )
-        self._readers = [
-            self._thread(self._copy, self._popen.stdout, sys.stdout),
-            self._thread(self._copy, self._popen.stderr, sys.stderr),
-        ]
-        self._thread(self._wait)
-
-    @staticmethod
-    def _thread(target, *arguments) -> threading.Thread:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        thread.start()
-        return thread
+        streams = ((self._popen.stdout, sys.stdout), (self._popen.stderr, sys.stderr))
+        self._readers = [threading.Thread(target=self._copy, args=s, daemon=True) for s in streams]
+        for thread in (*self._readers, threading.Thread(target=self._wait, daemon=True)):
+            thread.start()
 
     def _copy(self, stream: TextIO, out: TextIO) -> None:
         for line in stream:
@@ -71,19 +64,14 @@ class Process:
 
     def send(self, number: int) -> None:
         """Send a signal to the command."""
-        self._write(f"{int(number)}\n")
+        with contextlib.suppress(OSError, ValueError):  # it has ended already
+            self._popen.stdin.write(f"{int(number)}\n")
+            self._popen.stdin.flush()
 
     def end(self) -> None:
         """End the command and everything that it has started."""
-        self._write("", close=True)
-
-    def _write(self, text: str, close: bool = False) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended already
-            self._popen.stdin.write(text)
-            self._popen.stdin.flush()
-        if close:
-            with contextlib.suppress(OSError):
-                self._popen.stdin.close()
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()
 
     def kill(self) -> None:
         """Kill the supervisor, if `end` was not enough."""
@@ -97,9 +85,7 @@ def say(sentence: str) -> None:
 
 
 def _in_words(status: int) -> str:
-    if status <= 128:
-        return f"status {status}"
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError):  # most numbers are no signal
         return f"status {status} ({signal.Signals(status - 128).name})"
     return f"status {status}"
 
@@ -203,20 +189,6 @@ def launch(arguments: Optional[Sequence[str]] = None) -> int:
     options = read(arguments)
     planned = tasks(options)
     processes = Processes(options.grace)
-    with _passing_signals_to(processes):
+    with handling_signals(SIGNALS, processes.interrupt):
         processes.start(planned, options.command)
         return processes.wait()
-
-
-@contextlib.contextmanager
-def _passing_signals_to(processes: Processes) -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    # A signal that is ignored stays so, as SIGHUP under nohup.
-    handled = [number for number in SIGNALS if before[number] != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, processes.interrupt)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])

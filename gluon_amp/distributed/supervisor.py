@@ -41,11 +41,6 @@ def obey(process):
     end(process)
 
 
-def cores():
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def main(task):
     """Run the command and return its status, or 128 + N where signal N ended it.
 
@@ -53,8 +48,9 @@ def main(task):
     ``neighbours`` (the number of workers that share the cores of this machine).
     """
     env = dict(os.environ, **task["env"])
-    # Otherwise each worker would start a thread on every core.
-    env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // task["neighbours"])))
+    # Otherwise each worker would start a thread on every core. This file cannot import gluon_amp.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores // task["neighbours"])))
     try:
         process = subprocess.Popen(
             task["command"],

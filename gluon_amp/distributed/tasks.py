@@ -33,27 +33,14 @@ machine or, with a hostfile, by ssh on others, where it must be installed in the
 
 @dataclass(frozen=True)
 class Task:
-    """One process to start.
+    """One process to start."""
 
-    Attributes
-    ----------
-    role : str
-        'scheduler', 'server' or 'worker'.
-    number : int
-        Counted from 0 within its role.
-    host : str or None
-        In ssh's notation, with its port after a colon if that is not 22; None for this machine.
-    env : dict
-        Its environment variables.
-    neighbours : int
-        Number of workers on its machine.
-    """
-
-    role: str
-    number: int
+    role: str  # 'scheduler', 'server' or 'worker'
+    number: int  # counted from 0 within its role
+    # in ssh's notation, with its port after a colon if that is not 22; None for this machine
     host: Optional[str] = None
     env: Dict[str, str] = field(default_factory=dict)
-    neighbours: int = 1
+    neighbours: int = 1  # number of workers on its machine
 
     def __str__(self) -> str:
         name = self.role if self.role == "scheduler" else f"{self.role} {self.number}"
@@ -66,12 +53,8 @@ class Task:
 
     def arguments(self, command: Sequence[str], folder: str) -> List[str]:
         """Return what to execute here so that the command runs there, under supervision."""
-        task = {
-            "command": list(command),
-            "folder": folder,
-            "env": self.env,
-            "neighbours": self.neighbours,
-        }
+        task = {"env": self.env, "neighbours": self.neighbours}
+        task.update(command=list(command), folder=folder)
         supervised = ["-c", SUPERVISOR, json.dumps(task)]
         if self.host is None:
             return [sys.executable, *supervised]
@@ -84,13 +67,7 @@ class Task:
 
 
 def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Read the command line of the launcher.
-
-    Raises
-    ------
-    UsageError
-        Options contradict each other.
-    """
+    """Read the launcher's command line; options that contradict each other are a `UsageError`."""
     options = _parser().parse_args(arguments)
     if options.launcher is None:
         options.launcher = "local" if options.hostfile is None else "ssh"
@@ -110,20 +87,11 @@ def _parser() -> Parser:
         description=DESCRIPTION,
     )
     count = {"type": whole(1, 4096), "metavar": "N"}
-    variables = {
-        "action": "append",
-        "default": [],
-        "type": _variable,
-        "metavar": "NAME[=VALUE]",
-    }
+    variable = {"type": _variable, "metavar": "NAME[=VALUE]", "action": "append", "default": []}
     add = parser.add_argument
     add("-n", "--num-workers", required=True, help="processes that train", **count)
-    add(
-        "-s",
-        "--num-servers",
-        help="processes that add up gradients (default: as many as workers)",
-        **count,
-    )
+    servers = "processes that add up gradients (default: as many as workers)"
+    add("-s", "--num-servers", help=servers, **count)
     add(
         "-H",
         "--hostfile",
@@ -141,18 +109,11 @@ def _parser() -> Parser:
         metavar="IP",
         help="address of this machine for the others (default: the one towards the first host)",
     )
-    add(
-        "--env",
-        help="set a variable for all processes, or pass on this machine's",
-        **variables,
-    )
-    add("--env-server", help="the same for servers only", **variables)
-    add("--env-worker", help="the same for workers only", **variables)
-    add(
-        "--gpus-per-worker",
-        help="give each worker N GPUs of its machine (default: each sees all)",
-        **count,
-    )
+    add("--env", help="set a variable for all processes, or pass on this machine's", **variable)
+    add("--env-server", help="the same for servers only", **variable)
+    add("--env-worker", help="the same for workers only", **variable)
+    gpus = "give each worker N GPUs of its machine (default: each sees all)"
+    add("--gpus-per-worker", help=gpus, **count)
     add(
         "--grace",
         type=positive,
@@ -182,10 +143,7 @@ def _variable(text: str) -> Tuple[str, str]:
 def hosts(path: Path) -> List[str]:
     """Return the machines that a hostfile lists, without empty lines and comments.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be read, lists no machine, or has something else on a line.
+    A file that cannot be read, lists none, or has something else on a line is a `UsageError`.
     """
     try:
         lines = path.read_text().splitlines()
@@ -206,13 +164,7 @@ def hosts(path: Path) -> List[str]:
 
 
 def address(host: str) -> str:
-    """Return this machine's address as seen from a host.
-
-    Raises
-    ------
-    UsageError
-        The host's name has no address.
-    """
+    """Return this machine's address as seen from a host; a name without one is a `UsageError`."""
     name = host.split("@")[-1].split(":")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -230,9 +182,8 @@ def free_port(ip: str) -> int:
         try:
             listener.bind((ip, 0))
         except OSError as error:
-            raise UsageError(
-                f"{ip} is not an address of this machine ({error.strerror})."
-            ) from None
+            reason = error.strerror
+            raise UsageError(f"{ip} is not an address of this machine ({reason}).") from None
         return listener.getsockname()[1]
 
 
@@ -241,24 +192,21 @@ def free_port(ip: str) -> int:
 
 def tasks(options: argparse.Namespace) -> List[Task]:
     """Return the processes to start: the scheduler here, workers and servers round the hosts."""
-    machines: List[Optional[str]] = [None]
-    ip = LOCALHOST
     if options.launcher == "ssh":
-        machines = list(hosts(options.hostfile))
+        machines: List[Optional[str]] = list(hosts(options.hostfile))
         ip = options.host_ip or address(machines[0])
-    servers = options.num_servers or options.num_workers
-    common = {
-        "DMLC_PS_ROOT_URI": ip,
-        "DMLC_PS_ROOT_PORT": str(free_port(ip)),
-        "DMLC_NUM_WORKER": str(options.num_workers),
-        "DMLC_NUM_SERVER": str(servers),
-        "PYTHONUNBUFFERED": "1",  # their output is read line by line
-    }
-    if options.launcher == "local":
-        common["DMLC_NODE_HOST"] = LOCALHOST  # listen on this address only
+        common = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     else:
-        passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
-        common = {**passed, **common}
+        machines, ip = [None], LOCALHOST
+        common = {"DMLC_NODE_HOST": LOCALHOST}  # listen on this address only
+    servers = options.num_servers or options.num_workers
+    common.update(
+        DMLC_PS_ROOT_URI=ip,
+        DMLC_PS_ROOT_PORT=str(free_port(ip)),
+        DMLC_NUM_WORKER=str(options.num_workers),
+        DMLC_NUM_SERVER=str(servers),
+        PYTHONUNBUFFERED="1",  # their output is read line by line
+    )
     counts = {"scheduler": 1, "server": servers, "worker": options.num_workers}
     extra = {"server": options.env_server, "worker": options.env_worker}
     worker_hosts = [machines[number % len(machines)] for number in range(options.num_workers)]

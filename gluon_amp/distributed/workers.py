@@ -25,6 +25,8 @@ ALONE = ("device", "local", "nccl")
 PARAMETER_SERVER = ("dist_sync", "dist_device_sync")
 KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
 
+Arrays = Union[NDArray, List[NDArray]]
+
 # If one of these is missing, MXNet waits forever for a scheduler that does not exist.
 PS_VARIABLES = (
     "DMLC_ROLE",
@@ -54,12 +56,8 @@ class LostError(RuntimeError):
 class Workers:
     """All workers of a run, as seen by one of them; this class is for a single worker.
 
-    Attributes
-    ----------
-    rank, count : int
-        The number of this worker, counted from 0, and the number of workers.
-    kvstore : str or KVStoreBase
-        The trainer's argument.
+    `rank` is the number of this worker, counted from 0, and `count` the number of workers. The
+    trainer's argument is `kvstore`.
     """
 
     rank, count = 0, 1
@@ -147,20 +145,14 @@ class HorovodStore(KVStoreBase):
         """The number of processes."""
         return self._horovod.size()
 
-    def broadcast(
-        self, key: int, value: NDArray, out: Union[NDArray, List[NDArray]], priority: int = 0
-    ) -> None:
+    def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
         """Copy the first worker's value to all workers."""
         sent = self._horovod.broadcast(value, root_rank=0, name=str(key), priority=priority)
         for array in out if isinstance(out, list) else [out]:
             sent.copyto(array)
 
     def pushpull(
-        self,
-        key: int,
-        value: Union[NDArray, List[NDArray]],
-        out: Optional[NDArray] = None,
-        priority: int = 0,
+        self, key: int, value: Arrays, out: Optional[Arrays] = None, priority: int = 0
     ) -> None:
         """Replace a value by its sum over all workers."""
         (array,) = value if isinstance(value, list) else [value]
@@ -194,12 +186,12 @@ def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> W
     if name in ALONE:
         _check_alone(name, devices)
         return Workers(name)
-    if len(devices) > 1 and name == "horovod":
-        raise UsageError(
-            "--kv-store horovod trains on one device in each process: start as many processes as "
-            "there are devices."
-        )
     if name == "horovod":
+        if len(devices) > 1:
+            raise UsageError(
+                "--kv-store horovod trains on one device in each process: start as many processes "
+                "as there are devices."
+            )
         store = HorovodStore()
         return _Several(store, store.rank)
     _check_launched(name)
