@@ -164,7 +164,7 @@ def keeper_of(tmp_path, value=1.0, interruption=None, every=None, workers=None):
         IDENTITY,
         progress,
         interruption or Interruption(),
-        workers,
+        workers or Workers(),
         every=every,
     )
     return keeper, checkpoints, net

@@ -6,7 +6,7 @@ import pytest
 
 from gluon_amp.recipes.language import recipe as language_recipe
 from gluon_amp.recipes.parser import TrainingParser
-from gluon_amp.recipes.recipe import DEFAULTS, Recipe, fine_tuning_parser, train_parser
+from gluon_amp.recipes.recipe import Recipe, defaults, fine_tuning_parser, train_parser
 
 PARSERS = [train_parser, fine_tuning_parser, language_recipe.parser]
 
@@ -77,7 +77,7 @@ def test_a_refused_option_names_its_replacement(parser, capsys):
 
 
 def test_a_recipe_has_the_defaults_and_is_replaced_as_a_whole():
-    assert vars(Recipe()) == DEFAULTS
+    assert vars(Recipe()) == defaults()
     recipe = Recipe(batch_size=3)
     changed = recipe.replace(seed=7)
     assert (recipe.seed, changed.seed, changed.batch_size) == (0, 7, 3)
