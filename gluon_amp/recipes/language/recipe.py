@@ -12,7 +12,21 @@ OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 
 class LanguageRecipe(argparse.Namespace):
-    """All options of a language run, as attributes."""
+    """All options of a language run, as attributes.
+
+    Options that only image runs have are constants here.
+    """
+
+    eval_only = False
+    eval_frequency = save_frequency = 1
+    logging_file = None
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy of the network."""
+        return self.dtype
+
+    computes_in = policy
 
     @property
     def model(self) -> str:
