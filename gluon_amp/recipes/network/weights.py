@@ -86,7 +86,7 @@ def _download_functions() -> List[Callable[..., str]]:
 
 
 def load_matching(net: HybridBlock, path: Path) -> List[str]:
-    """Load the parameters of a file, as `save_parameters` writes it, that fit an initialized network.
+    """Load the parameters of a file (in any dtype) that fit an initialized network.
 
     A network for other classes keeps only the layers of its head as they were initialized. Return
     the names of the parameters that the file does not have, or has in another shape.
