@@ -92,7 +92,7 @@ class Keeper:
     def _find(self, name: str) -> Optional[Saved]:
         if name == "auto":
             return self.checkpoints.newest()
-        saved = Saved.read(Path(name).expanduser())
+        saved = Saved.read(Path(name))
         if self.checkpoints is not None:
             self.checkpoints.check_last(saved)
         return saved

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import textwrap
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from gluon_amp.command_line import UsageError, output_file
 from gluon_amp.files import atomic
 from gluon_amp.recipes.checkpoints import SavingError
 
@@ -177,11 +175,3 @@ class ImageSummary(Summary):
             return "nothing was trained"
         waited = f"waited for data {100 * self.waited_share:.0f} % of the time"
         return f"{self.images_per_second:.1f} training images/s, {waited}"
-
-
-def check_writable(path: Union[str, Path], option: str) -> None:
-    """Raise `UsageError` if a file cannot be written, before a run that writes it at its end."""
-    try:
-        output_file(str(path))
-    except ArgumentTypeError as error:
-        raise UsageError(f"{option} {error}.") from None

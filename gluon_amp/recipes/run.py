@@ -78,7 +78,7 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     if recipe.mode == "module":
         observed = {**observed, "conv_weight": engine.weight_dtypes()}
     paths = (recipe.log_json, recipe.tensorboard) if workers.first else ()
-    records = log.Records(*(path and path.expanduser() for path in paths))
+    records = log.Records(*paths)
     limits = (recipe.accumulate, recipe.log_interval, recipe.max_batches)
     return ImageTraining(
         recipe,
@@ -165,7 +165,7 @@ class ImageTraining(Training):
                 "to train: give more epochs, or --eval-only."
             )
         if self.recipe.mode == "module":
-            self.engine.load(self.recipe.save_dir.expanduser(), self.recipe.model, epoch)
+            self.engine.load(self.recipe.save_dir, self.recipe.model, epoch)
         else:
             self._load_gluoncv_files()
         # The files hold neither scores nor the order of the data, so these begin anew.
@@ -180,7 +180,7 @@ class ImageTraining(Training):
             raise UsageError(f"{params} does not hold {missing[0]}: is it of another model?")
         if states:
             try:
-                self.engine.trainer.load_states(str(states.expanduser()))
+                self.engine.trainer.load_states(str(states))
             except (OSError, ValueError) as error:
                 raise UsageError(f"--resume-states {states}: {error}") from None
         self.engine.trainer.refresh_masters()
@@ -191,7 +191,7 @@ class ImageTraining(Training):
         """With ``--mode module``, write Module's own three files."""
         recipe = self.recipe
         if recipe.mode == "module" and recipe.save_dir:
-            self.engine.save(recipe.save_dir.expanduser(), recipe.model, epoch + 1)
+            self.engine.save(recipe.save_dir, recipe.model, epoch + 1)
 
     def confusions(self) -> List[Confusion]:
         """Return and log the classes that are confused most often, if the recipe asks for them."""
@@ -225,14 +225,14 @@ class ImageTraining(Training):
         recipe, net, outputs = self.recipe, self.engine.block, super().outputs(summary)
         if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
             name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-            params = recipe.save_dir.expanduser() / name
+            params = recipe.save_dir / name
             outputs.append(Output(partial(save_parameters, net, params)))
         if recipe.plot:
             title = f"{recipe.model}, {recipe.policy}"
-            draw = partial(draw_errors, self.history, recipe.plot.expanduser(), title)
+            draw = partial(draw_errors, self.history, recipe.plot, title)
             outputs.append(Output(draw, required=False))
         if recipe.export and recipe.mode != "module":
-            name = (recipe.export.expanduser(), recipe.model)
-            write = partial(export, net, recipe.policy, *name, self.data.image_shape)
+            names = (recipe.policy, recipe.export, recipe.model)
+            write = partial(export, net, *names, self.data.image_shape)
             outputs.append(Output(write, required=False))
         return outputs

@@ -85,7 +85,7 @@ class Training:
     def outputs(self, summary: report.Summary) -> List[Output]:
         """Return the files to write at the end, the most important first."""
         path = self.recipe.summary_json
-        return [Output(partial(summary.write, path.expanduser()))] if path else []
+        return [Output(partial(summary.write, path))] if path else []
 
     def save_epoch(self, epoch: int) -> None:
         """Write what an epoch leaves besides its checkpoint, in the first worker."""
@@ -94,9 +94,9 @@ class Training:
 
     def run(self, started: float) -> report.Summary:
         """Train, validate, log, and write the outputs; `started` is by `time.perf_counter`."""
-        first, log_file = self.workers.first, self.recipe.logging_file
+        first = self.workers.first
         with contextlib.ExitStack() as stack:
-            stack.enter_context(log.to_stdout(log_file and log_file.expanduser(), quiet=not first))
+            stack.enter_context(log.to_stdout(self.recipe.logging_file, quiet=not first))
             interruption = stack.enter_context(Interruption(quiet=not first))
             if self.checkpoints and first and not self.recipe.eval_only:
                 stack.enter_context(self.checkpoints.locked())
@@ -186,7 +186,7 @@ class Training:
     def checkpoints(self) -> Optional[Checkpoints]:
         """The checkpoints of the run; None if it saves nothing."""
         folder = self.recipe.save_dir
-        return None if folder is None else Checkpoints(folder.expanduser(), self.recipe.keep)
+        return None if folder is None else Checkpoints(folder, self.recipe.keep)
 
     @property
     def identity(self) -> Dict[str, Any]:

@@ -114,7 +114,6 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
     net = build_network(recipe, devices)
     schedule = Schedule(learning_rate(recipe, streams), recipe.num_epochs, len(batches), "cosine")
     trainer = build_trainer(recipe, net, schedule.rate)
-    path = recipe.log_json
     return LanguageTraining(
         recipe,
         TextSize(text.name, CLASSES, len(text.train), val_batches.images),
@@ -124,7 +123,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
         Loop(
             LanguageEngine(net, trainer, devices, recipe.clip_grad),
             schedule,
-            records=log.Records(path and path.expanduser()),
+            records=log.Records(recipe.log_json),
             log_interval=recipe.log_interval,
             max_batches=recipe.max_batches,
             unit="char",
