@@ -215,6 +215,7 @@ class Checkpoints:
         position: Position,
         identity: Dict[str, Any],
         progress: Dict[str, Any],
+        best: bool = False,
     ) -> Path:
         """Write a checkpoint, then remove the oldest ones until `keep` remain.
 
@@ -223,39 +224,29 @@ class Checkpoints:
         progress : dict
             The learning rate as ``rate``, and whatever else the run restores: numbers, strings,
             None, and lists and dicts of them.
+        best : bool
+            Replace the best checkpoint, and remove none.
 
         Raises
         ------
         SavingError
             There is no room on the disk, for example; all earlier checkpoints are as they were.
         """
-        path = self.folder / NAME.format(*position)
-        self._write(path, net, trainer, position, identity, progress)
-        earlier = [old for at, old in self.existing() if at < position]
-        for old in earlier[: max(0, len(earlier) + 1 - self.keep)]:
-            old.unlink()
-        return path
-
-    def save_best(self, *state: Any) -> Path:
-        """Replace the best checkpoint; the arguments are those of `save`."""
-        path = self.folder / BEST
-        self._write(path, *state)
-        return path
-
-    @staticmethod
-    def _write(path: Path, net, trainer, position, identity, progress) -> None:
+        path = self.folder / (BEST if best else NAME.format(*position))
+        extra = {"position": position, "identity": identity, "progress": progress}
         try:
-            save_checkpoint(
-                path, net, trainer, position=position, identity=identity, progress=progress
-            )
+            save_checkpoint(path, net, trainer, **extra)
         except OSError as error:
-            reason = re.search(
-                r"\((.*)\)", error.strerror or ""
-            )  # within save_checkpoint's sentence
+            # The reason is in parentheses in save_checkpoint's sentence.
+            reason = re.search(r"\((.*)\)", error.strerror or "")
             raise SavingError(
                 f"{path} was not written ({reason[1] if reason else error}): earlier checkpoints "
                 "are as they were; make room and go on with --resume auto."
             ) from None
+        earlier = [] if best else [old for at, old in self.existing() if at < position]
+        for old in earlier[: max(0, len(earlier) + 1 - self.keep)]:
+            old.unlink()
+        return path
 
     def existing(self) -> List[Tuple[Position, Path]]:
         """Return the checkpoints in the folder, the newest last, without the best."""

@@ -23,78 +23,32 @@ colour_ranges = several(real(1e-3, 1e3), "three numbers from 0.001 to 1000, as i
 
 def add_data(parser: TrainingParser) -> None:
     """Add the data set and its preparation."""
-    add = parser.add_argument_group("data").add_argument
-    add(
-        "--dataset",
-        choices=DATASETS,
-        help="data set (default: the one that --data-dir or --rec-train names)",
+    add = parser.group("data")
+    chosen = "data set (default: the one that --data-dir or --rec-train names)"
+    add("--dataset", chosen, choices=DATASETS)
+    folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg"
+    add("--data-dir --data", folders, FOLDER, default=Path("~/.mxnet/datasets/imagenet"))
+    index = "index of the {} images (default: the .idx beside the .rec)"
+    add("--rec-train --data-train", "packed training images", INPUT)
+    add("--rec-train-idx --data-train-idx", index.format("training"), INPUT)
+    add("--rec-val --data-val", "packed validation images", INPUT)
+    add("--rec-val-idx --data-val-idx", index.format("validation"), INPUT)
+    add("--use-rec", "read DATA_DIR/rec/{train,val}.rec; implied by --rec-train", SWITCH)
+    other = "stop if the data has another number of {}"
+    add("--num-classes", other.format("classes"), COUNT)
+    add("--num-training-samples --num-examples", other.format("training images"), COUNT)
+    size = (
+        "height and width of the network's input (default: 224; for the digits, the smallest "
+        "that the network accepts)"
     )
-    add(
-        "--data-dir",
-        "--data",
-        **FOLDER,
-        default=Path("~/.mxnet/datasets/imagenet"),
-        help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg",
-    )
-    add("--rec-train", "--data-train", **INPUT, help="packed training images")
-    add(
-        "--rec-train-idx",
-        "--data-train-idx",
-        **INPUT,
-        help="index of the training images (default: the .idx beside the .rec)",
-    )
-    add("--rec-val", "--data-val", **INPUT, help="packed validation images")
-    add(
-        "--rec-val-idx",
-        "--data-val-idx",
-        **INPUT,
-        help="index of the validation images (default: the .idx beside the .rec)",
-    )
-    add("--use-rec", **SWITCH, help="read DATA_DIR/rec/{train,val}.rec; implied by --rec-train")
-    add("--num-classes", **COUNT, help="stop if the data has another number of classes")
-    add(
-        "--num-training-samples",
-        "--num-examples",
-        **COUNT,
-        help="stop if the data has another number of training images",
-    )
-    add(
-        "--input-size",
-        "--image-shape",
-        type=image_side,
-        metavar="N",
-        help="height and width of the network's input (default: 224; for the digits, the smallest "
-        "that the network accepts)",
-    )
-    add(
-        "--crop-ratio",
-        type=real(0, 1, above=True),
-        default=0.875,
-        metavar="SHARE",
-        help="validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre",
-    )
-    add(
-        "--rgb-mean",
-        type=colours,
-        default=(123.68, 116.779, 103.939),
-        metavar="R,G,B",
-        help="mean to subtract from pixels, which range from 0 to 255",
-    )
-    add(
-        "--rgb-std",
-        type=colour_ranges,
-        default=(58.393, 57.12, 57.375),
-        metavar="R,G,B",
-        help="standard deviation to divide pixels by",
-    )
-    add(
-        "--num-workers",
-        "-j",
-        "--num-data-workers",
-        "--workers",
-        "--num-worker",
-        "--data-nthreads",
-        type=threads,
-        metavar="N",
-        help="threads that load images, 0 for none (default: one for each core)",
-    )
+    add("--input-size --image-shape", size, type=image_side, metavar="N")
+    crop = "validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre"
+    add("--crop-ratio", crop, type=real(0, 1, above=True), default=0.875, metavar="SHARE")
+    colour = {"metavar": "R,G,B"}
+    mean = "mean to subtract from pixels, which range from 0 to 255"
+    add("--rgb-mean", mean, colour, type=colours, default=(123.68, 116.779, 103.939))
+    deviation = "standard deviation to divide pixels by"
+    add("--rgb-std", deviation, colour, type=colour_ranges, default=(58.393, 57.12, 57.375))
+    loaders = "--num-workers -j --num-data-workers --workers --num-worker --data-nthreads"
+    number = "threads that load images, 0 for none (default: one for each core)"
+    add(loaders, number, type=threads, metavar="N")

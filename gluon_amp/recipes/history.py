@@ -10,28 +10,6 @@ from gluon_amp.recipes.meters import Mean, TopK
 # A mean over no images is NaN.
 REAL = Leaf("a number", lambda v: isinstance(v, (int, float)) and not isinstance(v, bool))
 
-# The schemas of `Counts.state` and `History.state`, for `schema.check`.
-COUNTS = {
-    **dict.fromkeys(("right", "images", "loss_images", "skipped"), COUNT),
-    **dict.fromkeys(("loss", "seconds", "waited"), REAL),
-}
-HISTORY = {
-    "trained": [
-        {
-            **dict.fromkeys(("accuracy", "loss", "seconds", "waited"), REAL),
-            **dict.fromkeys(("images", "skipped"), COUNT),
-        }
-    ],
-    "validated": [
-        Either(
-            "a validation or None",
-            (NONE, {"top1": REAL, "top5": REAL, "images": COUNT, "unreadable": COUNT}),
-        )
-    ],
-    "steps": COUNT,
-    "skipped": COUNT,
-}
-
 
 @dataclass(frozen=True)
 class EpochResult:
@@ -157,3 +135,20 @@ class History:
             state["steps"],
             state["skipped"],
         )
+
+
+def _schema(results: type) -> Dict[str, Leaf]:
+    return {f.name: COUNT if f.type is int else REAL for f in dataclasses.fields(results)}
+
+
+# The schemas of `Counts.state` and `History.state`, for `schema.check`.
+COUNTS = {
+    **dict.fromkeys(("right", "images", "loss_images", "skipped"), COUNT),
+    **dict.fromkeys(("loss", "seconds", "waited"), REAL),
+}
+HISTORY = {
+    "trained": [_schema(EpochResult)],
+    "validated": [Either("a validation or None", (NONE, _schema(Validation)))],
+    "steps": COUNT,
+    "skipped": COUNT,
+}

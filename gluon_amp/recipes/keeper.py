@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -25,12 +26,13 @@ from mxnet import gluon, nd
 EXCHANGE_EVERY = 10
 
 
+@dataclass
 class Keeper:
     """Writes checkpoints when they are due, and ends the run after a signal.
 
     All workers of a run call the same methods; the first one writes.
 
-    Parameters
+    Attributes
     ----------
     checkpoints : Checkpoints or None
         With None, nothing is saved.
@@ -50,28 +52,16 @@ class Keeper:
         Batches in each update.
     """
 
-    def __init__(
-        self,
-        checkpoints: Optional[Checkpoints],
-        net: gluon.Block,
-        trainer: Trainer,
-        identity: Dict[str, Any],
-        progress: Callable[[Position], Dict[str, Any]],
-        interruption: Interruption,
-        workers: Optional[Workers] = None,
-        statistics: Sequence[gluon.Parameter] = (),
-        every: Optional[int] = None,
-        accumulate: int = 1,
-    ):
-        self._checkpoints = checkpoints
-        self._net, self._trainer = net, trainer
-        self._identity = identity
-        self._progress = progress
-        self._interruption = interruption
-        self._workers = workers or Workers()
-        self._statistics = statistics
-        self._every = every
-        self._accumulate = accumulate
+    checkpoints: Optional[Checkpoints]
+    net: gluon.Block
+    trainer: Trainer
+    identity: Dict[str, Any]
+    progress: Callable[[Position], Dict[str, Any]]
+    interruption: Interruption
+    workers: Workers = field(default_factory=Workers)
+    statistics: Sequence[gluon.Parameter] = ()
+    every: Optional[int] = None
+    accumulate: int = 1
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
         """Restore network and trainer from the checkpoint that ``--resume`` names.
@@ -91,30 +81,30 @@ class Keeper:
         UsageError
             The checkpoint is of another run, or cannot be read.
         """
-        saved = self._find(name) if self._workers.first else None
+        saved = self._find(name) if self.workers.first else None
         with self._shared(saved) as saved:
             if saved is None:
-                folder = self._checkpoints.folder
+                folder = self.checkpoints.folder
                 log.logger.info("No checkpoint in %s yet: training from the start.\n", folder)
                 return None, Counts()
             return saved, self.begin(saved)
 
     def _find(self, name: str) -> Optional[Saved]:
         if name == "auto":
-            return self._checkpoints.newest()
-        saved = Saved.read(Path(name).expanduser())
-        if self._checkpoints is not None:
-            self._checkpoints.check_last(saved)
+            return self.checkpoints.newest()
+        saved = Saved.read(Path(name))
+        if self.checkpoints is not None:
+            self.checkpoints.check_last(saved)
         return saved
 
     @contextlib.contextmanager
     def _shared(self, saved: Optional[Saved]) -> Iterator[Optional[Saved]]:
         """Yield the first worker's checkpoint in all workers, which may not share its disk."""
-        if self._workers.count == 1:
+        if self.workers.count == 1:
             yield saved
             return
-        data = self._workers.from_first(saved.path.read_bytes() if saved else b"")
-        if self._workers.first or not data:
+        data = self.workers.from_first(saved.path.read_bytes() if saved else b"")
+        if self.workers.first or not data:
             yield saved
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -130,11 +120,11 @@ class Keeper:
         UsageError
             The checkpoint is of another run.
         """
-        saved.check(self._identity)
-        saved.load(self._net, self._trainer)
-        own = saved.progress["workers"][self._workers.rank if saved.position.samples else 0]
+        saved.check(self.identity)
+        saved.load(self.net, self.trainer)
+        own = saved.progress["workers"][self.workers.rank if saved.position.samples else 0]
         if own["statistics"]:
-            write_statistics(self._statistics, own["statistics"])
+            write_statistics(self.statistics, own["statistics"])
         return Counts.restored(own["counts"])
 
     def after_update(self, done: int, position: Position, counts: Counts) -> None:
@@ -147,8 +137,8 @@ class Keeper:
         position, counts
             After these batches.
         """
-        number = self._signal(exchange=done % EXCHANGE_EVERY < self._accumulate)
-        if number or (self._every and done % self._every < self._accumulate):
+        number = self._signal(exchange=done % EXCHANGE_EVERY < self.accumulate)
+        if number or (self.every and done % self.every < self.accumulate):
             self._save(position, counts)
         if number:
             self._leave(number)
@@ -167,9 +157,8 @@ class Keeper:
         position = Position(epoch + 1, 0)
         if due or last or number:
             self._save(position, Counts())
-        if best and self._checkpoints and self._workers.first:
-            self._check_finite(Counts())
-            self._checkpoints.save_best(*self._state(position, [_shared_state(Counts())]))
+        if best:
+            self._save(position, Counts(), best)
         if number and not last:
             self._leave(number)
 
@@ -179,7 +168,7 @@ class Keeper:
         try:
             yield
         except DivergedError as error:
-            existing = self._checkpoints.existing() if self._checkpoints else []
+            existing = self.checkpoints.existing() if self.checkpoints else []
             if not existing:
                 raise
             raise DivergedError(
@@ -192,37 +181,37 @@ class Keeper:
 
         Several workers return the same number, and 0 whenever they do not `exchange` theirs.
         """
-        own = self._interruption.number or 0
-        if self._workers.count == 1:
+        own = self.interruption.number or 0
+        if self.workers.count == 1:
             return own
-        return int(self._workers.every([own]).max()) if exchange else 0
+        return int(self.workers.every([own]).max()) if exchange else 0
 
-    def _save(self, position: Position, counts: Counts) -> None:
-        if self._checkpoints is None:
+    def _save(self, position: Position, counts: Counts, best: bool = False) -> None:
+        if self.checkpoints is None:
             return
-        if self._workers.count > 1 and position.samples:
+        if self.workers.count > 1 and position.samples:
             states = self._states_of_workers(counts)
         else:  # between two epochs all workers have the same statistics, and no counts
-            states = [_shared_state(counts)]
-        if self._workers.first:
-            self._check_finite(counts)
-            path = self._checkpoints.save(*self._state(position, states))
-            log.logger.info("Saved %s", path)
-
-    def _state(self, position: Position, workers: List[Dict[str, Any]]) -> tuple:
-        """Return the arguments of `Checkpoints.save`."""
+            states = [{"counts": counts.state(), "statistics": ""}]
+        if not self.workers.first:
+            return
+        self._check_finite(counts)
         progress = {
-            **self._progress(position),
-            "rate": self._trainer.learning_rate,
-            "workers": workers,
+            **self.progress(position),
+            "rate": self.trainer.learning_rate,
+            "workers": states,
         }
-        return self._net, self._trainer, position, self._identity, progress
+        path = self.checkpoints.save(
+            self.net, self.trainer, position, self.identity, progress, best
+        )
+        if not best:
+            log.logger.info("Saved %s", path)
 
     def _states_of_workers(self, counts: Counts) -> List[Dict[str, Any]]:
         """Return the counts and statistics of each worker, in which they differ."""
         fields = counts.state()
-        arrays = [array.asnumpy().ravel() for array in arrays_of(self._statistics)]
-        rows = self._workers.every(np.concatenate([list(fields.values()), *arrays]))
+        arrays = [array.asnumpy().ravel() for array in arrays_of(self.statistics)]
+        rows = self.workers.every(np.concatenate([list(fields.values()), *arrays]))
         return [
             {
                 "counts": {
@@ -236,20 +225,15 @@ class Keeper:
     def _check_finite(self, counts: Counts) -> None:
         if counts.loss.images and not np.isfinite(counts.loss.sum):
             raise DivergedError(f"the loss became {counts.loss.sum}, so nothing was saved.")
-        for name, value in self._trainer.master_params().items():
+        for name, value in self.trainer.master_params().items():
             if not all_finite([value]):
                 raise DivergedError(f"{name} is not finite any more, so nothing was saved.")
 
     def _leave(self, number: int) -> None:
         result = "nothing was saved, as there is no --save-dir"
-        if self._checkpoints is not None:
+        if self.checkpoints is not None:
             result = "saved; go on with --resume auto"
         raise RunInterruptedError(number, f"interrupted by signal {number}: {result}.")
-
-
-def _shared_state(counts: Counts) -> Dict[str, Any]:
-    """Return the state of the only worker, or of all, whose statistics the network holds."""
-    return {"counts": counts.state(), "statistics": ""}
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:

@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 from gluon_amp.data import TrainingBatches, describe_unreadable
@@ -31,10 +32,11 @@ class DivergedError(TrainingError):
     """The loss or a parameter is no longer finite."""
 
 
+@dataclass
 class Loop:
     """An engine, ready to train and validate epoch by epoch.
 
-    Parameters
+    Attributes
     ----------
     engine : Engine
         Trains on a batch.
@@ -54,30 +56,21 @@ class Loop:
         What the progress bar counts, one for each label.
     input_bound : str
         Advice to log if training often waits for data; empty for none.
+    steps, skipped : int
+        Steps of all epochs so far, and those that were skipped because of an overflow.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        schedule: Schedule,
-        workers: Optional[Workers] = None,
-        records: Optional[Records] = None,
-        accumulate: int = 1,
-        log_interval: int = 50,
-        max_batches: Optional[int] = None,
-        unit: str = "img",
-        input_bound: str = log.INPUT_BOUND,
-    ):
-        self.engine = engine
-        self.schedule = schedule
-        self.workers = workers or Workers()
-        self.records = records or Records()
-        self.accumulate = accumulate
-        self.log_interval = log_interval
-        self.max_batches = max_batches
-        self.unit = unit
-        self.input_bound = input_bound
-        self.steps = self.skipped = 0
+    engine: Engine
+    schedule: Schedule
+    workers: Workers = field(default_factory=Workers)
+    records: Records = field(default_factory=Records)
+    accumulate: int = 1
+    log_interval: int = 50
+    max_batches: Optional[int] = None
+    unit: str = "img"
+    input_bound: str = log.INPUT_BOUND
+    steps: int = 0
+    skipped: int = 0
 
     def train(
         self,
@@ -105,10 +98,8 @@ class Loop:
             The loss is no longer a finite number.
         """
         counts = counts or Counts()
-        since, lap = 0, time.perf_counter()
-        rate = math.nan
-        before = counts.seconds
-        started = lap
+        since, rate, before = 0, math.nan, counts.seconds
+        started = lap = time.perf_counter()
         accuracy = counts.accuracy
         with log.bar(
             self.images(batches), epoch, self.schedule.epochs, accuracy.images, self.unit
@@ -123,7 +114,8 @@ class Loop:
                 done = number + len(group)
                 since += size
                 bar.update(size)
-                if self._interval_ends(number, done):
+                every = self.log_interval
+                if every and done // every > number // every:
                     share, now = accuracy.share, time.perf_counter()  # reading the share waits
                     self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
                     speed = since / (now - lap) * self.workers.count
@@ -169,10 +161,6 @@ class Loop:
             more = f" and {len(others)} more" if others else ""
             scales = (report.loss_scale, report.next_loss_scale)
             log.logger.info(log.SKIPPED, epoch, number, *scales, first, more)
-
-    def _interval_ends(self, number: int, done: int) -> bool:
-        every = self.log_interval
-        return bool(every) and done // every > number // every
 
     def _record_batch(
         self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport

@@ -1,6 +1,6 @@
 """Which dtypes a network really uses: observed on a batch, whatever was requested."""
 
-from typing import Callable, Dict, Iterable
+from typing import Dict, Iterable
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import Source, ValidationBatches
@@ -11,7 +11,6 @@ from gluon_amp.recipes.loop import TrainingError
 import mxnet as mx
 from mxnet.gluon import Block
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
-from mxnet.ndarray import NDArray
 
 LAYERS = ("Convolution", "FullyConnected")
 
@@ -30,7 +29,9 @@ def check_compute_dtype(expected: str, observed: str, model: str) -> None:
 def observe(
     net: Block, data: Source, device: mx.Context, model: str, compute_dtype: str
 ) -> Dict[str, str]:
-    """Return the dtypes that a network uses on two images of the data.
+    """Run two images of the data through a network and its loss, and return the dtypes observed.
+
+    The network predicts, so that its running statistics stay as they are.
 
     Parameters
     ----------
@@ -44,52 +45,6 @@ def observe(
     compute_dtype : str
         The requested dtype of convolutions and matrix products.
 
-    Raises
-    ------
-    UsageError
-        The network does not accept these images.
-    TrainingError
-        It computes in another dtype than requested.
-    """
-    images, labels = next(iter(ValidationBatches(data.val, 2, num_workers=0)))
-    try:
-        observed = observed_dtypes(
-            net,
-            SoftmaxCrossEntropyLoss(),
-            images.as_in_context(device),
-            labels.as_in_context(device),
-            data.classes,
-        )
-    except UsageError:
-        raise
-    except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
-        size = "×".join(map(str, data.image_shape))
-        reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
-        raise UsageError(f"{model} does not accept images of {size}: {reason}") from None
-    check_compute_dtype(compute_dtype, observed["conv_compute"], model)
-    return observed
-
-
-def observed_dtypes(
-    net: Block,
-    loss_fn: Callable[[NDArray, NDArray], NDArray],
-    images: NDArray,
-    labels: NDArray,
-    classes: int,
-) -> Dict[str, str]:
-    """Run a batch through a network and its loss, and return the dtypes observed.
-
-    Parameters
-    ----------
-    net : Block
-        Initialized; called in prediction mode, so that its running statistics stay as they are.
-    loss_fn : callable
-        ``loss_fn(outputs, labels)``.
-    images, labels : NDArray
-        A batch, on one of the network's devices.
-    classes : int
-        Expected number of outputs.
-
     Returns
     -------
     dict
@@ -101,21 +56,32 @@ def observed_dtypes(
     ------
     UsageError
         The network is not a classifier of such images.
+    TrainingError
+        It computes in another dtype than requested.
     """
-    rows = describe(net, images).rows
-    outputs = net(images)
+    batch = next(iter(ValidationBatches(data.val, 2, num_workers=0)))
+    images, labels = (array.as_in_context(device) for array in batch)
+    try:
+        rows = describe(net, images).rows
+        outputs = net(images)
+    except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
+        size = "×".join(map(str, data.image_shape))
+        reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
+        raise UsageError(f"{model} does not accept images of {size}: {reason}") from None
     shape = getattr(outputs, "shape", None)
-    if shape != (len(images), classes):
+    if shape != (len(images), data.classes):
         raise UsageError(
             f"the network returns {shape or 'several outputs'} for {len(images)} images of "
-            f"{classes} classes, so train_imagenet.py cannot train it."
+            f"{data.classes} classes, so train_imagenet.py cannot train it."
         )
     layers = [row for row in rows if row.op in LAYERS]
     norms = [row for row in rows if row.op == "BatchNorm"]
-    return {
+    observed = {
         "conv_weight": join_dtypes(dtype for row in layers for dtype in row.param_dtypes.values()),
         "conv_compute": join_dtypes(row.compute_dtype for row in layers),
         "batchnorm": join_dtypes(dtype for row in norms for dtype in row.param_dtypes.values()),
         "logits": dtype_name(outputs.dtype),
-        "loss": dtype_name(loss_fn(outputs, labels).dtype),
+        "loss": dtype_name(SoftmaxCrossEntropyLoss()(outputs, labels).dtype),
     }
+    check_compute_dtype(compute_dtype, observed["conv_compute"], model)
+    return observed

@@ -1,28 +1,27 @@
 """Options that image and language runs share.
 
-Each function adds a group to a parser and returns the group's `add_argument`.
+Each function adds a group to a parser and returns the function that adds an option to the group.
 """
 
 import argparse
 import math
-from typing import Callable, Union
+from typing import Union
 
 from gluon_amp.command_line import (
     UsageError,
     input_file,
     natural,
+    non_negative,
     path,
     positive,
     positive_int,
     several,
+    share,
     whole,
 )
-from gluon_amp.recipes.parser import TrainingParser
+from gluon_amp.recipes.parser import Add, TrainingParser
 
 DTYPES = ("float32", "float16", "bfloat16")
-
-# The `add_argument` of a group.
-Add = Callable[..., argparse.Action]
 
 # What options of a kind have in common.
 SWITCH = {"action": "store_true"}
@@ -31,6 +30,10 @@ NUMBER = {"type": natural, "metavar": "N"}
 INPUT = {"type": input_file, "metavar": "FILE"}
 OUTPUT = {"type": path, "metavar": "FILE"}
 FOLDER = {"type": path, "metavar": "DIR"}
+NORM = {"type": positive, "metavar": "NORM"}
+EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
+MOMENTUM = {"type": share, "metavar": "M"}
+DECAY = {"type": non_negative, "metavar": "WD"}
 
 
 def loss_scale(text: str) -> Union[str, float]:
@@ -56,98 +59,59 @@ device_numbers = several(natural, "the numbers of devices, as in 0,1")
 
 def add_precision(parser: TrainingParser) -> Add:
     """Add the dtype and the loss scale."""
-    add = parser.add_argument_group("precision").add_argument
-    add("--dtype", choices=DTYPES, default="float32", help="dtype of the matrix products")
-    add(
-        "--loss-scale",
-        type=loss_scale,
-        metavar="dynamic|none|NUMBER",
-        help="factor of the loss (default: dynamic for float16, none for the others)",
-    )
+    add = parser.group("precision")
+    add("--dtype", "dtype of the matrix products", choices=DTYPES, default="float32")
+    scale = "factor of the loss (default: dynamic for float16, none for the others)"
+    add("--loss-scale", scale, type=loss_scale, metavar="dynamic|none|NUMBER")
     return add
 
 
 def add_devices(parser: TrainingParser) -> Add:
     """Add the choice of devices."""
-    add = parser.add_argument_group("devices").add_argument
-    add(
-        "--num-gpus",
-        type=whole(0, 1024),
-        metavar="N",
-        help="use the first N GPUs, 0 for the CPU (default: all GPUs)",
-    )
-    add("--gpus", type=device_numbers, metavar="0,1", help="use the GPUs with these numbers")
-    add(
-        "--cpus",
-        type=whole(1, 1024),
-        metavar="N",
-        help="train on N CPU devices, to test what several GPUs would do",
-    )
+    add = parser.group("devices")
+    first = "use the first N GPUs, 0 for the CPU (default: all GPUs)"
+    add("--num-gpus", first, type=whole(0, 1024), metavar="N")
+    add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
+    emulated = "train on N CPU devices, to test what several GPUs would do"
+    add("--cpus", emulated, type=whole(1, 1024), metavar="N")
     return add
 
 
-def add_random_numbers(parser: TrainingParser) -> Add:
+def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
-    add = parser.add_argument_group("reproducibility").add_argument
-    add("--seed", **NUMBER, default=0, help="seed of all random numbers")
-    add(
-        "--deterministic",
-        **SWITCH,
-        help="on GPUs, use only algorithms that repeat bit for bit (CPUs always do)",
-    )
-    return add
+    add = parser.group("reproducibility")
+    add("--seed", "seed of all random numbers", NUMBER, default=0)
+    repeats = "on GPUs, use only algorithms that repeat bit for bit (CPUs always do)"
+    add("--deterministic", repeats, SWITCH)
 
 
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
     """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
-    add = parser.add_argument_group("checkpoints").add_argument
-    add(
-        "--save-dir",
-        "--model-prefix",
-        **FOLDER,
-        help="save checkpoints and the trained float32 parameters here (default: do not save)",
-    )
-    add("--save-batches", **COUNT, help="also save a checkpoint every N batches")
-    add("--keep", **COUNT, default=3, help=kept)
-    add(
-        "--resume",
-        type=checkpoint,
-        nargs="?",
-        const="auto",
-        metavar="auto|FILE",
-        help="resume from this checkpoint, or from the newest in SAVE_DIR, if there is one",
-    )
+    add = parser.group("checkpoints")
+    saved = "save checkpoints and the trained float32 parameters here (default: do not save)"
+    add("--save-dir --model-prefix", saved, FOLDER)
+    add("--save-batches", "also save a checkpoint every N batches", COUNT)
+    add("--keep", kept, COUNT, default=3)
+    resumed = "resume from this checkpoint, or from the newest in SAVE_DIR, if there is one"
+    add("--resume", resumed, type=checkpoint, nargs="?", const="auto", metavar="auto|FILE")
     return add
 
 
 def add_logs(parser: TrainingParser, interval: int) -> Add:
     """Add what is logged and written; `interval` is the default of ``--log-interval``."""
-    add = parser.add_argument_group("logs and results").add_argument
-    add(
-        "--log-interval",
-        "--disp-batches",
-        **NUMBER,
-        default=interval,
-        help="log every N batches, 0 for never",
-    )
-    add(
-        "--log-json",
-        **OUTPUT,
-        help="append a line of JSON for each interval and epoch to this file",
-    )
-    add("--summary-json", **OUTPUT, help="write the results to this file")
+    add = parser.group("logs and results")
+    logged = "log every N batches, 0 for never"
+    add("--log-interval --disp-batches", logged, NUMBER, default=interval)
+    records = "append a line of JSON for each interval and epoch to this file"
+    add("--log-json", records, OUTPUT)
+    add("--summary-json", "write the results to this file", OUTPUT)
     return add
 
 
 def add_trials(parser: TrainingParser) -> Add:
     """Add the option that shortens a run."""
-    add = parser.add_argument_group("trials and measurements").add_argument
-    add(
-        "--max-batches",
-        "--benchmark-iters",
-        **COUNT,
-        help="train on at most N batches of each epoch",
-    )
+    add = parser.group("trials and measurements")
+    add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", COUNT)
     return add
 
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, NamedTuple, Tuple
 
 from gluon_amp.casting.cast import cast
-from gluon_amp.command_line import UsageError
-from gluon_amp.recipes import log, report
+from gluon_amp.command_line import UsageError, output_file
+from gluon_amp.recipes import log
 from gluon_amp.recipes.checkpoints import SavingError
 
 import mxnet as mx
@@ -29,17 +30,24 @@ def check_outputs(recipe: Any) -> None:
     for name in ("summary_json", "log_json", "logging_file", "plot"):
         path = getattr(recipe, name, None)
         if path is not None:
-            report.check_writable(path, f"--{name.replace('_', '-')}")
+            _check_writable(path, f"--{name.replace('_', '-')}")
     for name in ("save_dir", "tensorboard", "export"):
         folder = getattr(recipe, name, None)
         if folder is None:
             continue
-        option, folder = f"--{name.replace('_', '-')}", folder.expanduser()
+        option = f"--{name.replace('_', '-')}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{option} {folder} cannot be created: {error.strerror}.") from None
-        report.check_writable(folder / "parameters", option)
+        _check_writable(folder / "parameters", option)
+
+
+def _check_writable(path: Path, option: str) -> None:
+    try:
+        output_file(str(path))
+    except ArgumentTypeError as error:
+        raise UsageError(f"{option} {error}.") from None
 
 
 def write_outputs(outputs: List[Output]) -> None:
@@ -108,7 +116,7 @@ def export(
         Created if it does not exist.
     name : str
     shape : tuple of int
-        Shape of an image: (channels, height, width).
+        (channels, height, width) of an image.
 
     Raises
     ------

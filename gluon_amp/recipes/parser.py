@@ -2,9 +2,13 @@
 
 import argparse
 import textwrap
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import Parser
+
+# Adds an option to a group: its flags, separated by spaces, its help, what options of its kind have
+# in common, and further arguments of argparse's `add_argument`.
+Add = Callable[..., None]
 
 
 class TrainingParser(Parser):
@@ -16,6 +20,17 @@ class TrainingParser(Parser):
 
     def __init__(self, **options: Any):
         super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)
+
+    def group(self, title: str) -> Add:
+        """Add a group of options; return the function that adds an option to it."""
+        group = self.add_argument_group(title)
+
+        def add(
+            flags: str, text: str, kind: Optional[Dict[str, Any]] = None, **settings: Any
+        ) -> None:
+            group.add_argument(*flags.split(), help=text, **(kind or {}), **settings)
+
+        return add
 
     def refuse(self, flag: str, replacement: str) -> None:
         """Name the replacement if `flag`, an option of other scripts, is on the command line."""

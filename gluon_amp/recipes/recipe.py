@@ -2,7 +2,7 @@
 
 import argparse
 import functools
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.image_options import add_image_options
@@ -137,7 +137,10 @@ class Recipe(argparse.Namespace):
         return "mixed_float16" if self.amp else self.dtype
 
 
-def read(arguments: Optional[Sequence[str]] = None) -> Tuple[Recipe, Dict[str, Any]]:
+def read(
+    arguments: Optional[Sequence[str]] = None,
+    parser: Callable[[], TrainingParser] = train_parser,
+) -> Tuple[Recipe, Dict[str, Any]]:
     """Return the recipe of a command line of train_imagenet.py, and the options that it sets.
 
     Raises
@@ -145,20 +148,7 @@ def read(arguments: Optional[Sequence[str]] = None) -> Tuple[Recipe, Dict[str, A
     UsageError
         Two options contradict each other.
     """
-    return _read(train_parser(), arguments)
-
-
-def read_fine_tuning(
-    arguments: Optional[Sequence[str]] = None,
-) -> Tuple[Recipe, Dict[str, Any]]:
-    """Return the recipe of a command line of fine_tune.py, as `read` does."""
-    return _read(fine_tuning_parser(), arguments)
-
-
-def _read(
-    parser: TrainingParser, arguments: Optional[Sequence[str]]
-) -> Tuple[Recipe, Dict[str, Any]]:
-    defaults, options = parser.parse_explicit(arguments)
+    defaults, options = parser().parse_explicit(arguments)
     if "mixup_alpha" in options:
         options["mixup"] = options["mixup_alpha"]
     recipe = Recipe(**{**defaults, **options})
@@ -166,15 +156,12 @@ def _read(
     return recipe, options
 
 
-def check(recipe: Recipe, options: Dict[str, Any]) -> None:
-    """Raise `UsageError` if two options contradict each other.
+# The same for a command line of fine_tune.py.
+read_fine_tuning = functools.partial(read, parser=fine_tuning_parser)
 
-    Parameters
-    ----------
-    recipe : Recipe
-    options : dict
-        The options on the command line, by name.
-    """
+
+def check(recipe: Recipe, options: Dict[str, Any]) -> None:
+    """Raise `UsageError` if two options contradict each other."""
     if recipe.amp and "dtype" in options:
         raise UsageError(
             f"--amp and --dtype {recipe.dtype} are two ways to choose a dtype: give one of them."
@@ -199,9 +186,8 @@ def check(recipe: Recipe, options: Dict[str, Any]) -> None:
 
 
 def _check_resume(recipe: Recipe, options: Dict[str, Any]) -> None:
-    legacy = [
-        name for name in ("resume_epoch", "resume_params", "resume_states") if name in options
-    ]
+    names = ("resume_epoch", "resume_params", "resume_states")
+    legacy = [name for name in names if name in options]
     if recipe.resume and legacy:
         raise UsageError(
             f"--resume and --{legacy[0].replace('_', '-')} are two ways to resume: give one of "

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import textwrap
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from gluon_amp.command_line import UsageError, output_file
 from gluon_amp.files import atomic
 from gluon_amp.recipes.checkpoints import SavingError
 
@@ -46,22 +44,16 @@ class Summary:
 
     Attributes
     ----------
-    top1, top5 : float
-        Accuracy after the last epoch, in percent of the validation images that can be read.
-    validated, unreadable, val_images : int
-        Validation images that were read, that could not be read, and of the data set.
-    best_top1, best_epoch : float, int
-        Top-1 of the best epoch, and its number, counted from 0.
-    top1_by_epoch : list
-        Top-1 after each epoch; None for epochs without a validation.
-    confusions : list of dict
-        The pairs of classes that were confused most often, as many as ``--confusions``.
-    mode : str
-        'hybrid', 'imperative' or 'module'.
     dtype, observed_dtypes
         The requested policy, and the observed dtypes (see `gluon_amp.recipes.observe`).
     emulated : bool
         Whether float16 is emulated on a CPU.
+    top1, top5 : float
+        Accuracy after the last epoch, in percent of the validation images that can be read.
+    top1_by_epoch : list
+        Top-1 after each epoch; None for epochs without a validation.
+    validated, val_images : int
+        Validation images that were read, and of the data set.
     train_loss : float or None
         Mean over the last epoch; None if all of its steps were skipped.
     loss_scale : float or None
@@ -70,8 +62,6 @@ class Summary:
         Steps that were skipped because of an overflow, and all steps.
     images_per_second : float or None
         Training images divided by training time, without validation; None if nothing was trained.
-    waited_share : float or None
-        Share of the training time in which the devices waited for images.
     peak_mebibytes : float or None
         Largest memory of this process; None if the system does not report it.
     train_seconds : float
@@ -82,12 +72,10 @@ class Summary:
 
     model: str
     data: str
-    mode: str
     dtype: str
     observed_dtypes: Dict[str, str]
     emulated: bool
     devices: str
-    workers: int
     batch_size: int
     total_batch: int
     epochs: int
@@ -96,73 +84,94 @@ class Summary:
     top1: float
     top5: float
     top1_by_epoch: List[Optional[float]]
-    confusions: List[Dict[str, Any]]
     validated: int
-    unreadable: int
     val_images: int
     train_images: int
-    best_top1: float
-    best_epoch: int
     train_loss: Optional[float]
     loss_scale: Optional[float]
     skipped_steps: int
     steps: int
     images_per_second: Optional[float]
-    waited_share: Optional[float]
     peak_mebibytes: Optional[float]
     train_seconds: float
     seconds: float
 
     def __str__(self) -> str:
         scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
-        best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"
         return table(
             [
                 ("model", f"{self.model} on {self.data}"),
                 ("dtype", f"{self.dtype}{', emulated' if self.emulated else ''}"),
-                ("observed", dtypes_in_words(self.observed_dtypes)),
-                ("top-1", f"{self.top1:.2f} %, {best}"),
-                ("top-5", f"{self.top5:.2f} %"),
-                ("validated", self._validated()),
+                *self.scores(),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
-                ("speed", self._speed()),
+                ("speed", self.speed()),
                 ("time", f"{self.seconds:.1f} s, {self.epochs} epochs"),
             ]
         )
 
-    def _validated(self) -> str:
-        unreadable = f", {self.unreadable} unreadable" if self.unreadable else ""
-        return f"{self.validated}/{self.val_images} images{unreadable}"
+    def scores(self) -> List[Tuple[str, object]]:
+        """Return the observed dtypes and the results of the last validation, as names and texts."""
+        raise NotImplementedError
 
-    def _speed(self) -> str:
+    def speed(self) -> str:
+        """Return the training speed in words."""
+        raise NotImplementedError
+
+    def write(self, path: Path) -> None:
+        """Write the fields as JSON, completely or not at all.
+
+        Raises
+        ------
+        SavingError
+            Writing fails; the disk is full, for example.
+        """
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        try:
+            atomic.write(path, text.encode())
+        except OSError as error:
+            raise SavingError(
+                f"--summary-json {path} cannot be written: {error.strerror}."
+            ) from None
+
+
+@dataclass(frozen=True)
+class ImageSummary(Summary):
+    """The results of a run on images.
+
+    Attributes
+    ----------
+    mode : str
+        'hybrid', 'imperative' or 'module'.
+    confusions : list of dict
+        The pairs of classes that were confused most often, as many as ``--confusions``.
+    unreadable : int
+        Validation images that could not be read.
+    best_top1, best_epoch : float, int
+        Top-1 of the best epoch, and its number, counted from 0.
+    waited_share : float or None
+        Share of the training time in which the devices waited for images.
+    """
+
+    mode: str
+    workers: int
+    confusions: List[Dict[str, Any]]
+    unreadable: int
+    best_top1: float
+    best_epoch: int
+    waited_share: Optional[float]
+
+    def scores(self) -> List[Tuple[str, object]]:
+        best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"
+        unreadable = f", {self.unreadable} unreadable" if self.unreadable else ""
+        return [
+            ("observed", dtypes_in_words(self.observed_dtypes)),
+            ("top-1", f"{self.top1:.2f} %, {best}"),
+            ("top-5", f"{self.top5:.2f} %"),
+            ("validated", f"{self.validated}/{self.val_images} images{unreadable}"),
+        ]
+
+    def speed(self) -> str:
         if self.images_per_second is None:
             return "nothing was trained"
         waited = f"waited for data {100 * self.waited_share:.0f} % of the time"
         return f"{self.images_per_second:.1f} training images/s, {waited}"
-
-    def write(self, path: Path) -> None:
-        """Write the fields as JSON: see `write_json`."""
-        write_json(path, dataclasses.asdict(self))
-
-
-def write_json(path: Path, values: Dict[str, Any]) -> None:
-    """Write a summary as JSON, completely or not at all.
-
-    Raises
-    ------
-    SavingError
-        Writing fails; the disk is full, for example.
-    """
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    try:
-        atomic.write(path, text.encode())
-    except OSError as error:
-        raise SavingError(f"--summary-json {path} cannot be written: {error.strerror}.") from None
-
-
-def check_writable(path: Union[str, Path], option: str) -> None:
-    """Raise `UsageError` if a file cannot be written, before a run that writes it at its end."""
-    try:
-        output_file(str(path))
-    except ArgumentTypeError as error:
-        raise UsageError(f"{option} {error}.") from None

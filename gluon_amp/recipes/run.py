@@ -10,7 +10,7 @@ from gluon_amp.distributed.workers import connect
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Position
 from gluon_amp.recipes.confusions import Confusion, confusion_matrix, worst
-from gluon_amp.recipes.devices import contexts, is_emulated
+from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.engines.build import build_engine
 from gluon_amp.recipes.history import Counts, History, Validation
 from gluon_amp.recipes.keeper import Keeper
@@ -27,16 +27,14 @@ from gluon_amp.recipes.sources import open_data
 from gluon_amp.recipes.training import Training
 
 
-def train(recipe: Recipe, options: Dict[str, Any]) -> report.Summary:
+def train(recipe: Recipe, options: Dict[str, Any]) -> report.ImageSummary:
     """Train and validate, epoch by epoch, and write what the recipe asks for.
 
     Parameters
     ----------
     recipe : Recipe
-        What the command line says.
     options : dict
-        The options on the command line, by field name. The defaults of a data set fill in the
-        others.
+        The options on the command line, by name; the defaults of a data set fill in the others.
 
     Raises
     ------
@@ -80,25 +78,18 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     if recipe.mode == "module":
         observed = {**observed, "conv_weight": engine.weight_dtypes()}
     paths = (recipe.log_json, recipe.tensorboard) if workers.first else ()
-    records = log.Records(*(path and path.expanduser() for path in paths))
+    records = log.Records(*paths)
     limits = (recipe.accumulate, recipe.log_interval, recipe.max_batches)
     return ImageTraining(
         recipe,
         data,
-        recipe.policy,
         observed,
-        is_emulated(recipe.computes_in, devices),
         devices,
         workers,
         Loop(engine, schedule, workers, records, *limits),
         batches,
         ValidationBatches(data.val, batch, *share),
-        notice=notice,
-        log_file=recipe.logging_file and recipe.logging_file.expanduser(),
-        eval_only=recipe.eval_only,
-        eval_frequency=recipe.eval_frequency,
-        save_frequency=recipe.save_frequency,
-        keeps_best=True,
+        notice,
     )
 
 
@@ -124,6 +115,7 @@ class ImageTraining(Training):
 
     recipe: Recipe
     data: Source
+    keeps_best = True
 
     # -------------------------------------------------------------------------- before it trains
 
@@ -145,7 +137,7 @@ class ImageTraining(Training):
             ("batch", self.batch_in_words()),
             ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),
             ("data", f"{data.name}: {images}"),
-            ("requested", f"{self.policy}, {report.EMULATED if self.emulated else 'native'}"),
+            ("requested", f"{recipe.policy}, {report.EMULATED if self.emulated else 'native'}"),
             ("observed", report.dtypes_in_words(self.observed)),
             ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}{proportion}"),
             ("optimizer", ", ".join(optimizer)),
@@ -167,13 +159,13 @@ class ImageTraining(Training):
         epoch = self.recipe.resume_epoch
         if epoch is None:
             return super().begin(keeper)
-        if epoch >= self.recipe.num_epochs and not self.eval_only:
+        if epoch >= self.recipe.num_epochs and not self.recipe.eval_only:
             raise UsageError(
                 f"--resume-epoch {epoch} leaves nothing of --num-epochs {self.recipe.num_epochs} "
                 "to train: give more epochs, or --eval-only."
             )
         if self.recipe.mode == "module":
-            self.engine.load(self.recipe.save_dir.expanduser(), self.recipe.model, epoch)
+            self.engine.load(self.recipe.save_dir, self.recipe.model, epoch)
         else:
             self._load_gluoncv_files()
         # The files hold neither scores nor the order of the data, so these begin anew.
@@ -188,7 +180,7 @@ class ImageTraining(Training):
             raise UsageError(f"{params} does not hold {missing[0]}: is it of another model?")
         if states:
             try:
-                self.engine.trainer.load_states(str(states.expanduser()))
+                self.engine.trainer.load_states(str(states))
             except (OSError, ValueError) as error:
                 raise UsageError(f"--resume-states {states}: {error}") from None
         self.engine.trainer.refresh_masters()
@@ -199,7 +191,7 @@ class ImageTraining(Training):
         """With ``--mode module``, write Module's own three files."""
         recipe = self.recipe
         if recipe.mode == "module" and recipe.save_dir:
-            self.engine.save(recipe.save_dir.expanduser(), recipe.model, epoch + 1)
+            self.engine.save(recipe.save_dir, recipe.model, epoch + 1)
 
     def confusions(self) -> List[Confusion]:
         """Return and log the classes that are confused most often, if the recipe asks for them."""
@@ -211,14 +203,14 @@ class ImageTraining(Training):
             log.logger.info("Confused: %s", confusion)
         return confusions
 
-    def summary(self, last: Validation, started: float) -> report.Summary:
+    def summary(self, last: Validation, started: float) -> report.ImageSummary:
         validated = self.history.validated or [last]
         scores = {e: v.top1 for e, v in enumerate(validated) if v is not None} or {0: last.top1}
         best = max(scores, key=scores.__getitem__)
         trained = self.history.trained
         seconds = sum(result.seconds for result in trained)
         waited = sum(result.waited for result in trained)
-        return report.Summary(
+        return report.ImageSummary(
             mode=self.recipe.mode,
             workers=self.workers.count,
             confusions=[confusion._asdict() for confusion in self.confusions()],
@@ -230,20 +222,17 @@ class ImageTraining(Training):
         )
 
     def outputs(self, summary: report.Summary) -> List[Output]:
-        recipe, net, outputs = self.recipe, self.engine.block, []
-        if recipe.summary_json:
-            outputs.append(Output(partial(summary.write, recipe.summary_json.expanduser())))
+        recipe, net, outputs = self.recipe, self.engine.block, super().outputs(summary)
         if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
             name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-            params = recipe.save_dir.expanduser() / name
+            params = recipe.save_dir / name
             outputs.append(Output(partial(save_parameters, net, params)))
         if recipe.plot:
             title = f"{recipe.model}, {recipe.policy}"
-            draw = partial(draw_errors, self.history, recipe.plot.expanduser(), title)
+            draw = partial(draw_errors, self.history, recipe.plot, title)
             outputs.append(Output(draw, required=False))
         if recipe.export and recipe.mode != "module":
-            name, shape = (recipe.export.expanduser(), recipe.model), self.data.image_shape
-            outputs.append(
-                Output(partial(export, net, recipe.policy, *name, shape), required=False)
-            )
+            names = (recipe.policy, recipe.export, recipe.model)
+            write = partial(export, net, *names, self.data.image_shape)
+            outputs.append(Output(write, required=False))
         return outputs

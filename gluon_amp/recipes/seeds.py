@@ -31,17 +31,10 @@ def step_seed(seed: int, rank: int, epoch: int, number: int) -> int:
 
     Parameters
     ----------
-    seed : int
-        Seed of the run.
-    rank : int
-        Number of the worker.
+    seed, rank : int
+        Seed of the run, and number of the worker.
     epoch, number : int
         The step's epoch, and the number of its first batch.
-
-    Returns
-    -------
-    int
-        From 0 to 2**31 - 1.
     """
     generator = np.random.default_rng((seed, epoch, number, 2))
     return int(generator.integers(2**31, size=rank + 1)[rank])

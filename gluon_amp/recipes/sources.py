@@ -22,18 +22,7 @@ FINE_TUNED_DIGITS = range(5, 10)
 
 
 def open_data(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
-    """Open the data to train on.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    options : dict
-        The options on the command line, by field name.
-
-    Returns
-    -------
-    Source, str or None
-        The data, and a sentence if it is not what the options name.
+    """Open the data to train on; return also a sentence if it is not what the options name.
 
     Raises
     ------

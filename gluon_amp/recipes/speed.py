@@ -11,7 +11,6 @@ from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.recipe import Recipe, for_data
 from gluon_amp.recipes.run import prepare
 from gluon_amp.recipes.sources import open_data
-from gluon_amp.recipes.training import Training
 from gluon_amp.trainer.loss_scale import NoLossScale
 
 import mxnet as mx
@@ -24,38 +23,41 @@ DEFAULT_STEPS = 20
 def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
     """Train on random images and time every step (``--benchmark``).
 
-    Parameters
-    ----------
-    recipe : Recipe
-    options : dict
-        The options on the command line, by name.
-
-    Returns
-    -------
-    dict
-        Ready for JSON: the run, the observed dtypes, times in ms, and images/s at the median time.
+    Return, ready for JSON, the run, the observed dtypes, times in ms, and images/s at the median
+    time.
 
     Raises
     ------
     UsageError
         The run is impossible.
     """
+    steps = WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)
     run = prepare(recipe, options)
+    recipe = run.recipe
     batch = next(iter(run.batches.epoch(0)))
     counts = Counts()
     seconds = []
-    for number in range(WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)):
+    for number in range(steps):
         mx.nd.waitall()
         start = time.perf_counter()
         run.engine.set_learning_rate(run.schedule(0, 0))
-        report = run.engine.step([batch] * run.recipe.accumulate, 0, number, counts)
+        report = run.engine.step([batch] * recipe.accumulate, 0, number, counts)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - start)
     measured = seconds[WARM_UP_STEPS:]
     median = statistics.median(measured)
     scale = run.engine.loss_scale
     return {
-        **_description(run),
+        "model": recipe.model,
+        "mode": recipe.mode,
+        "dtype": recipe.policy,
+        "observed_dtypes": run.observed,
+        "emulated": run.emulated,
+        "image_shape": list(run.data.image_shape),
+        "devices": ", ".join(map(str, run.devices)),
+        "batch_size": recipe.batch_size,
+        "total_batch": run.total,
+        "optimizer": recipe.optimizer,
         "steps": len(measured),
         "median_ms": 1e3 * median,
         "fastest_ms": 1e3 * min(measured),
@@ -70,16 +72,7 @@ def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
 def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
     """Load training images without training on them (``--test-io``).
 
-    Parameters
-    ----------
-    recipe : Recipe
-    options : dict
-        The options on the command line, by name.
-
-    Returns
-    -------
-    dict
-        Ready for JSON: the data, its batches, and images/s.
+    Return, ready for JSON, the data, its batches, and images/s.
 
     Raises
     ------
@@ -99,20 +92,4 @@ def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
         "batches": batches,
         "num_workers": hardware.count_processors() if workers is None else workers,
         "images_per_second": measure_input(source, batch_size, batches, workers),
-    }
-
-
-def _description(run: Training) -> Dict[str, Any]:
-    recipe = run.recipe
-    return {
-        "model": recipe.model,
-        "mode": recipe.mode,
-        "dtype": recipe.policy,
-        "observed_dtypes": run.observed,
-        "emulated": run.emulated,
-        "image_shape": list(run.data.image_shape),
-        "devices": ", ".join(map(str, run.devices)),
-        "batch_size": recipe.batch_size,
-        "total_batch": run.total,
-        "optimizer": recipe.optimizer,
     }

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
 from gluon_amp.data import TrainingBatches, describe_unreadable
@@ -13,6 +13,7 @@ from gluon_amp.distributed.workers import Workers, average_statistics
 from gluon_amp.hardware import peak_mebibytes
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Checkpoints, Position
+from gluon_amp.recipes.devices import is_emulated
 from gluon_amp.recipes.engines.base import Engine
 from gluon_amp.recipes.engines.build import optimizer_options
 from gluon_amp.recipes.history import Counts, History, Validation
@@ -43,12 +44,8 @@ class Training:
     ----------
     recipe : Recipe or LanguageRecipe
     data : Data
-    policy : str
-        The policy by which the network is cast.
     observed : dict of str to str
         The dtypes that the network really uses.
-    emulated : bool
-        Whether float16 is emulated on a CPU.
     devices : sequence of Context
     workers : Workers
     loop : Loop
@@ -56,34 +53,23 @@ class Training:
     val_batches : ValidationBatches or Chunks
     notice : str, optional
         A sentence to log before the plan.
-    log_file : Path, optional
-        The log is appended to it.
-    eval_only : bool
-        Validate once and train nothing.
-    eval_frequency, save_frequency : int
-        Validate, and write a checkpoint, after this many epochs and after the last.
-    keeps_best : bool
-        Keep the checkpoint of the best epoch besides the newest.
     history : History
         Results of the epochs so far.
+    keeps_best : bool
+        Whether the checkpoint of the best epoch is kept besides the newest.
     """
+
+    keeps_best = False
 
     recipe: Any
     data: Data
-    policy: str
     observed: Dict[str, str]
-    emulated: bool
     devices: Sequence[mx.Context]
     workers: Workers
     loop: Loop
     batches: Union[TrainingBatches, Chunks]
     val_batches: Any
     notice: Optional[str] = None
-    log_file: Optional[Path] = None
-    eval_only: bool = False
-    eval_frequency: int = 1
-    save_frequency: int = 1
-    keeps_best: bool = False
     history: History = field(default_factory=History)
 
     # ------------------------------------------------------------------ what images and text add
@@ -92,36 +78,27 @@ class Training:
         """Return what is going to happen, as names and texts."""
         raise NotImplementedError
 
-    def summary(self, last: Validation, started: float) -> Any:
+    def summary(self, last: Validation, started: float) -> report.Summary:
         """Return the summary of the run, which began at `started` and ended with a validation."""
         raise NotImplementedError
 
-    def outputs(self, summary: Any) -> List[Output]:
+    def outputs(self, summary: report.Summary) -> List[Output]:
         """Return the files to write at the end, the most important first."""
-        raise NotImplementedError
+        path = self.recipe.summary_json
+        return [Output(partial(summary.write, path))] if path else []
 
     def save_epoch(self, epoch: int) -> None:
         """Write what an epoch leaves besides its checkpoint, in the first worker."""
 
     # ----------------------------------------------------------------------------------- the walk
 
-    def run(self, started: float) -> Any:
-        """Train, validate, log, and write the outputs.
-
-        Parameters
-        ----------
-        started : float
-            When the run began, by `time.perf_counter`.
-
-        Returns
-        -------
-        The summary.
-        """
+    def run(self, started: float) -> report.Summary:
+        """Train, validate, log, and write the outputs; `started` is by `time.perf_counter`."""
         first = self.workers.first
         with contextlib.ExitStack() as stack:
-            stack.enter_context(log.to_stdout(self.log_file, quiet=not first))
+            stack.enter_context(log.to_stdout(self.recipe.logging_file, quiet=not first))
             interruption = stack.enter_context(Interruption(quiet=not first))
-            if self.checkpoints and first and not self.eval_only:
+            if self.checkpoints and first and not self.recipe.eval_only:
                 stack.enter_context(self.checkpoints.locked())
             if self.notice:
                 log.logger.info("%s\n", self.notice)
@@ -151,7 +128,7 @@ class Training:
         )
         with keeper.naming_last_good():
             position, counts = self.begin(keeper)
-            if self.eval_only:
+            if self.recipe.eval_only:
                 finished = position.epoch if position.samples else max(position.epoch - 1, 0)
                 return self.validate(finished)
             for epoch in range(position.epoch, self.recipe.num_epochs):
@@ -176,9 +153,9 @@ class Training:
         history.trained.append(result)
         average_statistics(self.engine.statistics, self.workers)
         last = epoch + 1 == self.recipe.num_epochs
-        validates = last or (epoch + 1) % self.eval_frequency == 0
+        validates = last or (epoch + 1) % self.recipe.eval_frequency == 0
         history.validated.append(self.validate(epoch) if validates else None)
-        saves = last or (epoch + 1) % self.save_frequency == 0
+        saves = last or (epoch + 1) % self.recipe.save_frequency == 0
         if saves and self.workers.first:
             self.save_epoch(epoch)
         best = self.keeps_best and history.best_epoch == epoch
@@ -195,7 +172,7 @@ class Training:
         saved = None
         if self.recipe.resume is not None:
             saved, counts = keeper.resume(self.recipe.resume)
-        elif self.checkpoints and self.workers.first and not self.eval_only:
+        elif self.checkpoints and self.workers.first and not self.recipe.eval_only:
             self.checkpoints.check_unused()
         if saved is None:
             return Position(0, 0), Counts()
@@ -209,7 +186,7 @@ class Training:
     def checkpoints(self) -> Optional[Checkpoints]:
         """The checkpoints of the run; None if it saves nothing."""
         folder = self.recipe.save_dir
-        return None if folder is None else Checkpoints(folder.expanduser(), self.recipe.keep)
+        return None if folder is None else Checkpoints(folder, self.recipe.keep)
 
     @property
     def identity(self) -> Dict[str, Any]:
@@ -219,7 +196,7 @@ class Training:
             "data": self.data.name,
             "classes": self.data.classes,
             "train_images": self.data.train_images,
-            "dtype": self.policy,
+            "dtype": self.recipe.policy,
             "total_batch": self.total,
             "seed": self.recipe.seed,
             "workers": self.workers.count,
@@ -236,6 +213,11 @@ class Training:
         self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
 
     # --------------------------------------------------------------------------------- quantities
+
+    @property
+    def emulated(self) -> bool:
+        """Whether float16 is emulated on a CPU."""
+        return is_emulated(self.recipe.computes_in, self.devices)
 
     @property
     def engine(self) -> Engine:
@@ -280,7 +262,7 @@ class Training:
         return {
             "model": self.recipe.model,
             "data": self.data.name,
-            "dtype": self.policy,
+            "dtype": self.recipe.policy,
             "observed_dtypes": self.observed,
             "emulated": self.emulated,
             "devices": ", ".join(map(str, self.devices)),

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import importlib.util
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from gluon_amp.distributed import tasks
 from gluon_amp.recipes import recipe
 from gluon_amp.recipes.language import recipe as language_recipe
 from tests import ROOT
+from tests.recipes import scripts
 
 # The command that runs each script, and each experiment that has one of its own.
 COMMANDS = {
@@ -74,11 +74,7 @@ class Parsers(BaseException):
 
 
 def load(name):
-    folder = "experiments" if "-m" in COMMANDS[name] else "scripts"
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(name, "experiments" if "-m" in COMMANDS[name] else "scripts")
 
 
 def parser_of(script, monkeypatch):
@@ -181,7 +177,7 @@ def run(name, words):
     """Run a line as a process; it must succeed, or fail with one sentence."""
     process = subprocess.Popen(
         [sys.executable, *COMMANDS[name], *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": CACHE},
+        env=scripts.environment(XDG_CACHE_HOME=CACHE),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -1,6 +1,5 @@
 """scripts/fine_tune.py and what it stands on: heads, exports, confusions."""
 
-import importlib.util
 import json
 
 import numpy as np
@@ -13,8 +12,8 @@ from gluon_amp.recipes.network import build as network_build
 from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.outputs import export
 from gluon_amp.recipes.recipe import FINE_TUNING, Recipe, read_fine_tuning
-from tests import ROOT
 from tests.images import write_records
+from tests.recipes.scripts import load
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -23,10 +22,7 @@ from mxnet.gluon.model_zoo import vision
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("fine_tune", ROOT / "scripts" / "fine_tune.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("fine_tune")
 
 
 @pytest.fixture(autouse=True)

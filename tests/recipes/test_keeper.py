@@ -26,17 +26,14 @@ from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.recipe import read
 from gluon_amp.recipes.script import run as run_script
 from tests import ROOT
+from tests.recipes.scripts import environment
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
+pytestmark = pytest.mark.usefixtures("no_imagenet")
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
 TINY = "--batch-size 32 --max-batches 4 --epochs 1 --warmup-epochs 0 --log-interval 1".split()
-
-
-@pytest.fixture(autouse=True)
-def no_imagenet(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
 def run(*arguments):
@@ -164,7 +161,7 @@ def keeper_of(tmp_path, value=1.0, interruption=None, every=None, workers=None):
         IDENTITY,
         progress,
         interruption or Interruption(),
-        workers,
+        workers or Workers(),
         every=every,
     )
     return keeper, checkpoints, net
@@ -341,7 +338,7 @@ def test_outputs_on_a_full_disk(tmp_path, options, status, sentence):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *TINY, *options],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)),

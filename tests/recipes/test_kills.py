@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 import pytest
 
 from tests import ROOT
+from tests.recipes.scripts import OF_THE_CLOCK, environment
 
 from mxnet import nd
 
@@ -39,8 +39,6 @@ RUNS = {
     ],
     "text": TEXT,
 }
-# The fields of a summary that depend on the clock or on the machine's memory
-OF_THE_CLOCK = set("seconds train_seconds images_per_second waited_share peak_mebibytes".split())
 
 
 def start(command, folder):
@@ -52,7 +50,7 @@ def start(command, folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )
 
 

@@ -1,9 +1,7 @@
 """The character language model: its text, its training, and scripts/train_lstm.py from outside."""
 
-import importlib.util
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -25,10 +23,10 @@ from gluon_amp.data.text import (
     read_sources,
     split,
 )
-from gluon_amp.lowering.bfloat16 import check_device
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.language.model import LanguageEngine, LanguageModel
 from tests import ROOT
+from tests.recipes.scripts import OF_THE_CLOCK, environment, load, skip_without_bfloat16
 
 import mxnet as mx
 from mxnet import nd
@@ -39,7 +37,6 @@ SHORT = (
     "--characters 4000 --batch-size 8 --bptt 16 --max-batches 6 --num-epochs 3 --hidden 16 "
     "--embedding 8 --log-interval 1 --seed 3"
 ).split()
-OF_THE_CLOCK = ("seconds", "train_seconds", "images_per_second", "peak_mebibytes")
 
 
 def run(*arguments, **changes):
@@ -57,10 +54,6 @@ def run(*arguments, **changes):
 
 def command(*arguments):
     return [sys.executable, "-u", str(SCRIPT), *map(str, arguments)]
-
-
-def environment(**changes):
-    return {**os.environ, "PYTHONPATH": str(ROOT), **changes}
 
 
 # --------------------------------------------------------------------------------------- text
@@ -297,13 +290,6 @@ def test_a_skipped_step_leaves_the_states_as_they_were():
 # ----------------------------------------------------------------------------------- the script
 
 
-def skip_without_bfloat16():
-    try:
-        check_device("cpu")
-    except ValueError as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.mark.parametrize(
     "dtype, rnn", [("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32")]
 )
@@ -432,13 +418,6 @@ def test_another_run_is_not_gone_on_with(changed, words, script, tmp_path, capsy
 @pytest.fixture(scope="module")
 def script():
     return load("train_lstm")
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_recipe_gives_a_table(tmp_path, capsys):

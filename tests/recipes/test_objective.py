@@ -125,6 +125,21 @@ def test_clipped_gradients_move_the_weights_less():
     assert moved == pytest.approx(0.01, rel=1e-3)  # the norm of the mean loss's gradient, times lr
 
 
+def module_of(net, objective=None, size=8, **options):
+    settings = {"learning_rate": 0.5, "wd": 0.0}
+    objective = objective or Objective(3)
+    options["policy"] = "float32"
+    return ModuleEngine(net, objective, [mx.cpu()], size, (4,), "sgd", settings, **options)
+
+
+def assert_same_values(net, twin, module):
+    values, _ = module.module.get_params()
+    for ours, its in zip(net.collect_params().values(), twin.collect_params()):
+        np.testing.assert_allclose(
+            values[its].asnumpy(), ours.data().asnumpy(), rtol=1e-5, atol=1e-6
+        )
+
+
 def test_a_module_is_the_twin_of_a_gluon_network():
     """The same weights, batches and rate, in float32: the same network after an epoch."""
     rates = Schedule(0.5, 1, 3, "constant")
@@ -132,23 +147,9 @@ def test_a_module_is_the_twin_of_a_gluon_network():
     net = dense_net()
     gluon_result = Loop(engine_of(net), rates).train(batches, 0)
     twin = dense_net()
-    module = ModuleEngine(
-        twin,
-        Objective(3),
-        [mx.cpu()],
-        8,
-        (4,),
-        "sgd",
-        {"learning_rate": 0.5, "wd": 0.0},
-        policy="float32",
-        loss_scale=8,
-    )
+    module = module_of(twin, loss_scale=8)
     module_result = Loop(module, rates).train(batches, 0)
-    values, _ = module.module.get_params()
-    for ours, its in zip(net.collect_params().values(), twin.collect_params()):
-        np.testing.assert_allclose(
-            values[its].asnumpy(), ours.data().asnumpy(), rtol=1e-5, atol=1e-6
-        )
+    assert_same_values(net, twin, module)
     assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
     assert module_result.accuracy == gluon_result.accuracy
 
@@ -212,20 +213,7 @@ def test_a_modules_smoothing_is_that_of_gluon():
     engine.objective = smooth
     gluon_result = Loop(engine, Schedule(0.5, 1, 1, "constant")).train(batches, 0)
     twin = dense_net()
-    module = ModuleEngine(
-        twin,
-        smooth,
-        [mx.cpu()],
-        24,
-        (4,),
-        "sgd",
-        {"learning_rate": 0.5, "wd": 0.0},
-        policy="float32",
-    )
+    module = module_of(twin, smooth, 24)
     module_result = Loop(module, Schedule(0.5, 1, 1, "constant")).train(batches, 0)
-    values, _ = module.module.get_params()
-    for ours, its in zip(net.collect_params().values(), twin.collect_params()):
-        np.testing.assert_allclose(
-            values[its].asnumpy(), ours.data().asnumpy(), rtol=1e-5, atol=1e-6
-        )
+    assert_same_values(net, twin, module)
     assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)

@@ -23,6 +23,7 @@ from gluon_amp.recipes.network import build as network_build
 from gluon_amp.recipes.recipe import Recipe, read
 from gluon_amp.recipes.seeds import step_seed
 from tests import ROOT
+from tests.recipes.scripts import OF_THE_CLOCK, environment
 
 import mxnet as mx
 from mxnet import nd
@@ -35,14 +36,12 @@ RUN = (
     "--seed 7"
 ).split()
 PARAMS = "digits-cifar_resnet8_v1-2.params"
-# what of a summary depends on the clock, the machine's memory, and nothing else
-OF_THE_CLOCK = set("seconds train_seconds images_per_second waited_share peak_mebibytes".split())
 
 
 @pytest.fixture
 def home(tmp_path):
     """No ImageNet, whatever this machine has."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / "home")}
+    return environment(HOME=str(tmp_path / "home"))
 
 
 def start(home, folder, *arguments):
@@ -90,7 +89,7 @@ def outcome(folder):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    home = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
+    home = environment(HOME=str(folder / "home"))
     finish(start(home, folder))
     return outcome(folder)
 

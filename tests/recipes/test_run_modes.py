@@ -1,8 +1,6 @@
 """train_imagenet.py's modes, devices, workers, outputs and bad ends, with the real script."""
 
-import importlib.util
 import json
-import os
 import re
 import resource
 import subprocess
@@ -14,7 +12,9 @@ import pytest
 import gluon_amp  # noqa: F401
 from tests import ROOT
 from tests.images import write_folders, write_records
+from tests.recipes.scripts import environment, load
 
+pytestmark = pytest.mark.usefixtures("no_imagenet")
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
 LAUNCH = [sys.executable, str(ROOT / "scripts" / "launch.py")]
 TINY = "--batch-size 64 --epochs 2 --warmup-epochs 0 --max-batches 3 --log-interval 1".split()
@@ -22,17 +22,7 @@ TINY = "--batch-size 64 --epochs 2 --warmup-epochs 0 --max-batches 3 --log-inter
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def no_imagenet(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "HOROVOD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+    return load("train_imagenet")
 
 
 def train(script, tmp_path, *arguments):
@@ -232,7 +222,7 @@ def test_records_tensorboard_plot_and_log_file(script, tmp_path, capsys):
 def test_a_reader_that_leaves_ends_the_run_quietly(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-u", str(SCRIPT), *TINY],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -257,7 +247,7 @@ def test_a_full_disk_loses_nothing(script, tmp_path, capsys):
     largest = (100_000, 100_000)
     full = subprocess.run(
         [sys.executable, str(SCRIPT), *again],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, largest),
@@ -344,7 +334,7 @@ def two_workers(tmp_path, line):
     worker = [sys.executable, str(tmp_path / "worker.py"), *options]
     done = subprocess.run(
         [*LAUNCH, "-n", "2", "-s", "1", "--", *worker],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=280,

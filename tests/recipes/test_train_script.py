@@ -1,8 +1,6 @@
 """scripts/train_imagenet.py from the outside: what it prints, writes and refuses."""
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 
@@ -10,13 +8,14 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
-from gluon_amp.lowering.bfloat16 import check_device
 from tests import ROOT
 from tests.images import write_folders, write_records
+from tests.recipes.scripts import environment, load, skip_without_bfloat16
 
 import mxnet as mx
 from gluoncv.model_zoo import get_cifar_resnet
 
+pytestmark = pytest.mark.usefixtures("no_imagenet")
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
 SHORT = ["--batch-size", "256", "--num-epochs", "1", "--max-batches", "2"]
 OBSERVED = {
@@ -28,16 +27,7 @@ OBSERVED = {
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def no_imagenet(monkeypatch, tmp_path):
-    """Keep these tests off an ImageNet that this machine may have."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return load("train_imagenet")
 
 
 def run(*arguments):
@@ -45,19 +35,12 @@ def run(*arguments):
     return subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         encoding="utf-8",
         timeout=250,
     )
-
-
-def skip_without_bfloat16():
-    try:
-        check_device("cpu")
-    except ValueError as reason:
-        pytest.skip(str(reason))
 
 
 # --------------------------------------------------------------------------- runs

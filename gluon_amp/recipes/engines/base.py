@@ -1,5 +1,6 @@
 """What the training loop needs of a network and its trainer: the interface of all engines."""
 
+from dataclasses import dataclass
 from typing import Iterator, List, Protocol, Sequence, Tuple
 
 from gluon_amp.recipes.history import Counts
@@ -57,11 +58,15 @@ class Engine(Protocol):
         """Return when the last step is done."""
 
 
+@dataclass
 class TrainerEngine:
     """What all engines with a Gluon network and a trainer have in common."""
 
     net: Block
     trainer: Trainer
+
+    def __post_init__(self) -> None:
+        self.trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
 
     @property
     def block(self) -> Block:
@@ -73,6 +78,10 @@ class TrainerEngine:
 
     def set_learning_rate(self, rate: float) -> None:
         self.trainer.set_learning_rate(rate)
+
+    def wait(self) -> None:
+        for array in self.trained[-1].list_data():  # the trainer updates it last
+            array.wait_to_read()
 
 
 def split(arrays: Sequence[NDArray], devices: Sequence[mx.Context]) -> List[List[NDArray]]:

@@ -41,17 +41,7 @@ def loss_scale_option(recipe: Any) -> Dict[str, Any]:
 
 
 def build_trainer(recipe: Any, net: HybridBlock, rate: float, kvstore: Any = "device") -> Trainer:
-    """Return the trainer of a network, with the recipe's optimizer and loss scale.
-
-    Parameters
-    ----------
-    recipe : Recipe or LanguageRecipe
-    net : HybridBlock
-        Initialized and cast.
-    rate : float
-        The learning rate.
-    kvstore : str or KVStoreBase
-    """
+    """Return the trainer of an initialized and cast network, as the recipe describes it."""
     settings = {**optimizer_options(recipe), "learning_rate": rate}
     return Trainer(
         net.collect_params(),
@@ -70,19 +60,7 @@ def build_engine(
     rate: float,
     workers: Workers,
 ) -> Engine:
-    """Return the engine for images, by Gluon or by Module.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    net : HybridBlock
-        Initialized on the devices and cast.
-    data : Source
-    devices : sequence of Context
-    rate : float
-        The learning rate.
-    workers : Workers
-    """
+    """Return the engine for images, by Gluon or by Module, of an initialized and cast network."""
     mixup_epochs = recipe.num_epochs - recipe.mixup_off_epoch
     objective = Objective(
         data.classes, recipe.label_smoothing, recipe.mixup, mixup_epochs, recipe.seed

@@ -1,23 +1,25 @@
 """Training by Gluon: a network and its trainer."""
 
+from dataclasses import dataclass
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.recipes.engines.base import Batch, TrainerEngine, split
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.objective import Objective
-from gluon_amp.trainer import StepReport, Trainer
+from gluon_amp.trainer import StepReport
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, Parameter
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 
+@dataclass
 class GluonEngine(TrainerEngine):
     """A network and its trainer.
 
-    Parameters
+    Attributes
     ----------
     net : Block
         Initialized on `devices`; float32 output. If a step has several batches, the ``grad_req`` of
@@ -35,25 +37,11 @@ class GluonEngine(TrainerEngine):
         Called with epoch and batch number; seeds random numbers that a resumed run draws again.
     """
 
-    def __init__(
-        self,
-        net: Block,
-        trainer: Trainer,
-        objective: Objective,
-        devices: Sequence[mx.Context],
-        workers: int = 1,
-        clip: Optional[float] = None,
-        before_step: Callable[[int, int], None] = lambda epoch, number: None,
-    ):
-        self.net = net
-        self.trainer = trainer
-        self.objective = objective
-        self.devices = devices
-        self.workers = workers
-        self.clip = clip
-        self.before_step = before_step
-        self._params = [p for p in net.collect_params().values() if p.grad_req != "null"]
-        self._accumulates = any(p.grad_req == "add" for p in self._params)
+    objective: Objective
+    devices: Sequence[mx.Context]
+    workers: int = 1
+    clip: Optional[float] = None
+    before_step: Callable[[int, int], None] = lambda epoch, number: None
 
     @property
     def statistics(self) -> List[Parameter]:
@@ -69,8 +57,8 @@ class GluonEngine(TrainerEngine):
         if self.clip is not None:
             self.trainer.clip_global_norm(self.clip, size)
         report = self.trainer.step(size)
-        if self._accumulates:
-            for param in self._params:
+        for param in self.trained:
+            if param.grad_req == "add":
                 param.zero_grad()
         for labels, outputs, losses in passes:
             for part in zip(labels, outputs):
@@ -93,7 +81,3 @@ class GluonEngine(TrainerEngine):
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
         for images, labels in zip(*split(batch, self.devices)):
             yield labels, self.net(images)
-
-    def wait(self) -> None:
-        for array in self._params[-1].list_data():  # the trainer updates it last
-            array.wait_to_read()

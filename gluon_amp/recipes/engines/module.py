@@ -93,7 +93,7 @@ class ModuleEngine:
         self.module.init_optimizer(kvstore, optimizer, settings)
 
     def weight_dtypes(self) -> str:
-        """Return the dtypes of the weights, as `observed_dtypes` writes them."""
+        """Return the dtypes of the weights, as `observe` writes them."""
         arrays = self.module.executors[0].arg_dict
         weights = {name: array for name, array in arrays.items() if name.endswith("weight")}
         return join_dtypes(np.dtype(array.dtype).name for array in weights.values())

@@ -1,5 +1,6 @@
 """A character language model, and its engine, which trains it on chunks of text."""
 
+from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -8,7 +9,7 @@ from gluon_amp.data.text import Chunk
 from gluon_amp.recipes.engines.base import TrainerEngine, split
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.meters import Mean
-from gluon_amp.trainer import StepReport, Trainer
+from gluon_amp.trainer import StepReport
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -50,13 +51,14 @@ class LanguageModel(HybridBlock):
         return self.decoder(features), hidden, cell
 
 
+@dataclass
 class LanguageEngine(TrainerEngine):
     """A language model and its trainer: an engine for chunks of text.
 
     Each chunk begins with the state in which its stream's last chunk ended, without its gradient.
     A skipped step leaves the state as it was, since the new one may have overflowed.
 
-    Parameters
+    Attributes
     ----------
     net : LanguageModel
         Initialized on `devices`.
@@ -68,22 +70,14 @@ class LanguageEngine(TrainerEngine):
         Largest norm of the gradient of the mean loss.
     """
 
-    statistics: Sequence[gluon.Parameter] = ()
+    devices: Sequence[mx.Context]
+    clip: Optional[float] = None
 
-    def __init__(
-        self,
-        net: LanguageModel,
-        trainer: Trainer,
-        devices: Sequence[mx.Context],
-        clip: Optional[float] = None,
-    ):
-        self.net = net
-        self.trainer = trainer
-        self.devices = devices
-        self.clip = clip
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.statistics: Sequence[gluon.Parameter] = ()
         self._states: List[States] = []
         self._loss = SoftmaxCrossEntropyLoss()
-        self._params = list(net.collect_params().values())
         self._predicted: List[States] = []
         self._nats = Mean()
 
@@ -134,10 +128,6 @@ class LanguageEngine(TrainerEngine):
         for logits, labels in parts:
             self._nats.update(self._loss(logits, labels))
             yield labels, logits
-
-    def wait(self) -> None:
-        for array in self._params[-1].list_data():  # the trainer updates it last
-            array.wait_to_read()
 
     def _begin(self, chunk: Chunk) -> List[States]:
         parts = split([chunk.inputs], self.devices)[0]

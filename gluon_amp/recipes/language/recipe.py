@@ -3,16 +3,30 @@
 import argparse
 from typing import Optional, Sequence
 
-from gluon_amp.command_line import non_negative, positive, share, whole
+from gluon_amp.command_line import positive, whole
 from gluon_amp.recipes import options
-from gluon_amp.recipes.options import COUNT
+from gluon_amp.recipes.options import COUNT, DECAY, EPOCHS, MOMENTUM, NORM
 from gluon_amp.recipes.parser import TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 
 class LanguageRecipe(argparse.Namespace):
-    """All options of a language run, as attributes."""
+    """All options of a language run, as attributes.
+
+    Options that only image runs have are constants here.
+    """
+
+    eval_only = False
+    eval_frequency = save_frequency = 1
+    logging_file = None
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy of the network."""
+        return self.dtype
+
+    computes_in = policy
 
     @property
     def model(self) -> str:
@@ -39,46 +53,25 @@ def parser() -> TrainingParser:
 
 def _add_network(parser: TrainingParser) -> None:
     size = {"type": whole(1, 65536), "metavar": "N"}
-    add = parser.add_argument_group("network").add_argument
-    add("--embedding", **size, default=64, help="size of the vector of a character")
-    add("--hidden", **size, default=128, help="size of an LSTM layer")
-    add("--layers", type=whole(1, 1024), default=1, metavar="N", help="number of LSTM layers")
+    add = parser.group("network")
+    add("--embedding", "size of the vector of a character", size, default=64)
+    add("--hidden", "size of an LSTM layer", size, default=128)
+    add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
 
 
 def _add_training(parser: TrainingParser) -> None:
-    add = parser.add_argument_group("training").add_argument
-    add(
-        "--characters",
-        **COUNT,
-        default=500_000,
-        help="characters to train on; a tenth as many, from other files, are for validation",
-    )
-    add("--batch-size", "-b", **COUNT, default=32, help="streams of text on each device")
-    add("--bptt", **COUNT, default=32, help="characters that a gradient is propagated back through")
-    add(
-        "--num-epochs",
-        "--epochs",
-        type=whole(1, 10**6),
-        default=4,
-        metavar="N",
-        help="passes over the text",
-    )
-    add(
-        "--lr",
-        type=positive,
-        metavar="RATE",
-        help="learning rate, which falls as a cosine (default: 0.004 * total batch / 32)",
-    )
-    add("--optimizer", choices=OPTIMIZERS, default="adam", help="update rule")
-    add("--momentum", "--mom", type=share, default=0.9, metavar="M", help="momentum of sgd and nag")
-    add("--wd", "--weight-decay", type=non_negative, default=0.0, metavar="WD", help="weight decay")
-    add(
-        "--clip-grad",
-        type=positive,
-        default=1.0,
-        metavar="NORM",
-        help="clip the gradient of the mean loss to this norm",
-    )
+    add = parser.group("training")
+    characters = "characters to train on; a tenth as many, from other files, are for validation"
+    add("--characters", characters, COUNT, default=500_000)
+    add("--batch-size -b", "streams of text on each device", COUNT, default=32)
+    add("--bptt", "characters that a gradient is propagated back through", COUNT, default=32)
+    add("--num-epochs --epochs", "passes over the text", EPOCHS, default=4)
+    rate = "learning rate, which falls as a cosine (default: 0.004 * total batch / 32)"
+    add("--lr", rate, type=positive, metavar="RATE")
+    add("--optimizer", "update rule", choices=OPTIMIZERS, default="adam")
+    add("--momentum --mom", "momentum of sgd and nag", MOMENTUM, default=0.9)
+    add("--wd --weight-decay", "weight decay", DECAY, default=0.0)
+    add("--clip-grad", "clip the gradient of the mean loss to this norm", NORM, default=1.0)
 
 
 def read(arguments: Optional[Sequence[str]] = None) -> LanguageRecipe:

@@ -1,12 +1,10 @@
 """One run of a language model: a recipe in, a summary out."""
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from gluon_amp.casting.cast import cast
 from gluon_amp.command_line import UsageError
@@ -15,7 +13,7 @@ from gluon_amp.distributed.workers import Workers
 from gluon_amp.inspection.describe import describe
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Position
-from gluon_amp.recipes.devices import contexts, is_emulated
+from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.engines.build import build_trainer
 from gluon_amp.recipes.history import Validation
 from gluon_amp.recipes.language.model import LanguageEngine, LanguageModel
@@ -42,62 +40,29 @@ OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The results of a run; every field is in the JSON file.
+class LanguageSummary(report.Summary):
+    """The results of a run on text, where an image is a character.
 
-    The fields are those of `gluon_amp.recipes.report.Summary`, where an image is a character. A few
-    characters at the end of the training text may be left out, as they do not fill a chunk.
+    A few characters at the end of the training text may be left out, as they do not fill a chunk.
 
     Attributes
     ----------
     bits_per_character : float
         Mean cross entropy of the validation text after the last epoch, base 2.
-    observed_dtypes : dict of str to str
-        What each kind of layer computes in.
     """
 
-    model: str
-    data: str
-    dtype: str
-    observed_dtypes: Dict[str, str]
-    emulated: bool
-    devices: str
-    batch_size: int
-    total_batch: int
-    epochs: int
-    lr: float
-    seed: int
-    top1: float
-    top5: float
-    top1_by_epoch: List[float]
     bits_per_character: float
-    validated: int
-    val_images: int
-    train_images: int
-    train_loss: Optional[float]
-    loss_scale: Optional[float]
-    skipped_steps: int
-    steps: int
-    images_per_second: float
-    peak_mebibytes: Optional[float]
-    train_seconds: float
-    seconds: float
 
-    def __str__(self) -> str:
-        scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
-        return report.table(
-            [
-                ("model", f"{self.model} on {self.data}"),
-                ("dtype", f"{self.dtype}{', emulated' if self.emulated else ''}"),
-                ("observed", _in_words(self.observed_dtypes)),
-                ("top-1", f"{self.top1:.2f} % of the next characters"),
-                ("bits", f"{self.bits_per_character:.3f} per character"),
-                ("validated", f"{self.validated}/{self.val_images} characters"),
-                ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
-                ("speed", f"{self.images_per_second:.0f} training characters/s"),
-                ("time", f"{self.seconds:.1f} s, {self.epochs} epochs"),
-            ]
-        )
+    def scores(self) -> List[Tuple[str, object]]:
+        return [
+            ("observed", _in_words(self.observed_dtypes)),
+            ("top-1", f"{self.top1:.2f} % of the next characters"),
+            ("bits", f"{self.bits_per_character:.3f} per character"),
+            ("validated", f"{self.validated}/{self.val_images} characters"),
+        ]
+
+    def speed(self) -> str:
+        return f"{self.images_per_second:.0f} training characters/s"
 
 
 def _in_words(observed: Dict[str, str]) -> str:
@@ -113,19 +78,10 @@ class TextSize(NamedTuple):
     val_images: int
 
 
-def train(recipe: LanguageRecipe) -> Summary:
+def train(recipe: LanguageRecipe) -> LanguageSummary:
     """Train and validate, epoch by epoch, and write what the recipe asks for.
 
-    Raises
-    ------
-    UsageError, DataError
-        The recipe cannot be followed; nothing was trained.
-    TrainingError, FloatingPointError
-        Training cannot continue.
-    SavingError
-        A checkpoint or a result cannot be written.
-    RunInterruptedError
-        SIGTERM or SIGINT came.
+    The errors are those of `gluon_amp.recipes.run.train`.
     """
     started = time.perf_counter()
     check_outputs(recipe)
@@ -158,19 +114,16 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
     net = build_network(recipe, devices)
     schedule = Schedule(learning_rate(recipe, streams), recipe.num_epochs, len(batches), "cosine")
     trainer = build_trainer(recipe, net, schedule.rate)
-    path = recipe.log_json
     return LanguageTraining(
         recipe,
         TextSize(text.name, CLASSES, len(text.train), val_batches.images),
-        recipe.dtype,
         observe(recipe, net, devices[0]),
-        is_emulated(recipe.dtype, devices),
         devices,
         Workers(),
         Loop(
             LanguageEngine(net, trainer, devices, recipe.clip_grad),
             schedule,
-            records=log.Records(path and path.expanduser()),
+            records=log.Records(recipe.log_json),
             log_interval=recipe.log_interval,
             max_batches=recipe.max_batches,
             unit="char",
@@ -253,16 +206,12 @@ class LanguageTraining(Training):
         self.bits = progress["bits"]
         self.engine.restore(progress["state"])
 
-    def summary(self, last: Validation, started: float) -> Summary:
-        return Summary(bits_per_character=self.bits, **self.results(last, started))
+    def summary(self, last: Validation, started: float) -> LanguageSummary:
+        return LanguageSummary(bits_per_character=self.bits, **self.results(last, started))
 
-    def outputs(self, summary: Summary) -> List[Output]:
-        outputs = []
-        if self.recipe.summary_json:
-            path = self.recipe.summary_json.expanduser()
-            values = dataclasses.asdict(summary)
-            outputs.append(Output(partial(report.write_json, path, values)))
+    def outputs(self, summary: report.Summary) -> List[Output]:
+        outputs = super().outputs(summary)
         if self.checkpoints:
-            params: Path = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
+            params = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
             outputs.append(Output(partial(save_parameters, self.engine.block, params)))
         return outputs

@@ -29,14 +29,7 @@ def build_network(
 ) -> HybridBlock:
     """Return the network, initialized on the devices and cast.
 
-    Parameters
-    ----------
-    recipe : Recipe
-    classes : int
-        Number of outputs.
-    image_size : int
-        Height and width of the images.
-    devices : list of Context
+    It has `classes` outputs, for images of this height and width.
 
     Raises
     ------

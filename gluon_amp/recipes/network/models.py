@@ -136,10 +136,8 @@ def smallest_size(name: str, classes: int) -> int:
         net = build(name, classes)
         try:
             outputs = mx.sym.Group([net(mx.sym.var("data"))])
-        except (
-            TypeError,
-            mx.MXNetError,
-        ) as error:  # several outputs, or not written for this MXNet
+        except (TypeError, mx.MXNetError) as error:
+            # The network has several outputs, or is not written for this MXNet.
             raise _unusable(name, error) from None
     reason = ""
     for size in SIZES:

@@ -64,7 +64,11 @@ def zoo_file(model: str, root: Path) -> Path:
         except ValueError:  # this zoo has no such weights
             continue
         except Exception as error:  # requests' errors, and whatever a proxy answers
-            raise UsageError(_unreachable(model, error)) from None
+            raise UsageError(
+                f"--use-pretrained: the weights of {model} cannot be downloaded "
+                f"({type(error).__name__}): set MXNET_GLUON_REPO to a mirror, or give "
+                "--pretrained-file."
+            ) from None
     raise UsageError(
         f"--use-pretrained: no zoo has weights of {model}: choose another --model, or give "
         "--pretrained-file."
@@ -81,29 +85,11 @@ def _download_functions() -> List[Callable[..., str]]:
     return [*functions, get_model_file]
 
 
-def _unreachable(model: str, error: Exception) -> str:
-    return (
-        f"--use-pretrained: the weights of {model} cannot be downloaded "
-        f"({type(error).__name__}): set MXNET_GLUON_REPO to a mirror, or give --pretrained-file."
-    )
-
-
 def load_matching(net: HybridBlock, path: Path) -> List[str]:
-    """Load the parameters of a file that fit an initialized network; return the others' names.
+    """Load the parameters of a file (in any dtype) that fit an initialized network.
 
-    A network for other classes keeps only the layers of its head as they were initialized.
-
-    Parameters
-    ----------
-    net : HybridBlock
-        Initialized.
-    path : Path
-        Written by `save_parameters`, in any dtype.
-
-    Returns
-    -------
-    list of str
-        Parameters of the network that the file does not have, or has in another shape.
+    A network for other classes keeps only the layers of its head as they were initialized. Return
+    the names of the parameters that the file does not have, or has in another shape.
 
     Raises
     ------
