@@ -19,6 +19,7 @@ def import_mxnet() -> None:
     """
     cuda_libraries.preload()
     compat.restore_numpy_aliases()
+    compat.restore_distutils()
     with cpu.one_thread_per_core():
         _import_mxnet()
     cpu.configure()
