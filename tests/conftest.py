@@ -31,6 +31,17 @@ def seeded():
     mx.random.seed(0)
 
 
+@pytest.fixture(params=["nd", "np"])
+def arrays(request):
+    """Return the array module: `mx.nd`, or `mx.np` while `npx.set_np()` holds (Law 13)."""
+    if request.param == "nd":
+        yield mx.nd
+        return
+    mx.npx.set_np()
+    yield mx.np
+    mx.npx.reset_np()
+
+
 @pytest.fixture
 def default_signals():
     """Undo what the background of a shell (SIGINT) and nohup (SIGHUP) ignore, for one test."""
