@@ -73,8 +73,8 @@ def plan(chosen: Chosen, seeds: int, steps: Optional[int]) -> List[Job]:
 
 def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) -> None:
     """Run the jobs that have no result, and print a line about each."""
-    for number, job in enumerate(jobs, 1):
-        record = None if fresh else records.find(job)
+    found = [None if fresh else records.find(job) for job in jobs]
+    for number, (job, record) in enumerate(zip(jobs, found), 1):
         if record is None or "error" in record:
             record = run(job, prepare(job.family), timeout)
             records.add(record)

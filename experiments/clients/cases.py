@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Mapping, Sequence
 
+from gluon_amp.command_line import UsageError
+
 HERE = Path(__file__).parent
 PROGRAMS, REQUIREMENTS = HERE / "programs", HERE / "requirements"
 
@@ -36,13 +38,13 @@ class Edit:
 
         Raises
         ------
-        ValueError
+        UsageError
             The line does not occur, or more than once.
         """
         lines = text.splitlines()
         found = [number for number, line in enumerate(lines) if line.strip() == self.old.strip()]
         if len(found) != 1:
-            raise ValueError(
+            raise UsageError(
                 f"expected the line {self.old.strip()!r} once, found it {len(found)}×."
             )
         (number,) = found
