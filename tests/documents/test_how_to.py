@@ -1,4 +1,4 @@
-"""The pages of docs/how_to: each snippet is a program of its own, and shows the lines of its diff."""
+"""The pages of docs/how_to: their snippets run, and show the lines of their diffs."""
 
 import pytest
 
