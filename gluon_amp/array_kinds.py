@@ -13,6 +13,14 @@ def as_kind_of(like, array):
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array.as_nd_ndarray()
 
 
+def as_kind_of_parameter(param, array):
+    """Return an array on the same memory, of the kind of a Gluon Parameter's arrays.
+
+    A parameter without arrays will have those of the kind that MXNet is set to.
+    """
+    return as_user_kind(array) if param._data is None else as_kind_of(param._data[0], array)
+
+
 def as_user_kind(array):
     """Return an array on the same memory as `array`, of the kind that MXNet is set to."""
     return array.as_np_ndarray() if mx.util.is_np_array() else array.as_nd_ndarray()

@@ -8,7 +8,7 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 import contextlib
 from typing import FrozenSet, Iterable, List
 
-from gluon_amp.array_kinds import as_kind_of, as_user_kind
+from gluon_amp.array_kinds import as_kind_of, as_kind_of_parameter, as_user_kind
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
@@ -39,16 +39,19 @@ class CastParameter(Mixin):
         `dtype_source` of `load_parameters` have no effect.
         """
         super()._load_init(data, ctx, True, "current")
-        if dtype_of(self) == "float16" and dtype_name(data.dtype) in ("float32", "float64"):
-            with autograd.pause():
-                set_master(self, data)
+        self._set_master(data)
 
     def set_data(self, data):
-        """As `gluon.Parameter.set_data`, for arrays of both kinds."""
-        if self._data is None:
-            super().set_data(data)  # which keeps it until the shape is known
-        else:
-            super().set_data(as_kind_of(self._data[0], data))
+        """Set the parameter and its masters to an array of NumPy, or one of MXNet of either kind."""
+        if not isinstance(data, mx.nd.NDArray):
+            data = mx.nd.array(data, dtype=data.dtype)
+        super().set_data(as_kind_of_parameter(self, data))
+        self._set_master(data)
+
+    def _set_master(self, values):
+        if dtype_of(self) == "float16" and dtype_name(values.dtype) in ("float32", "float64"):
+            with autograd.pause():
+                set_master(self, values)
 
     def _finish_deferred_init(self):
         """Initialize a float16 parameter with the float32 values of its initializer, rounded.
@@ -56,13 +59,17 @@ class CastParameter(Mixin):
         In float16, an initializer would draw other random numbers, or none at all: `mx.np.random`
         draws float32 and float64 only.
         """
-        if dtype_of(self) == "float16" and self._deferred_init:
-            init, contexts, default_init, data = self._deferred_init
-            if data is None:
-                wide = Parameter(self.name, "null", self.shape, stype=self._stype)
-                wide.initialize(init, mx.cpu(), default_init)
-                self._deferred_init = init, contexts, default_init, wide._data[0]
+        if not self._deferred_init or dtype_of(self) != "float16":
+            super()._finish_deferred_init()
+            return
+        init, contexts, default_init, data = self._deferred_init
+        if data is None:
+            wide = Parameter(self.name, "null", self.shape, stype=self._stype)
+            wide.initialize(init, mx.cpu(), default_init)
+            self._deferred_init = init, contexts, default_init, wide._data[0]
         super()._finish_deferred_init()
+        if data is not None:  # of `set_data`
+            self._set_master(data)
 
     def _init_impl(self, data, ctx_list):
         # `reset_ctx` and a deferred `set_data` pass float32 data, of either kind
@@ -143,7 +150,7 @@ def cast_parameter(param: Parameter, dtype: str) -> None:
     param.cast(dtype)
     param._var = None  # the variable that a Parameter keeps has the old dtype
     if master is not None:
-        param.set_data(as_kind_of(param._data[0], master))
+        param.set_data(as_kind_of_parameter(param, master))
 
 
 def to_plain_layout(param: Parameter) -> None:
