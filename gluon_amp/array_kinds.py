@@ -1,0 +1,19 @@
+"""The two kinds of MXNet's arrays: `mx.nd.NDArray`, and `mx.np.ndarray` of `npx.set_np()`.
+
+An operator of one kind refuses arrays of the other. The arithmetic of this package is that of
+`mx.nd`, on views: `array.as_nd_ndarray()` shares memory and gradients, and returns an array of
+`mx.nd` itself. What a user receives, and what Gluon keeps, has the kind of the user's arrays.
+"""
+
+import mxnet as mx
+from mxnet import nd
+
+
+def of_kind(array: nd.NDArray, model: nd.NDArray) -> nd.NDArray:
+    """Return an array as the kind of another one, on the same memory."""
+    return array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array.as_nd_ndarray()
+
+
+def zeros_like(array: nd.NDArray) -> nd.NDArray:
+    """Return zeros in an array's shape, dtype and storage type, on its device, of its kind."""
+    return of_kind(nd.zeros_like(array.as_nd_ndarray()), array)
