@@ -1,26 +1,32 @@
-"""The two kinds of arrays: `mx.nd.NDArray`, and `mx.np.ndarray` as under `npx.set_np()`.
+"""The two kinds of MXNet's arrays: `mx.nd.NDArray`, and `mx.np.ndarray` of `npx.set_np()`.
 
-Most operators of one kind refuse arrays of the other. gluon_amp computes on legacy arrays:
-`array.as_nd_ndarray()` of either kind is a legacy array on the same memory. What users receive, and
-what their parameters hold, has the kind that they use.
+An operator of one kind refuses arrays of the other. The arithmetic of this package is that of
+`mx.nd`, on views: `array.as_nd_ndarray()` shares memory and gradients, and returns an array of
+`mx.nd` itself. What a user receives, and what Gluon keeps, has the kind of the user's arrays.
 """
 
 import mxnet as mx
+from mxnet import nd
 
 
-def as_kind_of(like, array):
-    """Return an array on the same memory as `array`, of the kind of `like`."""
-    return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array.as_nd_ndarray()
+def of_kind(array: nd.NDArray, model: nd.NDArray) -> nd.NDArray:
+    """Return an array as the kind of another one, on the same memory."""
+    return array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array.as_nd_ndarray()
 
 
-def as_kind_of_parameter(param, array):
-    """Return an array on the same memory, of the kind of a Gluon Parameter's arrays.
+def of_user_kind(array: nd.NDArray) -> nd.NDArray:
+    """Return an array as the kind that MXNet is set to, on the same memory."""
+    return array.as_np_ndarray() if mx.util.is_np_array() else array.as_nd_ndarray()
+
+
+def of_kind_for(param: mx.gluon.Parameter, array: nd.NDArray) -> nd.NDArray:
+    """Return an array as the kind of a parameter's arrays, on the same memory.
 
     A parameter without arrays will have those of the kind that MXNet is set to.
     """
-    return as_user_kind(array) if param._data is None else as_kind_of(param._data[0], array)
+    return of_user_kind(array) if param._data is None else of_kind(array, param._data[0])
 
 
-def as_user_kind(array):
-    """Return an array on the same memory as `array`, of the kind that MXNet is set to."""
-    return array.as_np_ndarray() if mx.util.is_np_array() else array.as_nd_ndarray()
+def zeros_like(array: nd.NDArray) -> nd.NDArray:
+    """Return zeros in an array's shape, dtype and storage type, on its device, of its kind."""
+    return of_kind(nd.zeros_like(array.as_nd_ndarray()), array)

@@ -8,7 +8,7 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 import contextlib
 from typing import FrozenSet, Iterable, List
 
-from gluon_amp.array_kinds import as_kind_of, as_kind_of_parameter, as_user_kind
+from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
@@ -30,7 +30,7 @@ class CastParameter(Mixin):
         with autograd.pause():
             master = master_of(self) if dtype_of(self) == "float16" else None
             saved = super()._reduce() if master is None else master.copyto(mx.cpu())
-            return as_user_kind(saved.astype("float32") if dtype_of(self) == "float16" else saved)
+            return of_user_kind(saved.astype("float32") if dtype_of(self) == "float16" else saved)
 
     def _load_init(self, data, ctx, cast_dtype=True, dtype_source="current"):
         """Set the parameter and its masters to loaded values of any dtype.
@@ -45,7 +45,7 @@ class CastParameter(Mixin):
         """Set the parameter and its masters to an array of NumPy, or one of MXNet of either kind."""
         if not isinstance(data, mx.nd.NDArray):
             data = mx.nd.array(data, dtype=data.dtype)
-        super().set_data(as_kind_of_parameter(self, data))
+        super().set_data(of_kind_for(self, data))
         self._set_master(data)
 
     def _set_master(self, values):
@@ -73,7 +73,7 @@ class CastParameter(Mixin):
 
     def _init_impl(self, data, ctx_list):
         # `reset_ctx` and a deferred `set_data` pass float32 data, of either kind
-        super()._init_impl(as_user_kind(data.astype(self.dtype, copy=False)), ctx_list)
+        super()._init_impl(of_user_kind(data.astype(self.dtype, copy=False)), ctx_list)
 
     def __reduce_ex__(self, protocol):
         for array in self._data or ():
@@ -150,7 +150,7 @@ def cast_parameter(param: Parameter, dtype: str) -> None:
     param.cast(dtype)
     param._var = None  # the variable that a Parameter keeps has the old dtype
     if master is not None:
-        param.set_data(as_kind_of_parameter(param, master))
+        param.set_data(of_kind_for(param, master))
 
 
 def to_plain_layout(param: Parameter) -> None:
@@ -163,8 +163,7 @@ def to_plain_layout(param: Parameter) -> None:
         return
     with autograd.pause():
         param._data = [
-            as_kind_of(old, mx.nd.array(host_copy(old), old.context, old.dtype))
-            for old in param._data
+            of_kind(mx.nd.array(host_copy(old), old.context, old.dtype), old) for old in param._data
         ]
         if param.grad_req != "null":
             autograd.mark_variables(param._data, param.list_grad(), param.grad_req)

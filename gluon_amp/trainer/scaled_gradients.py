@@ -8,7 +8,7 @@ from typing import Iterator, List, Tuple
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import guards, snapshot
-from gluon_amp.trainer.arrays import flatten
+from gluon_amp.trainer.arrays import flatten, head_gradients
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
@@ -142,10 +142,7 @@ class ScaledGradients:
             return
         guards.check_losses(losses)
         with self.scaled_pass(losses) as scale:
-            with autograd.pause():
-                heads = [
-                    nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses
-                ]
+            heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
     @contextlib.contextmanager
