@@ -8,7 +8,7 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 import contextlib
 from typing import FrozenSet, Iterable, List
 
-from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
+from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
@@ -42,7 +42,7 @@ class CastParameter(Mixin):
         self._set_master(data)
 
     def set_data(self, data):
-        """Set the parameter and its masters to an array of NumPy, or one of MXNet of either kind."""
+        """Set the parameter and its masters to an array of NumPy or of MXNet."""
         if not isinstance(data, mx.nd.NDArray):
             data = mx.nd.array(data, dtype=data.dtype)
         super().set_data(of_kind_for(self, data))
