@@ -29,11 +29,13 @@ def compose(block: HybridBlock, *args):
         symbol = _lowered(block, inputs, symbol)
     elif form is None:
         symbol = _without_float16_variables(symbol)
-    composed = copy.copy(symbol)
+    # Copies of NumPy's symbols share their nodes, which composing changes, and are not iterable.
+    composed = copy.copy(symbol.as_nd_ndarray())
     flat = [a for a in flatten(args, "input")[0] if a is not None]
-    composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
-    outputs = list(composed.as_nd_ndarray())  # NumPy's symbols are not iterable
-    if isinstance(composed, NumpySymbol):
+    read = composed.list_inputs()
+    composed._compose(**{s.name: a for s, a in zip(inputs, flat) if s.name in read})
+    outputs = list(composed)
+    if isinstance(symbol, NumpySymbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return regroup(outputs, block._out_format)
 

@@ -74,7 +74,7 @@ def test_batch_size_may_change():
         assert np.array_equal(net(images(6)[:n]).asnumpy(), whole[:n])
 
 
-def test_summary_prints_and_changes_nothing(capsys):
+def test_summary_prints_and_changes_nothing(arrays, capsys):
     net = amp.cast(small_net(), "float16")
     out = net(images()).asnumpy()
     net.summary(images())

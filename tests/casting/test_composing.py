@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward, images, small_net
+from tests.casting.nets import backward, images, small_net, user_array
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -74,6 +74,27 @@ def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
     assert found[-1] == np.float32
 
 
+def test_calling_a_cast_net_on_symbols_twice_gives_two_graphs(arrays):
+    net, x = amp.cast(small_net(), "float16"), images()
+    expected = net(x).asnumpy()
+    for name in ("pixels", "frames"):
+        symbol = mx.sym.var(name)
+        symbol = net(symbol.as_np_ndarray() if arrays is mx.np else symbol)
+        assert name in symbol.list_inputs() and len(symbol.list_inputs()) == 9
+    assert np.array_equal(net(x).asnumpy(), expected)
+
+
+def test_calling_a_cast_net_on_symbols_it_does_not_read(arrays):
+    class First(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, lengths):
+            return x * 2
+
+    net = amp.cast(First(), "float16")
+    symbols = [mx.sym.var(name) for name in ("x", "lengths")]
+    symbols = [s.as_np_ndarray() for s in symbols] if arrays is mx.np else symbols
+    assert net(*symbols).list_inputs() == ["x"]
+
+
 def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
     class Net(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
@@ -82,3 +103,23 @@ def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
     net = amp.cast(Net(), "float16")
     double, (triple,) = net(mx.sym.var("x"))
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("build", ["SymbolBlock", "layer"])
+def test_a_block_that_is_not_cast_cannot_share_float16_parameters(arrays, build):
+    net = amp.cast(nn.Dense(2, in_units=3), "float16")
+    net.initialize()
+    data = mx.sym.var("data")
+    data = data.as_np_ndarray() if arrays is mx.np else data
+
+    def share():
+        if build == "layer":
+            return nn.Dense(2, in_units=3, params=net.params)
+        return gluon.SymbolBlock(net(data), data, params=net.collect_params())
+
+    with pytest.raises(ValueError, match="amp.cast") as caught:
+        share()
+    assert "\n" not in str(caught.value)
+    amp.cast(net, "float32")
+    x = user_array(np.ones((1, 3)))
+    assert np.array_equal(share()(x).asnumpy(), net(x).asnumpy())
