@@ -6,7 +6,6 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 """
 
 import contextlib
-import sys
 from typing import FrozenSet, Iterable, List
 
 from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind
@@ -17,7 +16,7 @@ from gluon_amp.optimizer.masters import master_of, set_master
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Parameter, ParameterDict
+from mxnet.gluon import Parameter
 
 
 class CastParameter(Mixin):
@@ -25,21 +24,6 @@ class CastParameter(Mixin):
 
     Its attribute `_amp_compute_dtype` is the policy's compute dtype.
     """
-
-    def _dtype_for_a_reader(self):
-        caller = sys._getframe(1)
-        if caller.f_code is ParameterDict.get.__code__:
-            own, requested = dtype_name(self._dtype), caller.f_locals["kwargs"].get("dtype")
-            if requested is not None and dtype_name(requested) != own:
-                raise ValueError(
-                    f"A new block requests {self.name} as {dtype_name(requested)}, but it belongs "
-                    f"to a cast net and is {own}: build the block before the cast, or first undo "
-                    "the cast with amp.cast(net, 'float32')."
-                )
-        return self._dtype
-
-    # Only here does Gluon ask a cast net's parameters whether a block can share them.
-    dtype = property(_dtype_for_a_reader, Parameter.dtype.fset, doc=Parameter.dtype.__doc__)
 
     def _reduce(self):
         """Return the float32 values to save, in host memory: the master, or the cast values."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward, images, small_net, user_array
+from tests.casting.nets import backward, images, small_net
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -103,23 +103,3 @@ def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
     net = amp.cast(Net(), "float16")
     double, (triple,) = net(mx.sym.var("x"))
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
-
-
-@pytest.mark.parametrize("build", ["SymbolBlock", "layer"])
-def test_a_block_that_is_not_cast_cannot_share_float16_parameters(arrays, build):
-    net = amp.cast(nn.Dense(2, in_units=3), "float16")
-    net.initialize()
-    data = mx.sym.var("data")
-    data = data.as_np_ndarray() if arrays is mx.np else data
-
-    def share():
-        if build == "layer":
-            return nn.Dense(2, in_units=3, params=net.params)
-        return gluon.SymbolBlock(net(data), data, params=net.collect_params())
-
-    with pytest.raises(ValueError, match="amp.cast") as caught:
-        share()
-    assert "\n" not in str(caught.value)
-    amp.cast(net, "float32")
-    x = user_array(np.ones((1, 3)))
-    assert np.array_equal(share()(x).asnumpy(), net(x).asnumpy())
