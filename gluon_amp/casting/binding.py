@@ -78,6 +78,20 @@ class Cast(Mixin):
             self._cached_graph = plain  # a backend replaces it by the partitioned graph
             vars(self)["_backend"] = backend
 
+    def _infer_attrs(self, infer_fn, attr, *args):
+        # as HybridBlock's, but a parameter that this trace does not read keeps what it has
+        inputs, symbol = self._get_graph(*args)
+        known = {s.name: getattr(a, attr) for s, a in zip(inputs, arrays_in(args))}
+        with warnings.catch_warnings(record=True) as caught:
+            arguments, _, states = getattr(symbol, infer_fn)(**known)
+        if arguments is None:
+            raise ValueError(caught[0].message)
+        names = symbol.list_arguments() + symbol.list_auxiliary_states()
+        inferred = dict(zip(names, arguments + states))
+        for param in self.collect_params().values():
+            if param.name in inferred:
+                setattr(param, attr, inferred[param.name])
+
     def _call_cached_op(self, *args):
         binding = self._amp
         arrays = list(arrays_in(args))

@@ -99,7 +99,8 @@ class Binding:
             arrays[0].context.device_type if arrays else "",
             tuple(dtype_name(a.dtype) for a in arrays),
             frozen_names(self.parameters_of(block)),
-            constants_of(args),
+            # `skip_states` is how an RNN layer passes on whether it was called with states
+            constants_of((*args, getattr(block, "skip_states", None))),
         )
         reason = "an argument is neither an array nor a constant, such as a number or a string"
         if key.constants not in (None, *self._constants) and len(self._constants) == MAX_CONSTANTS:
