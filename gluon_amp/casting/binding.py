@@ -23,6 +23,7 @@ from gluon_amp.casting.parameters import (
     unbind_parameter,
 )
 from gluon_amp.casting.python_code import run_as_python
+from gluon_amp.casting.sharing import is_used_outside, remove_user
 from gluon_amp.casting.traces import Binding
 from gluon_amp.casting.tracing import (
     Block,
@@ -255,22 +256,25 @@ def unbind(block: HybridBlock) -> None:
         block._clear_cached_op()
         block.__class__ = stock_class(block)
         block._active = vars(block).pop("_amp").hybridized
+        remove_user(block)
 
 
 def release(net: Block) -> None:
     """Undo the cast of a net: restore its classes, and cast its parameters to float32.
 
-    Parameters whose Trainer has float32 masters become equal to them, bit for bit.
+    Parameters whose Trainer has float32 masters become equal to them, bit for bit. Those that
+    another cast net shares do not change.
     """
-    for param in net.collect_params().values():
-        if dtype_of(param) == "float16":
-            cast_parameter(param, "float32")
-        unbind_parameter(param)
-    statistics.unwatch(net.collect_params().values())
     for _, block in hybrid_blocks(net):
         unbind(block)
         if isinstance(block, SymbolBlock):
             _drop_casts(block)
+    params = [p for p in net.collect_params().values() if not is_used_outside(p)]
+    for param in params:
+        if dtype_of(param) == "float16":
+            cast_parameter(param, "float32")
+        unbind_parameter(param)
+    statistics.unwatch(params)
     net.apply(clear)
 
 

@@ -12,6 +12,7 @@ from gluon_amp.casting.parameters import (
     dtype_of,
     to_plain_layout,
 )
+from gluon_amp.casting.sharing import is_used_outside
 from gluon_amp.casting.stale_trainer import guard_trainers
 from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
 from gluon_amp.lowering import bfloat16
@@ -36,6 +37,9 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     All functions that save or load the net's parameters write and read float32: the masters, or
     without a Trainer the parameters cast to float32. Copies by `copy.deepcopy` and `pickle` are
     cast too and have no Trainer.
+
+    A parameter that another cast net shares keeps its dtype. A net that is not cast may share
+    parameters with a cast one: it reads float16 parameters in float32.
 
     Parameters
     ----------
@@ -95,13 +99,14 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     if policy.compute_dtype == "bfloat16":
         _check_bfloat16(params)
     dtypes = _parameter_dtypes(policy, hybrid)
-    changed = [p for p in params if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
+    own = [p for p in params if not is_used_outside(p, [block for _, block in hybrid])]
+    changed = [p for p in own if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
 
     guard_trainers(params)
     statistics.watch(params)
     for param in changed:
         cast_parameter(param, dtypes[id(param)])
-    for param in params:
+    for param in own:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
         bind_parameter(param, policy.compute_dtype)

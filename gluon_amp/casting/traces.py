@@ -4,6 +4,7 @@ from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.arguments import arrays_in, constants_of
 from gluon_amp.casting.parameters import dtype_of, frozen_names
+from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.policy import Policy, graph
@@ -62,6 +63,7 @@ class Binding:
         self.policy = policy
         self.hybridized = block._active
         vars(block)["_active"] = True
+        add_user(block)
         # Not empty in a SymbolBlock, which has a graph without being traced
         self._untraced = {name: vars(block)[name] for name in TRACE}
         self.clear()
