@@ -6,12 +6,12 @@ user gets the cast graph.
 """
 
 import copy
-from typing import Any, Callable
 
+from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names
 from gluon_amp.casting.saving import prepare_tracing_parent, saved_form
 from gluon_amp.lowering import lower
-from gluon_amp.mxnet_internals import NumpySymbol, flatten, regroup
+from gluon_amp.mxnet_internals import NumpySymbol, regroup
 from gluon_amp.policy import graph
 
 import mxnet as mx
@@ -20,8 +20,7 @@ from mxnet.gluon import HybridBlock
 
 def compose(block: HybridBlock, *args):
     """Return the outputs of a cast block for symbols: one of its graphs, with these as inputs."""
-    # Gluon recognizes the NumPy interface by arrays alone
-    inputs, symbol = block._get_graph(*map_arrays(args, _array_for_numpy_symbol))
+    inputs, symbol = block._get_graph(*args)
     form = saved_form()
     if form == "plain":
         symbol = block._cached_graph[1]
@@ -31,24 +30,12 @@ def compose(block: HybridBlock, *args):
         symbol = _without_float16_variables(symbol)
     # Copies of NumPy's symbols share their nodes, which composing changes, and are not iterable.
     composed = copy.copy(symbol.as_nd_ndarray())
-    flat = [a for a in flatten(args, "input")[0] if a is not None]
     read = composed.list_inputs()
-    composed._compose(**{s.name: a for s, a in zip(inputs, flat) if s.name in read})
+    composed._compose(**{s.name: a for s, a in zip(inputs, arrays_in(args)) if s.name in read})
     outputs = list(composed)
     if isinstance(symbol, NumpySymbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return regroup(outputs, block._out_format)
-
-
-def map_arrays(x: Any, change: Callable) -> Any:
-    """Return nested lists with a function applied to each item."""
-    if isinstance(x, (list, tuple)):
-        return type(x)(map_arrays(item, change) for item in x)
-    return change(x)
-
-
-def _array_for_numpy_symbol(argument):
-    return mx.np.zeros(()) if isinstance(argument, NumpySymbol) else argument
 
 
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
