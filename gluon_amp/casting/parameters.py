@@ -8,6 +8,7 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 import contextlib
 from typing import FrozenSet, Iterable, List
 
+from gluon_amp.array_kinds import set_to_zero
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
@@ -44,6 +45,10 @@ class CastParameter(Mixin):
         if dtype_of(self) == "float16" and dtype_name(data.dtype) in ("float32", "float64"):
             with autograd.pause():
                 set_master(self, data)
+
+    def zero_grad(self):
+        """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
+        set_to_zero(self._grad or ())
 
     def _init_impl(self, data, ctx_list):
         # `reset_ctx` and a deferred `set_data` pass float32 data
