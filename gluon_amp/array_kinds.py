@@ -16,6 +16,19 @@ def of_kind(array: nd.NDArray, model: nd.NDArray) -> nd.NDArray:
     return array.as_np_ndarray() if isinstance(model, mx.np.ndarray) else array.as_nd_ndarray()
 
 
+def of_user_kind(array: nd.NDArray) -> nd.NDArray:
+    """Return an array as the kind that MXNet is set to, on the same memory."""
+    return array.as_np_ndarray() if mx.util.is_np_array() else array.as_nd_ndarray()
+
+
+def of_kind_for(param: mx.gluon.Parameter, array: nd.NDArray) -> nd.NDArray:
+    """Return an array as the kind of a parameter's arrays, on the same memory.
+
+    A parameter without arrays will have those of the kind that MXNet is set to.
+    """
+    return of_user_kind(array) if param._data is None else of_kind(array, param._data[0])
+
+
 def zeros_like(array: nd.NDArray) -> nd.NDArray:
     """Return zeros in an array's shape, dtype and storage type, on its device, of its kind."""
     return of_kind(nd.zeros_like(array.as_nd_ndarray()), array)

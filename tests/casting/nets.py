@@ -12,6 +12,11 @@ from mxnet.gluon import nn
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 
 
+def user_array(values):
+    """Return a float32 array of the kind that MXNet is set to."""
+    return mx.np.array(values, dtype="float32") if mx.util.is_np_array() else nd.array(values)
+
+
 def small_net(prefix="net_"):
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
@@ -22,7 +27,7 @@ def small_net(prefix="net_"):
 
 
 def images(n=2, seed=0, size=8):
-    return nd.array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
+    return user_array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
 
 
 def backward(net, *inputs):
@@ -30,7 +35,7 @@ def backward(net, *inputs):
     with autograd.record():
         out = net(*inputs)
         flat, _ = flatten(out, "output")
-    heads = [nd.array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
+    heads = [user_array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
     autograd.backward(flat, heads)
     return out
 
