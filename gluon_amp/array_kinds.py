@@ -5,6 +5,8 @@ An operator of one kind refuses arrays of the other. The arithmetic of this pack
 `mx.nd` itself. What a user receives, and what Gluon keeps, has the kind of the user's arrays.
 """
 
+from typing import Iterable
+
 import mxnet as mx
 from mxnet import nd
 
@@ -30,3 +32,10 @@ def of_kind_for(param: mx.gluon.Parameter, array: nd.NDArray) -> nd.NDArray:
 def zeros_like(array: nd.NDArray) -> nd.NDArray:
     """Return zeros in an array's shape, dtype and storage type, on its device, of its kind."""
     return of_kind(nd.zeros_like(array.as_nd_ndarray()), array)
+
+
+def set_to_zero(arrays: Iterable[nd.NDArray]) -> None:
+    """Set all elements of arrays to zero, in place; row_sparse arrays are then without rows."""
+    for array in arrays:
+        view = array.as_nd_ndarray()
+        nd.zeros_like(view, out=view)

@@ -10,7 +10,7 @@ from typing import FrozenSet, Iterable, List
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind
+from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
 from gluon_amp.dtypes import dtype_name
@@ -88,6 +88,10 @@ class CastParameter(Mixin):
         super()._finish_deferred_init()
         if data is not None:  # of `set_data`
             self._set_master(data)
+
+    def zero_grad(self):
+        """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
+        set_to_zero(self._grad or ())
 
     def _init_impl(self, data, ctx_list):
         # `reset_ctx` and a deferred `set_data` pass float32 data, of either kind

@@ -55,13 +55,6 @@ def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
         return [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
 
 
-def set_to_zero(arrays: Iterable[NDArray]) -> None:
-    """Set all elements of arrays to zero, in place; row_sparse arrays are then without rows."""
-    for array in arrays:
-        view = array.as_nd_ndarray()
-        nd.zeros_like(view, out=view)
-
-
 def all_finite(arrays: Iterable) -> bool:
     """Return whether no element of any array is infinite or NaN, with one host read per device.
 

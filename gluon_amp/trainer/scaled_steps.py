@@ -7,13 +7,13 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind
+from gluon_amp.array_kinds import of_kind, set_to_zero
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.host import wait_until_unused
 from gluon_amp.messages import some
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.trainer import guards, snapshot, state_files, states
-from gluon_amp.trainer.arrays import all_finite, global_norm, set_to_zero
+from gluon_amp.trainer.arrays import all_finite, global_norm
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import ScaledGradients
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
