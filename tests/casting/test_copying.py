@@ -11,7 +11,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
-from tests.casting.nets import user_array
+from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -241,7 +241,7 @@ def test_a_copy_keeps_the_kind_of_arrays(arrays, policy, copier):
     net = NETS["convolutions"]()
     net.initialize(mx.init.Uniform(0.5))
     amp.cast(net, policy)
-    x = user_array(data("convolutions").asnumpy())
+    x = kinds.array(data("convolutions").asnumpy())
     outputs_and_gradients(net, x)
     twin = COPIERS[copier](net)
     assert_same(outputs_and_gradients(twin, x), outputs_and_gradients(net, x))

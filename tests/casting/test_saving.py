@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.policy import graph
-from tests.casting.nets import user_array
+from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -39,7 +39,7 @@ class Outer(gluon.HybridBlock):
 
 
 def images():
-    return user_array(np.random.RandomState(0).normal(size=(2, 3, 4, 4)))
+    return kinds.array(np.random.RandomState(0).normal(size=(2, 3, 4, 4)))
 
 
 def child(policy):
@@ -87,7 +87,7 @@ def test_an_export_holds_the_plain_graph_and_the_masters(arrays, policy, tmp_pat
 
 
 def test_an_export_of_a_block_of_blocks_with_several_inputs(arrays, tmp_path):
-    net, x, shift = parent("float16"), images(), user_array([[1.0, 2, 3]] * 2)
+    net, x, shift = parent("float16"), images(), kinds.array([[1.0, 2, 3]] * 2)
     expected = net(x, shift)[0].asnumpy()
     net.export(str(tmp_path / "net"))
     found = imported(tmp_path / "net", ("data0", "data1"))(x, shift)[0]

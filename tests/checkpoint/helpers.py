@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.checkpoint import load_checkpoint
-from tests.casting.nets import user_array
+from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd
@@ -43,7 +43,7 @@ def run(net, trainer, steps):
     reports = []
     for step in steps:
         with autograd.record():
-            loss = (net(user_array(BATCHES[step])) ** 2).sum()
+            loss = (net(kinds.array(BATCHES[step])) ** 2).sum()
             if step in OVERFLOWS:
                 loss = loss * 1e30
         trainer.backward(loss)

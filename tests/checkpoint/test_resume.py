@@ -9,7 +9,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.trainer.contrib_amp import init_trainer
-from tests.casting.nets import user_array
+from tests import kinds
 from tests.checkpoint.helpers import BATCHES, assert_same, content, make_net, make_trainer, run
 
 import mxnet as mx
@@ -331,7 +331,7 @@ class TestSeveralContexts:
 
     def train(self, net, trainer, steps):
         for step in steps:
-            parts = mx.gluon.utils.split_and_load(user_array(BATCHES[step]), self.contexts)
+            parts = mx.gluon.utils.split_and_load(kinds.array(BATCHES[step]), self.contexts)
             with autograd.record():
                 losses = [(net(part) ** 2).sum() for part in parts]
             trainer.backward(losses)
