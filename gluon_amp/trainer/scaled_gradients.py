@@ -125,7 +125,7 @@ class ScaledGradients:
         Parameters
         ----------
         loss : NDArray, or list of them, nested or not, on one or several devices
-            float32 or float64, of any shape.
+            float32 or float64, of any shape, of `mx.nd` or `mx.np`.
         retain_graph, train_mode : bool
             As in `mxnet.autograd.backward`.
 
