@@ -23,7 +23,7 @@ from gluon_amp import startup
 
 startup.import_mxnet()
 
-from gluon_amp import optimizer, symbolic
+from gluon_amp import migration, optimizer, symbolic
 from gluon_amp.casting.cast import cast
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.dtypes import bits, float_table
@@ -66,3 +66,7 @@ __all__ = [
     "symbolic",
     "unscale",
 ]
+
+
+def __getattr__(name: str):
+    raise migration.unknown_name(name, __all__)

@@ -9,6 +9,7 @@ from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import guards, snapshot
 from gluon_amp.trainer.arrays import flatten
+from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
@@ -25,7 +26,7 @@ class _ByDtype:
 BY_DTYPE = _ByDtype()
 
 
-class ScaledGradients:
+class ScaledGradients(ContribAmpAttributes):
     """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
     skips: Skips
