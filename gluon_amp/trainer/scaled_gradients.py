@@ -201,7 +201,7 @@ class ScaledGradients(ContribAmpAttributes):
         raise RuntimeError(
             "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
             "loss.backward(), once or more before each step, so that the gradients carry the loss "
-            "scale."
+            "scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
         )
 
     # ------------------------------------------------------------------ gradients
