@@ -52,9 +52,7 @@ estimator = DeepAREstimator(
     context_length=24,
     batch_size=16,
     num_cells=20,
-    trainer=Trainer(
-        epochs=STEPS, num_batches_per_epoch=1, learning_rate=0.01, callbacks=[history]
-    ),
+    trainer=Trainer(epochs=STEPS, num_batches_per_epoch=1, learning_rate=0.01, callbacks=[history]),
 )
 dataset = make_dataset()
 predictor = estimator.train(dataset)
