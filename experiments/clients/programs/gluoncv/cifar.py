@@ -58,7 +58,8 @@ for batch in batches:
     with autograd.record():
         output = [net(x) for x in data]
         loss = [loss_fn(yhat, y) for yhat, y in zip(output, label)]
-    autograd.backward(loss)
+    for part in loss:
+        part.backward()
     trainer.step(BATCH)
     losses.append(sum(part.sum().asscalar() for part in loss) / BATCH)
     seconds.append(time.time() - start)
