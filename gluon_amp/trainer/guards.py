@@ -5,7 +5,6 @@ from typing import Iterable, List, Optional
 
 import numpy as np
 
-import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -44,9 +43,9 @@ def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
 
 def check_masters(trainer: gluon.Trainer) -> None:
     """Raise `ValueError` if a trainer has updated float16 parameters without masters."""
-    if not trainer._optimizer.multi_precision and any(u.states for u in trainer._updaters):
+    if not trainer.optimizer.multi_precision and any(u.states for u in trainer._updaters):
         raise ValueError(
-            f"{type(trainer._optimizer).__name__} has multi_precision=False and has updated float16 "
+            f"{type(trainer.optimizer).__name__} has multi_precision=False and has updated float16 "
             "parameters already, which lost small updates: build a new trainer."
         )
 

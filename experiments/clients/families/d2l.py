@@ -14,10 +14,9 @@ def edits(optimizer: str, learning_rate: str, *others: Edit) -> List[Edit]:
         Edit("import mxnet as mx", "import gluon_amp as amp\nimport mxnet as mx"),
         Edit(
             f"trainer = gluon.Trainer(net.collect_params(), {arguments}",
-            f'net = amp.cast(net, "{{policy}}")\n'
-            f"trainer = amp.Trainer(net.collect_params(), {arguments}",
+            f'trainer = amp.Trainer(amp.cast(net, "{{policy}}").collect_params(), {arguments}',
         ),
-        Edit("l.backward()", "trainer.backward(l)"),
+        Edit("loss.backward()", "trainer.backward(loss)"),
         *others,
     ]
 

@@ -55,26 +55,26 @@ net = d2l.BERTModel(
 )
 device = d2l.try_gpu()
 net.initialize(init.Xavier(), ctx=device)
-loss = gluon.loss.SoftmaxCELoss()
+loss_fn = gluon.loss.SoftmaxCELoss()
 trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.005})
 
 losses, seconds = [], []
 for batch in d2l.load_array(make_data(BATCH * STEPS), BATCH):
     start = time.time()
-    tokens, segments, valid_lens, positions, weights, mlm_Y, nsp_y = [
+    tokens, segments, valid_lens, positions, weights, mlm_y, nsp_y = [
         x.as_in_ctx(device) for x in batch
     ]
     with autograd.record():
-        _, mlm_Y_hat, nsp_Y_hat = net(tokens, segments, valid_lens, positions)
-        mlm_l = loss(
-            mlm_Y_hat.reshape((-1, vocab_size)), mlm_Y.reshape(-1), weights.reshape((-1, 1))
+        _, mlm_hat, nsp_hat = net(tokens, segments, valid_lens, positions)
+        mlm_loss = loss_fn(
+            mlm_hat.reshape((-1, vocab_size)), mlm_y.reshape(-1), weights.reshape((-1, 1))
         )
-        mlm_l = mlm_l.sum() / (weights.sum() + 1e-8)
-        nsp_l = loss(nsp_Y_hat, nsp_y).mean()
-        l = mlm_l + nsp_l
-    l.backward()
+        mlm_loss = mlm_loss.sum() / (weights.sum() + 1e-8)
+        nsp_loss = loss_fn(nsp_hat, nsp_y).mean()
+        loss = mlm_loss + nsp_loss
+    loss.backward()
     trainer.step(1)
-    losses.append(float(l))
+    losses.append(float(loss))
     seconds.append(time.time() - start)
 
 print(json.dumps({"losses": losses, "step_seconds": numpy.median(seconds[3:])}))

@@ -33,7 +33,7 @@ def make_corpus(count):
 device = d2l.try_gpu()
 net = d2l.RNNModel(rnn.GRU(64), WORDS)
 net.initialize(ctx=device, force_reinit=True, init=init.Normal(0.1))
-loss = gluon.loss.SoftmaxCrossEntropyLoss()
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2})
 
 losses, seconds, state = [], [], None
@@ -49,11 +49,11 @@ for X, Y in list(d2l.seq_data_iter_sequential(corpus, BATCH, TIME))[:STEPS]:
     X, y = X.as_in_ctx(device), y.as_in_ctx(device)
     with autograd.record():
         y_hat, state = net(X, state)
-        l = loss(y_hat, y).mean()
-    l.backward()
+        loss = loss_fn(y_hat, y).mean()
+    loss.backward()
     d2l.grad_clipping(net, 1)
     trainer.step(batch_size=1)
-    losses.append(float(l))
+    losses.append(float(loss))
     seconds.append(time.time() - start)
 
 print(json.dumps({"losses": losses, "step_seconds": numpy.median(seconds[3:])}))

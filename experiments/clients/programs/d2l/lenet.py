@@ -53,7 +53,7 @@ net.add(
 )
 device = d2l.try_gpu()
 net.initialize(force_reinit=True, ctx=device, init=init.Xavier())
-loss = gluon.loss.SoftmaxCrossEntropyLoss()
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
 
 losses, seconds = [], []
@@ -62,10 +62,10 @@ for X, y in d2l.load_array(make_data(BATCH * STEPS), BATCH):
     X, y = X.as_in_ctx(device), y.as_in_ctx(device)
     with autograd.record():
         y_hat = net(X)
-        l = loss(y_hat, y)
-    l.backward()
+        loss = loss_fn(y_hat, y)
+    loss.backward()
     trainer.step(X.shape[0])
-    losses.append(float(l.mean()))
+    losses.append(float(loss.mean()))
     seconds.append(time.time() - start)
 
 accuracy = d2l.evaluate_accuracy_gpu(net, d2l.load_array(make_data(256), BATCH, is_train=False))

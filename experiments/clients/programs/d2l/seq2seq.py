@@ -41,11 +41,11 @@ class Seq2SeqDecoder(d2l.Decoder):
     def init_state(self, enc_outputs, *args):
         return enc_outputs[1]
 
-    def forward(self, X, state):
-        X = self.embedding(X).swapaxes(0, 1)
+    def forward(self, x, state):
+        x = self.embedding(x).swapaxes(0, 1)
         context = state[0][-1]
-        context = np.broadcast_to(context, (X.shape[0], context.shape[0], context.shape[1]))
-        output, state = self.rnn(d2l.concat((X, context), 2), state)
+        context = np.broadcast_to(context, (x.shape[0], context.shape[0], context.shape[1]))
+        output, state = self.rnn(d2l.concat((x, context), 2), state)
         return self.dense(output).swapaxes(0, 1), state
 
 
@@ -61,7 +61,7 @@ decoder = Seq2SeqDecoder(len(vocab), 32, 64, 2, dropout=0.1)
 net = d2l.EncoderDecoder(encoder, decoder)
 net.initialize(init.Xavier(), force_reinit=True, ctx=device)
 trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
-loss = d2l.MaskedSoftmaxCELoss()
+loss_fn = d2l.MaskedSoftmaxCELoss()
 
 losses, seconds = [], []
 for batch in d2l.load_array(arrays, BATCH):
@@ -71,12 +71,12 @@ for batch in d2l.load_array(arrays, BATCH):
     dec_input = d2l.concat([bos, Y[:, :-1]], 1)
     with autograd.record():
         Y_hat, _ = net(X, dec_input, X_valid_len)
-        l = loss(Y_hat, Y, Y_valid_len)
-    l.backward()
+        loss = loss_fn(Y_hat, Y, Y_valid_len)
+    loss.backward()
     d2l.grad_clipping(net, 1)
     num_tokens = Y_valid_len.sum()
     trainer.step(num_tokens)
-    losses.append(float(l.sum() / num_tokens) * TIME)
+    losses.append(float(loss.sum() / num_tokens) * TIME)
     seconds.append(time.time() - start)
 
 scores = []

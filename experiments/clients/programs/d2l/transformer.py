@@ -43,17 +43,17 @@ class DecoderBlock(nn.Block):
         self.ffn = d2l.PositionWiseFFN(ffn_num_hiddens, num_hiddens)
         self.addnorm3 = d2l.AddNorm(dropout)
 
-    def forward(self, X, state):
+    def forward(self, x, state):
         enc_outputs, enc_valid_lens, past = state
         # in prediction, one word at a time comes; the words before it are in the state
-        past[self.i] = X if past[self.i] is None else np.concatenate((past[self.i], X), axis=1)
+        past[self.i] = x if past[self.i] is None else np.concatenate((past[self.i], x), axis=1)
         dec_valid_lens = None
         if autograd.is_training():
-            dec_valid_lens = np.tile(np.arange(1, X.shape[1] + 1, ctx=X.ctx), (X.shape[0], 1))
-        Y = self.addnorm1(X, self.attention1(X, past[self.i], past[self.i], dec_valid_lens))
-        Z = self.attention2(Y, enc_outputs, enc_outputs, enc_valid_lens)
-        Z = self.addnorm2(Y, Z)
-        return self.addnorm3(Z, self.ffn(Z)), state
+            dec_valid_lens = np.tile(np.arange(1, x.shape[1] + 1, ctx=x.ctx), (x.shape[0], 1))
+        y = self.addnorm1(x, self.attention1(x, past[self.i], past[self.i], dec_valid_lens))
+        z = self.attention2(y, enc_outputs, enc_outputs, enc_valid_lens)
+        z = self.addnorm2(y, z)
+        return self.addnorm3(z, self.ffn(z)), state
 
 
 class TransformerDecoder(d2l.AttentionDecoder):
@@ -72,11 +72,11 @@ class TransformerDecoder(d2l.AttentionDecoder):
     def init_state(self, enc_outputs, enc_valid_lens, *args):
         return [enc_outputs, enc_valid_lens, [None] * self.num_layers]
 
-    def forward(self, X, state):
-        X = self.pos_encoding(self.embedding(X) * math.sqrt(self.num_hiddens))
+    def forward(self, x, state):
+        x = self.pos_encoding(self.embedding(x) * math.sqrt(self.num_hiddens))
         for blk in self.blks:
-            X, state = blk(X, state)
-        return self.dense(X), state
+            x, state = blk(x, state)
+        return self.dense(x), state
 
 
 vocab = d2l.Vocab([WORDS], reserved_tokens=SPECIAL)
@@ -91,7 +91,7 @@ decoder = TransformerDecoder(len(vocab), 32, 64, 4, 2, 0.1)
 net = d2l.EncoderDecoder(encoder, decoder)
 net.initialize(init.Xavier(), force_reinit=True, ctx=device)
 trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.005})
-loss = d2l.MaskedSoftmaxCELoss()
+loss_fn = d2l.MaskedSoftmaxCELoss()
 
 losses, seconds = [], []
 for batch in d2l.load_array(arrays, BATCH):
@@ -101,12 +101,12 @@ for batch in d2l.load_array(arrays, BATCH):
     dec_input = d2l.concat([bos, Y[:, :-1]], 1)
     with autograd.record():
         Y_hat, _ = net(X, dec_input, X_valid_len)
-        l = loss(Y_hat, Y, Y_valid_len)
-    l.backward()
+        loss = loss_fn(Y_hat, Y, Y_valid_len)
+    loss.backward()
     d2l.grad_clipping(net, 1)
     num_tokens = Y_valid_len.sum()
     trainer.step(num_tokens)
-    losses.append(float(l.sum() / num_tokens) * TIME)
+    losses.append(float(loss.sum() / num_tokens) * TIME)
     seconds.append(time.time() - start)
 
 scores = []

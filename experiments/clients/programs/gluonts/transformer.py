@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-
-import mxnet as mx
 from gluonts.dataset.common import ListDataset
 from gluonts.model.predictor import Predictor
-from gluonts.mx import TransformerEstimator, Trainer
+from gluonts.mx import Trainer, TransformerEstimator
 from gluonts.mx.trainer.callback import TrainingHistory
+
+import mxnet as mx
 
 SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
 random.seed(SEED)
