@@ -39,7 +39,8 @@ model.hybridize(static_alloc=True)
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 activation = nlp.loss.ActivationRegularizationLoss(ALPHA)
 temporal_activation = nlp.loss.TemporalActivationRegularizationLoss(BETA)
-trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 10, "wd": 1.2e-6})
+optimizer_params = {"learning_rate": 10, "wd": 1.2e-6}
+trainer = gluon.Trainer(model.collect_params(), "sgd", optimizer_params)
 parameters = model.collect_params().values()
 
 
