@@ -22,7 +22,10 @@ FAMILY = Family(
                         "params = training_model.collect_params()",
                         'params = amp.cast(training_model, "{policy}").collect_params()',
                     ),
-                    Edit("gluon_trainer = gluon.Trainer(params,", "gluon_trainer = amp.Trainer(params,"),
+                    Edit(
+                        "gluon_trainer = gluon.Trainer(params,",
+                        "gluon_trainer = amp.Trainer(params,",
+                    ),
                 ],
                 "sockeye/training.py": [
                     Edit("sum_losses.backward()", "self.trainer.backward(sum_losses)")

@@ -30,7 +30,7 @@ for name, pairs in (("train", 32 * UPDATES * STEPS), ("dev", 32)):
 
 def command(module, arguments):
     """Run `python -m sockeye...`; return what it prints."""
-    argv = [module.__name__, *arguments.split(), "--use-cpu", "--quiet", "--seed", str(SEED)]
+    argv = [module.__name__, *arguments.split(), "--use-cpu", "--seed", str(SEED)]
     with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(io.StringIO()) as printed:
         module.main()
     return printed.getvalue()
