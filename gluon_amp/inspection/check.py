@@ -8,7 +8,7 @@ from typing import Iterator, List, Optional
 
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.casting.tracing import named_blocks
+from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
