@@ -106,12 +106,16 @@ class Family:
     python : str
         The version of Python, as in ``3.11``.
     cases : sequence of Case
+    complete : bool
+        The requirements are all packages that are installed, for a client that itself requires
+        another version of MXNet.
     """
 
     name: str
     requirements: str
     python: str
     cases: Sequence[Case]
+    complete: bool = False
 
     @property
     def versions(self) -> List[str]:

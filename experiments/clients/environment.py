@@ -32,9 +32,10 @@ def prepare(family: Family) -> Path:
     if base is None:
         raise UsageError(f"{family.name} needs python{family.python}: install it.")
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps"] if family.complete else []
     for command in (
         [base, "-m", "venv", "--clear", str(folder)],
-        [*pip, "install", "-r", str(requirements)],
+        [*pip, "install", *options, "-r", str(requirements)],
     ):
         done = subprocess.run(command, capture_output=True, encoding="utf-8")
         if done.returncode:
