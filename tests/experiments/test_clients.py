@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import textwrap
 
@@ -40,8 +41,8 @@ def test_the_edits_of_a_case_apply_to_its_program_and_are_at_most_four_lines(fam
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_pins_the_versions_that_the_table_shows(family):
-    assert {"mxnet==1.9.1", "numpy==1.23.5"} <= set(family.versions)
-    assert all("==" in version for version in family.versions)
+    assert "mxnet==1.9.1" in family.versions
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+(post\d+)?", version) for version in family.versions)
     assert len({case.name for case in family.cases}) == len(family.cases)
 
 
