@@ -21,6 +21,7 @@ from gluon_amp.symbolic.conversion import Shapes, convert, lower_for
 from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
+from gluon_amp.trainer.arrays import all_finite, restored
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.trainer.window import mark_fresh
 
@@ -451,25 +452,45 @@ class Module(mx.mod.Module):
         assert self.binded and self.params_initialized
         trainer = self._trainer
         scaling = trainer is not None and self._scaling
+        if isinstance(out_grads, nd.NDArray):
+            out_grads = [out_grads]
         outputs = [out for executor in self.executors for out in executor.outputs]
-        with trainer.scaled_pass(outputs) if scaling else nullcontext(1.0) as scale:
-            for executor in self.executors:
-                if SCALE in executor.arg_dict:
-                    executor.arg_dict[SCALE][:] = scale
-            if isinstance(out_grads, nd.NDArray):
-                out_grads = [out_grads]
-            if out_grads is not None and scale != 1.0:
-                out_grads = [
-                    grad if k in self._head_outputs else grad * scale
-                    for k, grad in enumerate(out_grads)
-                ]
-            super().backward(out_grads)
+
+        def fits(scale: float) -> bool:
+            # Executors reuse the memory of activations in the backward pass.
+            grads = [grad for executor in self.executors for grad in executor.grad_arrays]
+            with restored([*outputs, *(grad for grad in grads if grad is not None)]):
+                for executor in self.executors:
+                    executor.forward(is_train=True)
+                for grad in trainer.gradients():
+                    nd.zeros_like(grad, out=grad)  # to which 'add' would add
+                self._backward_at(scale, out_grads)
+                return all_finite(trainer.gradients())
+
+        searching = scaling and self._loss_scale.searching
+        with (
+            trainer.scaled_pass(outputs, fits if searching else None)
+            if scaling
+            else nullcontext(1.0)
+        ) as scale:
+            self._backward_at(scale, out_grads)
         self._input_grad_scale = scale
         self._has_new_gradients = True
         if trainer is not None:
             for parameter in trainer.parameters:
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
                     mark_fresh(parameter.list_data())
+
+    def _backward_at(self, scale: float, out_grads: Optional[List[nd.NDArray]]) -> None:
+        for executor in self.executors:
+            if SCALE in executor.arg_dict:
+                executor.arg_dict[SCALE][:] = scale
+        if out_grads is not None and scale != 1.0:
+            out_grads = [
+                grad if k in self._head_outputs else grad * scale
+                for k, grad in enumerate(out_grads)
+            ]
+        super().backward(out_grads)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""
