@@ -7,6 +7,7 @@ for overflow, updates the masters or skips, and saves the states.
 import logging
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -454,25 +455,11 @@ class Module(mx.mod.Module):
         scaling = trainer is not None and self._scaling
         if isinstance(out_grads, nd.NDArray):
             out_grads = [out_grads]
-        outputs = [out for executor in self.executors for out in executor.outputs]
-
-        def fits(scale: float) -> bool:
-            # Executors reuse the memory of activations in the backward pass.
-            grads = [grad for executor in self.executors for grad in executor.grad_arrays]
-            with restored([*outputs, *(grad for grad in grads if grad is not None)]):
-                for executor in self.executors:
-                    executor.forward(is_train=True)
-                for grad in trainer.gradients():
-                    nd.zeros_like(grad, out=grad)  # to which 'add' would add
-                self._backward_at(scale, out_grads)
-                return all_finite(trainer.gradients())
-
-        searching = scaling and self._loss_scale.searching
-        with (
-            trainer.scaled_pass(outputs, fits if searching else None)
-            if scaling
-            else nullcontext(1.0)
-        ) as scale:
+        backward = nullcontext(1.0)
+        if scaling:
+            fits = partial(self._fits, out_grads) if self._loss_scale.searching else None
+            backward = trainer.scaled_pass(self._outputs(), fits)
+        with backward as scale:
             self._backward_at(scale, out_grads)
         self._input_grad_scale = scale
         self._has_new_gradients = True
@@ -491,6 +478,29 @@ class Module(mx.mod.Module):
                 for k, grad in enumerate(out_grads)
             ]
         super().backward(out_grads)
+
+    def _outputs(self) -> List[nd.NDArray]:
+        return [out for executor in self.executors for out in executor.outputs]
+
+    def _fits(self, out_grads: Optional[List[nd.NDArray]], scale: float) -> bool:
+        """Run the batch again; return whether its gradients are finite at this scale.
+
+        The forward pass runs again too, because executors reuse the memory of activations in the
+        backward pass. So random operators draw again.
+        """
+        grads = {
+            (device, name): grad
+            for device, executor in enumerate(self.executors)
+            for name, grad in executor.grad_dict.items()
+            if grad is not None
+        }
+        with restored([*self._outputs(), *grads.values()]):
+            for grad in grads.values():
+                nd.zeros_like(grad, out=grad)  # for 'add'
+            for executor in self.executors:
+                executor.forward(is_train=True)
+            self._backward_at(scale, out_grads)
+            return all_finite(grads[key] for key in grads if key[1] in self._param_names)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""

@@ -35,13 +35,14 @@ def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
 
 
 def search(low: float, high: float, fits: Fits) -> Optional[float]:
-    """Return the largest scale of `low` to `high` at which a pass fits; 0 if there is none.
+    """Return the largest scale from `low` to `high` at which a pass fits; 0 if there is none.
 
-    Return None if the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop
-    and cond only once.
+    Most passes after the first one of a window fit at `high`, so it is tried first. Return None if
+    the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only
+    once.
     """
     try:
-        return largest_power(low, high, fits) or 0.0
+        return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
     except MXNetError:
         return None
 

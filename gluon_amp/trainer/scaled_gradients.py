@@ -123,7 +123,7 @@ class ScaledGradients:
         be scaled in this way. Use a loss instead.
 
         While the scale is searching (see `DynamicLossScale`), an overflowing pass is replayed at
-        lower scales before this method returns: about six times, for the first step only.
+        lower scales before this method returns, about seven times.
 
         Parameters
         ----------
@@ -171,7 +171,7 @@ class ScaledGradients:
         if all_finite(self.gradients()):
             return scale
         with restored(array for one in written for array in one.arrays):
-            # What an earlier pass of the window needs is not too high for this one, or known to be.
+            # Only a lower scale than that of the window's earlier passes is of interest.
             high = scale if self._window.fitting is None else self._window.fitting
             return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high
 
