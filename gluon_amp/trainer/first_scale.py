@@ -8,7 +8,7 @@ import math
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, List, Optional
 
-from gluon_amp.trainer.arrays import all_finite, restored
+from gluon_amp.trainer.arrays import all_finite, head_gradients, restored
 from gluon_amp.trainer.window import clear_fresh, mark_fresh
 
 from mxnet import MXNetError, autograd, nd
@@ -45,12 +45,6 @@ def search(low: float, high: float, fits: Fits) -> Optional[float]:
         return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
     except MXNetError:
         return None
-
-
-def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
-    """Return the head gradients with which a backward pass computes gradients times the scale."""
-    with autograd.pause():
-        return [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
 
 
 @contextmanager
