@@ -519,7 +519,8 @@ class Module(mx.mod.Module):
         RuntimeError
             Without a backward pass since the last `update`.
         FloatingPointError
-            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower.
+            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
+            where a lower one would not help.
         """
         assert self.binded and self.params_initialized and self.optimizer_initialized
         if not self._has_new_gradients:

@@ -196,7 +196,8 @@ class DynamicLossScale(LossScale):
     finds the largest one at which its gradients fit. The skipped step then lowers the scale to 3
     bits below that, at once: these are for other batches, and for gradients that grow in the first
     steps or are added up over devices. If a pass cannot be replayed (`amp.scale_loss`, control
-    flow), the scale is divided by 256. If it fits nowhere, as with NaN in the data, it backs off.
+    flow, one pass for each device), the scale is divided by 256. If it fits nowhere, as with NaN in
+    the data, it backs off.
 
     The default floor is 2**-24, the smallest float16. There a head gradient of 1, which is that of
     a summed loss, is still a float16, and gradients of up to 65504 * 2**24 = 1.1e12 fit. Below it

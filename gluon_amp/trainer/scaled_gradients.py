@@ -145,7 +145,9 @@ class ScaledGradients(ContribAmpAttributes):
             autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
             return
         guards.check_losses(losses)
-        if self._loss_scale.searching:
+        # A SyncBatchNorm waits for all devices, so a pass on some of them may not be waited for.
+        on_all_devices = {one.context for one in losses}.issuperset(self.contexts)
+        if self._loss_scale.searching and on_all_devices:
             weights = (array for param in self._trained() for array in param.list_data())
             kept = first_scale.replays(losses, weights, retain_graph, train_mode)
             retain_graph = True

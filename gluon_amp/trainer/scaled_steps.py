@@ -116,7 +116,7 @@ class ScaledSteps(ScaledGradients):
             For a gradient that no backward pass has written, unless these are to be ignored.
         FloatingPointError
             After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
-            where the forward pass or a parameter was not finite already.
+            where a lower one would not help, as the forward pass or a parameter is not finite.
         """
         batch_size = guards.positive("batch_size", batch_size)
         self._check_step(ignore_stale_grad)

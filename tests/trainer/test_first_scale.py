@@ -1,6 +1,7 @@
 """The search for the first loss scale: one skip, wherever the gradients fit, and no trace of it."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -147,13 +148,10 @@ def test_the_measured_norm_is_infinite_and_the_search_is_the_same():
     assert trainer.step(1).next_loss_scale == 2.0**4
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_devices(together):
+def test_devices():
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
-    losses = losses_on(p, (2.0, 2.0**8), TWO)
-    for part in [losses] if together else losses:
-        trainer.backward(part)
+    trainer.backward(losses_on(p, (2.0, 2.0**8), TWO))
     assert trainer.step(1).next_loss_scale == 2.0**4
     trainer.backward(losses_on(p, (2.0, 2.0**8), TWO))
     assert trainer.step(1).applied
@@ -166,18 +164,42 @@ def test_devices_whose_sum_overflows_get_the_margin():
     assert trainer.step(1).next_loss_scale == 2.0**13
 
 
-def test_backward_passes_in_threads():
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_pass_for_each_device_divides_the_scale_by_256(threads):
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
-    threads = [
-        threading.Thread(target=trainer.backward, args=(loss,))
-        for loss in losses_on(p, (2.0**6, 2.0**8), TWO)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert trainer.step(1).next_loss_scale == 2.0**4
+    losses = losses_on(p, (2.0**6, 2.0**7), TWO)
+    with ThreadPoolExecutor(2 if threads else 1) as pool:
+        list(pool.map(trainer.backward, losses))
+    assert trainer.step(1).next_loss_scale == 2.0**8
+
+
+def test_a_pass_for_each_device_is_not_waited_for():
+    ready = threading.Event()
+
+    class Waiting(mx.operator.CustomOp):
+        """Waits in its backward pass for that of another device, as SyncBatchNorm does."""
+
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], in_data[0])
+
+        def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+            assert ready.wait(timeout=30)
+            self.assign(in_grad[0], req[0], out_grad[0])
+
+    @mx.operator.register("waiting_for_another_device")
+    class WaitingProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return Waiting()
+
+    p = parameter("p", [0.0], "float32", ctx=TWO)
+    trainer = Trainer([p], "sgd")
+    with autograd.record():
+        losses = [nd.Custom(p.data(c), op_type="waiting_for_another_device") for c in TWO]
+    trainer.backward(losses[0])
+    ready.set()
+    trainer.backward(losses[1])
+    assert trainer.step(1).applied
 
 
 def test_trainers_that_share_a_scale():
