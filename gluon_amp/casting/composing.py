@@ -28,10 +28,12 @@ def compose(block: HybridBlock, *args):
         symbol = _lowered(block, inputs, symbol)
     elif form is None:
         symbol = _without_float16_variables(symbol)
-    composed = copy.copy(symbol)
-    composed._compose(**{s.name: a for s, a in zip(inputs, arrays_in(args))})
-    outputs = list(composed.as_nd_ndarray())  # NumPy's symbols are not iterable
-    if isinstance(composed, NumpySymbol):
+    # Copies of NumPy's symbols share their nodes, which composing changes, and are not iterable.
+    composed = copy.copy(symbol.as_nd_ndarray())
+    read = composed.list_inputs()
+    composed._compose(**{s.name: a for s, a in zip(inputs, arrays_in(args)) if s.name in read})
+    outputs = list(composed)
+    if isinstance(symbol, NumpySymbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return regroup(outputs, block._out_format)
 
@@ -46,12 +48,20 @@ def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.
 
 
 def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a cast graph without the float16 dtypes of its variables, which MXNet then infers.
+    """Return a cast graph that casts the float16 variables, whose own dtype MXNet then infers.
 
+    So it also runs with float32 values, which a block that is not cast reads of a shared parameter.
     `Symbol.save` removes the casts, so the saved graph is float32.
     """
-    nodes = graph.to_json(symbol)
-    for node in nodes["nodes"]:
-        if node["op"] == "null" and node.get("attrs", {}).get("__dtype__") == "2":
-            del node["attrs"]["__dtype__"]
-    return graph.from_json(nodes, like=symbol)
+    old, new = graph.to_json(symbol), graph.Writer()
+    for i, node in enumerate(old["nodes"]):
+        attrs = dict(node.get("attrs", {}))
+        low = node["op"] == "null" and attrs.get("__dtype__") == graph.MX_DTYPE_CODES["float16"]
+        if low:
+            del attrs["__dtype__"]
+        entry = new.copy({**node, "attrs": attrs}, [new.remap(e) for e in node["inputs"]])
+        new.numbers.append(entry[0])
+        if low:
+            name = f"{node['name']}_cast_float16"
+            new.replaced[i, 0] = new.emit("amp_cast", name, entry, dtype="float16")
+    return graph.from_json(new.graph(old), like=symbol)
