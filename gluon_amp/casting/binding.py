@@ -80,9 +80,11 @@ class Cast(Mixin):
             vars(self)["_backend"] = backend
 
     def _infer_attrs(self, infer_fn, attr, *args):
-        # as HybridBlock's, but a parameter that this trace does not read keeps what it has
+        # as HybridBlock's, but a parameter or input that this trace does not read is left out
         inputs, symbol = self._get_graph(*args)
-        known = {s.name: getattr(a, attr) for s, a in zip(inputs, arrays_in(args))}
+        read = symbol.list_inputs()
+        known = zip((s.name for s in inputs), arrays_in(args))
+        known = {name: getattr(a, attr) for name, a in known if name in read}
         with warnings.catch_warnings(record=True) as caught:
             arguments, _, states = getattr(symbol, infer_fn)(**known)
         if arguments is None:
@@ -92,6 +94,15 @@ class Cast(Mixin):
         for param in self.collect_params().values():
             if param.name in inferred:
                 setattr(param, attr, inferred[param.name])
+
+    def _deferred_infer_shape(self, *args):
+        super()._deferred_infer_shape(*args)
+        if not self._amp.hybridized:
+            # in the order in which Gluon runs and initializes a net that is not hybridized, which
+            # may be another one than that of the graph's inputs
+            for block in self._amp.called:
+                for param in block.params.values():
+                    param._finish_deferred_init()
 
     def _call_cached_op(self, *args):
         binding = self._amp
