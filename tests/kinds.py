@@ -1,17 +1,21 @@
-"""Arrays of the kind at hand: of `mx.np` while `npx.set_np()` holds, and else of `mx.nd`."""
+"""Arrays and operators of the kind at hand: of `mx.np` while `npx.set_np()` holds, else `mx.nd`."""
 
 import numpy as np
+import pytest
 
-from gluon_amp.array_kinds import of_kind
+from gluon_amp.array_kinds import of_kind, of_user_kind
 
 import mxnet as mx
 from mxnet import nd
 
+# Of tests that use the fixture `arrays`, these run with one kind: what MXNet has of the other fails
+only_nd = pytest.mark.parametrize("arrays", ["nd"], indirect=True)
+only_np = pytest.mark.parametrize("arrays", ["np"], indirect=True)
+
 
 def array(values, ctx=None, dtype="float32"):
     """Return an array of the kind at hand."""
-    made = nd.array(np.asarray(values), ctx=ctx, dtype=dtype)
-    return made.as_np_ndarray() if mx.util.is_np_array() else made
+    return of_user_kind(nd.array(np.asarray(values), ctx=ctx, dtype=dtype))
 
 
 def full(shape, value, **kwargs):
@@ -27,15 +31,11 @@ def cast(x, dtype):
     return of_kind(nd.cast(x.as_nd_ndarray(), dtype=dtype), x)
 
 
-def scalar(x) -> float:
-    """Return the element of an array that has one."""
-    return x.asnumpy().item()
+def np_of(F):
+    """Return what holds operators that `F.np` has too: `F.np` itself, or `F`."""
+    return F.np if mx.util.is_np_array() else F
 
 
-def kind(x) -> type:
-    """Return the class of arrays that an array belongs to."""
-    return mx.np.ndarray if isinstance(x, mx.np.ndarray) else nd.NDArray
-
-
-def kind_at_hand() -> type:
-    return mx.np.ndarray if mx.util.is_np_array() else nd.NDArray
+def npx_of(F):
+    """Return what holds operators that `F.npx` has too: `F.npx` itself, or `F`."""
+    return F.npx if mx.util.is_np_array() else F

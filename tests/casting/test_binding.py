@@ -1,5 +1,6 @@
 """A cast block: its binding, its calls, and its exports."""
 
+import abc
 import copy
 import warnings
 
@@ -43,6 +44,45 @@ def test_a_plain_block_has_no_binding_and_its_hybrid_parts_have():
     amp.cast(net)
     assert binding_of(net) is None
     assert binding_of(net[0]).path == "0"
+
+
+class Encoder(abc.ABC, gluon.HybridBlock):
+    """As in Sockeye: `abc.ABC` has `__slots__`, so its subclasses have another layout in C."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(2, in_units=2)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x)
+
+    @abc.abstractmethod
+    def width(self):
+        """Return the number of outputs."""
+
+
+class WideEncoder(Encoder):
+    def forward(self, x):
+        return super().forward(x)
+
+    def width(self):
+        return 2
+
+
+@pytest.mark.parametrize("forward", [Encoder.forward, WideEncoder.forward])
+def test_a_block_of_an_abstract_class(forward):
+    # with a `forward` of its own, the block is a stock parent, and its child is cast
+    cls = type("Net", (WideEncoder,), {"forward": forward})
+    net = cls()
+    net.initialize(mx.init.One())
+    net.hybridize()
+    amp.cast(net, "float16")
+    assert net(nd.ones((1, 2))).asnumpy().tolist() == [[2, 2]]
+    assert isinstance(net, Encoder)
+    assert (binding_of(net) is None) == (forward is WideEncoder.forward)
+    assert binding_of(net.dense) is not None
+    amp.cast(net, "float32")
+    assert type(net) is cls
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

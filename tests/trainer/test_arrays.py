@@ -1,10 +1,12 @@
 """Whether arrays are finite, and their norm."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_amp.host import host_view
+from gluon_amp.lowering.native import updates
 from gluon_amp.trainer.arrays import all_finite, global_norm, head_gradients
 
 import mxnet as mx
@@ -52,7 +54,10 @@ def test_the_norm_is_that_of_all_dtypes_together_in_float32():
     np.testing.assert_allclose(global_norm([sparse]), np.sqrt(6), rtol=1e-6)
 
 
-def test_arrays_of_both_kinds_in_one_list():
+@pytest.mark.parametrize("kernel", [True, False])
+def test_arrays_of_both_kinds_in_one_list(monkeypatch, kernel):
+    if not kernel:
+        monkeypatch.setattr(updates, "supported", lambda arrays: False)
     kinds = nd.array([3.0]), mx.np.array([[4.0]]), mx.np.array([12.0], dtype="float16")
     assert all_finite(kinds)
     assert global_norm(kinds) == 13.0
