@@ -23,7 +23,7 @@ from gluon_amp.casting.parameters import (
     unbind_parameter,
 )
 from gluon_amp.casting.python_code import run_as_python
-from gluon_amp.casting.sharing import is_used_outside, remove_user
+from gluon_amp.casting.sharing import not_shared, remove_user
 from gluon_amp.casting.traces import Binding
 from gluon_amp.casting.tracing import (
     Block,
@@ -280,7 +280,7 @@ def release(net: Block) -> None:
         unbind(block)
         if isinstance(block, SymbolBlock):
             _drop_casts(block)
-    params = [p for p in net.collect_params().values() if not is_used_outside(p)]
+    params = not_shared(net.collect_params().values())
     for param in params:
         if dtype_of(param) == "float16":
             cast_parameter(param, "float32")

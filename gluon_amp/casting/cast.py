@@ -12,7 +12,7 @@ from gluon_amp.casting.parameters import (
     dtype_of,
     to_plain_layout,
 )
-from gluon_amp.casting.sharing import is_used_outside
+from gluon_amp.casting.sharing import not_shared
 from gluon_amp.casting.stale_trainer import guard_trainers
 from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
 from gluon_amp.lowering import bfloat16
@@ -99,7 +99,7 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     if policy.compute_dtype == "bfloat16":
         _check_bfloat16(params)
     dtypes = _parameter_dtypes(policy, hybrid)
-    own = [p for p in params if not is_used_outside(p, [block for _, block in hybrid])]
+    own = not_shared(params, [block for _, block in hybrid])
     changed = [p for p in own if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
 
     guard_trainers(params)
