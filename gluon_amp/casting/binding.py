@@ -98,8 +98,8 @@ class Cast(Mixin):
     def _deferred_infer_shape(self, *args):
         super()._deferred_infer_shape(*args)
         if not self._amp.hybridized:
-            # in the order in which Gluon runs and initializes a net that is not hybridized, which
-            # may be another one than that of the graph's inputs
+            # in the order in which Gluon runs and initializes a net that is not hybridized; that of
+            # the graph's inputs may differ
             for block in self._amp.called:
                 for param in block.params.values():
                     param._finish_deferred_init()

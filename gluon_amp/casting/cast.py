@@ -34,6 +34,8 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     `cast(net, 'float32')` undoes the cast: parameters whose Trainer has float32 masters become
     equal to them, bit for bit.
 
+    A seed gives a cast net the weights that it gives the float32 net, rounded once.
+
     All functions that save or load the net's parameters write and read float32: the masters, or
     without a Trainer the parameters cast to float32. Copies by `copy.deepcopy` and `pickle` are
     cast too and have no Trainer.
