@@ -109,10 +109,10 @@ class Cast(Mixin):
         arrays = list(arrays_in(args))
         for array in arrays:
             dtype = dtype_name(array.dtype)
-            if dtype not in INPUT_DTYPES and not np.issubdtype(array.dtype, np.integer):
+            if dtype not in INPUT_DTYPES and np.dtype(array.dtype).kind not in "iub":
                 raise TypeError(
                     f"{name_of(self)} got {dtype} data, expected float32 or float16 "
-                    "(or integer ids): call .astype('float32') on it."
+                    "(or integer ids, or a mask of booleans): call .astype('float32') on it."
                 )
         if binding.policy.compute_dtype == "bfloat16" and arrays[0].context.device_type == "gpu":
             bfloat16.check_device("gpu")

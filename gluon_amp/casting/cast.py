@@ -54,8 +54,8 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     -------
     Block
         `net`. Parameters that only matrix products read are in the policy's `param_dtype`, all
-        others in float32. Inputs may be float32, float16, or integer ids. Outputs are in the
-        policy's output dtype.
+        others in float32. Inputs may be float32, float16, integer ids or booleans. Outputs are in
+        the policy's output dtype.
 
     Raises
     ------

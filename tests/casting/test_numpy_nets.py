@@ -162,6 +162,33 @@ def test_outputs_and_gradients_are_near_those_of_float32(name, when, policy):
     run(net, data())
 
 
+class Masked(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=4, flatten=False)
+
+    def hybrid_forward(self, F, x, mask):
+        x = self.dense(x)
+        picked = F.np.where(F.np.expand_dims(mask, 2), x, F.np.zeros_like(x))
+        return picked + x * F.np.expand_dims(mask, 2) / F.np.sum(mask)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32"])
+def test_a_mask_may_be_booleans(dtype, policy):
+    net = Masked()
+    net.initialize(mx.init.Uniform(0.5))
+    x = kinds.array(np.random.RandomState(0).normal(size=(2, 3, 4)))
+    mask = mx.np.array([[True, False, True], [True, True, False]]).astype(dtype)
+    expected = net(x, mask).asnumpy()
+    amp.cast(net, policy)
+    with autograd.record():
+        out = net(x, mask)
+    out.backward()
+    assert 0 < np.linalg.norm(out.asnumpy() - expected) < 16 * UNIT[policy]
+    assert np.isfinite(net.dense.weight.grad().asnumpy()).all()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["resnet", "Encoder"])
 def test_an_export_runs_in_stock_mxnet(name, policy, tmp_path):
