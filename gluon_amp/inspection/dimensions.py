@@ -146,7 +146,8 @@ def _first_output_shapes(
     _, inferred, _ = internals.infer_shape_partial(**known)
     by_output = {}
     for output, shape in zip(internals.list_outputs(), inferred):
-        by_output.setdefault(output, shape)
+        # Under `npx.set_np()`, unknown shapes are None and unknown dimensions -1, and else 0.
+        by_output.setdefault(output, tuple(max(size, 0) for size in shape or ()))
     candidates = ([node["name"] + end for end in ("", "_output", "_output0")] for node in nodes)
     return [next((by_output[n] for n in names if n in by_output), ()) for names in candidates]
 
