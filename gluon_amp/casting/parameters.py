@@ -8,8 +8,11 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 import contextlib
 from typing import FrozenSet, Iterable, List
 
+import numpy as np
+
 from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
+from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
 from gluon_amp.optimizer.masters import master_of, set_master
@@ -24,6 +27,21 @@ class CastParameter(Mixin):
 
     Its attribute `_amp_compute_dtype` is the policy's compute dtype.
     """
+
+    @property
+    def dtype(self):
+        return declared_dtype() or self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype):
+        self.cast(dtype)
+
+    def data(self, ctx=None):
+        """Return the array on a device; in float32 for a block that is not cast."""
+        data = super().data(ctx)
+        if data.dtype == np.float16 and is_read_by_stock_block():
+            return data.astype("float32")
+        return data
 
     def _reduce(self):
         """Return the float32 values to save, in host memory: the master, or the cast values."""

@@ -5,7 +5,6 @@ from typing import Iterable, List, Optional
 
 import numpy as np
 
-import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -42,13 +41,12 @@ def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
         )
 
 
-def check_masters(optimizer: mx.optimizer.Optimizer, dtypes: Iterable[str]) -> None:
-    """Raise `ValueError` if an optimizer would update float16 parameters without masters."""
-    if "float16" in dtypes and not optimizer.multi_precision:
+def check_masters(trainer: gluon.Trainer) -> None:
+    """Raise `ValueError` if a trainer has updated float16 parameters without masters."""
+    if not trainer.optimizer.multi_precision and any(u.states for u in trainer._updaters):
         raise ValueError(
-            f"{type(optimizer).__name__} has multi_precision=False, but there are float16 "
-            "parameters, whose small updates it would lose: build it with multi_precision=True, or "
-            "use gluon_amp.optimizer."
+            f"{type(trainer.optimizer).__name__} has multi_precision=False and has updated float16 "
+            "parameters already, which lost small updates: build a new trainer."
         )
 
 

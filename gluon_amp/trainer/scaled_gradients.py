@@ -9,6 +9,7 @@ from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import guards, snapshot
 from gluon_amp.trainer.arrays import flatten, head_gradients
+from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
@@ -25,7 +26,7 @@ class _ByDtype:
 BY_DTYPE = _ByDtype()
 
 
-class ScaledGradients:
+class ScaledGradients(ContribAmpAttributes):
     """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
     skips: Skips
@@ -197,7 +198,7 @@ class ScaledGradients:
         raise RuntimeError(
             "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
             "loss.backward(), once or more before each step, so that the gradients carry the loss "
-            "scale."
+            "scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
         )
 
     # ------------------------------------------------------------------ gradients

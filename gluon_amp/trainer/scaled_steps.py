@@ -39,7 +39,9 @@ class ScaledSteps(ScaledGradients):
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
         dtypes = DtypesAtBuild(self.parameters)
-        guards.check_masters(self._optimizer, (param for param, _ in dtypes.names))
+        if any(param == "float16" for param, _ in dtypes.names):
+            guards.check_masters(self)
+            self._optimizer.multi_precision = True  # MXNet's default would lose small updates
         self._start_gradients(dtypes, loss_scale, max_consecutive_skips)
         # An Updater refuses weights of `mx.np` if the optimizer was built without `npx.set_np()`.
         self._optimizer.allow_np_array = True

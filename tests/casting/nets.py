@@ -4,17 +4,13 @@ import numpy as np
 
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.mxnet_internals import flatten
+from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import autograd
 from mxnet.gluon import nn
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
-
-
-def user_array(values):
-    """Return a float32 array of the kind that MXNet is set to."""
-    return mx.np.array(values, dtype="float32") if mx.util.is_np_array() else nd.array(values)
 
 
 def small_net(prefix="net_"):
@@ -27,7 +23,7 @@ def small_net(prefix="net_"):
 
 
 def images(n=2, seed=0, size=8):
-    return user_array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
+    return kinds.array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
 
 
 def backward(net, *inputs):
@@ -35,7 +31,7 @@ def backward(net, *inputs):
     with autograd.record():
         out = net(*inputs)
         flat, _ = flatten(out, "output")
-    heads = [user_array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
+    heads = [kinds.array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
     autograd.backward(flat, heads)
     return out
 

@@ -6,7 +6,8 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.host import host_copy
-from tests.casting.nets import POLICIES, user_array
+from tests import kinds
+from tests.casting.nets import POLICIES
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -17,7 +18,7 @@ class OwnNumbers(mx.init.Initializer):
     """Draws as a user's initializer does: it fills the array from random numbers of its own."""
 
     def _init_weight(self, name, weight):
-        weight[:] = user_array(np.random.normal(size=weight.shape)).astype(weight.dtype)
+        weight[:] = kinds.array(np.random.normal(size=weight.shape)).astype(weight.dtype)
 
 
 INITIALIZERS = {
@@ -74,7 +75,7 @@ def first_values(make, initializer, policy=None, cast_first=True):
     net.initialize(initializer)
     if policy and not cast_first:
         amp.cast(net, policy)
-    net(user_array(DATA))
+    net(kinds.array(DATA))
     return net, [nd.random.uniform(shape=(4,)).asnumpy(), np.random.uniform(size=4)]
 
 
@@ -131,7 +132,7 @@ def test_masters_start_at_the_weights(arrays):
     net, _ = first_values(Net, mx.init.Xavier(), "float16")
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=1)
     with autograd.record():
-        loss = net(user_array(DATA)).sum()
+        loss = net(kinds.array(DATA)).sum()
     trainer.backward(loss)
     trainer.step(1)
     for name, master in trainer.master_params().items():
@@ -149,7 +150,7 @@ def test_the_first_dropout_masks_are_those_of_float32(arrays, policy):
             amp.cast(net, policy)
         net.initialize(mx.init.Uniform(1))
         with autograd.train_mode():
-            return net(user_array(DATA.reshape(6, 4))).asnumpy() == 0.5  # sigmoid(0)
+            return net(kinds.array(DATA.reshape(6, 4))).asnumpy() == 0.5  # sigmoid(0)
 
     expected = masked(None)
     assert 0.4 < expected.mean() < 0.6

@@ -10,7 +10,7 @@ import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.host import host_copy, host_view
 from gluon_amp.optimizer import masters
-from tests.casting.nets import user_array
+from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -53,7 +53,7 @@ NETS = {"HybridBlock": hybrid, "Block": OwnForward, "SymbolBlock": symbol_block}
 
 
 def data(seed=0):
-    return user_array(np.random.RandomState(seed).normal(size=(4, 3)))
+    return kinds.array(np.random.RandomState(seed).normal(size=(4, 3)))
 
 
 def initialized(make, seed=0):

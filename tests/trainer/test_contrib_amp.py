@@ -76,8 +76,12 @@ def test_init_trainer_refuses():
         init_trainer(mx.optimizer.SGD())
     with pytest.raises(ValueError, match="call init_trainer\\(\\) once"):
         init_trainer(Trainer([p], "sgd"))
-    stock = gluon.Trainer([p], mx.optimizer.SGD())
-    with pytest.raises(ValueError, match="multi_precision=False"):
+    stock = gluon.Trainer([p], mx.optimizer.SGD(), update_on_kvstore=False)
+    with autograd.record():
+        loss = p.data() * 2
+    loss.backward()
+    stock.step(1)
+    with pytest.raises(ValueError, match="multi_precision=False and has updated float16"):
         init_trainer(stock)
     assert type(stock) is gluon.Trainer
     on_kvstore = gluon.Trainer([p], "sgd", update_on_kvstore=True)
