@@ -121,7 +121,11 @@ def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
         out, out_format = flatten(out, "output")
         return Trace(inputs, mx.sym.Group(out, check_same_symbol_type(out)), in_format, out_format)
 
-    return traced(block, path, run)
+    if not any(isinstance(a, NUMPY) for a in arrays):
+        return traced(block, path, run)
+    # In the mode of the data, also after `npx.reset_np()`: a cast net is traced again for inference
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        return traced(block, path, run)
 
 
 def traced(block: HybridBlock, path: str, trace: Callable):
