@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
 
 .PHONY: help setup train test lint format zoo benchmark input results ablation \
-  notebooks matrix docs clean
+  clients notebooks matrix docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +55,9 @@ results: setup ## train the digits in three dtypes over seeds, into results/digi
 
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
+
+clients: setup ## train clients of MXNet in four dtypes, each in a venv of its own (35 minutes)
+	$(BIN)/python -m experiments.clients $(ARGS)
 
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
 	$(BIN)/python -m experiments.run_notebooks $(ARGS)

@@ -7,6 +7,7 @@ Run one with `python -m experiments.NAME`, or with its make target, as in `make 
 NAME                 make target        what it does
 ===================  =================  =========================================================
 `ablation`           `make ablation`    trains without masters, without loss scaling, without pins
+`clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      installs and trains on every supported Python and numpy
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages

@@ -6,7 +6,7 @@ exact, `trainer_findings` at the trainer.
 
 from typing import Iterator, List, Optional
 
-from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.dtypes import dtype_name
@@ -68,9 +68,11 @@ def check(
         with autograd.predict_mode():
             outputs = list(arrays_in(net(*inputs)))
     findings = Findings()
-    for path, block in roots(net):
-        found = operators(path, block, inputs if block is net else ())
-        findings += [*dimension_findings(found), *index_findings(found)]
+    for path, block in running_blocks(net):
+        binding = binding_of(block)
+        if binding is None or not binding.untraceable:
+            found = operators(path, block, inputs if block is net else ())
+            findings += [*dimension_findings(found), *index_findings(found)]
     findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer)

@@ -120,5 +120,7 @@ DIMENSIONS = {
     "FullyConnected": _fully_connected,
     "dot": _dot,
     "batch_dot": _dot,
+    "_np_dot": _dot,
+    "_npi_matmul": _dot,
     "RNN": _rnn,
 }

@@ -10,7 +10,7 @@ import numpy as np
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import guards, snapshot
-from gluon_amp.trainer.arrays import flatten
+from gluon_amp.trainer.arrays import flatten, head_gradients
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
@@ -128,7 +128,7 @@ class ScaledGradients(ContribAmpAttributes):
         Parameters
         ----------
         loss : NDArray, or list of them, nested or not, on one or several devices
-            float32 or float64, of any shape.
+            float32 or float64, of any shape, of `mx.nd` or `mx.np`.
         retain_graph, train_mode : bool
             As in `mxnet.autograd.backward`.
 
@@ -145,10 +145,7 @@ class ScaledGradients(ContribAmpAttributes):
             return
         guards.check_losses(losses)
         with self.scaled_pass(losses) as scale:
-            with autograd.pause():
-                heads = [
-                    nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses
-                ]
+            heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
     @contextlib.contextmanager
@@ -189,7 +186,7 @@ class ScaledGradients(ContribAmpAttributes):
         snapshot.end_step(undoes=self.scaling)
 
     def used_scale(self) -> float:
-        """Return the scale that the gradients carry now: after a predivided reduction, a part of it.
+        """Return the scale that the gradients carry now, without what they were divided by.
 
         Raise `RuntimeError` if no backward pass of this trainer, or of one that shares its scale,
         came before.
@@ -262,12 +259,13 @@ class ScaledGradients(ContribAmpAttributes):
         """
         self.ready()
         divisor = 2.0 ** (self._summands() - 1).bit_length()
-        float16 = any(np.dtype(grad.dtype) == np.float16 for grad in self.gradients())
-        if divisor > 1 and float16 and self.scaling:
-            with autograd.pause():
-                for grad in self.gradients():
-                    grad *= 1 / divisor
-            self._window = replace(self._window, predivided=divisor)
+        if divisor > 1 and self.scaling:
+            gradients = list(self.gradients())
+            if any(np.dtype(grad.dtype) == np.float16 for grad in gradients):
+                with autograd.pause():
+                    for grad in gradients:
+                        grad *= 1 / divisor
+                self._window = replace(self._window, predivided=divisor)
         self._allreduce_grads()
 
     def _summands(self) -> int:

@@ -31,8 +31,11 @@ def convert(path, data: bytes, trainer) -> dict:
         ) from None
     saved = states.collect(trainer)
     optimizer = trainer.optimizer
-    fields, own_layout = {}, False
-    if stock.optimizer is not None:
+    fields, own_layout, order = {}, False, trainer.stock_order
+    if stock.optimizer is None:
+        own_layout = _are_own(stock.states, trainer)
+        order = trainer.parameters if own_layout else order
+    else:
         fields, saved_class = stock.optimizer.fields, stock.optimizer.class_name
         if saved_class == states.class_name(optimizer):
             own_layout = isinstance(optimizer, MasterOptimizer)
@@ -40,24 +43,24 @@ def convert(path, data: bytes, trainer) -> dict:
             saved["optimizer"] = saved_class  # `check_fit` raises on it
         if fields.get("lr_scheduler") is not None:
             fields = {name: value for name, value in fields.items() if name != "lr"}
-        saved["counts"] = _by_position(path, fields.get("_index_update_count"), trainer)
+        saved["counts"] = _by_position(path, fields.get("_index_update_count"), trainer, order)
         saved["progress"] = {name: fields.get(name) for name in states.progress_fields(optimizer)}
     # The states show whether multi_precision was on. For float32 weights it changes no result.
     names = [name for name in saved["settings"] if name in fields and name != "multi_precision"]
     saved["settings"] = {name: fields[name] for name in names if allows(PLAIN, fields[name])}
     saved["states"] = {
         index: _split(state, trainer, index, own_layout)
-        for index, state in _by_position(path, stock.states, trainer).items()
+        for index, state in _by_position(path, stock.states, trainer, order).items()
     }
     return saved
 
 
-def _by_position(path, values, trainer) -> dict:
-    """Return values under this trainer's positions; stock MXNet has its own, or names."""
+def _by_position(path, values, trainer, order) -> dict:
+    """Return values under this trainer's positions; the file has those in `order`, or names."""
     params = trainer.parameters
     position = {id(param): k for k, param in enumerate(params)}
     keys = {param.name: k for k, param in enumerate(params)}
-    keys.update((k, position[id(param)]) for k, param in enumerate(trainer.stock_order))
+    keys.update((k, position[id(param)]) for k, param in enumerate(order))
     unknown = [key for key in values if key not in keys] if isinstance(values, dict) else [None]
     if unknown:
         raise ValueError(
@@ -65,6 +68,30 @@ def _by_position(path, values, trainer) -> dict:
             "it for the same network."
         )
     return {keys[key]: value for key, value in values.items()}
+
+
+def _are_own(found, trainer) -> bool:
+    """Return whether states that a file holds without their optimizer are of an `amp.Trainer`.
+
+    Sockeye pickles ``updater.get_states(dump_optimizer=False)`` of any trainer.
+    """
+    if not (isinstance(trainer.optimizer, MasterOptimizer) and isinstance(found, dict)):
+        return False
+    positions = range(len(trainer.parameters))
+    return all(key in positions and _is_own(state, trainer, key) for key, state in found.items())
+
+
+def _is_own(state, trainer, index) -> bool:
+    if not isinstance(state, tuple):
+        return False
+    master, *rest = state
+    if states.layout(tuple(rest)) != states.layout(states.new_state(trainer, index)):
+        return False
+    if master is None or len(rest) != 1:
+        return True
+    # It is (master, momentum) here, (momentum, master) in MXNet. The master rounds to the weight.
+    weight = trainer.parameters[index].list_data()[0].asnumpy().astype(np.float16)
+    return not np.array_equal(rest[0].astype(np.float16), weight)
 
 
 def _split(state, trainer, index, own_layout: bool) -> tuple:

@@ -1,0 +1,122 @@
+"""Run clients of MXNet in float32 and with every policy, and write a table of their losses.
+
+    make clients
+    python -m experiments.clients gluoncv/ssd module --output /tmp/clients.md
+
+The results of all runs are kept in a JSON file beside the table. A run is repeated only if its
+program, its edits or its versions have changed.
+"""
+
+import argparse
+import sys
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from experiments import ROOT
+from experiments.clients.cases import Case, Family
+from experiments.clients.comparison import final_loss
+from experiments.clients.environment import prepare
+from experiments.clients.families import FAMILIES
+from experiments.clients.records import Records
+from experiments.clients.run import Job, run
+from experiments.clients.table import DTYPES, Row, render
+from gluon_amp.command_line import Parser, UsageError, output_file, positive_int, status_of, whole
+from gluon_amp.files import atomic
+
+SEEDS = 3  # of float32, whose spread is the measure
+
+Chosen = List[Tuple[Family, Case]]
+
+
+def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = Parser(
+        prog="clients",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("cases", nargs="*", metavar="FAMILY[/CASE]", help="default: all")
+    add("--steps", type=positive_int, help="steps of each run (default: the case's)")
+    add("--seeds", type=whole(1, SEEDS), default=1, help="seeds of each policy; float32 has three")
+    output = ROOT / "docs" / "results" / "clients.md"
+    add("--output", type=output_file, default=output, metavar="FILE", help="the table")
+    add("--timeout", type=positive_int, default=300, metavar="SECONDS", help="of a run")
+    add("--fresh", action="store_true", help="repeat the runs that have a result")
+    add("--list", action="store_true", help="only print the runs")
+    return parser.parse_args(arguments)
+
+
+def choose(names: Sequence[str], families: Sequence[Family]) -> Chosen:
+    """Return the cases of these names, or all; an unknown name is a `UsageError`."""
+    everything = [(family, case) for family in families for case in family.cases]
+    known = {f"{family.name}/{case.name}" for family, case in everything}
+    for name in names:
+        if name not in known and name not in {family.name for family in families}:
+            listed = ", ".join(sorted(known))
+            raise UsageError(f"there is no client {name!r}: expected a family or one of {listed}.")
+    return [
+        (family, case)
+        for family, case in everything
+        if not names or family.name in names or f"{family.name}/{case.name}" in names
+    ]
+
+
+def plan(chosen: Chosen, seeds: int, steps: Optional[int]) -> List[Job]:
+    """Return all runs, case by case; float32 runs with every seed."""
+    return [
+        Job(family, case, dtype, seed, steps or case.steps)
+        for family, case in chosen
+        for dtype in DTYPES
+        for seed in range(SEEDS if dtype == "float32" else seeds)
+    ]
+
+
+def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) -> None:
+    """Run the jobs that have no result, and print a line about each."""
+    found = [None if fresh else records.find(job) for job in jobs]
+    for number, (job, record) in enumerate(zip(jobs, found), 1):
+        if record is None or "error" in record:
+            record = run(job, prepare(job.family), timeout)
+            records.add(record)
+        print(f"[{number}/{len(jobs)}] {describe(job, record)}", flush=True)
+
+
+def describe(job: Job, record: Dict[str, Any]) -> str:
+    """Return a line about a finished run."""
+    start = f"{job.name:<28} {job.policy:<14} seed {job.seed}: "
+    if "error" in record:
+        return f"{start}{record['error']}"
+    return f"{start}loss {final_loss(record['losses']):.4g}"
+
+
+def rows(chosen: Chosen, seeds: int, steps: Optional[int], records: Records) -> List[Row]:
+    """Return the cases of which every run has a record."""
+    result = []
+    for family, case in chosen:
+        found = [records.find(job) for job in plan([(family, case)], seeds, steps)]
+        if all(found):
+            by_dtype = {dtype: [r for r in found if r["policy"] == dtype] for dtype in DTYPES}
+            result.append(Row(family, case, by_dtype))
+    return result
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the chosen cases; return 0 if all of the table are within the spread of float32.
+
+    The table has the cases that ran before too.
+    """
+    options = parse(arguments)
+    jobs = plan(choose(options.cases, FAMILIES), options.seeds, options.steps)
+    if options.list:
+        for job in jobs:
+            print(job.name, job.policy, job.seed, job.steps)
+        return 0
+    records = Records(options.output.with_suffix(".json"))
+    train(jobs, records, options.fresh, options.timeout)
+    table = rows(choose([], FAMILIES), options.seeds, options.steps, records)
+    atomic.write(options.output, render(table).encode())
+    return 0 if all(policy.within for row in table for policy in row.comparisons[1:]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(status_of("clients", main))

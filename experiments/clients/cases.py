@@ -1,0 +1,128 @@
+"""The data that describe the programs of clients, and the edits that cast them."""
+
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import List, Mapping, Sequence
+
+from gluon_amp.command_line import UsageError
+
+HERE = Path(__file__).parent
+PROGRAMS, REQUIREMENTS = HERE / "programs", HERE / "requirements"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one line of a program, as a diff has it.
+
+    Attributes
+    ----------
+    old : str
+        The whole line, without its indentation. It occurs once in the program.
+    new : str
+        The lines in its place, relative to the old line's indentation. ``{policy}`` stands for the
+        name of the policy. To insert lines, repeat `old` before or after them.
+    """
+
+    old: str
+    new: str
+
+    @property
+    def lines(self) -> int:
+        """How many lines are changed or added; a removed line is one too."""
+        new = [line.strip() for line in self.new.splitlines() if line.strip()]
+        return len(new) - (self.old.strip() in new) if new else 1
+
+    def apply(self, text: str, policy: str) -> str:
+        """Return the program with this change.
+
+        Raises
+        ------
+        UsageError
+            The line does not occur, or more than once.
+        """
+        lines = text.splitlines()
+        found = [number for number, line in enumerate(lines) if line.strip() == self.old.strip()]
+        if len(found) != 1:
+            raise UsageError(
+                f"expected the line {self.old.strip()!r} once, found it {len(found)}×."
+            )
+        (number,) = found
+        indentation = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+        new = textwrap.dedent(self.new).replace("{policy}", policy).strip("\n")
+        lines[number : number + 1] = textwrap.indent(new, indentation).splitlines()
+        return "\n".join(lines) + "\n"
+
+
+def apply(edits: Sequence[Edit], text: str, policy: str) -> str:
+    """Return a program after all edits; float32 has none."""
+    if policy != "float32":
+        for edit in edits:
+            text = edit.apply(text, policy)
+    return text
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and the edits with which it runs in another dtype.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its family.
+    program : str
+        The file's name in ``programs/FAMILY/``.
+    edits : sequence of Edit
+    steps : int
+        How many steps it trains.
+    files : mapping from str to sequence of Edit
+        Edits of installed files, for clients with a command line: ``sockeye/training.py``. The
+        program imports a copy of their package.
+    """
+
+    name: str
+    program: str
+    edits: Sequence[Edit]
+    steps: int = 30
+    files: Mapping[str, Sequence[Edit]] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> int:
+        """How many lines a user changes or adds."""
+        return sum(edit.lines for edits in (self.edits, *self.files.values()) for edit in edits)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The programs of a client, which share an environment.
+
+    Attributes
+    ----------
+    name : str
+        Also the folder of its programs.
+    requirements : str
+        A file in ``requirements/`` with exact versions. Those before its first empty line are shown
+        in the table.
+    python : str
+        The version of Python, as in ``3.11``.
+    cases : sequence of Case
+    complete : bool
+        The requirements are all packages that are installed, for a client that itself requires
+        another version of MXNet.
+    """
+
+    name: str
+    requirements: str
+    python: str
+    cases: Sequence[Case]
+    complete: bool = False
+
+    @property
+    def versions(self) -> List[str]:
+        """The versions that the table shows, such as ``mxnet==1.9.1``."""
+        text = (REQUIREMENTS / self.requirements).read_text()
+        return text.partition("\n\n")[0].split()
+
+    def source(self, case: Case) -> Path:
+        """Return the path of a case's program."""
+        return PROGRAMS / self.name / case.program

@@ -1,0 +1,120 @@
+"""Runs a program of a client in a process and a folder of its own."""
+
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict
+
+from experiments import ROOT
+from experiments.clients.cases import Case, Family, apply
+from experiments.results.machine import describe_cpu
+
+PROGRAM = "program.py"
+LONGEST_ERROR = 160  # characters
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: a case, the policy or ``float32``, the seed, and how many steps."""
+
+    family: Family
+    case: Case
+    policy: str
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The case with its family, as in ``gluoncv/ssd``."""
+        return f"{self.family.name}/{self.case.name}"
+
+    @property
+    def program(self) -> str:
+        """The text that runs."""
+        return apply(self.case.edits, self.family.source(self.case).read_text(), self.policy)
+
+    @property
+    def key(self) -> Dict[str, Any]:
+        """What a result belongs to; it does not depend on the version of gluon_amp."""
+        files = [] if self.policy == "float32" else sorted(self.case.files.items())
+        content = repr((self.program, files, self.family.versions))
+        return {
+            "case": self.name,
+            "policy": self.policy,
+            "seed": self.seed,
+            "steps": self.steps,
+            "digest": hashlib.sha256(content.encode()).hexdigest()[:16],
+        }
+
+
+def run(job: Job, python: Path, timeout: float) -> Dict[str, Any]:
+    """Run a job; return its record, which has the key and the losses, or an error in one line."""
+    with tempfile.TemporaryDirectory(prefix="gluon_amp_clients_") as folder:
+        write(job, python, Path(folder))
+        environment = {
+            **os.environ,
+            "CASE": job.case.name,
+            "SEED": str(job.seed),
+            "STEPS": str(job.steps),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
+        }
+        try:
+            done = subprocess.run(
+                [str(python), PROGRAM],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout,
+            )
+            result = parse(done, job.steps)
+        except subprocess.TimeoutExpired:
+            result = {"error": f"took more than {timeout:g} s"}
+    today = datetime.date.today().isoformat()
+    return {**job.key, "machine": describe_cpu(), "date": today, **result}
+
+
+def write(job: Job, python: Path, folder: Path) -> None:
+    """Write the program, and copies of the packages that have edited files, to a folder."""
+    (folder / PROGRAM).write_text(job.program)
+    if job.policy == "float32":
+        return
+    for name, edits in job.case.files.items():
+        package = folder / Path(name).parts[0]
+        if not package.exists():
+            shutil.copytree(site_packages(python) / package.name, package)
+        path = folder / name
+        path.write_text(apply(edits, path.read_text(), job.policy))
+
+
+def site_packages(python: Path) -> Path:
+    """Return the folder of the packages that are installed for an interpreter."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, check=True)
+    return Path(os.fsdecode(done.stdout.strip()))
+
+
+def parse(done: "subprocess.CompletedProcess[str]", steps: int) -> Dict[str, Any]:
+    """Return what a program printed last, or its error."""
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        # MXNet's errors end with a stack trace of C++
+        errors = [line for line in lines if "Error" in line.split(":")[0]] or lines
+        return {"error": errors[-1].strip()[:LONGEST_ERROR]}
+    try:
+        result = json.loads(done.stdout.strip().splitlines()[-1])
+        losses, seconds = result["losses"], result["step_seconds"]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return {"error": "the last line is no JSON with losses and step_seconds"}
+    if len(losses) != steps:
+        return {"error": f"has {len(losses)} losses, expected {steps}"}
+    return {"losses": losses, "step_seconds": seconds, "extra": result.get("extra", {})}
