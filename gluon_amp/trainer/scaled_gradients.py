@@ -247,9 +247,12 @@ class ScaledGradients(ContribAmpAttributes):
         nobody reads, divide the summands first, so that no sum overflows where each of them fits.
         """
         self.current_window()
+        self._reduce()
+        self.mark_gradients(reduced=True)
+
+    def _reduce(self) -> None:
         self.ready()
         self._allreduce_grads()
-        self.mark_gradients(reduced=True)
 
     def _reduce_predivided(self) -> None:
         """Reduce the gradients, divided by a power of two at least as high as their number.
