@@ -31,13 +31,19 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def layers(**kwargs):
+    net = nn.HybridSequential(**kwargs)
+    with net.name_scope():
+        net.add(
+            nn.Dense(8, activation="relu", in_units=4),
+            nn.BatchNorm(in_channels=8),
+            nn.Dense(2, in_units=8),
+        )
+    return net
+
+
 def network(policy, ctx=None):
-    net = nn.HybridSequential()
-    net.add(
-        nn.Dense(8, activation="relu", in_units=4),
-        nn.BatchNorm(in_channels=8),
-        nn.Dense(2, in_units=8),
-    )
+    net = layers()
     if policy:
         amp.cast(net, policy)
     net.initialize(mx.init.Xavier(), ctx=ctx)
@@ -149,6 +155,18 @@ def test_users_metrics_and_stock_handlers_work(tmp_path):
     assert {"model-best.params", "model-best.states", "model-symbol.json"} <= {
         *os.listdir(tmp_path)
     }
+
+
+def test_a_validation_net_that_shares_the_parameters_is_validated_in_float32():
+    made = estimator(loss_scale=16)
+    made.val_net = layers(prefix=made.net.prefix, params=made.net.collect_params())
+    made.fit(loader(), val_data=loader(), epochs=5)
+    assert made.val_metrics[0].get()[1] == 1.0
+    np.testing.assert_allclose(
+        made.val_net(mx.nd.array(EIGHT)).asnumpy(),
+        made.net(mx.nd.array(EIGHT)).asnumpy(),
+        atol=0.05,
+    )
 
 
 def test_without_the_batch_processor_the_error_names_it():
