@@ -45,6 +45,7 @@ EXTRAS = {
         "pytest-timeout>=2.1",
         "pytest-xdist>=3.6",
         "hypothesis>=6",
+        "onnx>=1.17,<1.18",  # the last minor version for Python 3.8
         "ruff>=0.17",
         "import-linter>=2.0",
         "grimp>=3.4",

@@ -15,18 +15,19 @@
 - To save: `save_checkpoint`, `load_checkpoint`.
 - To understand: `check`, `diagnose`, `gradient_report`, `doctor`, `accumulation_dtype`,
   `float_table`, `bits`.
-- With Symbol and Module: `symbolic`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`,
-  `unscale`.
+- With Symbol and Module: `symbolic`. With an Estimator: `BatchProcessor`, `GradientUpdateHandler`,
+  `CheckpointHandler`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`, `unscale`.
 """
 
 from gluon_amp import startup
 
 startup.import_mxnet()
 
-from gluon_amp import optimizer, symbolic
+from gluon_amp import migration, optimizer, symbolic
 from gluon_amp.casting.cast import cast
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.dtypes import bits, float_table
+from gluon_amp.estimator import BatchProcessor, CheckpointHandler, GradientUpdateHandler
 from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
 from gluon_amp.inspection.check import check
 from gluon_amp.inspection.describe import describe
@@ -41,8 +42,11 @@ from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScal
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchProcessor",
+    "CheckpointHandler",
     "Diagnosis",
     "DynamicLossScale",
+    "GradientUpdateHandler",
     "LossScale",
     "NoLossScale",
     "Policy",
@@ -66,3 +70,7 @@ __all__ = [
     "symbolic",
     "unscale",
 ]
+
+
+def __getattr__(name: str):
+    raise migration.unknown_name(name, __all__)

@@ -1,4 +1,4 @@
-"""Parts of error messages: near matches of a wrong name, and lists cut to a few names."""
+"""Parts of error messages: near matches of a name, lists cut to a few names, and reasons."""
 
 import difflib
 from itertools import islice
@@ -23,3 +23,10 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     """Return names as a list of at most `limit`, as in `'a, b and 7 more'`."""
     shown = ", ".join(names[:limit])
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error, without MXNet's stack and file names."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    return line.split("Check failed: ")[-1].split("MXNetError: ")[-1].strip().rstrip(".")

@@ -21,7 +21,8 @@ OURS = ("gluon_amp", "experiments", "scripts")
 
 PUBLIC = {
     amp: """
-        Diagnosis DynamicLossScale LossScale NoLossScale Policy StaticLossScale StepReport Trainer
+        BatchProcessor CheckpointHandler Diagnosis DynamicLossScale GradientUpdateHandler LossScale
+        NoLossScale Policy StaticLossScale StepReport Trainer
         accumulation_dtype bits cast check describe diagnose doctor float_table gradient_report
         init_trainer load_checkpoint optimizer save_checkpoint scale_loss symbolic unscale
     """,

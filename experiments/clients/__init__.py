@@ -7,7 +7,8 @@ in `families/`.
 
 To add a case, write a program that
 
-- reads the environment variables SEED and STEPS, and draws all random numbers from SEED;
+- reads the environment variables SEED and STEPS, and draws all random numbers from SEED; where
+  several cases share a program, CASE is the name of the case;
 - learns from data that it makes itself, for STEPS steps;
 - prints as its last line ``{"losses": [...], "step_seconds": ...}``: the loss of each step, and the
   median seconds of a step after the first three. An optional dict ``"extra"`` has further results.

@@ -59,6 +59,7 @@ def run(job: Job, python: Path, timeout: float) -> Dict[str, Any]:
         write(job, python, Path(folder))
         environment = {
             **os.environ,
+            "CASE": job.case.name,
             "SEED": str(job.seed),
             "STEPS": str(job.steps),
             "OMP_NUM_THREADS": "1",

@@ -4,7 +4,7 @@ import contextlib
 from typing import Dict, Union
 
 from gluon_amp.casting import statistics
-from gluon_amp.casting.binding import INPUT_DTYPES, bind, clear, name_of, reason_of, release, unbind
+from gluon_amp.casting.binding import INPUT_DTYPES, bind, clear, name_of, release, unbind
 from gluon_amp.casting.parameters import (
     bind_parameter,
     cast_parameter,
@@ -12,8 +12,9 @@ from gluon_amp.casting.parameters import (
     dtype_of,
     to_plain_layout,
 )
+from gluon_amp.casting.sharing import is_used_outside
 from gluon_amp.casting.stale_trainer import guard_trainers
-from gluon_amp.casting.tracing import Block, HybridBlock, hybrid_blocks, roots, symbol_of
+from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
 from gluon_amp.lowering import bfloat16
 from gluon_amp.policy import Policy, graph
 
@@ -24,16 +25,21 @@ from mxnet import autograd
 def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     """Cast a net in place, so that it computes in the dtypes of a policy, and return it.
 
-    Works before or after `initialize` and `hybridize`, and hybridizes the net. The net is a
-    `HybridBlock`, a `SymbolBlock` or a plain `Block`. Of a plain Block, the outermost HybridBlocks
-    are cast. Their outputs are in the policy's output dtype, so that the Block's Python code sees
-    one dtype. After a change of the net, or to change the policy, call `cast` again.
+    Works before or after `initialize` and `hybridize`; a cast net is always hybridized. The net is
+    a `HybridBlock`, a `SymbolBlock` or a plain `Block`. Of a plain Block, the outermost
+    HybridBlocks are cast. Their outputs are in the policy's output dtype, so that the Block's
+    Python code sees one dtype. A HybridBlock whose `hybrid_forward` needs shapes or values cannot
+    be traced: it and the blocks that contain it run as Python code, with a warning, and the blocks
+    inside them are cast. After a change of the net, or to change the policy, call `cast` again.
     `cast(net, 'float32')` undoes the cast: parameters whose Trainer has float32 masters become
     equal to them, bit for bit.
 
     All functions that save or load the net's parameters write and read float32: the masters, or
     without a Trainer the parameters cast to float32. Copies by `copy.deepcopy` and `pickle` are
     cast too and have no Trainer.
+
+    A parameter that another cast net shares keeps its dtype. A net that is not cast may share
+    parameters with a cast one: it reads float16 parameters in float32.
 
     Parameters
     ----------
@@ -55,8 +61,7 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
         `net` is not a Block, contains no HybridBlock, or has float64 or trainable integer
         parameters.
     ValueError
-        The policy is unknown or contradictory, bfloat16 was requested on a GPU, or a forward cannot
-        be traced.
+        The policy is unknown or contradictory, or bfloat16 was requested on a GPU.
     RuntimeError
         Autograd is recording.
 
@@ -94,42 +99,22 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     if policy.compute_dtype == "bfloat16":
         _check_bfloat16(params)
     dtypes = _parameter_dtypes(policy, hybrid)
-    changed = [p for p in params if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
-    for path, block in roots(net):
-        _try_trace(path, block)
+    own = [p for p in params if not is_used_outside(p, [block for _, block in hybrid])]
+    changed = [p for p in own if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
 
     guard_trainers(params)
     statistics.watch(params)
     for param in changed:
         cast_parameter(param, dtypes[id(param)])
-    for param in params:
+    for param in own:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
         bind_parameter(param, policy.compute_dtype)
     for path, block in hybrid:
         unbind(block)
         bind(block, path, policy)
-    for _, block in roots(net):
-        if block._active:
-            block.apply(clear)
-        else:
-            block.hybridize()
+    net.apply(clear)
     return net
-
-
-def _try_trace(path: str, block: HybridBlock) -> None:
-    """Raise if a forward needs values, shapes or NumPy, so that it cannot become a graph."""
-    try:
-        symbol_of(path, block)
-    except (mx.base.NotImplementedForSymbol, AttributeError) as error:
-        if isinstance(error, AttributeError) and "symbol" not in str(error).lower():
-            return  # `symbol_of` passed wrong inputs; an error at the first call, if any, is exact
-        raise ValueError(
-            f"{name_of(block)} cannot be cast, because its hybrid_forward does not trace "
-            f"({reason_of(error)}): use only operators of `F` in it, no shapes, values or NumPy."
-        ) from None
-    except Exception:
-        return  # likewise
 
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:

@@ -6,12 +6,12 @@ user gets the cast graph.
 """
 
 import copy
-from typing import Any, Callable
 
+from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names
 from gluon_amp.casting.saving import prepare_tracing_parent, saved_form
 from gluon_amp.lowering import lower
-from gluon_amp.mxnet_internals import NumpySymbol, flatten, regroup
+from gluon_amp.mxnet_internals import NumpySymbol, regroup
 from gluon_amp.policy import graph
 
 import mxnet as mx
@@ -20,8 +20,7 @@ from mxnet.gluon import HybridBlock
 
 def compose(block: HybridBlock, *args):
     """Return the outputs of a cast block for symbols: one of its graphs, with these as inputs."""
-    # Gluon recognizes the NumPy interface by arrays alone
-    inputs, symbol = block._get_graph(*map_arrays(args, _array_for_numpy_symbol))
+    inputs, symbol = block._get_graph(*args)
     form = saved_form()
     if form == "plain":
         symbol = block._cached_graph[1]
@@ -29,24 +28,14 @@ def compose(block: HybridBlock, *args):
         symbol = _lowered(block, inputs, symbol)
     elif form is None:
         symbol = _without_float16_variables(symbol)
-    composed = copy.copy(symbol)
-    flat = [a for a in flatten(args, "input")[0] if a is not None]
-    composed._compose(**{s.name: a for s, a in zip(inputs, flat)})
-    outputs = list(composed.as_nd_ndarray())  # NumPy's symbols are not iterable
-    if isinstance(composed, NumpySymbol):
+    # Copies of NumPy's symbols share their nodes, which composing changes, and are not iterable.
+    composed = copy.copy(symbol.as_nd_ndarray())
+    read = composed.list_inputs()
+    composed._compose(**{s.name: a for s, a in zip(inputs, arrays_in(args)) if s.name in read})
+    outputs = list(composed)
+    if isinstance(symbol, NumpySymbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return regroup(outputs, block._out_format)
-
-
-def map_arrays(x: Any, change: Callable) -> Any:
-    """Return nested lists with a function applied to each item."""
-    if isinstance(x, (list, tuple)):
-        return type(x)(map_arrays(item, change) for item in x)
-    return change(x)
-
-
-def _array_for_numpy_symbol(argument):
-    return mx.np.zeros(()) if isinstance(argument, NumpySymbol) else argument
 
 
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -59,12 +48,20 @@ def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.
 
 
 def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a cast graph without the float16 dtypes of its variables, which MXNet then infers.
+    """Return a cast graph that casts the float16 variables, whose own dtype MXNet then infers.
 
+    So it also runs with float32 values, which a block that is not cast reads of a shared parameter.
     `Symbol.save` removes the casts, so the saved graph is float32.
     """
-    nodes = graph.to_json(symbol)
-    for node in nodes["nodes"]:
-        if node["op"] == "null" and node.get("attrs", {}).get("__dtype__") == "2":
-            del node["attrs"]["__dtype__"]
-    return graph.from_json(nodes, like=symbol)
+    old, new = graph.to_json(symbol), graph.Writer()
+    for i, node in enumerate(old["nodes"]):
+        attrs = dict(node.get("attrs", {}))
+        low = node["op"] == "null" and attrs.get("__dtype__") == graph.MX_DTYPE_CODES["float16"]
+        if low:
+            del attrs["__dtype__"]
+        entry = new.copy({**node, "attrs": attrs}, [new.remap(e) for e in node["inputs"]])
+        new.numbers.append(entry[0])
+        if low:
+            name = f"{node['name']}_cast_float16"
+            new.replaced[i, 0] = new.emit("amp_cast", name, entry, dtype="float16")
+    return graph.from_json(new.graph(old), like=symbol)

@@ -8,7 +8,11 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 import contextlib
 from typing import FrozenSet, Iterable, List
 
+import numpy as np
+
+from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
+from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
 from gluon_amp.optimizer.masters import master_of, set_master
@@ -24,15 +28,27 @@ class CastParameter(Mixin):
     Its attribute `_amp_compute_dtype` is the policy's compute dtype.
     """
 
+    @property
+    def dtype(self):
+        return declared_dtype() or self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype):
+        self.cast(dtype)
+
+    def data(self, ctx=None):
+        """Return the array on a device; in float32 for a block that is not cast."""
+        data = super().data(ctx)
+        if data.dtype == np.float16 and is_read_by_stock_block():
+            return data.astype("float32")
+        return data
+
     def _reduce(self):
         """Return the float32 values to save, in host memory: the master, or the cast values."""
         with autograd.pause():
             master = master_of(self) if dtype_of(self) == "float16" else None
-            if master is not None:
-                saved = master.copyto(mx.cpu())
-                return saved.as_np_ndarray() if mx.util.is_np_array() else saved
-            saved = super()._reduce()
-            return saved.astype("float32") if dtype_of(self) == "float16" else saved
+            saved = super()._reduce() if master is None else master.copyto(mx.cpu())
+            return of_user_kind(saved.astype("float32") if dtype_of(self) == "float16" else saved)
 
     def _load_init(self, data, ctx, cast_dtype=True, dtype_source="current"):
         """Set the parameter and its masters to loaded values of any dtype.
@@ -41,13 +57,45 @@ class CastParameter(Mixin):
         `dtype_source` of `load_parameters` have no effect.
         """
         super()._load_init(data, ctx, True, "current")
-        if dtype_of(self) == "float16" and dtype_name(data.dtype) in ("float32", "float64"):
+        self._set_master(data)
+
+    def set_data(self, data):
+        """Set the parameter and its masters to an array of NumPy or of MXNet."""
+        if not isinstance(data, mx.nd.NDArray):
+            data = mx.nd.array(data, dtype=data.dtype)
+        super().set_data(of_kind_for(self, data))
+        self._set_master(data)
+
+    def _set_master(self, values):
+        if dtype_of(self) == "float16" and dtype_name(values.dtype) in ("float32", "float64"):
             with autograd.pause():
-                set_master(self, data)
+                set_master(self, values)
+
+    def _finish_deferred_init(self):
+        """Initialize a float16 parameter with the float32 values of its initializer, rounded.
+
+        In float16, an initializer would draw other random numbers, or none at all: `mx.np.random`
+        draws float32 and float64 only.
+        """
+        if not self._deferred_init or dtype_of(self) != "float16":
+            super()._finish_deferred_init()
+            return
+        init, contexts, default_init, data = self._deferred_init
+        if data is None:
+            wide = Parameter(self.name, "null", self.shape, stype=self._stype)
+            wide.initialize(init, mx.cpu(), default_init)
+            self._deferred_init = init, contexts, default_init, wide._data[0]
+        super()._finish_deferred_init()
+        if data is not None:  # of `set_data`
+            self._set_master(data)
+
+    def zero_grad(self):
+        """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
+        set_to_zero(self._grad or ())
 
     def _init_impl(self, data, ctx_list):
-        # `reset_ctx` and a deferred `set_data` pass float32 data
-        super()._init_impl(data.astype(self.dtype, copy=False), ctx_list)
+        # `reset_ctx` and a deferred `set_data` pass float32 data, of either kind
+        super()._init_impl(of_user_kind(data.astype(self.dtype, copy=False)), ctx_list)
 
     def __reduce_ex__(self, protocol):
         for array in self._data or ():
@@ -124,7 +172,7 @@ def cast_parameter(param: Parameter, dtype: str) -> None:
     param.cast(dtype)
     param._var = None  # the variable that a Parameter keeps has the old dtype
     if master is not None:
-        param.set_data(master)
+        param.set_data(of_kind_for(param, master))
 
 
 def to_plain_layout(param: Parameter) -> None:
@@ -136,10 +184,8 @@ def to_plain_layout(param: Parameter) -> None:
     if param._data is None or param._data[0].stype != "default":
         return
     with autograd.pause():
-        plain = [mx.nd.array(host_copy(d), d.context, d.dtype) for d in param._data]
         param._data = [
-            new.as_np_ndarray() if isinstance(old, mx.np.ndarray) else new
-            for old, new in zip(param._data, plain)
+            of_kind(mx.nd.array(host_copy(old), old.context, old.dtype), old) for old in param._data
         ]
         if param.grad_req != "null":
             autograd.mark_variables(param._data, param.list_grad(), param.grad_req)

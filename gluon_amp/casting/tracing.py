@@ -3,10 +3,12 @@
 import inspect
 import sys
 import threading
-from typing import Callable, Iterator, Set, Tuple
+from typing import Callable, Iterator, NamedTuple, Set, Tuple
 
+from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
-from gluon_amp.mxnet_internals import RNNLayer, check_same_symbol_type, flatten
+from gluon_amp.messages import reason_of
+from gluon_amp.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.policy import graph
 
 import mxnet as mx
@@ -15,10 +17,40 @@ from mxnet.gluon.rnn.rnn_cell import RecurrentCell
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
 
+NUMPY = (mx.np.ndarray, NumpySymbol)
+
 # The `forward` methods that run the block's graph
 GRAPH_FORWARDS = (HybridBlock.forward, mx.gluon.SymbolBlock.forward, RecurrentCell.forward)
 
 _state = threading.local()
+
+
+class Trace(NamedTuple):
+    """What Gluon keeps of a trace: variables of the arrays, the graph, and their structures."""
+
+    inputs: list
+    symbol: mx.sym.Symbol
+    in_format: object
+    out_format: object
+
+
+class TraceError(ValueError):
+    """A block has no graph, mostly because its `hybrid_forward` does not run on symbols.
+
+    Attributes
+    ----------
+    path : str
+        The path of the innermost block that failed.
+    reason : str
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(
+            f"Block {path or 'net'} cannot be traced ({reason}): use only operators of `F` in its "
+            "hybrid_forward, no shapes, values or NumPy."
+        )
 
 
 def named_blocks(net: Block, path: str = "") -> Iterator[Tuple[str, Block]]:
@@ -65,22 +97,50 @@ class _Label(mx.AttrScope):
         return super().get(attr)
 
 
+def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
+    """Trace a block as Gluon does, but with arguments that are constants, such as flags.
+
+    The block does not change. Raises `TraceError`.
+    """
+    if isinstance(block, mx.gluon.SymbolBlock):
+        return Trace(*block._cached_graph, block._in_format, block._out_format)
+    arrays = list(arrays_in(args))
+    names = [f"data{k}" for k in range(len(arrays))] if len(arrays) > 1 else ["data"]
+    inputs = [
+        mx.sym.var(name).as_np_ndarray() if isinstance(a, NUMPY) else mx.sym.var(name)
+        for name, a in zip(names, arrays)
+    ]
+    symbols = iter(inputs)
+    arguments = map_arrays(args, lambda _: next(symbols))
+    _, in_format = flatten(for_gluon(arguments), "input")
+
+    def run():
+        params = {name: param.var() for name, param in block._reg_params.items()}
+        with block.name_scope():
+            out = block.hybrid_forward(mx.sym, *arguments, **params)
+        out, out_format = flatten(out, "output")
+        return Trace(inputs, mx.sym.Group(out, check_same_symbol_type(out)), in_format, out_format)
+
+    return traced(block, path, run)
+
+
 def traced(block: HybridBlock, path: str, trace: Callable):
     """Return what `trace()` returns, which calls the block on symbols.
 
-    Each node has the path of its block as a label; `path` is that of `block` itself.
+    Each node has the path of its block as a label; `path` is that of `block` itself. Raises
+    `TraceError`.
     """
     for param in block.collect_params().values():
         param.var()  # created outside the scope, as a Parameter keeps its variable and its label
     handles = []
-    stack = []
+    stack = []  # paths and labels of the blocks that are running
 
     def enter(label):
-        stack.append(_Label(**{graph.BLOCK_ATTR: label}))
-        stack[-1].__enter__()
+        stack.append((label, _Label(**{graph.BLOCK_ATTR: label})))
+        stack[-1][1].__enter__()
 
     def leave(*_):
-        stack.pop().__exit__(None, None, None)
+        stack.pop()[1].__exit__(None, None, None)
 
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
@@ -90,6 +150,8 @@ def traced(block: HybridBlock, path: str, trace: Callable):
                 handles += [before, child.register_forward_hook(leave)]
         enter(path)
         return trace()
+    except Exception as error:  # whatever the user's code raises
+        raise TraceError(stack[-1][0], reason_of(error)) from error
     finally:
         _state.depth -= 1
         for handle in handles:

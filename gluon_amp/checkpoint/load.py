@@ -6,6 +6,7 @@ from typing import Dict, List
 
 import numpy as np
 
+from gluon_amp.array_kinds import of_kind_for
 from gluon_amp.checkpoint.contents import (
     Saved,
     parameters_of,
@@ -133,7 +134,7 @@ def _set(param, values: List[np.ndarray]) -> None:
         value = np.mean(values, axis=0, dtype=np.float64)
     with np.errstate(over="ignore"):
         value = value.astype(dtype)
-    param._load_init(nd.array(value, dtype=dtype), None)
+    param._load_init(of_kind_for(param, nd.array(value, dtype=dtype)), None)
     if param.grad_req == "add":
         param.zero_grad()
 
@@ -143,7 +144,7 @@ def _set_each_device(param, values: List[np.ndarray]) -> None:
     arrays = param.list_data()
     if len(values) == len(arrays) > 1:
         for array, value in zip(arrays, values):
-            array[:] = nd.array(value, dtype=array.dtype)
+            array.as_nd_ndarray()[:] = nd.array(value, dtype=array.dtype)
 
 
 # ------------------------------------------------------------------------------------- checks

@@ -1,16 +1,19 @@
 """What costs a net speed or accuracy in float16, found before the training.
 
-`dimensions` looks at sizes that Tensor Cores do not like, `trainer_findings` at the trainer.
+`dimensions` looks at sizes that Tensor Cores do not like, `indices` at whole numbers that are not
+exact, `trainer_findings` at the trainer.
 """
 
 from typing import Iterator, List, Optional
 
-from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
+from gluon_amp.inspection.indices import index_findings
+from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
 from gluon_amp.inspection.values import arrays_in
 
@@ -27,9 +30,10 @@ def check(
     """Return what makes a net slow or inexact in float16, and how to fix it.
 
     Of the net: dimensions of float16 matrix products and convolutions that are no multiples of 8,
-    as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); a float16
-    output, which reaches the loss; norm layers with float16 parameters. Of the trainer: an epsilon
-    that is 0 in float16; updates on the kvstore; frozen parameters.
+    as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); ids,
+    indices and lengths that are float16 and may be above 2048; a float16 output, which reaches the
+    loss; norm layers with float16 parameters. Of the trainer: an epsilon that is 0 in float16;
+    updates on the kvstore; frozen parameters.
 
     Parameters
     ----------
@@ -64,8 +68,11 @@ def check(
         with autograd.predict_mode():
             outputs = list(arrays_in(net(*inputs)))
     findings = Findings()
-    for path, block in roots(net):
-        findings += dimension_findings(path, block, inputs if block is net else ())
+    for path, block in running_blocks(net):
+        binding = binding_of(block)
+        if binding is None or not binding.untraceable:
+            found = operators(path, block, inputs if block is net else ())
+            findings += [*dimension_findings(found), *index_findings(found)]
     findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer)

@@ -3,8 +3,9 @@
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from gluon_amp.casting.binding import binding_of
-from gluon_amp.casting.tracing import roots, traced
+from gluon_amp.casting.binding import binding_of, running_blocks
+from gluon_amp.casting.parameters import dtype_of
+from gluon_amp.casting.tracing import trace
 from gluon_amp.inspection.values import paragraph
 from gluon_amp.policy import Policy, graph
 
@@ -16,21 +17,23 @@ HybridBlock = mx.gluon.HybridBlock
 
 
 class Row(NamedTuple):
-    """How one operator of a net runs.
+    """How one operator of a net runs, or the Python code of a block that has no graph.
 
     Attributes
     ----------
     block : str
         Path of its block, as in `'features.0'`.
     node : str
-        Name of its node.
+        Name of its node; `''` for Python code.
     op : str
+        `'(Python code)'` for Python code.
     compute_dtype : str
         'as fed' if it depends on the inputs, 'none' for an operator that is never cast.
     param_dtypes : dict of str to str
         Dtypes of the parameters that it reads.
     reason : str
-        Why a pin or the operator table overrides the policy's compute dtype, or `''`.
+        Why a pin or the operator table overrides the policy's compute dtype, or why the block has
+        no graph, or `''`.
     """
 
     block: str
@@ -106,8 +109,11 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
         with autograd.predict_mode():
             net(*inputs)
     rows = []
-    for path, block in roots(net):
+    for path, block in running_blocks(net):
         binding = binding_of(block)
+        if binding is not None and binding.untraceable:
+            rows.append(_python_row(path, block))
+            continue
         if binding is not None:
             policy, nodes = binding.policy, binding.nodes
         else:
@@ -125,8 +131,17 @@ def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[L
     """Return the operators of a block that is not cast; None if it has never run."""
     if not inputs and not block._cached_graph:
         return None
-    _, symbol = traced(block, path, lambda: HybridBlock._get_graph(block, *inputs))
+    symbol = trace(block, path, inputs).symbol if inputs else block._cached_graph[1]
     return graph.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
+
+
+def _python_row(path: str, block: HybridBlock) -> Row:
+    binding = binding_of(block)
+    failed, reason = binding.untraceable
+    where = "" if failed == path else f"block {failed!r} inside it "
+    dtypes = {param.name: dtype_of(param) for param in block._reg_params.values()}
+    dtype = binding.policy.output_dtype
+    return Row(path, "", "(Python code)", dtype, dtypes, f"{where}cannot be traced: {reason}")
 
 
 def _row(node: graph.Node, policy: Policy) -> Row:

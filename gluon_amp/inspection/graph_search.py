@@ -89,7 +89,7 @@ def backward_site(replay: Replay) -> Site:
 
 
 class CallGraph:
-    """The graph that one call of a block ran, and the arrays that it read."""
+    """The graph that one call of a block ran, and the arrays that it read, as those of `mx.nd`."""
 
     def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter]) -> None:
         inputs, self.symbol = call.graph
@@ -99,6 +99,7 @@ class CallGraph:
         self.arrays = {symbol.name: array for symbol, array in zip(inputs, call.inputs)}
         for name in set(self.symbol.list_inputs()) - set(self.arrays):
             self.arrays[name] = parameters[name].data(self.context)
+        self.arrays = {name: array.as_nd_ndarray() for name, array in self.arrays.items()}
         dtypes = {name: array.dtype for name, array in self.arrays.items()}
         self.dtypes = graph.edge_dtypes(self.json, dtypes)  # by Tensor
         self.block_of = _block_paths(call, self.nodes)
@@ -162,7 +163,7 @@ class CallGraph:
         }
         computed = [tensor for tensor in self.dtypes if tensor not in tensors]
         heads = [[*tensor, 0] for tensor in computed]
-        symbol = graph.from_json({**self.json, "heads": heads}, like=self.symbol)
+        symbol = graph.from_json({**self.json, "heads": heads})
         with autograd.train_mode():
             tensors.update(zip(computed, map(readable, self._run(symbol))))
         return tensors
@@ -204,7 +205,7 @@ class CallGraph:
                     entry = writer.emit("elemwise_add", f"{name}_sum", entry, zero)
                 inputs.append(entry)
             writer.numbers.append(writer.copy(node, inputs)[0])
-        return graph.from_json(writer.graph(self.json), like=self.symbol), probes
+        return graph.from_json(writer.graph(self.json)), probes
 
     def _run(
         self, symbol: mx.sym.Symbol, zeros: Optional[Dict[str, nd.NDArray]] = None

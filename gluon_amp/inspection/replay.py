@@ -10,12 +10,13 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 
+from gluon_amp.array_kinds import zeros_like
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.statistics import arrays_of, is_statistic
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.values import arrays_in, is_float
 from gluon_amp.mxnet_internals import flatten, regroup
-from gluon_amp.trainer.arrays import all_finite
+from gluon_amp.trainer.arrays import all_finite, head_gradients
 
 from mxnet import autograd, gluon, nd
 
@@ -44,7 +45,7 @@ class Call(NamedTuple):
     def output_gradients(self) -> List[nd.NDArray]:
         """Return the gradients that the outputs received in the last backward pass."""
         return [
-            nd.zeros_like(output) if probe is None else probe.grad
+            zeros_like(output) if probe is None else probe.grad
             for output, probe in zip(self.outputs, self.probes)
         ]
 
@@ -83,8 +84,7 @@ class Replay:
 
     def backward(self, scale: float) -> bool:
         """Run a backward pass; return whether the gradients of all parameters are finite."""
-        heads = [nd.full(x.shape, scale, ctx=x.context, dtype=x.dtype) for x in self.losses]
-        autograd.backward(self.losses, heads, retain_graph=True)
+        autograd.backward(self.losses, head_gradients(self.losses, scale), retain_graph=True)
         return all_finite(array for arrays in self.gradients.values() for array in arrays)
 
     def recorded(self, path: str, block: gluon.Block) -> Callable:
@@ -96,7 +96,7 @@ class Replay:
             outputs, structure = flatten(result, "output")
             if not all(isinstance(output, nd.NDArray) for output in outputs):
                 return result  # the block is being traced
-            probes = [nd.zeros_like(output) if is_float(output) else None for output in outputs]
+            probes = [zeros_like(output) if is_float(output) else None for output in outputs]
             sums = []
             for output, probe in zip(outputs, probes):
                 if probe is not None:
@@ -152,10 +152,7 @@ def _replaced_arrays(replay: Replay) -> Iterator[None]:
         for parameter, arrays in originals:
             replaced = [a.copy() if is_statistic(parameter) else a.detach() for a in arrays]
             if parameter.grad_req != "null":
-                gradients = [
-                    nd.zeros(g.shape, ctx=g.context, dtype=g.dtype, stype=g.stype)
-                    for g in parameter.list_grad()
-                ]
+                gradients = list(map(zeros_like, parameter.list_grad()))
                 autograd.mark_variables(replaced, gradients, "write")
                 replay.gradients[parameter.name] = gradients
             parameter._data = replaced

@@ -10,6 +10,7 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.array_kinds import of_kind
 from gluon_amp.host import on_cpu
 
 import mxnet as mx
@@ -83,6 +84,7 @@ class Slot(NamedTuple):
 
 def sync_master(weight, master) -> None:
     """Set the elements of a master, in place, that do not round to the weight to the weight's."""
+    weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
     same = nd.cast(master, dtype="float16") == weight
     nd.where(same.astype("float32"), master, weight.astype("float32"), out=master)
 
@@ -119,16 +121,20 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         super().__init__(multi_precision=multi_precision, **kwargs)
         # MXNet's Updater splits its list at this length. We split by each operator's own limit.
         self.aggregate_num = 1 << 30
+        # MXNet's Updater refuses weights of `mx.np` if `npx.set_np()` does not hold here.
+        self.allow_np_array = True
 
     def create_state(self, index, weight):
-        """Return `state_arrays` arrays of zeros, in the weight's shape, dtype and context.
+        """Return `state_arrays` arrays of zeros, of the weight's shape, dtype, context and kind.
 
         Their storage type is the weight's if updates are lazy, and dense otherwise: MXNet's
         operators choose the kind of update of a row_sparse weight by it.
         """
         stype = weight.stype if self.lazy_update else "default"
         zeros = {"ctx": weight.context, "dtype": weight.dtype, "stype": stype}
-        return tuple(nd.zeros(weight.shape, **zeros) for _ in range(self.state_arrays))
+        return tuple(
+            of_kind(nd.zeros(weight.shape, **zeros), weight) for _ in range(self.state_arrays)
+        )
 
     def create_state_multi_precision(self, index, weight):
         """Return `(master or None, state arrays...)` for a weight.
@@ -158,7 +164,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         wds = map(ExactFloat, self._get_wds(index))
         slots = [
             Slot(self._name(i), w, g, s[0], tuple(s[1:]), lr, wd, self._index_update_count[i])
-            for i, w, g, s, lr, wd in zip(index, weight, grad, state, lrs, wds)
+            for i, w, g, s, lr, wd in zip(index, *map(_legacy, (weight, grad, state)), lrs, wds)
         ]
         slots_dense = [slot for slot in slots if slot.grad.stype == "default"]
         slots_sparse = [slot for slot in slots if slot.grad.stype != "default"]
@@ -201,6 +207,13 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         if self.clip_gradient:  # None and 0 both mean "off"
             numbers["clip_gradient"] = self.clip_gradient
         return {name: ExactFloat(number) for name, number in numbers.items()}
+
+
+def _legacy(state):
+    """Return nested lists and tuples with arrays of `mx.nd` on the same memory."""
+    if isinstance(state, (list, tuple)):
+        return [_legacy(item) for item in state]
+    return None if state is None else state.as_nd_ndarray()
 
 
 def dense(array):

@@ -10,6 +10,7 @@ from typing import Any, Iterable, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.array_kinds import of_kind
 from gluon_amp.host import host_view, on_cpu
 from gluon_amp.optimizer.base import MasterOptimizer, sync_master
 
@@ -47,6 +48,7 @@ def join(optimizer, weight, master, rest) -> Any:
 
 def widen(weight, master) -> None:
     """Set a float32 weight, in place, to its master wherever both round to the same float16."""
+    weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
     same = nd.cast(master, dtype="float16") == nd.cast(weight, dtype="float16")
     nd.where(same.astype("float32"), master, weight, out=weight)
 
@@ -54,15 +56,16 @@ def widen(weight, master) -> None:
 def master_of(param) -> Optional[nd.NDArray]:
     """Return the float32 master of a Gluon Parameter, in sync with its weight.
 
-    It is the first device's array in the optimizer's state, for a Trainer of any class. The result
-    is None without a Trainer, before the first update, and for a parameter without a master.
+    It is the first device's array in the optimizer's state, as the weight's kind of array, for a
+    Trainer of any class. The result is None without a Trainer, before the first update, and for a
+    parameter without a master.
     """
     index = _index_of(param)
     for weight, updater in _devices(param):
         master = _master(updater, index, weight)
         if master is not None:
             sync_master(weight.as_in_context(master.context), master)
-            return master
+            return of_kind(master, weight)
     return None
 
 
@@ -77,7 +80,8 @@ def set_master(param, values: nd.NDArray) -> None:
     index = _index_of(param)
     for weight, updater in _devices(param):
         if index not in updater.states and updater.optimizer.multi_precision:
-            state = updater.optimizer.create_state_multi_precision(index, weight)
+            # of `mx.nd`, as MXNet's Updater creates it
+            state = updater.optimizer.create_state_multi_precision(index, weight.as_nd_ndarray())
             updater.states[index] = state
             updater.states_synced[index] = True
         master = _master(updater, index, weight)
@@ -101,7 +105,7 @@ def _devices(param) -> list:
         # A local kvstore updates once for all devices. A distributed one updates on its servers.
         updater = getattr(trainer._kvstore, "_updater", None)
         updaters = [updater] if updater is not None else []
-    return list(zip((array.as_nd_ndarray() for array in param.list_data()), updaters))
+    return list(zip(param.list_data(), updaters))
 
 
 def _master(updater, index, weight) -> Optional[nd.NDArray]:

@@ -2,10 +2,9 @@
 
 from typing import Iterable, Sequence, Set, Tuple, Union
 
-from gluon_amp.casting.binding import reason_of
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.lowering import lower
-from gluon_amp.messages import did_you_mean
+from gluon_amp.messages import did_you_mean, reason_of
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx

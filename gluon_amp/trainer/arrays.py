@@ -17,7 +17,8 @@ from gluon_amp.host import host_view, on_cpu
 from gluon_amp.lowering.native import updates
 from gluon_amp.optimizer.base import chunks
 
-from mxnet import nd
+import mxnet as mx
+from mxnet import autograd, nd
 from mxnet.ndarray import NDArray
 
 FINITE_LIMIT = 200  # above it, multi_all_finite reads past its parameter block
@@ -45,6 +46,13 @@ def flatten(arrays) -> Iterator[NDArray]:
 def dense_part(array: NDArray) -> NDArray:
     """Return the stored values: a dense array itself, or the rows of a row_sparse one."""
     return array if array.stype == "default" else array.data
+
+
+def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
+    """Return arrays of `mx.nd` in the losses' shapes and dtypes, on their devices, of one value."""
+    # An array of `mx.np` can have the shape (), which is unknown to `mx.nd` without `np_shape`.
+    with autograd.pause(), mx.util.np_shape(True):
+        return [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
 
 
 def all_finite(arrays: Iterable) -> bool:
@@ -86,11 +94,11 @@ def global_norm(arrays: Iterable) -> float:
 
 
 def _grouped(arrays):
-    """Return non-empty dense arrays in one list for each device and dtype."""
+    """Return non-empty dense arrays, as those of `mx.nd`, in one list for each device and dtype."""
     groups = defaultdict(list)
     for array in map(dense_part, arrays):
         if array.size:
-            groups[array.context, np.dtype(array.dtype)].append(array)
+            groups[array.context, np.dtype(array.dtype)].append(array.as_nd_ndarray())
     return groups.values()
 
 

@@ -28,7 +28,8 @@ def init_trainer(
     Parameters
     ----------
     trainer : gluon.Trainer
-        Not used yet, with the parameters of a net that has been cast already.
+        Not used yet, with the parameters of a net that has been cast already. Its optimizer gets
+        ``multi_precision=True`` if a parameter is float16.
     loss_scale, max_consecutive_skips, on_skip
         As in `Trainer`.
 
@@ -37,14 +38,14 @@ def init_trainer(
     TypeError
         For anything else than a `gluon.Trainer`, such as an Optimizer.
     ValueError
-        As for `Trainer`.
+        As for `Trainer`, or if the trainer has updated float16 parameters without masters.
 
     Examples
     --------
     >>> import gluon_amp as amp, mxnet as mx
     >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float16')
     >>> net.initialize(mx.init.One())
-    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'multi_precision': True})
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
     >>> amp.init_trainer(trainer)
     >>> trainer.loss_scale.scale
     65536.0

@@ -5,7 +5,6 @@ from typing import Iterable, List, Optional
 
 import numpy as np
 
-import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -42,20 +41,22 @@ def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
         )
 
 
-def check_masters(optimizer: mx.optimizer.Optimizer, dtypes: Iterable[str]) -> None:
-    """Raise `ValueError` if an optimizer would update float16 parameters without masters."""
-    if "float16" in dtypes and not optimizer.multi_precision:
+def check_masters(trainer: gluon.Trainer) -> None:
+    """Raise `ValueError` if a trainer has updated float16 parameters without masters."""
+    if not trainer.optimizer.multi_precision and any(u.states for u in trainer._updaters):
         raise ValueError(
-            f"{type(optimizer).__name__} has multi_precision=False, but there are float16 "
-            "parameters, whose small updates it would lose: build it with multi_precision=True, or "
-            "use gluon_amp.optimizer."
+            f"{type(trainer.optimizer).__name__} has multi_precision=False and has updated float16 "
+            "parameters already, which lost small updates: build a new trainer."
         )
 
 
-def check_positive(name: str, number: float) -> None:
-    """Raise `ValueError` unless a number is above 0."""
+def positive(name: str, number) -> float:
+    """Return a number, or an array of one, as a float; raise `ValueError` unless it is above 0."""
+    if isinstance(number, NDArray) and number.size == 1:
+        number = number.asnumpy().item()
     if not (isinstance(number, Real) and number > 0):
         raise ValueError(f"{name} must be a number above 0, received {number!r}.")
+    return float(number)
 
 
 def check_losses(losses: List[NDArray]) -> None:

@@ -8,7 +8,8 @@ from typing import Iterator, List, Tuple
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import guards, snapshot
-from gluon_amp.trainer.arrays import flatten
+from gluon_amp.trainer.arrays import flatten, head_gradients
+from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
@@ -25,7 +26,7 @@ class _ByDtype:
 BY_DTYPE = _ByDtype()
 
 
-class ScaledGradients:
+class ScaledGradients(ContribAmpAttributes):
     """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
     skips: Skips
@@ -125,7 +126,7 @@ class ScaledGradients:
         Parameters
         ----------
         loss : NDArray, or list of them, nested or not, on one or several devices
-            float32 or float64, of any shape.
+            float32 or float64, of any shape, of `mx.nd` or `mx.np`.
         retain_graph, train_mode : bool
             As in `mxnet.autograd.backward`.
 
@@ -142,10 +143,7 @@ class ScaledGradients:
             return
         guards.check_losses(losses)
         with self.scaled_pass(losses) as scale:
-            with autograd.pause():
-                heads = [
-                    nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses
-                ]
+            heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
     @contextlib.contextmanager
@@ -200,7 +198,7 @@ class ScaledGradients:
         raise RuntimeError(
             "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
             "loss.backward(), once or more before each step, so that the gradients carry the loss "
-            "scale."
+            "scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
         )
 
     # ------------------------------------------------------------------ gradients

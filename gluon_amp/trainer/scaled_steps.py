@@ -7,6 +7,7 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.array_kinds import of_kind, set_to_zero
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.host import wait_until_unused
 from gluon_amp.messages import some
@@ -38,8 +39,12 @@ class ScaledSteps(ScaledGradients):
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
         dtypes = DtypesAtBuild(self.parameters)
-        guards.check_masters(self._optimizer, (param for param, _ in dtypes.names))
+        if any(param == "float16" for param, _ in dtypes.names):
+            guards.check_masters(self)
+            self._optimizer.multi_precision = True  # MXNet's default would lose small updates
         self._start_gradients(dtypes, loss_scale, max_consecutive_skips)
+        # An Updater refuses weights of `mx.np` if the optimizer was built without `npx.set_np()`.
+        self._optimizer.allow_np_array = True
         self._on_skip = on_skip
         self._writes = masters.WriteDetector()
 
@@ -66,8 +71,8 @@ class ScaledSteps(ScaledGradients):
         float
             The norm before clipping; inf or NaN after an overflow, when `step` will skip.
         """
-        guards.check_positive("max_norm", max_norm)
-        guards.check_positive("batch_size", batch_size)
+        max_norm = guards.positive("max_norm", max_norm)
+        batch_size = guards.positive("batch_size", batch_size)
         scale = self.used_scale()
         self._dtypes.check(computing=self._scale_by_dtype)
         window = self.current_window()
@@ -92,7 +97,8 @@ class ScaledSteps(ScaledGradients):
         Parameters
         ----------
         batch_size : float
-            Gradients are divided by it; 1 if the loss is a mean already.
+            Gradients are divided by it; 1 if the loss is a mean already. An array of one element is
+            read, which waits for it.
         ignore_stale_grad : bool
             Do not update parameters whose gradients no backward pass has written since the last
             step.
@@ -110,7 +116,8 @@ class ScaledSteps(ScaledGradients):
         FloatingPointError
             After `max_consecutive_skips` overflows in a row at a scale that cannot go lower.
         """
-        self._check_step(batch_size, ignore_stale_grad)
+        batch_size = guards.positive("batch_size", batch_size)
+        self._check_step(ignore_stale_grad)
         if not self._window.reduced:
             self._reduce()
         return self._finish_step(batch_size, ignore_stale_grad)
@@ -120,13 +127,13 @@ class ScaledSteps(ScaledGradients):
 
         Parameters, return value and errors are those of `step`.
         """
-        self._check_step(batch_size, ignore_stale_grad)
+        batch_size = guards.positive("batch_size", batch_size)
+        self._check_step(ignore_stale_grad)
         self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)
 
-    def _check_step(self, batch_size, ignore_stale_grad) -> None:
+    def _check_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced."""
-        guards.check_positive("batch_size", batch_size)
         self.used_scale()
         self._dtypes.check(computing=self._scale_by_dtype)
         window = self.current_window()
@@ -185,7 +192,7 @@ class ScaledSteps(ScaledGradients):
         snapshot.undo((*shared, *own))
         for param in self._trained():
             # Also 'write' buffers: if no later backward pass wrote one, it would overflow again.
-            param.zero_grad()
+            set_to_zero(param.list_grad())
             clear_fresh(param.list_data())
 
     def _report_skip(self, report: StepReport, window: Window) -> None:
@@ -259,7 +266,7 @@ class ScaledSteps(ScaledGradients):
         """Return the float32 values of all initialized parameters by name, of the first device.
 
         An array is the master if there is one, or else a float32 parameter's own: copy it to keep
-        it.
+        it. It is of the parameter's kind, `mx.nd` or `mx.np`.
         """
         self.refresh_masters()
         first = {index: master for (device, index), _, master in self.masters() if device == 0}
@@ -270,7 +277,7 @@ class ScaledSteps(ScaledGradients):
             data = param.list_data()[0]
             wait_until_unused(data)  # the caller may read it on the host
             if index in first:
-                values[param.name] = first[index]
+                values[param.name] = of_kind(first[index], data)
             elif np.dtype(data.dtype) == np.float16:
                 values[param.name] = data.astype("float32")
             else:

@@ -210,6 +210,7 @@ def _shapes(trainer):
 
 def _placed(optimizer, weight, master, rest):
     """Return a saved state in the optimizer's layout for a weight, on the weight's device."""
+    weight = weight.as_nd_ndarray()  # MXNet's Updater creates states of `mx.nd` too
     master, rest = map_leaves(lambda value: _to_ndarray(value, weight.context), (master, rest))
     if np.dtype(weight.dtype) == np.float16:
         master = weight.astype("float32") if master is None else master

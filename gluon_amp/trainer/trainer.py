@@ -27,8 +27,9 @@ class Trainer(ScaledSteps, gluon.Trainer):
     params : ParameterDict, dict or list of Parameter
         The parameters of a net that has been cast already.
     optimizer : str or mxnet.optimizer.Optimizer
-        'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`; any
-        other name that MXNet knows is built with ``multi_precision=True``.
+        'sgd', 'nag', 'adam', 'adamw', 'lars' and 'lamb' are those of `gluon_amp.optimizer`. Any
+        other name that MXNet knows is built with ``multi_precision=True``, and an Optimizer gets it
+        if a parameter is float16.
     optimizer_params : dict
         The optimizer's arguments, if `optimizer` is a name.
     kvstore : str or KVStore
@@ -47,8 +48,8 @@ class Trainer(ScaledSteps, gluon.Trainer):
     Raises
     ------
     ValueError
-        When the kvstore would make the update or compress scaled gradients, when a parameter is
-        stored as row_sparse, or when an optimizer would update float16 weights without masters.
+        When the kvstore would make the update or compress scaled gradients, or when a parameter is
+        stored as row_sparse.
 
     Examples
     --------

@@ -4,9 +4,10 @@ import numpy as np
 
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.mxnet_internals import flatten
+from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import autograd
 from mxnet.gluon import nn
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
@@ -22,7 +23,7 @@ def small_net(prefix="net_"):
 
 
 def images(n=2, seed=0, size=8):
-    return nd.array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
+    return kinds.array(np.random.RandomState(seed).normal(size=(n, 3, size, size)))
 
 
 def backward(net, *inputs):
@@ -30,7 +31,7 @@ def backward(net, *inputs):
     with autograd.record():
         out = net(*inputs)
         flat, _ = flatten(out, "output")
-    heads = [nd.array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
+    heads = [kinds.array(np.random.RandomState(1).normal(size=o.shape)) for o in flat]
     autograd.backward(flat, heads)
     return out
 

@@ -1,6 +1,7 @@
 """A cast block: its binding, its calls, and its exports."""
 
 import abc
+import copy
 import warnings
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_batch_size_may_change():
         assert np.array_equal(net(images(6)[:n]).asnumpy(), whole[:n])
 
 
-def test_summary_prints_and_changes_nothing(capsys):
+def test_summary_prints_and_changes_nothing(arrays, capsys):
     net = amp.cast(small_net(), "float16")
     out = net(images()).asnumpy()
     net.summary(images())
@@ -219,3 +220,81 @@ def test_gluons_own_cast_on_a_cast_net_is_refused():
     net = amp.cast(small_net(), "float16")
     with pytest.raises(RuntimeError, match="call amp.cast"):
         net.cast("float32")
+
+
+def partitioned(net, how, x):
+    options = {"static_alloc": True, "static_shape": True}
+    calls = {
+        "optimize_for": lambda: net.optimize_for(x, backend="MKLDNN"),
+        "quantize": lambda: net.optimize_for(x, backend="MKLDNN_QUANTIZE", clear=True, **options),
+        "positional": lambda: net.hybridize(True, "MKLDNN", True, True, True, 2, None, None),
+        "keywords": lambda: net.hybridize(active=True, backend="MKLDNN", clear=False, **options),
+        "option": lambda: net.optimize_for(x, backend="MKLDNN", level="1"),
+        "unknown": lambda: net.hybridize(True, "NoSuchBackend"),
+    }
+    calls[how]()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "how", ["optimize_for", "quantize", "positional", "keywords", "option", "unknown"]
+)
+def test_a_backend_changes_neither_results_nor_gradients_nor_files(how, policy, tmp_path):
+    net, x = amp.cast(small_net(), policy), images()
+    backward(net, x)
+    gradient = net[0].weight.grad().asnumpy()
+    expected = net(x).asnumpy()
+    partitioned(net, how, x)
+    np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=0.01, atol=0.01)
+    net[0].weight.zero_grad()
+    backward(net, x)
+    assert np.array_equal(net[0].weight.grad().asnumpy(), gradient)
+    found = net(x).asnumpy()
+    net.export(str(tmp_path / "net"))
+    assert "mkldnn" not in (tmp_path / "net-symbol.json").read_text()
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    block = gluon.SymbolBlock.imports(*files)
+    np.testing.assert_allclose(block(x).asnumpy(), found, rtol=0.01, atol=0.01)
+    net.hybridize()
+    np.testing.assert_allclose(net(x).asnumpy(), found, rtol=0.01, atol=0.01)
+
+
+def test_a_backend_partitions_the_graph_that_runs(monkeypatch):
+    net, x = amp.cast(small_net(), "mixed_float16"), images()
+    backends = []
+    partition = mx.sym.Symbol.optimize_for
+
+    def optimize_for(symbol, backend, *args, **options):
+        backends.append((backend, options))
+        return partition(symbol, backend, *args, **options)
+
+    monkeypatch.setattr(mx.sym.Symbol, "optimize_for", optimize_for)
+    net.optimize_for(x, backend="MKLDNN", level="1")
+    assert backends == [("MKLDNN", {"level": "1"})]
+    net(x)
+    backward(net, x)
+    assert len(backends) == 1  # not again, and not for training: its gradients would be zero
+    net.hybridize()
+    net(x)
+    assert len(backends) == 1
+
+
+@pytest.mark.parametrize("backend", [None, ""])
+def test_optimize_for_without_a_backend(backend):
+    net = amp.cast(small_net(), "float16")
+    with pytest.raises(ValueError, match="backend"):
+        net.optimize_for(images(), backend=backend)
+
+
+def test_undoing_a_cast_restores_whether_the_net_was_hybridized():
+    for hybridized in (False, True):
+        net = small_net()
+        net.hybridize(hybridized)
+        amp.cast(amp.cast(net, "float16"), "bfloat16")
+        assert net._active and net[0]._active
+        amp.cast(copy.deepcopy(net), "float32")
+        amp.cast(net, "float32")
+        assert net._active == net[0]._active == hybridized
+    net = amp.cast(small_net(), "float16")
+    net.hybridize()
+    assert amp.cast(net, "float32")._active

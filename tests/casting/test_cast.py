@@ -51,7 +51,7 @@ def test_casting_one_net_changes_no_attribute_of_mxnet_and_no_other_net(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_float32_undoes_a_cast(policy):
+def test_float32_undoes_a_cast(arrays, policy):
     net, x = small_net(), images()
     expected = net(x).asnumpy()
     for p in net.collect_params().values():
@@ -142,7 +142,7 @@ def test_float16_data_gives_what_float32_data_gives():
     assert np.array_equal(net(x).asnumpy(), out)
 
 
-def test_before_initialize_with_deferred_shapes():
+def test_before_initialize_with_deferred_shapes(arrays):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(3))
     amp.cast(net, "float16")

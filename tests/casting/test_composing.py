@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward, images, small_net
+from tests.casting.nets import POLICIES, backward, images, small_net
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -68,10 +68,44 @@ def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
     symbol = net(mx.sym.var("pixels"))
     dtypes = {p.name: p.dtype for p in net.collect_params().values()}
     internals = symbol.get_internals()
-    _, found, _ = internals.infer_type(pixels="float32", **dtypes)
-    outputs = dict(zip(internals.list_outputs(), found))
-    assert outputs["net_conv0_fwd_output"] == np.float16
-    assert found[-1] == np.float32
+    for own in (dtypes, dict.fromkeys(dtypes, "float32")):
+        _, found, _ = internals.infer_type(pixels="float32", **own)
+        outputs = dict(zip(internals.list_outputs(), found))
+        assert outputs["net_conv0_fwd_output"] == np.float16
+        assert found[-1] == np.float32
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_symbol_block_of_a_part_of_a_cast_net(arrays, policy):
+    net, x = amp.cast(small_net(), policy), images()
+    expected = net(x).asnumpy()
+    data = mx.sym.var("data")
+    data = data.as_np_ndarray() if arrays is mx.np else data
+    block = gluon.SymbolBlock(net(data), [data], params=net.collect_params())
+    amp.cast(block, policy)
+    assert np.array_equal(block(x).asnumpy(), expected)
+    assert block.params["net_conv0_weight"] is net[0].weight
+
+
+def test_calling_a_cast_net_on_symbols_twice_gives_two_graphs(arrays):
+    net, x = amp.cast(small_net(), "float16"), images()
+    expected = net(x).asnumpy()
+    for name in ("pixels", "frames"):
+        symbol = mx.sym.var(name)
+        symbol = net(symbol.as_np_ndarray() if arrays is mx.np else symbol)
+        assert name in symbol.list_inputs() and len(symbol.list_inputs()) == 9
+    assert np.array_equal(net(x).asnumpy(), expected)
+
+
+def test_calling_a_cast_net_on_symbols_it_does_not_read(arrays):
+    class First(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, lengths):
+            return x * 2
+
+    net = amp.cast(First(), "float16")
+    symbols = [mx.sym.var(name) for name in ("x", "lengths")]
+    symbols = [s.as_np_ndarray() for s in symbols] if arrays is mx.np else symbols
+    assert net(*symbols).list_inputs() == ["x"]
 
 
 def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():

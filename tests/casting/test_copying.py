@@ -11,6 +11,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
+from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -234,18 +235,20 @@ def test_gradients_and_their_modes_are_copied():
         np.testing.assert_array_equal(twin.weight.grad().asnumpy(), 2 * once)
 
 
-def test_under_numpy_arrays():
-    mx.npx.set_np()
-    try:
-        net = nn.Dense(3, in_units=4)
-        net.initialize()
-        amp.cast(net, "float16")
-        x = mx.np.ones((2, 4))
-        for twin in (COPIERS["pickle 4"](net), copy.deepcopy(net)):
-            assert_same(outputs_and_gradients(twin, x), outputs_and_gradients(net, x))
-            assert type(twin.weight.data()) is mx.np.ndarray
-    finally:
-        mx.npx.reset_np()
+@pytest.mark.parametrize("copier", ["pickle 4", "deepcopy"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_copy_keeps_the_kind_of_arrays(arrays, policy, copier):
+    net = NETS["convolutions"]()
+    net.initialize(mx.init.Uniform(0.5))
+    amp.cast(net, policy)
+    x = kinds.array(data("convolutions").asnumpy())
+    outputs_and_gradients(net, x)
+    twin = COPIERS[copier](net)
+    assert_same(outputs_and_gradients(twin, x), outputs_and_gradients(net, x))
+    amp.cast(twin, "float32")
+    for param in twin.collect_params().values():
+        held = [param.data(), *(param.list_grad() if param.grad_req != "null" else ())]
+        assert {type(array) for array in held} == {type(arrays.ones((1,)))}
 
 
 def test_another_process_reads_it(tmp_path):

@@ -10,6 +10,7 @@ import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.host import host_copy, host_view
 from gluon_amp.optimizer import masters
+from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -40,16 +41,19 @@ def hybrid():
 
 
 def symbol_block():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc0")
+    x = data = mx.sym.var("data")
+    x = mx.sym.FullyConnected(x, num_hidden=4, name="fc0")
     x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=2, name="fc1")
-    return gluon.SymbolBlock(x, [mx.sym.var("data")])
+    if mx.util.is_np_array():
+        x, data = x.as_np_ndarray(), data.as_np_ndarray()
+    return gluon.SymbolBlock(x, [data])
 
 
 NETS = {"HybridBlock": hybrid, "Block": OwnForward, "SymbolBlock": symbol_block}
 
 
 def data(seed=0):
-    return nd.array(np.random.RandomState(seed).normal(size=(4, 3)))
+    return kinds.array(np.random.RandomState(seed).normal(size=(4, 3)))
 
 
 def initialized(make, seed=0):
@@ -83,6 +87,19 @@ def weights_of(net):
     return {p.name: host_copy(p.data()) for p in net.collect_params().values()}
 
 
+def kinds_of(net):
+    """Return the types of the arrays and gradients of a net's parameters."""
+    params = net.collect_params().values()
+    grads = [p.grad() for p in params if p.grad_req != "null"]
+    return {type(held) for held in [*(p.data() for p in params), *grads]}
+
+
+def save_by_name(net, path):
+    """Save a stock net's parameters by their names, as ParameterDict.save cannot do of mx.np."""
+    save = mx.npx.save if mx.util.is_np_array() else nd.save
+    save(path, {p.name: p.data() for p in net.collect_params().values()})
+
+
 def by_parameter_dict(net, path):
     net.collect_params().save(path)
 
@@ -110,12 +127,14 @@ LOADERS = {
 
 
 # A stock SymbolBlock cannot load what its own save_parameters writes: the names have no dots.
-PAIRS = [(kind, save) for kind in ("HybridBlock", "Block") for save in SAVERS]
-PAIRS += [("SymbolBlock", "ParameterDict.save")]
+# Its ParameterDict saves arrays of mx.nd only.
+PAIRS = [("nd", kind, save) for kind in ("HybridBlock", "Block") for save in SAVERS]
+PAIRS += [("nd", "SymbolBlock", "ParameterDict.save")]
+PAIRS += [("np", "HybridBlock", "save_parameters"), ("np", "Block", "deduplicate")]
 
 
-@pytest.mark.parametrize("kind, save", PAIRS)
-def test_stock_mxnet_loads_the_masters_whatever_saves_them(kind, save, tmp_path):
+@pytest.mark.parametrize("arrays, kind, save", PAIRS, indirect=["arrays"])
+def test_stock_mxnet_loads_the_masters_whatever_saves_them(arrays, kind, save, tmp_path):
     net, trainer = trained(NETS[kind])
     path = str(tmp_path / "a.params")
     SAVERS[save](net, path)
@@ -136,12 +155,12 @@ def test_stock_mxnet_loads_the_masters_whatever_saves_them(kind, save, tmp_path)
 
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
 @pytest.mark.parametrize("kind", NETS)
-def test_a_stock_file_is_loaded_into_a_cast_net_by_all_ways(kind, policy, tmp_path):
+def test_a_stock_file_is_loaded_into_a_cast_net_by_all_ways(arrays, kind, policy, tmp_path):
     stock = initialized(NETS[kind], seed=1)
     expected = weights_of(stock)
     own, full = str(tmp_path / "own.params"), str(tmp_path / "full.params")
     stock.save_parameters(own)
-    stock.collect_params().save(full)
+    save_by_name(stock, full)
     by_block = [
         lambda net: net.load_parameters(own),
         lambda net: net.load_parameters(own, cast_dtype=False),
@@ -152,28 +171,60 @@ def test_a_stock_file_is_loaded_into_a_cast_net_by_all_ways(kind, policy, tmp_pa
         lambda net: net.collect_params().load(full),
         lambda net: net.collect_params().load(full, cast_dtype=True, dtype_source="current"),
         lambda net: net.collect_params().load_dict(nd.load(full)),
+        lambda net: set_data(net, nd.load(full)),
+        lambda net: set_data(net, mx.npx.load(full) if arrays is mx.np else expected),
     ]
     for load in ways:
         net = amp.cast(initialized(NETS[kind]), policy)
         dtypes = {p.name: dtype_of(p) for p in net.collect_params().values()}
         load(net)
         assert {p.name: dtype_of(p) for p in net.collect_params().values()} == dtypes
+        assert kinds_of(net) == {type(arrays.ones((1,)))}
         for name, values in weights_of(net).items():
             assert values.dtype == np.dtype(dtypes[name])
             np.testing.assert_array_equal(values, expected[name].astype(values.dtype))
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("build", [amp.Trainer, gluon.Trainer])
+def set_data(net, values):
+    for name, param in net.collect_params().items():
+        param.set_data(values[name])
+
+
+def load_parameters(net, stock, path):
+    stock.save_parameters(path)
+    net.load_parameters(path)
+
+
+def load_by_name(net, stock, path):
+    save_by_name(stock, path)
+    net.collect_params().load(path)
+
+
+SETTERS = {
+    "load_parameters": load_parameters,
+    "ParameterDict.load": load_by_name,
+    "set_data": lambda net, stock, path: set_data(net, weights_of(stock)),
+}
+# steps of training before the values are set, Trainer, how they are set
+CASES = [
+    (steps, build, "load_parameters") for steps in (0, 2) for build in (amp.Trainer, gluon.Trainer)
+]
+CASES += [(2, amp.Trainer, "ParameterDict.load"), (2, amp.Trainer, "set_data")]
+
+
+@pytest.mark.parametrize("steps, build, setter", CASES)
 @pytest.mark.parametrize("kind", ["HybridBlock", "Block"])
-def test_loaded_values_become_the_masters_and_are_saved_again(kind, build, steps, tmp_path):
+def test_loaded_values_become_the_masters_and_are_saved_again(
+    arrays, kind, steps, build, setter, tmp_path
+):
     path = str(tmp_path / "a.params")
-    initialized(NETS[kind], seed=1).save_parameters(path)
+    stock = initialized(NETS[kind], seed=1)
+    stock.save_parameters(path)
     net = amp.cast(initialized(NETS[kind]), "float16")
     options = {"learning_rate": 1e-3, "multi_precision": True}
     trainer = build(net.collect_params(), "sgd", options)
     train(net, trainer, steps)
-    net.load_parameters(path)
+    SETTERS[setter](net, stock, path + ".set")
     net.save_parameters(path + ".again")
     saved, again = nd.load(path), nd.load(path + ".again")
     for name, array in saved.items():
@@ -282,7 +333,7 @@ def test_a_trainer_of_two_nets_whose_parameters_have_the_same_names(tmp_path):
         np.testing.assert_array_equal(saved.astype(np.float16), weight)
 
 
-def test_several_devices(tmp_path):
+def test_several_devices(arrays, tmp_path):
     contexts = [mx.cpu(0), mx.cpu(1)]
     net = initialized(hybrid)
     net.collect_params().reset_ctx(contexts)
@@ -294,9 +345,9 @@ def test_several_devices(tmp_path):
     assert trainer.step(2).applied
     master = trainer.master_params()[net[0].weight.name].asnumpy()
     path = str(tmp_path / "a.params")
-    net.collect_params().save(path)
-    np.testing.assert_array_equal(nd.load(path)[net[0].weight.name].asnumpy(), master)
-    net.collect_params().load(path)
+    net.save_parameters(path)
+    np.testing.assert_array_equal(nd.load(path)["0.weight"].asnumpy(), master)
+    net.load_parameters(path)
     index = trainer._params.index(net[0].weight)
     held = [updater.states[index][0] for updater in trainer._updaters]
     assert [array.context for array in held] == contexts
@@ -324,7 +375,7 @@ def test_masters_on_a_kvstore_that_updates(tmp_path):
 
 
 @pytest.mark.parametrize("move", ["reset_ctx", "set_data before the shape is known"])
-def test_a_parameters_arrays_keep_its_dtype(move):
+def test_a_parameters_arrays_keep_its_dtype_and_kind(arrays, move):
     if move == "reset_ctx":
         net = amp.cast(initialized(hybrid), "float16")
         before = net[0].weight.data().asnumpy()
@@ -338,38 +389,27 @@ def test_a_parameters_arrays_keep_its_dtype(move):
         net[0].weight.set_data(nd.full((4, 3), 0.1))
         net(data())
         expected, context = np.full((4, 3), 0.1, np.float16), mx.cpu()
-    array = net[0].weight.data()
-    assert array.dtype == np.float16 and array.context == context
+    weight = net[0].weight.data()
+    assert weight.dtype == np.float16 and weight.context == context
     assert net[0].weight.grad().dtype == np.float16
-    np.testing.assert_array_equal(array.asnumpy(), expected)
+    np.testing.assert_array_equal(weight.asnumpy(), expected)
+    assert kinds_of(net[0]) == {type(arrays.ones((1,)))}
 
 
-def test_under_numpy_arrays(tmp_path):
-    mx.npx.set_np()
-    try:
-        mx.random.seed(0)
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
-        net.initialize()
-        stock = nn.HybridSequential()
-        stock.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
-        stock.initialize()
-        amp.cast(net, "float16")
-        out = net(mx.np.ones((1, 3)))
-        path = str(tmp_path / "a.params")
-        net.save_parameters(path)
-        stock.load_parameters(path)
-        np.testing.assert_allclose(stock(mx.np.ones((1, 3))).asnumpy(), out.asnumpy(), atol=1e-3)
-        net.load_parameters(path)
-        assert type(net[0].weight.data()) is mx.np.ndarray
-        np.testing.assert_array_equal(net(mx.np.ones((1, 3))).asnumpy(), out.asnumpy())
-        amp.cast(net, "bfloat16")
-        assert type(net[0].weight.data()) is mx.np.ndarray
-    finally:
-        mx.npx.reset_np()
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
+def test_parameters_keep_their_kind_of_array_when_a_cast_is_undone_after_training(arrays, policy):
+    net, trainer = trained(hybrid, policy)
+    masters_before = {name: m.asnumpy() for name, m in trainer.master_params().items()}
+    assert kinds_of(net) == {type(arrays.ones((1,)))}
+    amp.cast(net, "float32")
+    assert kinds_of(net) == {type(arrays.ones((1,)))}
+    for name, values in masters_before.items():
+        param = net.collect_params()[name]
+        np.testing.assert_array_equal(param.data().asnumpy(), values)
+        assert float(arrays.sum(param.data()).asnumpy()) == pytest.approx(values.sum(), abs=1e-5)
 
 
-def test_both_exports_after_training(tmp_path):
+def test_both_exports_after_training(arrays, tmp_path):
     net, trainer = trained(hybrid)
     net(data())
     name = net[0].weight.name

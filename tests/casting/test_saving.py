@@ -7,9 +7,10 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.policy import graph
+from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.estimator import CheckpointHandler
 
@@ -38,7 +39,7 @@ class Outer(gluon.HybridBlock):
 
 
 def images():
-    return nd.array(np.random.RandomState(0).normal(size=(2, 3, 4, 4)))
+    return kinds.array(np.random.RandomState(0).normal(size=(2, 3, 4, 4)))
 
 
 def child(policy):
@@ -66,7 +67,7 @@ def imported(prefix, inputs=("data",)):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_export_holds_the_plain_graph_and_the_masters(policy, tmp_path):
+def test_an_export_holds_the_plain_graph_and_the_masters(arrays, policy, tmp_path):
     net, x = parent(policy), images()
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 2.0**-13}, loss_scale=None)
     with autograd.record():
@@ -85,8 +86,8 @@ def test_an_export_holds_the_plain_graph_and_the_masters(policy, tmp_path):
         assert np.array_equal(found.asnumpy(), y)  # the net itself runs as before
 
 
-def test_an_export_of_a_block_of_blocks_with_several_inputs(tmp_path):
-    net, x, shift = parent("float16"), images(), nd.array([[1.0, 2, 3]] * 2)
+def test_an_export_of_a_block_of_blocks_with_several_inputs(arrays, tmp_path):
+    net, x, shift = parent("float16"), images(), kinds.array([[1.0, 2, 3]] * 2)
     expected = net(x, shift)[0].asnumpy()
     net.export(str(tmp_path / "net"))
     found = imported(tmp_path / "net", ("data0", "data1"))(x, shift)[0]
@@ -101,7 +102,7 @@ def test_an_export_of_a_block_of_blocks_with_several_inputs(tmp_path):
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=0.01, atol=0.01)
 
 
-def test_the_float16_model_of_a_parent(tmp_path):
+def test_the_float16_model_of_a_parent(arrays, tmp_path):
     net = parent("float16")
     net(images())
     net.export(str(tmp_path / "net"), remove_amp_cast=False)
@@ -144,25 +145,6 @@ def test_a_parent_has_its_own_class_whenever_it_has_no_graph(tmp_path):
     net.export(str(tmp_path / "net"))
     assert is_stock((tmp_path / "net-symbol.json").read_text())
     assert type(amp.cast(net, "float32")) is Parent
-
-
-def test_numpy_arrays(tmp_path):
-    mx.npx.set_np()
-    try:
-        net = nn.HybridSequential(prefix="np_")
-        dense = nn.HybridSequential(prefix="dense_")
-        dense.add(nn.Dense(3, in_units=3))
-        dense.initialize()
-        net.add(amp.cast(dense, "float16"), nn.HybridLambda(lambda F, x: F.np.sin(x)))
-        net.hybridize()
-        x = mx.np.ones((2, 3))
-        expected = net(x).asnumpy()
-        net.export(str(tmp_path / "net"))
-        assert is_stock((tmp_path / "net-symbol.json").read_text())
-        found = imported(tmp_path / "net")(x)
-        np.testing.assert_allclose(found.asnumpy(), expected, atol=2e-3)
-    finally:
-        mx.npx.reset_np()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

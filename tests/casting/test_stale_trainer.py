@@ -4,7 +4,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import Trainer
-from tests.trainer.helpers import FINE, backward, norm_net
+from tests.trainer.helpers import backward, fine, norm_net
 
 from mxnet import autograd, gluon
 
@@ -22,7 +22,7 @@ def test_a_trainer_built_before_the_cast_refuses_to_step(kind, policy):
     held.append(kind(net.collect_params(), "sgd"))
     amp.cast(net, policy)  # whether or not the old trainer is still referenced
     new = Trainer(net.collect_params(), "sgd", loss_scale=8)
-    backward(new, net, FINE)
+    backward(new, net, fine())
     for call in (held[0].step, held[0].update):
         with pytest.raises(RuntimeError, match="was built before the cast, build a new one"):
             call(1)
@@ -45,7 +45,7 @@ def test_a_stock_trainer_is_right_for_bfloat16_and_after_the_cast_is_undone():
 
 def backward_plain(net):
     with autograd.record():
-        loss = net(FINE).sum()
+        loss = net(fine()).sum()
     loss.backward()
 
 
@@ -54,5 +54,5 @@ def test_init_trainer_takes_a_stock_trainer_that_was_built_before_the_cast():
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
     amp.cast(net, "float16")
     amp.init_trainer(trainer, loss_scale=8)
-    backward(trainer, net, FINE)
+    backward(trainer, net, fine())
     assert trainer.step(1).applied

@@ -3,10 +3,8 @@
 import warnings
 
 import numpy as np
-import pytest
 
 import gluon_amp as amp
-from gluon_amp.dtypes import dtype_name
 from tests.casting.nets import backward, images
 
 from mxnet import autograd, gluon, nd
@@ -78,30 +76,3 @@ def test_several_inputs_outputs_and_nested_lists():
     for got, want in zip((a, b, c, d), expected):
         assert got.dtype == np.float32
         assert np.abs(got.asnumpy() - want).max() < 1e-3
-
-
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda F, x: x if x.sum() > 0 else -x,
-        lambda F, x: x.reshape((x.shape[0], -1)),
-        lambda F, x: F.array(x.asnumpy()),
-    ],
-)
-def test_a_forward_that_cannot_be_traced_is_refused_and_nothing_changes(forward):
-    class Odd(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = nn.Dense(2, in_units=3)
-
-        def hybrid_forward(self, F, x):
-            return forward(F, self.dense(x))
-
-    net = Odd()
-    net.initialize()
-    with pytest.raises(ValueError, match="does not trace") as caught:
-        amp.cast(net, "float16")
-    assert "\n" not in str(caught.value)
-    assert type(net) is Odd and type(net.dense) is nn.Dense
-    assert dtype_name(net.dense.weight.dtype) == "float32"

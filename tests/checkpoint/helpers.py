@@ -7,9 +7,10 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.checkpoint import load_checkpoint
+from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import autograd
 from mxnet.gluon import nn
 
 BATCHES = np.random.RandomState(0).uniform(-1, 1, (12, 4, 3, 6, 6)).astype(np.float32)
@@ -42,7 +43,7 @@ def run(net, trainer, steps):
     reports = []
     for step in steps:
         with autograd.record():
-            loss = (net(nd.array(BATCHES[step])) ** 2).sum()
+            loss = (net(kinds.array(BATCHES[step])) ** 2).sum()
             if step in OVERFLOWS:
                 loss = loss * 1e30
         trainer.backward(loss)

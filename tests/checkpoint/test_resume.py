@@ -9,16 +9,20 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.trainer.contrib_amp import init_trainer
+from tests import kinds
 from tests.checkpoint.helpers import BATCHES, assert_same, content, make_net, make_trainer, run
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
+POLICIES = ("float16", "mixed_float16", "bfloat16", "float32")
+CASES = [("nd", policy, optimizer) for policy in POLICIES for optimizer in ("sgd", "adam")]
+CASES += [("np", policy, "sgd") for policy in POLICIES]
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16", "float32"])
-def test_resume_equals_uninterrupted_from_any_step(tmp_path, policy, optimizer):
+
+@pytest.mark.parametrize("arrays, policy, optimizer", CASES, indirect=["arrays"])
+def test_resume_equals_uninterrupted_from_any_step(tmp_path, arrays, policy, optimizer):
     scale = "short" if "float16" in policy and policy != "bfloat16" else None
     net = make_net(policy)
     trainer = make_trainer(net, optimizer, scale)
@@ -55,7 +59,9 @@ def test_resume_equals_uninterrupted_from_any_step(tmp_path, policy, optimizer):
         ("ftml", {}),
     ],
 )
-def test_resume_equals_uninterrupted_for_every_layout_of_state(tmp_path, optimizer, settings):
+def test_resume_equals_uninterrupted_for_every_layout_of_state(
+    tmp_path, arrays, optimizer, settings
+):
     net = make_net()
     trainer = make_trainer(net, optimizer, **settings)
     run(net, trainer, range(4))
@@ -67,7 +73,7 @@ def test_resume_equals_uninterrupted_for_every_layout_of_state(tmp_path, optimiz
     assert_same(content(net, trainer), content(other, again))
 
 
-def test_loading_twice_and_into_a_used_net_gives_the_same(saved):
+def test_loading_twice_and_into_a_used_net_gives_the_same(arrays, saved):
     path, net, trainer = saved
     run(net, trainer, range(3, 6))
     later = content(net, trainer)
@@ -146,14 +152,30 @@ def test_gradients_that_accumulated_before_are_gone(tmp_path):
     assert all((grad.asnumpy() == 0).all() for grad in grads)
 
 
+@pytest.mark.parametrize("saver", [False, True])
+def test_a_checkpoint_of_one_kind_of_arrays_is_loaded_into_the_other(tmp_path, saver):
+    with mx.util.np_shape(saver), mx.util.np_array(saver):
+        net = make_net()
+        trainer = make_trainer(net)
+        run(net, trainer, range(3))
+        path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
+    with mx.util.np_shape(not saver), mx.util.np_array(not saver):
+        other = make_net()
+        again = make_trainer(other)
+        load_checkpoint(path, other, again)
+        assert_same(content(other, again), content(net, trainer))
+        assert run(other, again, range(3, 5)) != []
+        assert isinstance(other[0].weight.data(), mx.np.ndarray) is not saver
+
+
 # -------------------------------------------------------------------------------- all kinds of nets
 
 
-def test_a_deferred_net_is_initialized_by_loading(saved):
+def test_a_deferred_net_is_initialized_by_loading(arrays, saved):
     path, net, trainer = saved
     other = make_net()
     again = make_trainer(other)
-    assert other[0].weight.shape == (4, 0, 3, 3)
+    assert other[0].weight.shape == (4, -1 if arrays is mx.np else 0, 3, 3)
     load_checkpoint(path, other, again)
     assert other[0].weight.shape == (4, 3, 3, 3)
     assert_same(content(net, trainer), content(other, again))
@@ -309,13 +331,13 @@ class TestSeveralContexts:
 
     def train(self, net, trainer, steps):
         for step in steps:
-            parts = mx.gluon.utils.split_and_load(nd.array(BATCHES[step]), self.contexts)
+            parts = mx.gluon.utils.split_and_load(kinds.array(BATCHES[step]), self.contexts)
             with autograd.record():
                 losses = [(net(part) ** 2).sum() for part in parts]
             trainer.backward(losses)
             trainer.step(4)
 
-    def test_each_device_gets_its_own_statistics_back(self, tmp_path):
+    def test_each_device_gets_its_own_statistics_back(self, arrays, tmp_path):
         net = make_net(ctx=list(self.contexts))
         trainer = make_trainer(net)
         self.train(net, trainer, [0, 1])

@@ -1,16 +1,22 @@
-"""Small nets and data whose gradients are known."""
+"""Small nets and data whose gradients are known, of the kind of arrays at hand."""
 
 import numpy as np
 
 import gluon_amp as amp
+from tests import kinds
 
 import mxnet as mx
-from mxnet import nd
 from mxnet.gluon import nn
 
 L2 = mx.gluon.loss.L2Loss()
-DATA = nd.array(np.random.RandomState(0).uniform(0, 1, (2, 3, 6, 6)))
-LABEL = nd.ones((2, 3))
+
+
+def images():
+    return kinds.array(np.random.RandomState(0).uniform(0, 1, (2, 3, 6, 6)))
+
+
+def labels():
+    return kinds.ones((2, 3))
 
 
 def total(out, _):
@@ -43,4 +49,4 @@ def chain(*weights, policy="float16"):
 
 
 def one(value):
-    return nd.array([[value]])
+    return kinds.array([[value]])

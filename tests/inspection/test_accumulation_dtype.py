@@ -9,6 +9,8 @@ from gluon_amp.policy import Policy
 
 import mxnet as mx
 
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+
 FLOAT32_SUMS = "params=float16,compute=float16"
 FLOAT16_SUMS = "params=float16,compute=float16,accumulate=float16"
 ALL_FLOAT32 = dict.fromkeys(("Convolution", "FullyConnected", "dot", "batch_dot"), "float32")

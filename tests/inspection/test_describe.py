@@ -3,11 +3,15 @@
 import pytest
 
 import gluon_amp as amp
+from tests import kinds
 from tests.casting.nets import images, small_net
 
 import mxnet as mx
 
+both_kinds = pytest.mark.usefixtures("arrays")  # Law 13
 
+
+@both_kinds
 def test_describe_as_a_table():
     policy = amp.Policy.parse("float16").pin(blocks=["^5$"])
     text = str(amp.describe(amp.cast(small_net(), policy), images()))
@@ -25,11 +29,12 @@ def test_describe_fits_80_columns():
     net = mx.gluon.model_zoo.vision.resnet50_v1()
     net.initialize()
     policy = amp.Policy.parse("float16").pin(ops=["Pooling"])
-    text = str(amp.describe(amp.cast(net, policy), mx.nd.ones((1, 3, 32, 32))))
+    text = str(amp.describe(amp.cast(net, policy), kinds.ones((1, 3, 32, 32))))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count(policy.why("BatchNorm")) == 1
 
 
+@both_kinds
 def test_describe_without_inputs():
     net = amp.cast(small_net(), "float16")
     with pytest.raises(ValueError, match="describe\\(\\) needs inputs"):
@@ -38,6 +43,7 @@ def test_describe_without_inputs():
     assert len(amp.describe(net).rows) == 6
 
 
+@both_kinds
 def test_describe_of_a_net_that_is_not_cast():
     rows = amp.describe(small_net(), images()).rows
     assert {row.compute_dtype for row in rows} == {"float32"}

@@ -7,11 +7,14 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.inspection.diagnose import diagnose
 from gluon_amp.inspection.gradient_report import GradientReport, GradientRow, gradient_report
-from tests.inspection.nets import DATA, L2, LABEL, chain, make_net, one, total
+from tests import kinds
+from tests.inspection.nets import L2, chain, images, labels, make_net, one, total
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import autograd
 from mxnet.gluon import nn
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 
 def backward(net, data, scale, loss_fn=total):
@@ -27,7 +30,7 @@ def test_report_of_literal_numbers():
     net.initialize()
     amp.cast(net, "float16")
     # The gradient is the input times the scale: one zero, one below 2**-14, one flushed.
-    trainer = backward(net, nd.array([[4.0, 0.0, 2.0**-20, 2.0**-24]]), 0.5)
+    trainer = backward(net, kinds.array([[4.0, 0.0, 2.0**-20, 2.0**-24]]), 0.5)
     report = gradient_report(net, trainer)
     (row,) = report.rows
     assert row._asdict() == {
@@ -49,7 +52,7 @@ def test_the_recommended_scale_does_not_depend_on_the_present_one(scale):
     net = nn.Dense(1, in_units=2, use_bias=False)
     net.initialize()
     amp.cast(net, "float16")
-    trainer = backward(net, nd.array([[8.0, 0.25]]), scale)
+    trainer = backward(net, kinds.array([[8.0, 0.25]]), scale)
     report = gradient_report(net, trainer)
     assert report.recommended_scale == 2.0**9
     headroom = 65504 / (report.recommended_scale * 8)
@@ -58,21 +61,21 @@ def test_the_recommended_scale_does_not_depend_on_the_present_one(scale):
 
 def test_the_recommended_scale_works():
     net = make_net("mixed_float16")
-    trainer = backward(net, DATA, 16, lambda out, _: L2(out, LABEL))
+    trainer = backward(net, images(), 16, lambda out, _: L2(out, labels()))
     scale = gradient_report(net, trainer).recommended_scale
-    assert diagnose(net, L2, DATA, LABEL, scale).verdict == "ok"
-    report = gradient_report(net, backward(net, DATA, scale, lambda out, _: L2(out, LABEL)))
+    assert diagnose(net, L2, images(), labels(), scale).verdict == "ok"
+    report = gradient_report(net, backward(net, images(), scale, lambda out, _: L2(out, labels())))
     assert 3 <= min(row.headroom for row in report.rows) < 4.1
 
 
 def test_rows_name_the_dtype_that_was_computed_in():
     for policy in ("float16", "mixed_float16"):
         net = make_net(policy)
-        trainer = backward(net, DATA, 16)
+        trainer = backward(net, images(), 16)
         dtypes = [row.dtype for row in gradient_report(net, trainer).rows]
         assert dtypes == ["float16"] * 2 + ["float32"] * 2 + ["float16"] * 4
     net = make_net("bfloat16")
-    report = gradient_report(net, backward(net, DATA, None))
+    report = gradient_report(net, backward(net, images(), None))
     assert {row.dtype for row in report.rows} == {"float32"}
     assert {row.headroom for row in report.rows} == {math.inf}
     assert report.loss_scale == 1
@@ -80,13 +83,14 @@ def test_rows_name_the_dtype_that_was_computed_in():
     assert "nothing to recommend" in str(report)
 
 
+@kinds.only_nd  # mx.np has no sparse arrays
 def test_frozen_parameters_are_left_out_and_sparse_gradients_are_not():
     net = nn.HybridSequential()
     net.add(nn.Embedding(10, 2, sparse_grad=True), nn.Dense(1))
     net.initialize()
     net[1].bias.grad_req = "null"
     amp.cast(net, "mixed_float16")
-    trainer = backward(net, nd.array([[1, 1]]), 4)
+    trainer = backward(net, kinds.array([[1, 1]]), 4)
     report = gradient_report(net, trainer)
     assert [row.name for row in report.rows] == [net[0].weight.name, net[1].weight.name]
     assert report.rows[0].size == 20
@@ -99,7 +103,7 @@ def test_one_row_covers_several_devices():
     amp.cast(net, "float16")
     trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=1)
     with autograd.record():
-        losses = [net(nd.array([[x]], ctx=mx.cpu(k))).sum() for k, x in enumerate((0, 3))]
+        losses = [net(kinds.array([[x]], ctx=mx.cpu(k))).sum() for k, x in enumerate((0, 3))]
     trainer.backward(losses)
     (row,) = gradient_report(net, trainer).rows
     assert (row.size, row.largest, row.zero) == (2, 3, 0.5)
@@ -146,7 +150,7 @@ def test_the_table_is_80_columns_wide():
         net.add(nn.Dense(2, in_units=2), nn.BatchNorm())
     net.initialize()
     amp.cast(net, "float16")
-    report = gradient_report(net, backward(net, nd.array([[1, 2], [0, 4]]), 4))
+    report = gradient_report(net, backward(net, kinds.array([[1, 2], [0, 4]]), 4))
     lines = str(report).splitlines()
     assert len(lines) == 6
     assert {len(line) for line in lines[:-1]} == {80}

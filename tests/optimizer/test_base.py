@@ -29,6 +29,34 @@ def test_one_weight_at_a_time_as_a_kvstore_calls_it():
             np.testing.assert_array_equal(updater.states[i][0].asnumpy(), want.astype("float32"))
 
 
+@pytest.mark.usefixtures("arrays")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", list(optimizer.OPTIMIZERS))
+def test_weights_of_both_kinds_get_the_same_bits_in_both_modes(way, name, dtype):
+    results = []
+    for view in (nd.NDArray.as_nd_ndarray, nd.NDArray.as_np_ndarray):
+        built, _ = build(name, learning_rate=0.5, wd=0.5)
+        weights = [view(nd.array(start(i), dtype=dtype)) for i in range(2)]
+        states = [built.create_state_multi_precision(i, w) for i, w in enumerate(weights)]
+        for step in range(2):
+            grads = [view(nd.array(gradient(step, i), dtype=dtype)) for i in range(2)]
+            built.update_multi_precision([0, 1], weights, grads, states)
+        built.update_multi_precision(0, weights[0], grads[0], states[0])
+        arrays = [one for one in (*weights, *states[0], *states[1]) if one is not None]
+        assert {type(one) for one in arrays} == {type(weights[0])}
+        results.append([one.asnumpy().tobytes() for one in arrays])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_an_updater_accepts_weights_of_mx_np_whatever_mode_it_was_built_in(arrays, name):
+    _, updater = build(name, learning_rate=0.5)
+    mx.npx.reset_np()
+    weight = mx.np.ones((2,), dtype="float16")
+    updater([0], [mx.np.ones((2,), dtype="float16")], [weight])
+    np.testing.assert_array_equal(weight.asnumpy(), np.float16([0.5, 0.5]))
+
+
 def test_devices_count_their_updates_apart():
     built, _ = build("adam", learning_rate=0.5)
     updaters = [mx.optimizer.get_updater(built) for _ in range(2)]

@@ -17,16 +17,16 @@ def entry(weight, master):
     return [(0, weight, master)]
 
 
-def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_elsewhere():
-    weight = nd.array([1.0, 2.0, 3.0], dtype="float16")
+def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_elsewhere(arrays):
+    weight = arrays.array([1.0, 2.0, 3.0], dtype="float16")
     master = nd.array([1.0001, 2.0002, 3.0003])
     weight[1] = 5.0
     masters.sync_master(weight, master)
     np.testing.assert_array_equal(master.asnumpy(), np.float32([1.0001, 5.0, 3.0003]))
 
 
-def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding():
-    weight = nd.array([1.0, 2.0, 3.0])
+def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding(arrays):
+    weight = arrays.array([1.0, 2.0, 3.0])
     masters.widen(weight, nd.array([1.0001, 2.5, 3.0003]))
     np.testing.assert_array_equal(weight.asnumpy(), np.float32([1.0001, 2.0, 3.0003]))
 

@@ -53,8 +53,9 @@ def test_all_settings_have_the_same_defaults_but_multi_precision(name):
     assert ours["multi_precision"]
     assert not theirs["multi_precision"]
     numbers = (bool, int, float, type(None))
+    other = {"multi_precision", "aggregate_num", "allow_np_array", "skip"}
     for setting, value in theirs.items():
-        if setting not in ("multi_precision", "aggregate_num", "skip") and type(value) in numbers:
+        if setting not in other and type(value) in numbers:
             assert ours[setting] == value, setting
 
 

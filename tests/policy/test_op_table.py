@@ -317,6 +317,62 @@ def test_the_names_are_those_that_mxnet_lists():
     assert set(names) - set(ONLY_IN_SOME_BUILDS) == forward - backward - set(ONLY_IN_SOME_BUILDS)
 
 
+# Parts of names in `mx.np` that have another name in `mx.nd`
+OTHER_NAMES = {
+    "absolute": "abs",
+    "add": "plus",
+    "average": "mean",
+    "column_stack": "Concat",
+    "concatenate": "Concat",
+    "copy": "_copy",
+    "diagonal": "diag",
+    "dsplit": "SliceChannel",
+    "dstack": "Concat",
+    "einsum": "dot",
+    "hsplit": "SliceChannel",
+    "hstack": "Concat",
+    "less": "lesser",
+    "matmul": "batch_dot",
+    "moveaxis": "SwapAxis",
+    "multiply": "mul",
+    "rsubtract": "rminus",
+    "rtrue_divide": "rdiv",
+    "std": "moments",
+    "subtract": "minus",
+    "tensordot": "dot",
+    "true_divide": "div",
+    "var": "moments",
+    "vstack": "Concat",
+}
+PREFIXES = ("", "_", "_sample_")
+
+
+def twin_of(name):
+    """Return the operator of mx.nd that does what an operator of mx.np does, or None."""
+    stem = name.split("_", 2)[2]
+    words = [stem, *(OTHER_NAMES[w] + stem[len(w) :] for w in OTHER_NAMES if stem.startswith(w))]
+    candidates = [f"{prefix}{word}" for prefix in PREFIXES for word in words]
+    known = (registry.canonical(c) for c in candidates if op_table.is_known(c))
+    return next((c for c in known if not c.startswith(("_np", "_random", "_arange"))), None)
+
+
+def test_operators_of_numpy_have_the_rule_of_their_twin():
+    names = (n for n in CANONICAL if n.startswith(("_np_", "_npi_", "_npx_")))
+    twins = {name: twin_of(name) for name in names if "backward" not in name}
+    twins = {name: twin for name, twin in twins.items() if twin}
+    del twins["_npi_identity"]  # creates a matrix, as `_eye` does
+    assert len(twins) > 90
+    assert twins["_npi_matmul"] == "batch_dot" and twins["_npi_mean"] == "mean"
+    assert twins["_npi_add_scalar"] == "_plus_scalar" and twins["_npi_where"] == "where"
+    for name, twin in twins.items():
+        one, other = op_table.rule(name), op_table.rule(twin)
+        if name in op_table.RETURNS_INTEGERS:  # where the twin returns the dtype of its input
+            assert one.kind in ("uncast", other.kind), name
+        else:
+            assert (one.kind, one.uncast) == (other.kind, other.uncast), name
+            assert (name in op_table.EXACT) == (twin in op_table.EXACT), name
+
+
 def test_kinds_are_known_and_reasons_are_one_line():
     for kind, reason, _ in op_table.GROUPS:
         assert kind in op_table.KINDS

@@ -1,15 +1,23 @@
-"""Parameters, networks and steps with literal numbers."""
+"""Parameters, networks and steps with literal numbers, and arrays of the kind at hand."""
 
 import numpy as np
 
 from gluon_amp.trainer import Trainer
+from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 TWO = [mx.cpu(0), mx.cpu(1)]
-FINE, BAD = nd.array([[1, 2], [3, 4]]), nd.array([[np.inf, 2], [3, 4]])
+
+
+def fine():
+    return kinds.array([[1, 2], [3, 4]])
+
+
+def bad():
+    return kinds.array([[np.inf, 2], [3, 4]])
 
 
 def parameter(name, value, dtype="float16", ctx=None, **kwargs):
@@ -17,7 +25,7 @@ def parameter(name, value, dtype="float16", ctx=None, **kwargs):
     value = np.asarray(value, "float32")
     param = gluon.Parameter(name, shape=value.shape, dtype=dtype, **kwargs)
     param.initialize(ctx=ctx, init=mx.init.Zero())
-    param.set_data(nd.array(value, dtype=dtype))
+    param.set_data(kinds.array(value, dtype=dtype))
     return param
 
 
@@ -29,9 +37,7 @@ def run(trainer, terms, batch_size=1, step=True):
     """
     with autograd.record():
         loss = sum(
-            (
-                nd.cast(p.data(c), dtype="float32") * nd.array(np.asarray(factor, "float32"), ctx=c)
-            ).sum()
+            (kinds.cast(p.data(c), "float32") * kinds.array(factor, ctx=c)).sum()
             for p, factor in terms
             for c in p.list_ctx()[:1]
         )
@@ -50,17 +56,20 @@ class Dense16(gluon.HybridBlock):
         super().__init__(**kwargs)
         self._units = units
         with self.name_scope():
-            self.weight = self.params.get("weight", shape=(units, in_units), dtype="float16")
+            self.weight = self.params.get("weight", shape=(units, in_units))
             self.norm = nn.BatchNorm(in_channels=units)
 
     def hybrid_forward(self, F, x, weight):
         def rounded(values):
-            return F.cast(F.cast(values, "float16"), "float32")
+            return values.astype("float16").astype("float32")
 
-        x = F.FullyConnected(
-            rounded(x), F.cast(weight, "float32"), num_hidden=self._units, no_bias=True
-        )
+        dense = F.npx.fully_connected if mx.util.is_np_array() else F.FullyConnected
+        x = dense(rounded(x), weight.astype("float32"), num_hidden=self._units, no_bias=True)
         return self.norm(rounded(x))
+
+    def initialize(self, *args, **kwargs):
+        super().initialize(*args, **kwargs)
+        self.weight.cast("float16")  # MXNet's initializers of `mx.np` fail on float16
 
 
 def network(ctx=None):
@@ -73,7 +82,7 @@ def network(ctx=None):
 
 def losses_on(p, factors, contexts):
     with autograd.record():
-        return [nd.cast(p.data(c), "float32") * f for c, f in zip(contexts, factors)]
+        return [kinds.cast(p.data(c), "float32") * f for c, f in zip(contexts, factors)]
 
 
 def norm_net(units=2, in_units=2, prefix=None):

@@ -1,11 +1,13 @@
 """Whether arrays are finite, and their norm."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_amp.host import host_view
-from gluon_amp.trainer.arrays import all_finite, global_norm
+from gluon_amp.lowering.native import updates
+from gluon_amp.trainer.arrays import all_finite, global_norm, head_gradients
 
 import mxnet as mx
 from mxnet import nd
@@ -50,6 +52,26 @@ def test_the_norm_is_that_of_all_dtypes_together_in_float32():
     np.testing.assert_allclose(global_norm(grads), 3e4 * np.sqrt(8), rtol=1e-6)
     sparse = nd.ones((3, 2)).tostype("row_sparse")
     np.testing.assert_allclose(global_norm([sparse]), np.sqrt(6), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_arrays_of_both_kinds_in_one_list(monkeypatch, kernel):
+    if not kernel:
+        monkeypatch.setattr(updates, "supported", lambda arrays: False)
+    kinds = nd.array([3.0]), mx.np.array([[4.0]]), mx.np.array([12.0], dtype="float16")
+    assert all_finite(kinds)
+    assert global_norm(kinds) == 13.0
+    assert not all_finite([*kinds, mx.np.array([np.nan])])
+
+
+def test_head_gradients_have_the_shapes_and_dtypes_of_the_losses(arrays):
+    scalar = mx.np.ones((2,)).sum()
+    losses = [scalar, nd.ones((2, 1), ctx=mx.cpu(1)), mx.np.ones((3,), dtype="float64")]
+    heads = head_gradients(losses, 8.0)
+    assert [head.shape for head in heads] == [(), (2, 1), (3,)]
+    assert [head.context for head in heads] == [mx.cpu(0), mx.cpu(1), mx.cpu(0)]
+    assert [head.dtype for head in heads] == [np.float32, np.float32, np.float64]
+    assert all((head.asnumpy() == 8.0).all() for head in heads)
 
 
 def test_the_norm_of_very_large_and_very_small_float32():

@@ -6,10 +6,13 @@ import pytest
 from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.trainer.loss_scale import StaticLossScale
+from tests import kinds
 from tests.trainer.helpers import parameter, run, values
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 inf = np.inf
 
@@ -64,7 +67,7 @@ def test_init_trainer_on_a_stock_trainer_of_two_contexts_moves_the_update_off_th
             losses = [p.data(c) * factor for c in ctx]
         trainer.backward(losses)
         trainer.step(1)
-        assert [d.asscalar() for d in p.list_data()] == [expected] * 2
+        assert [d.asnumpy().item() for d in p.list_data()] == [expected] * 2
 
 
 def test_init_trainer_refuses():
@@ -73,15 +76,19 @@ def test_init_trainer_refuses():
         init_trainer(mx.optimizer.SGD())
     with pytest.raises(ValueError, match="call init_trainer\\(\\) once"):
         init_trainer(Trainer([p], "sgd"))
-    stock = gluon.Trainer([p], mx.optimizer.SGD())
-    with pytest.raises(ValueError, match="multi_precision=False"):
+    stock = gluon.Trainer([p], mx.optimizer.SGD(), update_on_kvstore=False)
+    with autograd.record():
+        loss = p.data() * 2
+    loss.backward()
+    stock.step(1)
+    with pytest.raises(ValueError, match="multi_precision=False and has updated float16"):
         init_trainer(stock)
     assert type(stock) is gluon.Trainer
     on_kvstore = gluon.Trainer([p], "sgd", update_on_kvstore=True)
     with pytest.raises(ValueError, match="update_on_kvstore=True"):
         init_trainer(on_kvstore)
     message = r"scale_loss\(\) got a Trainer .* call amp.init_trainer"
-    with pytest.raises(TypeError, match=message), scale_loss(nd.ones((1,)), stock):
+    with pytest.raises(TypeError, match=message), scale_loss(kinds.ones((1,)), stock):
         pass
 
 
@@ -92,14 +99,14 @@ def test_scale_loss_and_unscale():
         loss = p.data() * 0.5
         with scale_loss(loss, trainer) as scaled:
             autograd.backward(scaled)
-    assert p.grad().asscalar() == 4.0
+    assert p.grad().asnumpy().item() == 4.0
     assert trainer.step(1).applied
     assert values(p)[0] == 0.5
     with autograd.record(), scale_loss([p.data() / 2, p.data() * 1.5], trainer) as scaled:
         autograd.backward(scaled)
     unscale(trainer)
     unscale(trainer)
-    assert p.grad().asscalar() == 2.0
+    assert p.grad().asnumpy().item() == 2.0
     assert trainer.clip_global_norm(1.0) == 2.0
     report = trainer.step(1)
     assert (values(p)[0], report.loss_scale) == (-0.5, 8.0)
@@ -108,7 +115,7 @@ def test_scale_loss_and_unscale():
 def test_scale_loss_without_a_scale_and_unscale_of_float16():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", loss_scale=None)
-    loss = nd.ones((1,))
+    loss = kinds.ones((1,))
     with scale_loss(loss, trainer) as scaled:
         assert scaled is loss
     trainer = Trainer([p], "sgd", loss_scale=StaticLossScale(8))

@@ -6,9 +6,12 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.casting import statistics
 from gluon_amp.trainer import snapshot
+from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 
 def statistic(name, values, devices=1, dtype="float32"):
@@ -69,7 +72,7 @@ def test_what_was_written_after_the_pass_stays():
     write(first, np.nan)
     write(second, 5)
     copies = snapshot.ended(copies)
-    second.set_data(nd.array([8.0]))
+    second.set_data(kinds.array([8.0]))
     snapshot.undo([copies])
     assert (values(first), values(second)) == ([[1.0, 2.0]], [[8.0]])
 
@@ -112,13 +115,13 @@ def test_passes_over_other_arrays_are_undone_last_first():
 
 def test_nothing_is_recorded():
     parameter = statistic("p", [1.0])
-    x = nd.ones(1)
+    x = kinds.ones(1)
     x.attach_grad()
     with autograd.record():
         y = x * 2
         snapshot.undo([snapshot.ended(copied([parameter]))])
     y.backward()
-    assert x.grad.asscalar() == 2
+    assert x.grad.asnumpy().item() == 2
 
 
 def test_which_parameters_are_statistics():
@@ -151,7 +154,7 @@ def forward(net, hybridize=False, **mode):
     if hybridize:
         net.hybridize()
     with autograd.record(**mode):
-        net(nd.ones((3, 2)))
+        net(kinds.ones((3, 2)))
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -161,7 +164,7 @@ def test_a_training_pass_announces_its_statistics(hybridize):
 
 
 def test_an_inference_pass_announces_nothing():
-    assert announced(lambda net: net(nd.ones((3, 2)))) == []
+    assert announced(lambda net: net(kinds.ones((3, 2)))) == []
     assert announced(lambda net: forward(net, train_mode=False)) == []
 
 

@@ -12,6 +12,8 @@ from tests.trainer.helpers import parameter, run, values
 import mxnet as mx
 from mxnet import autograd
 
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+
 inf = np.inf
 
 

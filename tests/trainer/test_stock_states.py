@@ -8,6 +8,7 @@ import pytest
 
 from gluon_amp import Trainer
 from gluon_amp.symbolic import Module
+from tests import kinds
 from tests.trainer.state_helpers import (
     leaves,
     own,
@@ -20,6 +21,8 @@ from tests.trainer.state_helpers import (
 
 import mxnet as mx
 from mxnet import gluon, nd
+
+both_kinds = pytest.mark.usefixtures("arrays")  # Law 13
 
 STOCK = {
     "sgd": {"momentum": 0.9, "wd": 0.01},
@@ -51,6 +54,7 @@ def continued(stock, path, optimizer, dtype="float32", contexts=None, **settings
     return trainer
 
 
+@both_kinds
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("optimizer", STOCK)
 def test_training_continues_with_mxnets_own_optimizer_bit_for_bit(path, optimizer, dtype):
@@ -76,6 +80,7 @@ def test_training_continues_with_mxnets_own_optimizer_bit_for_bit(path, optimize
         np.testing.assert_array_equal(mine, theirs)
 
 
+@both_kinds
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     "optimizer, settings",
@@ -104,6 +109,7 @@ def test_training_continues_with_gluon_amps_optimizer(path, optimizer, settings,
         np.testing.assert_allclose(mine, theirs, rtol=2e-3 if dtype == "float16" else 2e-6)
 
 
+@both_kinds
 @pytest.mark.parametrize("before, after", [("float32", "float16"), ("float16", "float32")])
 def test_training_continues_in_another_dtype(path, before, after):
     stock = train(stock_trainer("adam", before))
@@ -114,6 +120,7 @@ def test_training_continues_in_another_dtype(path, before, after):
         np.testing.assert_allclose(mine, theirs, rtol=2e-3)
 
 
+@both_kinds
 def test_float16_states_without_masters(path):
     stock = train(gluon.Trainer(parameters("float16"), "sgd", {"momentum": 0.5}))
     assert leaves(stock._updaters[0].states)[0].dtype == np.float16
@@ -189,19 +196,31 @@ def test_parameters_that_stock_mxnet_sorts_as_text(path):
     assert loaded[0][1][0] == by_name["layer9"] != by_name["layer10"] == loaded[1][1][0]
 
 
-def test_under_numpys_semantics(path):
-    mx.npx.set_np()
+@pytest.mark.parametrize("saved", ["np", "nd"])
+def test_a_file_of_the_other_kind_of_arrays(path, saved):
+    modes = {"nd": mx.npx.reset_np, "np": mx.npx.set_np}
     try:
-        stock = train(stock_trainer("adam"))
-        trainer = continued(stock, path, "adam", learning_rate=2.0**-6)
-        train(stock)
+        modes[saved]()
+        stock = train(stock_trainer("adam", "float16"))
+        stock.save_states(path)
+        values, states = weights(stock), leaves(stock._updaters[0].states)
+        modes["nd" if saved == "np" else "np"]()
+        params = parameters("float16")
+        for param, value in zip(params, values):
+            param.set_data(kinds.array(value, dtype="float16"))
+        trainer = Trainer(params, "adam", {"learning_rate": 2.0**-6}, loss_scale=None)
+        trainer.load_states(path)
+        for mine, theirs in zip(leaves(trainer._updaters[0].states), states):
+            np.testing.assert_array_equal(mine, theirs)
         train(trainer)
-        for mine, theirs in zip(weights(trainer), weights(stock)):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
     finally:
         mx.npx.reset_np()
+    train(stock)
+    for mine, theirs in zip(weights(trainer), weights(stock)):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3)
 
 
+@both_kinds
 def test_an_optimizer_of_gluon_amp_in_a_stock_trainer(path):
     stock = train(stock_trainer("amp_sgd", "float16", momentum=0.5))
     trainer = continued(stock, path, "sgd", "float16", momentum=0.5, learning_rate=2.0**-6)

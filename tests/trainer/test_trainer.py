@@ -9,11 +9,14 @@ from gluon_amp.casting.parameters import bind_parameter
 from gluon_amp.trainer import ScaledSteps, StepReport
 from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.trainer.report import Skips
+from tests import kinds
 from tests.trainer.helpers import parameter, run, values
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 inf = np.inf
 
@@ -47,8 +50,8 @@ def test_any_mxnet_optimizer_by_name():
         assert not run(trainer, [(p, [inf])]).applied
         (master,) = trainer.master_params().values()
         assert master.dtype == np.float32
-        assert master.asscalar() != 1.0
-        assert np.float16(master.asscalar()) == values(p)[0]
+        assert master.asnumpy().item() != 1.0
+        assert np.float16(master.asnumpy().item()) == values(p)[0]
 
 
 def test_without_a_scale_it_is_a_gluon_trainer():
@@ -60,7 +63,7 @@ def test_without_a_scale_it_is_a_gluon_trainer():
         trainer = make(net.collect_params(), mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
         for _ in range(3):
             with autograd.record():
-                loss = (net(nd.ones((2, 3))) ** 2).sum()
+                loss = (net(kinds.ones((2, 3))) ** 2).sum()
             loss.backward()
             trainer.step(2)
         results.append(values(net.weight))
@@ -106,4 +109,16 @@ def test_masters_are_those_of_float16_weights_that_were_updated():
     ((key, weight, master),) = trainer.masters()
     assert key == (0, 0)
     assert weight is p.data()
-    assert master is trainer.master_params()["p"]
+    master[:] = 0.25
+    weight[:] = 0.25
+    assert trainer.master_params()["p"].asnumpy().item() == 0.25
+
+
+def test_what_users_receive_is_of_the_kind_of_their_parameters():
+    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
+    trainer = Trainer([p, q], "sgd", loss_scale=8)
+    for _ in range(2):  # before and after the first update
+        given = [*trainer.gradients(), *trainer.master_params().values()]
+        assert {type(one) for one in given} == {type(p.data())} == {type(p.grad())}
+        run(trainer, [(p, [0.5]), (q, [0.5])])
+    assert type(p.data()) is type(kinds.ones(1))

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from tests import kinds
 from tests.casting.nets import small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -31,7 +34,7 @@ def batch(seed=0, n=16):
     random = np.random.RandomState(seed)
     labels = random.randint(0, 4, n)
     pixels = random.normal(size=(n, 3, 8, 8)) + labels[:, None, None, None]
-    return nd.array(pixels), nd.array(labels)
+    return kinds.array(pixels), kinds.array(labels)
 
 
 def step(net, trainer, x, y):
@@ -75,7 +78,7 @@ def test_twenty_steps_match_float32(optimizer, params, policy, unit):
             x, y = batch(k)
             report = step(net, trainer, x, y)
             assert report.applied
-            losses.append(float(LOSS(net(x), y).mean().asscalar()))
+            losses.append(float(LOSS(net(x), y).mean().asnumpy().item()))
         results[name] = losses, net[5].weight.data().asnumpy().astype("float32")
     (expected, weight), (got, low) = results["float32"], results[policy]
     assert expected[-1] < 0.9 * expected[0]  # the net learns
@@ -92,23 +95,23 @@ def test_masters_carry_an_update_of_1e_8_that_float16_weights_cannot(optimizer):
     trainer = amp.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-8})
     for _ in range(20):  # 1e-8 is below float32's resolution at 1, which is 6e-8
         with autograd.record():
-            loss = net(nd.ones((1, 1))).sum()
+            loss = net(kinds.ones((1, 1))).sum()
         trainer.backward(loss)
         trainer.step(1)
     (master,) = trainer.master_params().values()
-    assert net.weight.data().asscalar() == 1.0
+    assert net.weight.data().asnumpy().item() == 1.0
     assert master.dtype == np.float32
     # each step rounds 1 - 1e-8 to the float32 below 1 or stays, so start from a small weight
-    net.weight.set_data(nd.array([[1e-3]]))
+    net.weight.set_data(kinds.array([[1e-3]]))
     before = None
     for _ in range(20):
         with autograd.record():
-            loss = net(nd.ones((1, 1))).sum()
+            loss = net(kinds.ones((1, 1))).sum()
         trainer.backward(loss)
         trainer.step(1)
         (master,) = trainer.master_params().values()
-        before = master.asscalar() if before is None else before
-    moved = before - master.asscalar()
+        before = master.asnumpy().item() if before is None else before
+    moved = before - master.asnumpy().item()
     assert 19 * 0.98e-8 < moved < 19 * 1.02e-8
 
 
@@ -134,7 +137,7 @@ def test_law_4_holds_for_statistics_that_were_set_between_steps():
     net = amp.cast(small_net(), "float16")
     trainer = amp.Trainer(net.collect_params(), "sgd")
     step(net, trainer, *batch())
-    net[1].running_mean.set_data(nd.full((8,), 7.0))
+    net[1].running_mean.set_data(kinds.full((8,), 7.0))
     x, y = batch()
     assert not step(net, trainer, x * np.inf, y).applied
     assert net[1].running_mean.data().asnumpy().tolist() == [7.0] * 8
@@ -190,7 +193,7 @@ def test_parameters_loaded_during_training_are_not_reverted(tmp_path):
             "the forward pass is not finite already, so look for infinite data",
         ),
         (
-            lambda net, x: net[0].weight.set_data(nd.ones((8, 3, 3, 3))) or x + 6000,
+            lambda net, x: net[0].weight.set_data(kinds.ones((8, 3, 3, 3))) or x + 6000,
             "the forward pass is not finite already, .* and for overflow in the network",
         ),
         (
@@ -232,7 +235,7 @@ def test_states_find_their_layers_when_the_counters_in_names_have_grown(tmp_path
     nets = two_layers(8), two_layers(9)  # as text 'dense10' comes before 'dense9'
     trainers = [trainer_of(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9}) for net in nets]
     with autograd.record():
-        loss = (nets[0](nd.array([[0.1, 0.2, 0.3]])) ** 2).sum()
+        loss = (nets[0](kinds.array([[0.1, 0.2, 0.3]])) ** 2).sum()
     trainers[0].backward(loss)
     assert trainers[0].step(1).applied
     trainers[0].save_states(str(tmp_path / "s"))

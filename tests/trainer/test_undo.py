@@ -10,10 +10,14 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import Trainer
-from tests.trainer.helpers import BAD, FINE, TWO, backward, norm_net, same, scaled, statistics
+from tests import kinds
+from tests.trainer.helpers import TWO, backward, bad, fine, norm_net, same, scaled, statistics
 
-from mxnet import autograd, nd
+import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import nn
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 
 @pytest.fixture(params=["uncast", "hybridized", "float16", "mixed_float16"])
@@ -30,12 +34,12 @@ def net(request):
 def test_what_was_loaded_before_the_pass_stays(net, when, tmp_path):
     trainer = scaled(net)
     if when == "between two steps":
-        backward(trainer, net, FINE)
+        backward(trainer, net, fine())
         assert trainer.step(1).applied
-    net[1].running_mean.set_data(nd.array([5, 6]))
+    net[1].running_mean.set_data(kinds.array([5, 6]))
     net[1].running_var.data()[:] = 7
     before = statistics(net)
-    backward(trainer, net, BAD)
+    backward(trainer, net, bad())
     assert not trainer.step(1).applied
     same(before, statistics(net))
 
@@ -43,12 +47,12 @@ def test_what_was_loaded_before_the_pass_stays(net, when, tmp_path):
 @pytest.mark.parametrize("write", ["set_data", "in place"])
 def test_what_is_written_between_backward_and_step_stays(net, write):
     trainer = scaled(net)
-    backward(trainer, net, BAD)
+    backward(trainer, net, bad())
     mean = net[1].running_mean
     if write == "set_data":
-        mean.set_data(nd.array([5, 6]))
+        mean.set_data(kinds.array([5, 6]))
     else:
-        mean.data()[:] = nd.array([5, 6])
+        mean.data()[:] = kinds.array([5, 6])
     assert not trainer.step(1).applied
     assert mean.data().asnumpy().tolist() == [5, 6]
     assert net[1].running_var.data().asnumpy().tolist() == [1, 1]
@@ -57,8 +61,8 @@ def test_what_is_written_between_backward_and_step_stays(net, write):
 def test_what_is_written_between_forward_and_backward_stays(net):
     trainer = scaled(net)
     with autograd.record():
-        loss = net(BAD).sum()
-    net[1].running_mean.set_data(nd.array([5, 6]))
+        loss = net(bad()).sum()
+    net[1].running_mean.set_data(kinds.array([5, 6]))
     trainer.backward(loss)
     assert not trainer.step(1).applied
     assert net[1].running_mean.data().asnumpy().tolist() == [5, 6]
@@ -66,9 +70,9 @@ def test_what_is_written_between_forward_and_backward_stays(net):
 
 def test_what_is_written_between_two_passes_of_a_step_stays(net):
     trainer = scaled(net)
-    backward(trainer, net, FINE)
-    net[1].running_mean.set_data(nd.array([5, 6]))
-    backward(trainer, net, BAD)
+    backward(trainer, net, fine())
+    net[1].running_mean.set_data(kinds.array([5, 6]))
+    backward(trainer, net, bad())
     assert not trainer.step(1).applied
     assert net[1].running_mean.data().asnumpy().tolist() == [5, 6]
     assert net[1].running_var.data().asnumpy().tolist() == [1, 1]
@@ -86,7 +90,7 @@ def test_statistics_belong_to_the_pass_that_wrote_them(cast, critic_scale):
     of_critic = Trainer(critic.collect_params(), "sgd", loss_scale=critic_scale)
     before = statistics(generator), statistics(critic)
     with autograd.record():
-        loss = critic(generator(BAD)).sum()
+        loss = critic(generator(bad())).sum()
     of_generator.backward(loss)
     assert not of_generator.step(1).applied
     same(before[0], statistics(generator))
@@ -99,14 +103,14 @@ def test_statistics_belong_to_the_pass_that_wrote_them(cast, critic_scale):
 
 def run_critic(critic, generator):
     with autograd.record():
-        return critic(generator(FINE).detach()).sum()
+        return critic(generator(fine()).detach()).sum()
 
 
 def test_a_skip_of_one_trainer_leaves_what_another_one_applied():
     first, second = norm_net(), norm_net()
     trainers = scaled(first), scaled(second)
-    backward(trainers[0], first, BAD)
-    backward(trainers[1], second, FINE)
+    backward(trainers[0], first, bad())
+    backward(trainers[1], second, fine())
     assert trainers[1].step(1).applied
     learnt = statistics(second)
     assert not trainers[0].step(1).applied
@@ -119,7 +123,7 @@ def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():
     trainers = [Trainer(n.collect_params(), "sgd", loss_scale=shared) for n in nets]
     before = [statistics(n) for n in nets]
     with autograd.record():
-        loss = nets[0](FINE).sum() + nets[1](BAD).sum()
+        loss = nets[0](fine()).sum() + nets[1](bad()).sum()
     trainers[0].backward(loss)
     assert trainers[0].step(1).applied
     assert not trainers[1].step(1).applied
@@ -133,14 +137,14 @@ def test_a_separate_call_of_a_cast_child_leaves_the_parents_snapshots():
     parent[1].initialize()
     trainer = scaled(parent)
     with autograd.record():
-        child(FINE)
+        child(fine())
     for hybridize in (False, True):
         if hybridize:
             parent.hybridize()
-        backward(trainer, parent, FINE)
+        backward(trainer, parent, fine())
         assert trainer.step(1).applied
         before = statistics(parent)
-        backward(trainer, parent, BAD)
+        backward(trainer, parent, bad())
         assert not trainer.step(1).applied
         same(before, statistics(parent))
 
@@ -150,7 +154,7 @@ def test_scale_loss_is_undone_too():
     trainer = scaled(net)
     before = statistics(net)
     for inside in (True, False):  # MXNet's documentation has it inside, and it need not be
-        with autograd.record(), amp.scale_loss(net(BAD).sum(), trainer) as loss:
+        with autograd.record(), amp.scale_loss(net(bad()).sum(), trainer) as loss:
             if inside:
                 autograd.backward(loss)
         if not inside:
@@ -168,7 +172,7 @@ def test_nothing_is_kept_alive_by_passes_that_are_over(policy):
     trainer = scaled(net)
     inputs = []
     for _ in range(20):
-        inputs.append(FINE.copy())
+        inputs.append(fine().copy())
         backward(trainer, net, inputs[-1])
         with autograd.record():
             net(inputs[-1])
@@ -183,7 +187,7 @@ def test_a_deleted_net_is_not_kept_alive_by_its_pass():
     other = scaled(norm_net())
     net = amp.cast(norm_net(), "mixed_float16")
     with autograd.record():
-        net(FINE)
+        net(fine())
     mean = weakref.ref(net[1].running_mean)
     del net
     gc.collect()
@@ -196,9 +200,15 @@ def test_backward_passes_in_threads():
     net = norm_net()
     net.collect_params().reset_ctx(TWO)
     trainer = scaled(net)
-    data = [BAD, FINE.as_in_context(TWO[1])]
+    data = [bad(), fine().as_in_context(TWO[1])]
     before = statistics(net)
-    threads = [threading.Thread(target=backward, args=(trainer, net, x)) for x in data]
+    numpy = mx.util.is_np_array()
+
+    def run(x):
+        with mx.util.np_shape(numpy), mx.util.np_array(numpy):  # each thread has its own
+            backward(trainer, net, x)
+
+    threads = [threading.Thread(target=run, args=(x,)) for x in data]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -18,6 +18,8 @@ from tests.trainer.helpers import (
 
 from mxnet import autograd
 
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+
 inf = np.inf
 
 
@@ -49,7 +51,7 @@ def test_gradients_of_a_later_pass_are_reduced_again(loss_scale, clip_again):
     if clip_again:
         assert trainer.clip_global_norm(100.0) == 3.0
     trainer.step(1)
-    assert [d.asscalar() for d in p.list_data()] == [-3.0, -3.0]
+    assert [d.asnumpy().item() for d in p.list_data()] == [-3.0, -3.0]
 
 
 def test_a_plain_backward_counts_as_a_pass_too():
@@ -59,7 +61,7 @@ def test_a_plain_backward_counts_as_a_pass_too():
         autograd.backward(losses_on(p, factors, TWO))
         trainer.clip_global_norm(4.0)
     trainer.step(1)
-    assert [d.asscalar() for d in p.list_data()] == [-3.0, -3.0]
+    assert [d.asnumpy().item() for d in p.list_data()] == [-3.0, -3.0]
 
 
 def test_gradients_of_another_trainers_pass_are_reduced_again():
@@ -73,7 +75,7 @@ def test_gradients_of_another_trainers_pass_are_reduced_again():
     assert norm == 3.0
     for trainer, param in ((first, p), (second, q)):
         assert trainer.step(1).applied
-        assert [d.asscalar() for d in param.list_data()] == [-3.0, -3.0]
+        assert [d.asnumpy().item() for d in param.list_data()] == [-3.0, -3.0]
 
 
 @pytest.mark.parametrize("loss_scale", [None, 8])
@@ -132,7 +134,7 @@ def test_allreduce_grads_then_step_reduces_once():
     trainer.backward(losses_on(p, (1.0, 2.0), TWO))
     trainer.allreduce_grads()
     trainer.step(1)
-    assert [d.asscalar() for d in p.list_data()] == [-3.0, -3.0]
+    assert [d.asnumpy().item() for d in p.list_data()] == [-3.0, -3.0]
 
 
 # ------------------------------------------------------------------------------ what is measured
@@ -163,4 +165,4 @@ def test_devices_that_are_not_reduced_are_all_measured():
     trainer.backward(losses_on(p, (3.0, 4.0), TWO))
     assert trainer.clip_global_norm(2.5) == 5.0
     trainer.step(1)
-    assert [d.asscalar() for d in p.list_data()] == [-1.5, -2.0]
+    assert [d.asnumpy().item() for d in p.list_data()] == [-1.5, -2.0]

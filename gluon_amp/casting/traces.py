@@ -1,0 +1,162 @@
+"""The traces of a cast block: which graph runs under which circumstances."""
+
+from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
+
+from gluon_amp.casting.arguments import arrays_in, constants_of
+from gluon_amp.casting.parameters import dtype_of, frozen_names
+from gluon_amp.casting.sharing import add_user
+from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
+from gluon_amp.dtypes import dtype_name
+from gluon_amp.policy import Policy, graph
+
+import mxnet as mx
+from mxnet import autograd
+
+# The attributes of a block in which Gluon keeps its one trace
+TRACE = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
+
+# How many combinations of constant arguments a block traces. More, as those of a number that counts
+# steps, would cost a trace at each call, and memory.
+MAX_CONSTANTS = 8
+
+
+class TraceKey(NamedTuple):
+    """The circumstances of a forward pass on which the graph that runs depends.
+
+    A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
+    depends on the rest. `device` and `dtypes` are those of the arrays; symbols have none.
+    `constants` is None if the Python code runs, as no trace is kept for the arguments.
+    """
+
+    recording: bool
+    training: bool
+    device: str
+    dtypes: Tuple[str, ...]
+    frozen: FrozenSet[str]
+    constants: Optional[tuple]
+
+    @property
+    def inference(self) -> bool:
+        return not (self.recording or self.training)
+
+
+class Binding:
+    """The policy of a cast block, and the graphs of its traces.
+
+    Attributes
+    ----------
+    path : str
+        The block's path in the net that was cast.
+    policy : Policy
+    hybridized : bool
+        Whether the block was hybridized before the cast, or by the user since then.
+    graph : tuple of (list of Symbol, Symbol), or None
+        Inputs and cast graph of the current trace, the one that ran last; None before the first.
+    nodes : list of graph.Node, or None
+        How each operator of that graph runs.
+    untraceable : tuple of (str, str), or None
+        If the block has just run as Python code: path and reason of the `TraceError`.
+    """
+
+    def __init__(self, block: HybridBlock, path: str, policy: Policy) -> None:
+        self.path = path
+        self.policy = policy
+        self.hybridized = block._active
+        vars(block)["_active"] = True
+        add_user(block)
+        # Not empty in a SymbolBlock, which has a graph without being traced
+        self._untraced = {name: vars(block)[name] for name in TRACE}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all traces."""
+        self.graph = None
+        self.nodes = None
+        self.untraceable = None
+        self.lowered = None  # (inputs, lowered graph), only while Gluon builds a cached op from it
+        self.key: Optional[TraceKey] = None  # of the current trace
+        self.traces: Dict[Optional[TraceKey], tuple] = {}  # all traces but the current one
+        self._constants = set()  # those of all traces
+        self._parameters = None
+
+    def untraced(self) -> Dict[str, Any]:
+        """Return the attributes `TRACE` of a block that has not been traced."""
+        return {**self._untraced, "_cached_op_args": []}  # a new list, as Gluon changes it in place
+
+    def parameters_of(self, block: HybridBlock) -> list:
+        """Return the block's parameters, kept because `collect_params` takes a millisecond."""
+        if self._parameters is None:
+            self._parameters = list(block.collect_params().values())
+        return self._parameters
+
+    def select_for(self, block: HybridBlock, args: tuple) -> None:
+        """Make the trace for a call with these arguments the current one; trace it if it is new.
+
+        Raises `TraceError`.
+        """
+        arrays = [a for a in arrays_in(args) if isinstance(a, mx.nd.NDArray)]
+        key = TraceKey(
+            autograd.is_recording(),
+            autograd.is_training(),
+            arrays[0].context.device_type if arrays else "",
+            tuple(dtype_name(a.dtype) for a in arrays),
+            frozen_names(self.parameters_of(block)),
+            # `skip_states` is how an RNN layer passes on whether it was called with states
+            constants_of((*args, getattr(block, "skip_states", None))),
+        )
+        reason = "an argument is neither an array nor a constant, such as a number or a string"
+        if key.constants not in (None, *self._constants) and len(self._constants) == MAX_CONSTANTS:
+            key = key._replace(constants=None)
+            reason = f"its Python arguments had more than {MAX_CONSTANTS} combinations of values"
+        self.select(block, key)
+        if self.untraceable:
+            raise TraceError(*self.untraceable)
+        if key.constants is None:
+            raise TraceError(self.path, reason)
+        self._constants.add(key.constants)
+        if self.graph is None:
+            self._trace(block, args)
+
+    def select(self, block: HybridBlock, key: Optional[TraceKey]) -> None:
+        """Make the trace that belongs to `key` the current one.
+
+        Gluon has room for one trace per block, in the attributes `TRACE`, and runs what is there.
+        This exchanges them: the current trace moves to `traces`, and the trace of `key` moves from
+        `traces` to the block. If there is none, the block's attributes become those of an untraced
+        block.
+        """
+        if key == self.key:
+            return
+        # `graph` and the others belong to the trace and move with it
+        attributes = {name: vars(block)[name] for name in TRACE}
+        self.traces[self.key] = attributes, self.graph, self.nodes, self.untraceable
+        # `pop`, as each trace has one place: a copy in `traces` would miss what Gluon adds later
+        untraced = self.untraced(), None, None, None
+        attributes, self.graph, self.nodes, self.untraceable = self.traces.pop(key, untraced)
+        vars(block).update(attributes)  # without `Block.__setattr__`
+        self.key = key
+
+    def _trace(self, block: HybridBlock, args: tuple) -> None:
+        inputs, symbol, block._in_format, block._out_format = trace(block, self.path, args)
+        names = {s.name for s in inputs}
+        dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+        dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
+        cast, self.nodes = graph.plan(symbol, self.policy, dtypes)
+        self.graph = inputs, cast
+        block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
+
+    def select_to_export(self, block: HybridBlock) -> bool:
+        """Select a trace that has run, rather one of inference; return whether there is one."""
+        run = [key for key, (trace, *_) in self.traces.items() if trace["_cached_op"]]
+        if block._cached_op:
+            run.append(self.key)
+        if run:
+            self.select(block, max(run, key=lambda key: key.inference))
+        return bool(run)
+
+
+def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a traced symbol without block labels and with float32 variables."""
+    attrs = symbol.attr_dict()
+    float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
+    return graph.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))

@@ -1,0 +1,157 @@
+"""A seed gives a cast net the float32 net's first weights, each rounded once to its own dtype."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.casting.parameters import dtype_of
+from gluon_amp.host import host_copy
+from tests import kinds
+from tests.casting.nets import POLICIES
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn, rnn
+
+
+class OwnNumbers(mx.init.Initializer):
+    """Draws as a user's initializer does: it fills the array from random numbers of its own."""
+
+    def _init_weight(self, name, weight):
+        weight[:] = kinds.array(np.random.normal(size=weight.shape)).astype(weight.dtype)
+
+
+INITIALIZERS = {
+    "Uniform": mx.init.Uniform(0.3),
+    "Normal": mx.init.Normal(0.02),
+    "Xavier": mx.init.Xavier(),
+    "gaussian Xavier": mx.init.Xavier("gaussian", "in", 2),
+    "MSRAPrelu": mx.init.MSRAPrelu(),
+    "Orthogonal": mx.init.Orthogonal(),
+    "Constant": mx.init.Constant(1 / 3),
+    "OwnNumbers": OwnNumbers(),
+}
+
+
+class Net(gluon.HybridBlock):
+    """Some shapes are known and some are not; one parameter has an initializer of its own."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.own = nn.Dense(5, flatten=False, weight_initializer=mx.init.Normal(0.3))
+            self.known = nn.Dense(4, in_units=5, flatten=False)
+            self.norm = nn.BatchNorm(axis=-1)
+            self.last = nn.Dense(2)
+
+    def hybrid_forward(self, F, x):
+        return self.last(self.norm(self.known(self.own(x))))
+
+
+class Plain(gluon.Block):
+    """A plain Block, with a parameter of its own that no HybridBlock reads, and an LSTM."""
+
+    def __init__(self):
+        super().__init__(prefix="plain_")
+        with self.name_scope():
+            self.scale = self.params.get("scale", shape=(4, 4))
+            self.rnn = rnn.LSTM(3, i2h_bias_initializer=mx.init.LSTMBias(1 / 3))
+            self.net = Net()
+
+    def forward(self, x):
+        return self.net(self.rnn(x * self.scale.data()[0]))
+
+
+DATA = np.random.RandomState(0).normal(size=(3, 2, 4))
+
+
+def first_values(make, initializer, policy=None, cast_first=True):
+    """Return the parameters of a new net after its first pass, and the random numbers after it."""
+    mx.random.seed(5)
+    np.random.seed(5)
+    net = make()
+    if policy and cast_first:
+        amp.cast(net, policy)
+    net.initialize(initializer)
+    if policy and not cast_first:
+        amp.cast(net, policy)
+    net(kinds.array(DATA))
+    return net, [nd.random.uniform(shape=(4,)).asnumpy(), np.random.uniform(size=4)]
+
+
+def assert_rounded_once(net, expected):
+    """Assert that the parameters of a net are those of another, and that some were rounded."""
+    rounded = set()
+    for name, param in net.collect_params().items():
+        wide = host_copy(expected.collect_params()[name].data())
+        found = host_copy(param.data())
+        np.testing.assert_array_equal(found, wide.astype(found.dtype), err_msg=name)
+        if (found != wide).any():
+            rounded.add(name)
+    low = {name for name, p in net.collect_params().items() if dtype_of(p) == "float16"}
+    assert low == {name for name in low if name.endswith("bias")} | rounded
+
+
+@pytest.mark.parametrize("cast_first", [True, False])
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_the_seed_gives_the_weights_of_float32(arrays, name, cast_first):
+    expected, later = first_values(Net, INITIALIZERS[name])
+    net, then = first_values(Net, INITIALIZERS[name], "float16", cast_first)
+    assert_rounded_once(net, expected)
+    np.testing.assert_array_equal(then, later)  # shuffles and dropout masks agree as well
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_seed_gives_the_weights_of_float32_in_a_plain_block(arrays, policy):
+    expected, later = first_values(Plain, mx.init.Xavier())
+    net, then = first_values(Plain, mx.init.Xavier(), policy)
+    assert_rounded_once(net, expected)
+    np.testing.assert_array_equal(then, later)
+
+
+def test_force_reinit_draws_again_on_all_devices(arrays):
+    contexts = [mx.cpu(0), mx.cpu(1)]
+
+    def again(policy):
+        net, _ = first_values(Net, mx.init.One(), policy)
+        mx.random.seed(7)
+        net.initialize(mx.init.Uniform(0.3), contexts, force_reinit=True)
+        net.last.weight.initialize(mx.init.Normal(0.1), contexts, force_reinit=True)
+        return net
+
+    expected, net = again(None), again("float16")
+    assert_rounded_once(net, expected)
+    for param in net.collect_params().values():
+        one, other = param.list_data()
+        assert (one.context, other.context) == tuple(contexts)
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+        assert {type(one), type(other)} == {type(arrays.ones((1,)))}
+
+
+def test_masters_start_at_the_weights(arrays):
+    net, _ = first_values(Net, mx.init.Xavier(), "float16")
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=1)
+    with autograd.record():
+        loss = net(kinds.array(DATA)).sum()
+    trainer.backward(loss)
+    trainer.step(1)
+    for name, master in trainer.master_params().items():
+        weight = net.collect_params()[name].data().asnumpy()
+        np.testing.assert_array_equal(master.asnumpy(), weight.astype(np.float32))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_dropout_masks_are_those_of_float32(arrays, policy):
+    def masked(policy):
+        mx.random.seed(5)
+        net = nn.HybridSequential()
+        net.add(nn.Dense(64), nn.Dropout(0.5), nn.Activation("sigmoid"))
+        if policy:
+            amp.cast(net, policy)
+        net.initialize(mx.init.Uniform(1))
+        with autograd.train_mode():
+            return net(kinds.array(DATA.reshape(6, 4))).asnumpy() == 0.5  # sigmoid(0)
+
+    expected = masked(None)
+    assert 0.4 < expected.mean() < 0.6
+    np.testing.assert_array_equal(masked(policy), expected)

@@ -1,0 +1,234 @@
+"""Blocks that cannot be traced: they run as Python code, and their children are cast."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.dtypes import dtype_name
+from tests.casting.nets import POLICIES, backward, images
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+
+class Odd(gluon.HybridBlock):
+    """A weight and two layers around code that needs more than operators."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.code = forward
+        with self.name_scope():
+            self.first, self.last = nn.Dense(8, flatten=False, in_units=3), nn.Dense(2, in_units=8)
+            self.weight = self.params.get("weight", shape=(8, 8), init="ones")
+
+    def hybrid_forward(self, F, x, weight):
+        return self.last(F.dot(self.code(F, self.first(x)), weight))
+
+
+CODES = {
+    "shape": lambda F, x: x.reshape((x.shape[0], -1)),
+    "values": lambda F, x: x if x.sum() > 1e9 else -x,
+    "asnumpy": lambda F, x: F.array(np.abs(x.asnumpy())) + x,
+}
+
+
+def odd(code="shape"):
+    net = Odd(CODES[code])
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def data(n=4):
+    return nd.array(np.random.RandomState(0).normal(size=(n, 3)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("code", CODES)
+def test_a_root_that_cannot_be_traced(code, policy):
+    net = odd(code)
+    expected = net(data()).asnumpy()
+    amp.cast(net, policy)
+    assert type(net).__bases__[1] is Odd
+    assert dtype_name(net.weight.dtype) == "float32"  # its own code reads it
+    assert dtype_name(net.first.weight.dtype) == amp.Policy.parse(policy).param_dtype
+    with pytest.warns(UserWarning, match="Block net cannot be traced .* run as Python code"):
+        out = net(data())
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.03, atol=0.03)
+
+    rows = amp.describe(net).rows
+    assert [(row.block, row.op) for row in rows] == [
+        ("", "(Python code)"),
+        ("first", "FullyConnected"),
+        ("last", "FullyConnected"),
+    ]
+    assert rows[0].compute_dtype == "float32"
+    assert {row.compute_dtype for row in rows[1:]} == {amp.Policy.parse(policy).compute_dtype}
+    assert "cannot be traced" in rows[0].reason
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_gradients_are_those_of_float32(policy):
+    net = odd()
+    backward(net, data())
+    expected = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
+    amp.cast(net, policy)
+    backward(net, data())
+    for name, param in net.collect_params().items():
+        np.testing.assert_allclose(param.grad().asnumpy(), expected[name], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+def test_the_largest_parts_that_can_be_traced_are_cast():
+    net = nn.HybridSequential()
+    inner = nn.HybridSequential()
+    inner.add(nn.Dense(3, in_units=3), nn.Activation("relu"))
+    middle = nn.HybridSequential()
+    middle.add(nn.Dense(3, in_units=3), odd())
+    net.add(inner, middle, nn.Dense(2, in_units=2))
+    net.initialize()
+    expected = net(data()).asnumpy()
+    amp.cast(net, "float16")
+    description = amp.describe(net, data())
+    assert [(row.block, row.op) for row in description.rows] == [
+        ("", "(Python code)"),
+        ("0.0", "FullyConnected"),  # one graph
+        ("0.1", "Activation"),
+        ("1", "(Python code)"),
+        ("1.0", "FullyConnected"),
+        ("1.1", "(Python code)"),
+        ("1.1.first", "FullyConnected"),
+        ("1.1.last", "FullyConnected"),
+        ("2", "FullyConnected"),
+    ]
+    reasons = {row.block: row.reason for row in description.rows}
+    assert "inside it" not in reasons["1.1"]
+    assert reasons[""].startswith("block '1.1' inside it cannot be traced")
+    assert "(Python code)" in str(description)
+    np.testing.assert_allclose(net(data()).asnumpy(), expected, rtol=0.02, atol=0.02)
+    assert "(Python code)" not in str(amp.check(net))
+
+
+def test_one_warning_for_nested_blocks_and_all_modes():
+    net = nn.HybridSequential()
+    net.add(nn.HybridSequential())
+    net[0].add(odd())
+    amp.cast(net, "float16")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        warnings.simplefilter("ignore", DeprecationWarning)  # of scipy, in MXNet
+        for _ in range(2):
+            net(data())
+            backward(net, data())
+    assert len({str(w.message) for w in caught}) == 1
+    assert "Block 0.0 cannot be traced" in str(caught[0].message)
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+@pytest.mark.parametrize("deferred", [True, False])
+def test_before_shapes_are_known(arrays, deferred):
+    if deferred and arrays is mx.np:
+        pytest.skip("MXNet cannot initialize float16 arrays of mx.np later")
+    inputs = (0, 0) if deferred else (3, 4)
+
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.first = nn.Dense(8, in_units=inputs[0])
+                self.last = nn.Dense(2, flatten=False, in_units=inputs[1])
+
+        def hybrid_forward(self, F, x):
+            return self.last(self.first(x).reshape((x.shape[0], 2, 4)))
+
+    net = Net()
+    net.initialize()
+    amp.cast(net, "float16")
+    net.hybridize(static_alloc=True)
+    out = net(arrays.ones((4, 3)))
+    assert out.shape == (4, 2, 2) and out.dtype == np.float32
+    assert type(out) is type(arrays.ones(1))
+    assert dtype_name(net.first.weight.data().dtype) == "float16"
+
+
+def test_a_block_that_can_be_traced_in_one_mode_only():
+    class Detector(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(4, in_units=3)
+
+        def hybrid_forward(self, F, x):
+            scores = self.dense(x)
+            return scores if autograd.is_training() else scores.reshape((x.shape[0], 2, 2))
+
+    net = Detector()
+    net.initialize()
+    amp.cast(net, "float16")
+    for _ in range(2):
+        assert backward(net, data()).shape == (4, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert net(data()).shape == (4, 2, 2)
+    assert [row.op for row in amp.describe(net).rows] == ["(Python code)", "FullyConnected"]
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+def test_an_error_of_the_users_code_is_raised_and_not_remembered():
+    net = odd()
+    net.code = lambda F, x: x.no_such_method()
+    amp.cast(net, "float16")
+    with pytest.raises(AttributeError, match="no_such_method"):
+        net(data())
+    net.code = lambda F, x: F.relu(x)
+    net(data())
+    assert "(Python code)" not in [row.op for row in amp.describe(net).rows]
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+def test_training_saving_and_undoing(tmp_path):
+    net = amp.cast(odd(), "float16")
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8.0)
+    before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+    with autograd.record():
+        loss = (net(data()) ** 2).sum(axis=1)
+    trainer.backward(loss)
+    assert trainer.step(4).applied
+    assert all((p.data().asnumpy() != before[n]).any() for n, p in net.collect_params().items())
+    net.save_parameters(str(tmp_path / "net"))
+    stock = odd()
+    stock.load_parameters(str(tmp_path / "net"))
+    amp.cast(net, "float32")  # it is no longer hybridized, as before the cast
+    assert np.array_equal(net(data()).asnumpy(), stock(data()).asnumpy())
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+def test_it_has_no_graph_to_export_and_diagnose_works(tmp_path):
+    net = amp.cast(odd(), "float16")
+    net(data())
+    with pytest.raises(ValueError, match="Block net cannot be traced"):
+        net.export(str(tmp_path / "net"))
+    loss = gluon.loss.L2Loss()
+    assert amp.diagnose(net, loss, data(), nd.ones((4, 2)), loss_scale=8.0).verdict == "ok"
+    bad = data()
+    bad[0, 0] = 1e30
+    assert amp.diagnose(net, loss, bad, nd.ones((4, 2)), loss_scale=8.0).verdict != "ok"
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+def test_gluoncvs_group_norm():
+    """It asks for the shape and the device of its input."""
+    from gluoncv.nn import GroupNorm
+
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 1, in_channels=3), GroupNorm(ngroups=2, in_channels=8), nn.Dense(2))
+    net.initialize()
+    expected = net(images()).asnumpy()
+    amp.cast(net, "float16")
+    np.testing.assert_allclose(net(images()).asnumpy(), expected, rtol=0.01, atol=0.01)
+    ops = [row.op for row in amp.describe(net).rows]
+    assert ops == ["(Python code)", "Convolution", "(Python code)", "FullyConnected"]

@@ -1,0 +1,209 @@
+"""Nets that share or copy parameters of a cast net, as predictors and tied weights do."""
+
+import copy
+import gc
+import warnings
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.casting.parameters import CastParameter, dtype_of
+from tests.casting.nets import POLICIES
+
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+
+class Predictor(gluon.HybridBlock):
+    def __init__(self, **options):
+        super().__init__(**options)
+        with self.name_scope():
+            self.body = nn.Dense(8, in_units=3, prefix="body_")
+            self.head = nn.Dense(1, in_units=8, prefix="head_")
+
+    def hybrid_forward(self, F, x, *label):
+        return self.head(self.body(x))
+
+
+class Training(Predictor):
+    def hybrid_forward(self, F, x, label):
+        return F.square(self.head(self.body(x)) - label).mean(axis=1)
+
+
+def data():
+    return nd.array(np.random.RandomState(0).normal(size=(4, 3)))
+
+
+def trained(policy):
+    """Return a net after a step, a function that makes another step, and its trainer."""
+    net = Training(prefix="net_")
+    net.initialize()
+    amp.cast(net, policy)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8.0)
+
+    def step():
+        with autograd.record():
+            loss = net(data(), nd.ones((4, 1)))
+        trainer.backward(loss)
+        assert trainer.step(4).applied
+
+    step()
+    return net, step, trainer
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_net_that_is_not_cast_reads_shared_parameters_in_float32(policy, hybridized):
+    net, step, _ = trained(policy)
+    predictor = Predictor(prefix="net_", params=net.collect_params())
+    predictor.hybridize(hybridized)
+    assert predictor.body.weight is net.body.weight
+    for _ in range(2):
+        weights = [
+            p.data().asnumpy().astype("float32") for p in predictor.collect_params().values()
+        ]
+        body = data().asnumpy() @ weights[0].T + weights[1]
+        out = predictor(data())
+        assert out.dtype == np.float32
+        np.testing.assert_allclose(out.asnumpy(), body @ weights[2].T + weights[3], rtol=1e-5)
+        step()
+    expected = "float16" if policy == "float16" else "float32"
+    assert dtype_of(net.body.weight) == expected and net.body.weight.dtype == expected
+    assert np.dtype(net.body.weight.data().dtype) == expected
+
+
+def test_gradients_through_a_net_that_is_not_cast():
+    net, _, trainer = trained("float16")
+    predictor = Predictor(prefix="net_", params=net.collect_params())
+    with autograd.record():
+        loss = predictor(data()).sum()
+    trainer.backward(loss)
+    assert net.body.weight.grad().dtype == np.float16
+    expected = 4 * 8.0 * np.ones(1)
+    np.testing.assert_allclose(net.head.bias.grad().asnumpy(), expected)
+    assert trainer.step(1).applied
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_cast_nets_share_the_masters(policy, tmp_path):
+    net, step, trainer = trained(policy)
+    predictor = Predictor(prefix="net_", params=net.collect_params())
+    amp.cast(predictor, policy)
+    before = predictor(data()).asnumpy()
+    step()
+    assert (predictor(data()).asnumpy() != before).any()
+    files = [str(tmp_path / name) for name in ("net", "predictor")]
+    net.save_parameters(files[0])
+    predictor.save_parameters(files[1])
+    saved, shared = map(nd.load, files)
+    for name, master in saved.items():
+        assert master.dtype == np.float32
+        assert np.array_equal(master.asnumpy(), shared[name].asnumpy())
+    masters = trainer.master_params()
+    assert np.array_equal(masters["net_body_weight"].asnumpy(), saved["body.weight"].asnumpy())
+
+
+@pytest.mark.parametrize("first", ["net", "predictor"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_undoing_the_cast_of_one_net_leaves_the_other(policy, first):
+    net, step, _ = trained(policy)
+    predictor = Predictor(prefix="net_", params=net.collect_params())
+    amp.cast(predictor, policy)
+    expected = predictor(data()).asnumpy()
+    dtype = dtype_of(net.body.weight)
+    amp.cast(net if first == "net" else predictor, "float32")
+    assert dtype_of(net.body.weight) == dtype
+    assert isinstance(net.body.weight, CastParameter)
+    np.testing.assert_allclose(predictor(data()).asnumpy(), expected, rtol=0.01, atol=0.01)
+    step()
+    amp.cast(predictor if first == "net" else net, "float32")
+    assert type(net.body.weight) is gluon.Parameter
+    assert dtype_of(net.body.weight) == "float32"
+
+
+def test_a_net_that_was_deleted_does_not_count():
+    net, _, _ = trained("float16")
+    gc.disable()
+    try:
+        predictor = amp.cast(Predictor(prefix="net_", params=net.collect_params()), "float16")
+        predictor(data())
+        del predictor
+        amp.cast(net, "float32")
+    finally:
+        gc.enable()
+    assert dtype_of(net.body.weight) == "float32"
+
+
+def test_a_shared_parameter_keeps_its_dtype_under_another_policy():
+    net, step, _ = trained("float16")
+    predictor = Predictor(prefix="net_", params=net.collect_params())
+    expected = predictor(data()).asnumpy()
+    for policy in ("mixed_float16", "bfloat16"):
+        amp.cast(predictor, policy)
+        np.testing.assert_allclose(predictor(data()).asnumpy(), expected, rtol=0.02, atol=0.02)
+        assert dtype_of(net.body.weight) == "float16"
+        step()
+        expected = amp.cast(predictor, "float32")(data()).asnumpy()
+    amp.cast(net, "mixed_float16")  # a net's own parameters change
+    assert dtype_of(net.body.weight) == "float32"
+
+
+def test_a_generator_and_a_discriminator_share_an_embedding():
+    class Net(gluon.HybridBlock):
+        def __init__(self, **options):
+            super().__init__(**options)
+            with self.name_scope():
+                self.embed = nn.Embedding(5, 4, prefix="embed_")
+                self.out = nn.Dense(2, in_units=4, flatten=False, prefix="out_")
+
+        def hybrid_forward(self, F, ids):
+            return self.out(self.embed(ids))
+
+    one = Net(prefix="one_")
+    one.initialize()
+    two = Net(prefix="two_")
+    two.embed = nn.Embedding(5, 4, params=one.embed.params)
+    two.initialize()
+    ids = nd.array([0, 1, 4])
+    expected = [net(ids).asnumpy() for net in (one, two)]
+    for net in (one, two):
+        amp.cast(net, "float16")
+    for net, want in zip((one, two), expected):
+        np.testing.assert_allclose(net(ids).asnumpy(), want, rtol=0.01, atol=0.01)
+    amp.cast(one, "float32")
+    assert isinstance(one.embed.weight, CastParameter) and type(one.out.weight) is gluon.Parameter
+    amp.cast(two, "float32")
+    assert type(one.embed.weight) is gluon.Parameter
+
+
+def test_copies_by_file(tmp_path):
+    net, _, trainer = trained("float16")
+    net.save_parameters(str(tmp_path / "net"))
+    predictor = Predictor(prefix="other_")
+    predictor.load_parameters(str(tmp_path / "net"))
+    masters = trainer.master_params()
+    assert np.array_equal(
+        predictor.body.weight.data().asnumpy(), masters["net_body_weight"].asnumpy()
+    )
+    amp.cast(predictor, "float16")
+    predictor.load_parameters(str(tmp_path / "net"))
+    assert predictor(data()).dtype == np.float32
+
+
+def test_copies_of_a_net_share_nothing():
+    net, _, _ = trained("float16")
+    twin = copy.deepcopy(net)
+    amp.cast(twin, "float32")
+    assert dtype_of(twin.body.weight) == "float32" and dtype_of(net.body.weight) == "float16"
+    amp.cast(net, "float32")
+    assert dtype_of(net.body.weight) == "float32"
+
+
+def test_a_parameter_of_another_shape_is_still_refused():
+    net, _, _ = trained("float16")
+    with pytest.raises(AssertionError, match="shape"):
+        nn.Dense(7, in_units=3, params=net.body.params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nn.Dense(8, in_units=3, params=net.body.params).weight is net.body.weight

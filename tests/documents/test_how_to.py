@@ -1,0 +1,37 @@
+"""The pages of docs/how_to: their snippets run, and show the lines of their diffs."""
+
+import pytest
+
+from tests import ROOT
+from tests.documents.test_documents import blocks
+
+import mxnet as mx
+
+PAGES = sorted((ROOT / "docs" / "how_to").glob("*.md"))
+LINES = 4  # a user changes no more
+
+
+@pytest.fixture
+def legacy_arrays():
+    """Leave deep-NumPy, which the pages of its clients turn on."""
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_snippets_of_a_page_run(page, legacy_arrays, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    snippets = blocks(page.read_text(), "python")
+    assert snippets
+    for number, snippet in enumerate(snippets, 1):
+        exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_first_diff_of_a_page_is_short_and_its_lines_are_those_that_run(page):
+    text = page.read_text()
+    diff, program = blocks(text, "diff")[0], "\n".join(blocks(text, "python"))
+    added = [line[1:].strip() for line in diff.splitlines() if line.startswith("+")]
+    assert 1 <= len(added) <= LINES
+    assert [line for line in added if line not in program] == []

@@ -1,0 +1,305 @@
+"""`gluon.contrib.estimator.Estimator` with an `amp.Trainer`."""
+
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.gluon import nn
+from mxnet.gluon.contrib import estimator as stock
+
+POLICIES = ["float32", "float16", "mixed_float16", "bfloat16"]
+TWO = [mx.cpu(0), mx.cpu(1)]
+EIGHT = np.random.RandomState(3).randn(8, 4).astype("float32")
+
+
+class Lines(logging.Handler):
+    """Collects the lines of an estimator's log."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def network(policy, ctx=None):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dense(2))
+    if policy:
+        amp.cast(net, policy)
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    return net
+
+
+def loader(values=EIGHT, arrays=mx.nd, batch_size=4):
+    labels = (EIGHT[:, 0] > 0).astype("float32")
+    data = gluon.data.ArrayDataset(arrays.array(values), arrays.array(labels))
+    return gluon.data.DataLoader(data, batch_size=batch_size)
+
+
+def estimator(policy="float16", ctx=None, processor=True, trainer=amp.Trainer, **kwargs):
+    mx.random.seed(5)
+    net = network(policy, ctx)
+    net(mx.nd.ones((1, 4), ctx=ctx[0] if ctx else None)) if not mx.util.is_np_array() else None
+    made = stock.Estimator(
+        net,
+        gluon.loss.SoftmaxCrossEntropyLoss(),
+        trainer=trainer(net.collect_params(), "adam", {"learning_rate": 0.1}, **kwargs),
+        batch_processor=amp.BatchProcessor() if processor else None,
+        context=ctx,
+    )
+    made.logger.handlers.clear()
+    made.logger.addHandler(Lines())
+    return made
+
+
+def lines(made):
+    return made.logger.handlers[0].lines
+
+
+def loss_of(made):
+    return made.train_metrics[-1].get()[1]
+
+
+def parameters(made):
+    values = made.net._collect_params_with_prefix()
+    wide = made.trainer.master_params()
+    return {
+        name: wide.get(p.name, p.data()).asnumpy().astype("float32") for name, p in values.items()
+    }
+
+
+def equal(one, other):
+    assert one.keys() == other.keys() and one
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_fit_follows_float32_on_a_stock_trainer(policy):
+    plain = estimator(None, processor=False, trainer=gluon.Trainer)
+    plain.fit(loader(), epochs=5)
+    made = estimator(policy, **({"loss_scale": 128} if "float16" in policy else {}))
+    made.fit(loader(), val_data=loader(), epochs=5)
+    assert loss_of(made) < 0.6 and abs(loss_of(made) - loss_of(plain)) < 0.02
+    assert made.val_metrics[0].get() == ("validation accuracy", 1.0)
+    assert made.trainer.optimizer.num_update == 10
+
+
+def test_under_both_kinds_of_arrays_metrics_and_validation_work(arrays):
+    made = estimator("mixed_float16", loss_scale=128)
+    made.fit(loader(arrays=arrays), val_data=loader(arrays=arrays), epochs=5)
+    names = [name for name, _ in (m.get() for m in [*made.train_metrics, *made.val_metrics])]
+    assert names == [f"{a} {b}" for a in ("training", "validation") for b in METRICS]
+    assert loss_of(made) < 0.6
+    made.evaluate(loader(arrays=arrays))
+    assert made.val_metrics[0].get()[1] == 1.0
+
+
+METRICS = ("accuracy", "softmaxcrossentropyloss")
+
+
+def test_the_losses_of_several_devices_are_one_batch():
+    one, two = estimator(ctx=TWO[:1], loss_scale=128), estimator(ctx=TWO, loss_scale=128)
+    for made in (one, two):
+        # without running statistics, which each device has its own
+        made.net[1].collect_params().setattr("grad_req", "null")
+        made.net[1]._kwargs["use_global_stats"] = True
+        made.fit(loader(), epochs=2)
+    assert two.trainer.optimizer.num_update == 4
+    for name, value in parameters(one).items():
+        np.testing.assert_allclose(parameters(two)[name], value, rtol=0.02, atol=0.02)
+
+
+def test_users_metrics_and_stock_handlers_work(tmp_path):
+    made = estimator(loss_scale=128)
+    metrics = [mx.metric.Accuracy(name="mine"), mx.metric.Loss("loss")]
+    other = stock.Estimator(
+        made.net,
+        made.loss,
+        train_metrics=metrics,
+        trainer=made.trainer,
+        batch_processor=amp.BatchProcessor(),
+        context=mx.cpu(),
+    )
+    other.logger.handlers.clear()
+    stopping = stock.EarlyStoppingHandler(metrics[1], patience=1, mode="max")
+    handlers = [
+        stock.LoggingHandler(log_interval=1, metrics=other.train_metrics),
+        stock.ValidationHandler(loader(), other.evaluate, batch_period=1),
+        stopping,
+        stock.CheckpointHandler(str(tmp_path), monitor=metrics[1], save_best=True, mode="min"),
+    ]
+    other.fit(loader(), val_data=loader(), epochs=10, event_handlers=handlers)
+    assert stopping.stopped_epoch == 1  # a loss that falls does not rise
+    assert metrics[0].get() == ("training mine", 0.875)
+    assert {"model-best.params", "model-best.states", "model-symbol.json"} <= {
+        *os.listdir(tmp_path)
+    }
+
+
+def test_without_the_batch_processor_the_error_names_it():
+    made = estimator(processor=False)
+    with pytest.raises(RuntimeError, match=r"Estimator, batch_processor=amp.BatchProcessor\(\)"):
+        made.fit(loader(), epochs=1)
+
+
+def test_without_a_loss_scale_the_stock_batch_processor_works_too():
+    made, other = estimator("bfloat16", processor=False), estimator("bfloat16")
+    for one in (made, other):
+        one.fit(loader(), epochs=2)
+    equal(parameters(made), parameters(other))
+
+
+def test_a_stock_trainer_gets_one_sentence():
+    made = estimator(None, trainer=gluon.Trainer)
+    with pytest.raises(TypeError, match="BatchProcessor.. got a Trainer without a loss scale"):
+        made.fit(loader(), epochs=1)
+    made.batch_processor = stock.BatchProcessor()
+    with pytest.raises(TypeError, match="GradientUpdateHandler.. got a Trainer without a loss"):
+        made.fit(loader(), epochs=1, event_handlers=[amp.GradientUpdateHandler()])
+
+
+# ------------------------------------------------------------------------------------- skips
+
+
+def test_skips_and_scale_are_logged():
+    values = EIGHT.copy()
+    values[5] = np.inf  # in the second batch
+    made = estimator(loss_scale=amp.DynamicLossScale(init_scale=256))
+    made.fit(loader(values), epochs=2, event_handlers=[amp.GradientUpdateHandler()])
+    ours = [line for line in lines(made) if "scale" in line]
+    assert len(ours) == 4
+    assert ours[0].startswith("[Epoch 0] Step skipped: gradients of ")
+    assert ours[0].endswith("overflowed at loss scale 256; next scale 128")
+    assert ours[1] == "[Epoch 0] Loss scale 128, 1 steps skipped so far"
+    assert ours[2].startswith("[Epoch 1] Step skipped: ")
+    assert ours[3] == "[Epoch 1] Loss scale 64, 2 steps skipped so far"
+    assert made.trainer.optimizer.num_update == 2
+
+
+def test_no_scale_is_logged_where_there_is_none():
+    made = estimator("bfloat16")
+    made.fit(loader(), epochs=2, event_handlers=[amp.GradientUpdateHandler()])
+    assert not [line for line in lines(made) if "scale" in line.lower()]
+    assert made.trainer.optimizer.num_update == 4
+
+
+# -------------------------------------------------------------------------------- checkpoints
+
+
+def fitted(folder, limits, policy="float16", period=None, resume=False, values=EIGHT, **kwargs):
+    scale = amp.DynamicLossScale(init_scale=256, growth_interval=3) if "16" in policy else None
+    made = estimator(policy, loss_scale=None if policy == "bfloat16" else scale)
+    handler = amp.CheckpointHandler(
+        str(folder),
+        epoch_period=None if period else 1,
+        batch_period=period,
+        resume_from_checkpoint=resume,
+        **kwargs,
+    )
+    made.fit(loader(values), event_handlers=[handler], **limits)
+    return made, handler
+
+
+def state(made):
+    return [made.trainer.loss_scale.state_dict(), made.trainer.skips, parameters(made)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(policy, tmp_path):
+    values = EIGHT.copy()
+    values[5] = np.inf if "float16" in policy else 0  # each second step is skipped
+    whole, _ = fitted(tmp_path / "whole", {"epochs": 4}, policy, values=values)
+    fitted(tmp_path / "parts", {"epochs": 1}, policy, values=values)
+    fitted(tmp_path / "parts", {"epochs": 2}, policy, resume=True, values=values)
+    resumed, _ = fitted(tmp_path / "parts", {"epochs": 4}, policy, resume=True, values=values)
+    *rest, values = state(whole)
+    *resumed_rest, resumed_values = state(resumed)
+    assert resumed_rest == rest
+    equal(resumed_values, values)
+    assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
+
+
+def test_a_fit_by_batches_is_resumed_too(tmp_path):
+    whole, _ = fitted(tmp_path / "whole", {"batches": 8}, period=2)
+    fitted(tmp_path / "parts", {"batches": 4}, period=2)
+    resumed, _ = fitted(tmp_path / "parts", {"batches": 8}, period=2, resume=True)
+    assert state(resumed)[:2] == state(whole)[:2]
+    equal(parameters(resumed), parameters(whole))
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    fitted(tmp_path, {"epochs": 12}, max_checkpoints=2)
+    assert sorted(os.listdir(tmp_path)) == [
+        *("model-epoch10batch22.ckpt", "model-epoch10batch22.params"),
+        *("model-epoch11batch24.ckpt", "model-epoch11batch24.params"),
+        "model-symbol.json",
+    ]
+    fitted(tmp_path, {"epochs": 13}, max_checkpoints=2, resume=True)
+    assert {"model-epoch11batch24.ckpt", "model-epoch12batch26.ckpt"} < {*os.listdir(tmp_path)}
+    assert "model-epoch10batch22.ckpt" not in os.listdir(tmp_path)
+
+
+def test_removing_an_old_checkpoint_leaves_those_whose_names_begin_alike(tmp_path):
+    (tmp_path / "model-epoch0batch20.params").write_text("of another run")
+    fitted(tmp_path, {"epochs": 2}, max_checkpoints=1)
+    assert (tmp_path / "model-epoch0batch20.params").exists()
+    assert not (tmp_path / "model-epoch0batch2.params").exists()
+
+
+def test_the_best_checkpoint_survives_a_resume(tmp_path):
+    def best(limits, resume):
+        made = estimator(loss_scale=128)
+        metric = made.train_metrics[-1]
+        handler = amp.CheckpointHandler(
+            str(tmp_path),
+            monitor=metric,
+            save_best=True,
+            mode="min",
+            resume_from_checkpoint=resume,
+        )
+        made.fit(loader(), epochs=limits, event_handlers=[handler])
+        return handler, metric.get()[1]
+
+    handler, loss = best(2, resume=False)
+    assert handler.best == loss
+    os.utime(tmp_path / "model-best.ckpt", (1, 1))
+    resumed, later = best(3, resume=True)
+    assert resumed.best == min(loss, later)
+    written = os.path.getmtime(tmp_path / "model-best.ckpt") > 1
+    assert written == (later < loss)
+
+
+def test_its_parameters_and_symbol_load_in_stock_mxnet(tmp_path):
+    made, _ = fitted(tmp_path, {"epochs": 1})
+    plain = mx.sym.load(str(tmp_path / "model-symbol.json"))
+    fresh = network(None)
+    fresh.load_parameters(str(tmp_path / "model-epoch0batch2.params"))
+    equal(
+        {name: p.data().asnumpy() for name, p in fresh._collect_params_with_prefix().items()},
+        parameters(made),
+    )
+    nodes = json.loads(plain.tojson(remove_amp_cast=False))["nodes"]
+    ops = {"FullyConnected", "Activation", "BatchNorm"}
+    assert {node["op"] for node in nodes} - {"null"} == ops
+
+
+def test_a_run_that_is_complete_is_not_resumed(tmp_path):
+    fitted(tmp_path, {"epochs": 2})
+    with pytest.raises(ValueError, match=r"epoch1batch4.ckpt has reached 2 of 2 epochs already"):
+        fitted(tmp_path, {"epochs": 2}, resume=True)
+
+
+def test_resuming_from_nothing_starts_from_scratch(tmp_path):
+    made, _ = fitted(tmp_path, {"epochs": 1}, resume=True)
+    assert "CheckpointHandler: no checkpoint found, training from scratch." in lines(made)
+    assert "model-epoch0batch2.ckpt" in os.listdir(tmp_path)
