@@ -9,7 +9,7 @@ Each class replaces MXNet's class of the same name; all other handlers are MXNet
 import os
 import re
 
-from gluon_amp.casting.composing import map_arrays
+from gluon_amp.casting.arguments import map_arrays
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.messages import some
 from gluon_amp.trainer.scaled_steps import check_scaled
