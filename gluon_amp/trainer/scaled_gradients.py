@@ -175,6 +175,7 @@ class ScaledGradients(ContribAmpAttributes):
         fitting = None
         if fits is not None:
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
+            # Users may call backward() while recording.
             finite = all_finite(self.gradients())
             with autograd.pause(), restored(array for one in written for array in one.arrays):
                 if check_heads and not self._heads_checked:
