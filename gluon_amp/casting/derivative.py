@@ -405,6 +405,22 @@ def _power(t, call, g):
     return [t.times(g, t.emit("_mul_scalar", slope, scalar=power))]
 
 
+def _dot(t, call, g):
+    """The products of matrices."""
+    if call.flag("transpose_a") or call.flag("transpose_b") or {*map(len, call.shapes)} != {2}:
+        return []
+    left, right = call.inputs
+    return [t.emit("dot", g, right, transpose_b=True), t.emit("dot", left, g, transpose_a=True)]
+
+
+def _reciprocal_slope(t, call):
+    return t.emit("_mul_scalar", t.emit("square", call.y), scalar=-1 / call.number("scalar"))
+
+
+def _maximum_slope(t, call):
+    return t.emit("_greater_scalar", call.x, scalar=call.number("scalar"))
+
+
 def _unchanged(t, call, g):
     return [g] * len(call.inputs)
 
@@ -421,10 +437,12 @@ RULES = {
     "Reshape": _reshaped,
     "_copy": _unchanged,
     "_div_scalar": _scaled(lambda scalar: 1 / scalar),
+    "_maximum_scalar": _slope(_maximum_slope),
     "_minus_scalar": _unchanged,
     "_mul_scalar": _scaled(lambda scalar: scalar),
     "_plus_scalar": _unchanged,
     "_power_scalar": _power,
+    "_rdiv_scalar": _slope(_reciprocal_slope),
     "_rminus_scalar": _scaled(lambda scalar: -1),
     "abs": _slope(lambda t, call: t.emit("sign", call.x)),
     "add_n": _unchanged,
@@ -432,6 +450,7 @@ RULES = {
     "broadcast_div": DIVIDE,
     "broadcast_mul": MULTIPLY,
     "broadcast_sub": SUBTRACT,
+    "dot": _dot,
     "elemwise_add": ADD,
     "elemwise_div": DIVIDE,
     "elemwise_mul": MULTIPLY,
@@ -444,6 +463,7 @@ RULES = {
     "relu": _slope(lambda t, call: _positive(t, call.y)),
     "sigmoid": _slope(_sigmoid_slope),
     "softsign": _slope(_softsign_slope),
+    "sqrt": _slope(lambda t, call: t.emit("_rdiv_scalar", call.y, scalar=0.5)),
     "square": _slope(lambda t, call: t.emit("_mul_scalar", call.x, scalar=2)),
     "squeeze": _reshaped,
     "sum": _summed,
@@ -457,19 +477,24 @@ RULES.update(
         numpy: RULES[name]
         for numpy, name in {
             "_np_copy": "_copy",
+            "_np_dot": "dot",
             "_np_reshape": "Reshape",
             "_np_squeeze": "squeeze",
             "_np_transpose": "transpose",
             "_npi_absolute": "abs",
             "_npi_add": "broadcast_add",
             "_npi_add_scalar": "_plus_scalar",
+            "_npi_concatenate": "Concat",
             "_npi_exp": "exp",
             "_npi_log": "log",
             "_npi_mean": "mean",
             "_npi_multiply": "broadcast_mul",
             "_npi_multiply_scalar": "_mul_scalar",
             "_npi_negative": "negative",
+            "_npi_power_scalar": "_power_scalar",
             "_npi_rsubtract_scalar": "_rminus_scalar",
+            "_npi_rtrue_divide_scalar": "_rdiv_scalar",
+            "_npi_sqrt": "sqrt",
             "_npi_square": "square",
             "_npi_subtract": "broadcast_sub",
             "_npi_subtract_scalar": "_minus_scalar",
