@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.casting.derivative import RULES
+from gluon_amp.casting.derivative_rules import RULES, STOPS
 from tests.casting.nets import POLICIES
 
 import mxnet as mx
@@ -57,6 +57,7 @@ LEGACY_FUNCTIONS = {
     "log": lambda F, x: F.log(F.abs(x) + 1) - (1 - x),
     "shapes": lambda F, x: F.transpose(F.reshape(x, (0, -3, 0)), (2, 0, 1)) * 2,
     "concat": lambda F, x: F.concat(x, -2 * x, F.negative(x), dim=2),
+    "stopped": lambda F, x: F.BlockGrad(x) + x * (x > 0) * F.sign(x) + F.ones_like(x),
     "excluded": lambda F, x: F.square(F.sum(x, axis=1, exclude=True)),
 }
 NUMPY_FUNCTIONS = {
@@ -218,6 +219,10 @@ def test_what_has_no_gradient():
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="no rule for Pooling"):
         amp.input_gradient(network(nn.MaxPool2D(2)), x)
+    for k in (0, 1):
+        split = function(lambda F, x, k=k: F.split(x, 2, axis=1)[k] * 2)
+        with pytest.raises(ValueError, match="no rule for SliceChannel"):
+            amp.input_gradient(split, x)
     with pytest.raises(ValueError, match="No output of the net depends on data"):
         amp.input_gradient(function(lambda F, x: F.ones((1,))), x)
     with pytest.raises(TypeError, match="got a Sequential, expected a HybridBlock"):
@@ -242,4 +247,4 @@ def test_numpy_functions():
 
 
 def test_rules_are_for_operators_of_mxnet():
-    assert set(RULES) <= set(mx.operator.get_all_registered_operators())
+    assert {*RULES, *STOPS} <= set(mx.operator.get_all_registered_operators())
