@@ -166,7 +166,7 @@ class Cast(Mixin):
     def optimize_for(self, x, *args, backend=None, clear=False, **options):
         if not backend:
             raise ValueError("optimize_for() got no backend: name one, as in backend='MKLDNN'.")
-        self.hybridize(True, backend, True, **options)  # also without `clear`: it partitions once
+        self.hybridize(True, backend=backend, clear=True, **options)  # one backend at a time
         self._get_graph(x, *args)
         self._build_cache(x, *args)
 

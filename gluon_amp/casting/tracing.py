@@ -128,7 +128,11 @@ def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
         symbol = _with_unknown_sizes(mx.sym.Group(out, check_same_symbol_type(out)))
         return Trace(inputs, symbol, in_format, out_format, called)
 
-    return traced(block, path, run, called)
+    if not any(isinstance(a, NUMPY) for a in arrays):
+        return traced(block, path, run, called)
+    # In the mode of the data, also after `npx.reset_np()`: a cast net is traced again for inference
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        return traced(block, path, run, called)
 
 
 def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -12,13 +12,12 @@ from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import FORMATS
 from gluon_amp.inspection.values import WIDTH, scale_text
 from gluon_amp.trainer.arrays import dense_part
-from gluon_amp.trainer.loss_scale import LARGEST, SMALLEST, NoLossScale
+from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST, NoLossScale
 from gluon_amp.trainer.scaled_steps import check_scaled
 
 from mxnet import gluon
 
 FLOAT16 = FORMATS["float16"]
-MARGIN_BITS = 3  # between the largest gradient at the recommended scale and 65504
 
 
 class GradientRow(NamedTuple):
@@ -156,7 +155,7 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
         if parameter.grad_req != "null" and arrays_of([parameter]):
             float16 = parameter.name in computed_in_float16 or dtype_of(parameter) == "float16"
             rows.append(_row(parameter, "float16" if float16 else "float32"))
-    return GradientReport(rows, scale)
+    return GradientReport(rows, scale / trainer.window.predivided)
 
 
 def _read_in_float16(net: gluon.Block) -> Set[str]:

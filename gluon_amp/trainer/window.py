@@ -22,13 +22,18 @@ class Window:
     passes : tuple of Pass
         What these passes wrote to running statistics; a skip undoes it.
     losses : tuple of NDArray
-        The losses of the last pass. They are kept only if an overflow would raise.
+        The losses of the last pass.
+    fitting : float or None
+        The largest scale at which each pass fits, found by replays while the loss scale is
+        searching; 0 if there is none, and None if no pass was replayed or finite.
     fresh : dict of int to NDArray
         Weights, by their `id`, whose gradients were fresh when they were reduced, measured or
         unscaled. MXNet's own marks are cleared then. So a mark that is set now comes from a later
         backward pass.
     reduced : bool
         Whether the gradients are reduced over devices and workers.
+    predivided : float
+        The divisor of the gradients before they were reduced, a power of two.
     unscaled : bool
         Whether the gradients were divided by the scale in place.
     clip_factor : float
@@ -41,8 +46,10 @@ class Window:
     scale: Optional[float] = None
     passes: Tuple[snapshot.Pass, ...] = ()
     losses: Tuple[NDArray, ...] = ()
+    fitting: Optional[float] = None
     fresh: Mapping[int, NDArray] = field(default_factory=dict)
     reduced: bool = False
+    predivided: float = 1.0
     unscaled: bool = False
     clip_factor: float = 1.0
     grad_norm: Optional[float] = None
@@ -51,10 +58,21 @@ class Window:
         """Return the window with one more pass."""
         return replace(self, passes=snapshot.followed_by(self.passes, written))
 
+    def with_fitting(self, scale: Optional[float]) -> "Window":
+        """Return the window with the largest scale at which one more pass fits, if it is known."""
+        known = [one for one in (self.fitting, scale) if one is not None]
+        return replace(self, fitting=min(known, default=None))
+
     def with_new_gradients(self) -> "Window":
         """Return the window without the fields that hold for overwritten gradients only."""
         return replace(
-            self, fresh={}, reduced=False, unscaled=False, clip_factor=1.0, grad_norm=None
+            self,
+            fresh={},
+            reduced=False,
+            predivided=1.0,
+            unscaled=False,
+            clip_factor=1.0,
+            grad_norm=None,
         )
 
     def is_fresh(self, weight: NDArray) -> bool:
