@@ -248,12 +248,10 @@ class ScaledSteps(ScaledGradients):
 
         And whether a lower loss scale may help.
         """
-        for param in self.parameters:
-            if param._data is not None and not all_finite(param.list_data()[:1]):
-                return (
-                    f"the parameter {param.name} is not finite itself, so load a finite one",
-                    False,
-                )
+        values = {p.name: p.list_data()[:1] for p in self.parameters if p._data is not None}
+        if not all_finite(chain.from_iterable(values.values())):  # one read for all of them
+            name = next(name for name, value in values.items() if not all_finite(value))
+            return f"the parameter {name} is not finite itself, so load a finite one", False
         # The loss alone is not enough: a ReLU turns NaN into 0.
         snapshots = chain.from_iterable(window.passes)
         after = [one.after for one in snapshots if one.after is not None]
