@@ -1,7 +1,9 @@
 """Nets that share or copy parameters of a cast net, as predictors and tied weights do."""
 
+import _thread
 import copy
 import gc
+import threading
 import warnings
 
 import numpy as np
@@ -234,3 +236,14 @@ def test_a_parameter_of_another_shape_is_still_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert nn.Dense(8, in_units=3, params=net.body.params).weight is net.body.weight
+
+
+def test_a_parameter_is_read_by_a_script():
+    """The code of a script has no caller: here it is the first that a thread runs."""
+    net = amp.cast(nn.Dense(2, in_units=3), "float16")
+    net.initialize()
+    names = {"param": net.weight, "done": threading.Event()}
+    code = "try: found = param.data().dtype\nfinally: done.set()"
+    _thread.start_new_thread(exec, (code, names))
+    names["done"].wait(10)
+    assert names["found"] == np.float16
