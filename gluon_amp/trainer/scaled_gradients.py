@@ -175,7 +175,8 @@ class ScaledGradients(ContribAmpAttributes):
         """Return the largest scale at which the pass fits, as `first_scale.search` does."""
         if all_finite(self.gradients()):
             return scale
-        with restored(array for one in written for array in one.arrays):
+        arrays = [array for one in written for array in one.arrays]
+        with autograd.pause(), restored(arrays):  # users may call backward() while recording
             # Only a lower scale than that of the window's earlier passes is of interest.
             high = scale if self._window.fitting is None else self._window.fitting
             return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high

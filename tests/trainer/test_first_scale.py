@@ -299,11 +299,14 @@ class Run:
         self.x = nd.random.normal(shape=(8, 3, 8, 8))
         self.x.attach_grad()
 
-    def backward(self, index, factor=64):
+    def backward(self, index, factor=64, recording=False):
         mx.random.seed(index)
         with autograd.record():
             loss = (self.net(self.x * (index + 1)) * factor).square().sum()
-        self.trainer.backward(loss)
+            if recording:
+                self.trainer.backward(loss)
+        if not recording:
+            self.trainer.backward(loss)
 
     def step(self, index, factor=64):
         self.params.zero_grad()  # as users do who accumulate
@@ -346,12 +349,13 @@ def test_the_run_goes_on_as_one_that_begins_with_the_found_scale(grad_req, hybri
 
 
 @pytest.mark.parametrize("factor", [64, 2.0**-8])
+@pytest.mark.parametrize("recording", [False, True])
 def test_gradients_and_statistics_after_the_search_are_those_of_the_pass(
-    grad_req, hybridize, factor
+    grad_req, hybridize, factor, recording
 ):
     runs = Run(None, grad_req, hybridize), Run(2.0**16, grad_req, hybridize)
     for one in runs:
-        one.backward(0, factor)
+        one.backward(0, factor, recording)
     assert runs[0].trainer.window.fitting < 2.0**16 or factor < 1
     same(*(one.gradients() for one in runs))
     same(*(one.values() for one in runs))
