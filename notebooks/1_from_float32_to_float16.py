@@ -122,8 +122,8 @@ plt.show()
 #
 # `amp.cast` gives the matrix products float16 weights and leaves in float32
 # what needs it. `amp.Trainer` keeps a float32 *master* of each float16 weight,
-# and scales the loss. A dynamic scale begins high and skips a few steps while
-# it comes down. The numbers stand in the code below as well.
+# and scales the loss. A dynamic scale begins high, and may skip a step to come
+# down. The numbers stand in the code below as well.
 #
 # On a CPU float16 is emulated: every value is rounded as a GPU would round it.
 

@@ -121,13 +121,14 @@ def skipped(run):
 # %% [markdown]
 # ## A dynamic scale finds its level
 #
-# The scale starts at $2^{16}$. Each overflow costs one step and halves it;
-# after so many finite steps in a row it doubles, until the next overflow. With
-# the default interval of 2000 steps growth is as rare as it should be; with 20
-# it can be watched.
+# This scale is built to start at $2^{16}$. Each overflow costs one step and
+# halves it; after so many finite steps in a row it doubles, until the next
+# overflow. With the default interval of 2000 steps growth is as rare as it
+# should be; with 20 it can be watched. Without an `init_scale`, one step is lost
+# at the start: it goes down at once, to where the first gradients fit.
 
 # %%
-dynamic = amp.DynamicLossScale(growth_interval=GROWTH_INTERVAL)
+dynamic = amp.DynamicLossScale(2.0**16, growth_interval=GROWTH_INTERVAL)
 net = amp.cast(network(), "float16")
 run = train(net, dynamic)
 plain = train(network(), None)
@@ -411,7 +412,7 @@ for label, (color, style, width) in looks.items():
         scale = np.log2([report.loss_scale for report in outcome[label].reports])
         left.step(range(len(scale)), scale, where="post", **line)
 left.set(xlabel="step", ylabel="log2 of the loss scale", xlim=(-1, 50))
-left.set_title("As it is, the scale falls to its floor")
+left.set_title("As it is, the scale falls for nothing")
 right.set(xlabel="step", ylabel="training loss", yscale="log", xlim=(-2, 100))
 right.set_title("Pinned or rescaled, it learns")
 right.legend()

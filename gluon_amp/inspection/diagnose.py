@@ -5,7 +5,6 @@ show which block overflows first, and a search in its graph shows which operator
 """
 
 import dataclasses
-import math
 import re
 from typing import Callable, List, Optional, Tuple, Union
 
@@ -25,11 +24,12 @@ from gluon_amp.inspection.values import (
     scale_text,
     value_range,
 )
-from gluon_amp.trainer.loss_scale import LossScale, resolve
+from gluon_amp.trainer.first_scale import largest_power
+from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, resolve
 
 from mxnet import autograd, gluon, nd
 
-LOWEST_EXPONENT = -24  # the search ends at 2**-24, the smallest positive float16
+LOWEST_SCALE = 2.0**-24  # the search ends at the smallest positive float16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,8 @@ def diagnose(
     >>> diagnosis.verdict, diagnosis.op, diagnosis.recommended_scale
     ('backward_overflow', 'FullyConnected', 0.5)
     """
-    scale = resolve(loss_scale).scale
+    loss_scale = resolve(loss_scale)
+    scale = loss_scale.scale
     data = tuple(data) if isinstance(data, (list, tuple)) else (data,)
     for array in data:
         if not isinstance(array, nd.NDArray):
@@ -143,7 +144,7 @@ def diagnose(
     if diagnosis is None:
         with replaying(net) as replay:
             replay.forward(loss_fn, data, label)
-            diagnosis = _forward_overflow(replay) or _backward_result(replay, scale)
+            diagnosis = _forward_overflow(replay) or _backward_result(replay, loss_scale)
     return dataclasses.replace(diagnosis, loss_scale=scale)
 
 
@@ -237,7 +238,8 @@ def _pin(site: Site) -> str:
 # --------------------------------------------------------------------------------- backward
 
 
-def _backward_result(replay: Replay, scale: float) -> Diagnosis:
+def _backward_result(replay: Replay, loss_scale: LossScale) -> Diagnosis:
+    scale = loss_scale.scale
     if replay.backward(scale):
         gradients = (array for arrays in replay.gradients.values() for array in arrays)
         return Diagnosis(
@@ -257,29 +259,24 @@ def _backward_result(replay: Replay, scale: float) -> Diagnosis:
         site.op,
         site.value_range,
         recommended_scale=recommended,
-        advice=_scale_advice(recommended) if recommended else _derivative_advice(site),
+        advice=(
+            _scale_advice(recommended, loss_scale) if recommended else _derivative_advice(site)
+        ),
     )
 
 
 def _largest_finite_scale(replay: Replay, scale: float) -> Optional[float]:
     """Return the largest power of two below `scale` with finite gradients, by bisection."""
-    low, high = LOWEST_EXPONENT, int(math.log2(scale))
-    if high <= low or not replay.backward(2.0**low):
+    if scale <= LOWEST_SCALE or not replay.backward(LOWEST_SCALE):
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if replay.backward(2.0**middle):
-            low = middle
-        else:
-            high = middle
-    return 2.0**low
+    return largest_power(LOWEST_SCALE, scale / 2, replay.backward)
 
 
-def _scale_advice(scale: float) -> str:
-    power = scale_text(scale)
-    advice = f"Lower the loss scale to {power}, where this batch has finite gradients"
-    if scale < 1:
-        advice += f" (a dynamic scale goes that low with min_scale={power.replace('^', '**')})"
+def _scale_advice(scale: float, loss_scale: LossScale) -> str:
+    advice = f"Lower the loss scale to {scale_text(scale)}, where this batch has finite gradients"
+    if isinstance(loss_scale, DynamicLossScale) and scale < loss_scale.min_scale:
+        power = scale_text(scale).replace("^", "**")
+        advice += f" (a dynamic scale goes that low with min_scale={power})"
     return f"{advice}."
 
 

@@ -12,13 +12,12 @@ from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import FORMATS
 from gluon_amp.inspection.values import WIDTH, scale_text
 from gluon_amp.trainer.arrays import dense_part
-from gluon_amp.trainer.loss_scale import LARGEST, SMALLEST, NoLossScale
+from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST, NoLossScale
 from gluon_amp.trainer.scaled_steps import check_scaled
 
 from mxnet import gluon
 
 FLOAT16 = FORMATS["float16"]
-MARGIN_BITS = 3  # between the largest gradient at the recommended scale and 65504
 
 
 class GradientRow(NamedTuple):

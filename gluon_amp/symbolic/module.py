@@ -7,6 +7,7 @@ for overflow, updates the masters or skips, and saves the states.
 import logging
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -21,6 +22,7 @@ from gluon_amp.symbolic.conversion import Shapes, convert, lower_for
 from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
+from gluon_amp.trainer.arrays import all_finite, restored
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.trainer.window import mark_fresh
 
@@ -451,25 +453,54 @@ class Module(mx.mod.Module):
         assert self.binded and self.params_initialized
         trainer = self._trainer
         scaling = trainer is not None and self._scaling
-        outputs = [out for executor in self.executors for out in executor.outputs]
-        with trainer.scaled_pass(outputs) if scaling else nullcontext(1.0) as scale:
-            for executor in self.executors:
-                if SCALE in executor.arg_dict:
-                    executor.arg_dict[SCALE][:] = scale
-            if isinstance(out_grads, nd.NDArray):
-                out_grads = [out_grads]
-            if out_grads is not None and scale != 1.0:
-                out_grads = [
-                    grad if k in self._head_outputs else grad * scale
-                    for k, grad in enumerate(out_grads)
-                ]
-            super().backward(out_grads)
+        if isinstance(out_grads, nd.NDArray):
+            out_grads = [out_grads]
+        backward = nullcontext(1.0)
+        if scaling:
+            fits = partial(self._fits, out_grads) if self._loss_scale.searching else None
+            backward = trainer.scaled_pass(self._outputs(), fits)
+        with backward as scale:
+            self._backward_at(scale, out_grads)
         self._input_grad_scale = scale
         self._has_new_gradients = True
         if trainer is not None:
             for parameter in trainer.parameters:
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
                     mark_fresh(parameter.list_data())
+
+    def _backward_at(self, scale: float, out_grads: Optional[List[nd.NDArray]]) -> None:
+        for executor in self.executors:
+            if SCALE in executor.arg_dict:
+                executor.arg_dict[SCALE][:] = scale
+        if out_grads is not None and scale != 1.0:
+            out_grads = [
+                grad if k in self._head_outputs else grad * scale
+                for k, grad in enumerate(out_grads)
+            ]
+        super().backward(out_grads)
+
+    def _outputs(self) -> List[nd.NDArray]:
+        return [out for executor in self.executors for out in executor.outputs]
+
+    def _fits(self, out_grads: Optional[List[nd.NDArray]], scale: float) -> bool:
+        """Run the batch again; return whether its gradients are finite at this scale.
+
+        The forward pass runs again too, because executors reuse the memory of activations in the
+        backward pass. So random operators draw again.
+        """
+        grads = {
+            (device, name): grad
+            for device, executor in enumerate(self.executors)
+            for name, grad in executor.grad_dict.items()
+            if grad is not None
+        }
+        with restored([*self._outputs(), *grads.values()]):
+            for grad in grads.values():
+                nd.zeros_like(grad, out=grad)  # for 'add'
+            for executor in self.executors:
+                executor.forward(is_train=True)
+            self._backward_at(scale, out_grads)
+            return all_finite(grads[key] for key in grads if key[1] in self._param_names)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""
@@ -488,7 +519,8 @@ class Module(mx.mod.Module):
         RuntimeError
             Without a backward pass since the last `update`.
         FloatingPointError
-            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower.
+            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
+            where a lower one would not help.
         """
         assert self.binded and self.params_initialized and self.optimizer_initialized
         if not self._has_new_gradients:

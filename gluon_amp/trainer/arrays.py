@@ -9,6 +9,7 @@ arrays in one pass, at the speed of memory. Without the kernel numpy does, at ha
 
 import math
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import Iterable, Iterator, List
 
 import numpy as np
@@ -46,6 +47,18 @@ def flatten(arrays) -> Iterator[NDArray]:
 def dense_part(array: NDArray) -> NDArray:
     """Return the stored values: a dense array itself, or the rows of a row_sparse one."""
     return array if array.stype == "default" else array.data
+
+
+@contextmanager
+def restored(arrays: Iterable[NDArray]) -> Iterator[None]:
+    """Restore the present values of arrays at the end."""
+    arrays = list(arrays)
+    before = [array.copy() for array in arrays]
+    try:
+        yield
+    finally:
+        for array, values in zip(arrays, before):
+            values.copyto(array)
 
 
 def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:

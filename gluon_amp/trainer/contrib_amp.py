@@ -71,7 +71,8 @@ def init_trainer(
 def scale_loss(loss, trainer):
     """Yield the loss times the scale, as contrib.amp does; prefer `Trainer.backward`.
 
-    Use it inside `autograd.record()`, and call `autograd.backward` on the scaled loss.
+    Use it inside `autograd.record()`, and call `autograd.backward` on the scaled loss. That call
+    frees the graph, so a dynamic scale cannot look for its first value: see `DynamicLossScale`.
 
     Parameters
     ----------

@@ -47,6 +47,8 @@ class ContribAmpScaler:
                 f"This trainer has no loss scale to set to {fields['scale']!r}: build it with "
                 "loss_scale='dynamic'."
             )
+        if "scale" in fields:
+            fields["searching"] = False
         known = {field: value for field, value in fields.items() if field in state}
         self._scale.load_state_dict({**state, **known})
 

@@ -14,11 +14,21 @@ from typing import Optional
 # A scale is the head gradient of a float32 loss, so it has to be a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 
+FIRST_SCALE = 2.0**16  # torch's and contrib.amp's
+
+# Bits between the largest gradient of one pass and 65504. Gradients of other batches are larger,
+# and grow in the first steps: in 60 steps of 9 small networks by 3 bits at most.
+MARGIN_BITS = 3
+
+# If a pass cannot be replayed, it is assumed to fit at this share of its scale. With the margin, a
+# scale of 65536 becomes 256, near the 128 of MXNet's published recipes.
+GUESS = 2.0**-5
+
 # The state of a DynamicLossScale.
 POWERS_OF_TWO = ("scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
 DYNAMIC_FIELDS = (
     *("scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale"),
-    *("hysteresis", "finite_steps", "overflows_left"),
+    *("hysteresis", "finite_steps", "overflows_left", "searching"),
 )
 
 
@@ -31,6 +41,11 @@ class LossScale:
         The factor of the next backward pass, a power of two.
     at_floor : bool
         True if another overflow cannot lower the scale.
+    searching : bool
+        True if trainers should look for the scale at which an overflowing pass fits, and pass it to
+        `update_once`.
+    limit : str
+        Why the scale cannot go lower, for an error message.
 
     Examples
     --------
@@ -41,6 +56,8 @@ class LossScale:
 
     scale = 1.0
     at_floor = True
+    searching = False
+    limit = "which cannot go lower"
 
     # Several trainers that share this object can step on the gradients of one backward pass. Each
     # of them reports whether its own were finite, but the pass counts once.
@@ -73,11 +90,14 @@ class LossScale:
         self.backward_scale = scale
         self._finite = self._before_update = None
 
-    def update_once(self, finite: bool) -> None:
+    def update_once(self, finite: bool, fitting: Optional[float] = None) -> None:
         """Call `update(finite)` once for each backward pass; called by trainers.
 
         The first trainer that steps makes the update. If it was finite and a later trainer reports
         an overflow, that update is undone and made again as an overflow.
+
+        `fitting` is the largest scale at which an overflowing pass fits, if the scale is searching
+        and there is one.
         """
         if self._finite is None:
             self._before_update = self.state_dict()
@@ -87,6 +107,11 @@ class LossScale:
             self.load_state_dict(self._before_update)
             self.update(False)
             self._finite = False
+        if fitting is not None:
+            self.lower_to(fitting)
+
+    def lower_to(self, fitting: float) -> None:
+        """Lower the scale to where a pass with this largest fitting scale has a margin."""
 
     def _check_fields(self, state: dict) -> None:
         expected = set(self.state_dict())
@@ -162,14 +187,27 @@ class DynamicLossScale(LossScale):
                 if overflows_left <= 0:
                     scale = max(scale * backoff_factor, min_scale)
 
-    With the defaults this is torch's GradScaler with bounds. ``hysteresis`` is Apex's
+    With an ``init_scale`` this is torch's GradScaler with bounds. ``hysteresis`` is Apex's
     (csrc/update_scale_hysteresis.cu): the n-th overflow since the last finite step backs off, and
     so does every further overflow until a step is finite.
 
+    Without an ``init_scale`` the first one is 65536, and is searched for as long as no step was
+    finite. The trainer replays an overflowing backward pass at lower scales, by bisection, and
+    finds the largest one at which its gradients fit. The skipped step then lowers the scale to 3
+    bits below that, at once: these are for other batches, and for gradients that grow in the first
+    steps or are added up over devices. If a pass cannot be replayed (`amp.scale_loss`, control
+    flow, one pass for each device), the scale is divided by 256. If it fits nowhere, as with NaN in
+    the data, it backs off.
+
+    The default floor is 2**-24, the smallest float16. There a head gradient of 1, which is that of
+    a summed loss, is still a float16, and gradients of up to 65504 * 2**24 = 1.1e12 fit. Below it
+    head gradients would be 0. A floor of 1 allows 65504 only, and the gradient of a loss that is
+    summed over thousands of positions can be larger (GluonCV's YOLOv3).
+
     Parameters
     ----------
-    init_scale : float
-        The first scale, inside [min_scale, max_scale].
+    init_scale : float, optional
+        The first scale, inside [min_scale, max_scale]; by default it is searched for.
     growth_factor, backoff_factor : float
         Above 1 and below 1.
     growth_interval : int
@@ -199,14 +237,17 @@ class DynamicLossScale(LossScale):
 
     def __init__(
         self,
-        init_scale: float = 2.0**16,
+        init_scale: Optional[float] = None,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
-        min_scale: float = 1.0,
+        min_scale: float = 2.0**-24,
         max_scale: float = 2.0**24,
         hysteresis: int = 1,
     ):
+        searching = init_scale is None
+        if searching:
+            init_scale = max(min(FIRST_SCALE, max_scale), min_scale)
         self._set(
             scale=init_scale,
             growth_factor=growth_factor,
@@ -217,14 +258,23 @@ class DynamicLossScale(LossScale):
             hysteresis=hysteresis,
             finite_steps=0,
             overflows_left=hysteresis,
+            searching=searching,
         )
 
     @property
     def at_floor(self) -> bool:
         return self.scale <= self.min_scale
 
+    @property
+    def limit(self) -> str:
+        floor = f"{self.min_scale:g}"
+        if float(floor) != self.min_scale:
+            floor = f"2**{math.log2(self.min_scale):g}"
+        return f"which cannot go lower than min_scale={floor} (a lower one can be given)"
+
     def update(self, finite: bool) -> None:
         if finite:
+            self.searching = False
             self.overflows_left = self.hysteresis
             self.finite_steps += 1
             if self.finite_steps == self.growth_interval:
@@ -237,10 +287,15 @@ class DynamicLossScale(LossScale):
             if self.overflows_left == 0:
                 self.scale = max(self.scale * self.backoff_factor, self.min_scale)
 
+    def lower_to(self, fitting: float) -> None:
+        self.scale = max(min(fitting * 2.0**-MARGIN_BITS, self.scale), self.min_scale)
+
     def state_dict(self) -> dict:
         return {name: getattr(self, name) for name in DYNAMIC_FIELDS}
 
     def load_state_dict(self, state: dict) -> None:
+        if isinstance(state, dict):
+            state = {"searching": False, **state}  # older states do not have it
         self._check_fields(state)
         self._set(**state)
 
@@ -260,6 +315,8 @@ class DynamicLossScale(LossScale):
                 f"The scale {scale:g} is outside [min_scale, max_scale] = "
                 f"[{low:g}, {high:g}]: change it or the bounds."
             )
+        if not isinstance(fields["searching"], bool):
+            raise ValueError(f"searching must be True or False, received {fields['searching']!r}.")
         interval = whole_number("growth_interval", fields["growth_interval"], 1)
         hysteresis = whole_number("hysteresis", fields["hysteresis"], 1)
         fields.update(

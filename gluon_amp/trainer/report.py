@@ -42,8 +42,8 @@ class Skips:
     """How many steps were skipped; frozen, and replaced whole."""
 
     total: int = 0  # since the first step
-    at_floor: int = 0  # in a row, at a scale that could not go lower
+    in_vain: int = 0  # in a row, where a lower scale was not possible or would not have helped
 
-    def with_one_more(self, at_floor: bool) -> "Skips":
-        """Return the counts after another skip, at the lowest scale or above it."""
-        return Skips(self.total + 1, self.at_floor + 1 if at_floor else 0)
+    def with_one_more(self, in_vain: bool) -> "Skips":
+        """Return the counts after another skip."""
+        return Skips(self.total + 1, self.in_vain + 1 if in_vain else 0)

@@ -3,14 +3,14 @@
 import contextlib
 import threading
 from dataclasses import replace
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
-from gluon_amp.trainer import guards, snapshot
-from gluon_amp.trainer.arrays import flatten, head_gradients
+from gluon_amp.trainer import first_scale, guards, snapshot
+from gluon_amp.trainer.arrays import all_finite, flatten, head_gradients, restored
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
@@ -125,6 +125,9 @@ class ScaledGradients(ContribAmpAttributes):
         Operators that are their own loss and ignore head gradients, such as `SoftmaxOutput`, cannot
         be scaled in this way. Use a loss instead.
 
+        While the scale is searching (see `DynamicLossScale`), an overflowing pass is replayed at
+        lower scales before this method returns, about seven times.
+
         Parameters
         ----------
         loss : NDArray, or list of them, nested or not, on one or several devices
@@ -144,17 +147,38 @@ class ScaledGradients(ContribAmpAttributes):
             autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
             return
         guards.check_losses(losses)
-        with self.scaled_pass(losses) as scale:
+        # A SyncBatchNorm waits for all devices, so a pass on some of them may not be waited for.
+        on_all_devices = {one.context for one in losses}.issuperset(self.contexts)
+        if self._loss_scale.searching and on_all_devices:
+            weights = (array for param in self._trained() for array in param.list_data())
+            kept = first_scale.replays(losses, weights, retain_graph, train_mode)
+            retain_graph = True
+        else:
+            kept = contextlib.nullcontext()
+        with kept as fits, self.scaled_pass(losses, fits) as scale:
             heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
     @contextlib.contextmanager
-    def scaled_pass(self, losses=()) -> Iterator[float]:
-        """Yield the window's scale for a backward pass, and record what the pass writes."""
+    def scaled_pass(self, losses=(), fits: Optional[first_scale.Fits] = None) -> Iterator[float]:
+        """Yield the window's scale for a backward pass, and record what the pass writes.
+
+        `fits` replays the pass while the loss scale is searching.
+        """
         scale = self._open_window()
         written = snapshot.begin_backward(self.statistics)
         yield scale
-        self._add_pass(written, losses)
+        fitting = self._search(fits, scale, written) if fits is not None else None
+        self._add_pass(written, losses, fitting)
+
+    def _search(self, fits, scale: float, written: snapshot.Pass) -> Optional[float]:
+        """Return the largest scale at which the pass fits, as `first_scale.search` does."""
+        if all_finite(self.gradients()):
+            return scale
+        with restored(array for one in written for array in one.arrays):
+            # Only a lower scale than that of the window's earlier passes is of interest.
+            high = scale if self._window.fitting is None else self._window.fitting
+            return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high
 
     def begin_pass(self, losses) -> float:
         """Return the window's scale for a backward pass whose end will not be known.
@@ -172,12 +196,11 @@ class ScaledGradients(ContribAmpAttributes):
             self._loss_scale.begin_backward(self._window.scale)
             return self._window.scale
 
-    def _add_pass(self, written: snapshot.Pass, losses, ended=True) -> None:
-        next_skip_raises = self.skips.at_floor + 1 >= self._max_consecutive_skips
+    def _add_pass(self, written: snapshot.Pass, losses, fitting=None, ended=True) -> None:
         with self._window_lock:  # so that passes are added in the order in which they ended
             window = self._window.with_pass(snapshot.ended(written) if ended else written)
-            kept = tuple(one.detach() for one in losses) if next_skip_raises else ()
-            self._window = replace(window, losses=kept)
+            window = window.with_fitting(fitting)
+            self._window = replace(window, losses=tuple(one.detach() for one in losses))
             self._loss_scale.backward_passes = window.passes
 
     def _begin_window(self) -> None:
@@ -285,6 +308,10 @@ class ScaledGradients(ContribAmpAttributes):
         """Return whether another class, such as Horovod's, has a reduction of its own."""
         return type(self)._allreduce_grads is not gluon.Trainer._allreduce_grads
 
+    def _crosses_workers(self) -> bool:
+        """Return whether a reduction may exchange gradients with other workers."""
+        return self._reduces_itself() or bool(self._distributed)
+
     def _trained(self) -> List[gluon.Parameter]:
         return [p for p in self.parameters if p.grad_req != "null" and p._data is not None]
 
@@ -295,7 +322,7 @@ class ScaledGradients(ContribAmpAttributes):
         workers, this worker cannot know which are fresh on others. All count then, so that all
         workers decide alike.
         """
-        across_workers = self._reduces_itself() or self._distributed
+        across_workers = self._crosses_workers()
         used = []
         for param in self._trained():
             pairs = list(zip(param.list_data(), param.list_grad()))

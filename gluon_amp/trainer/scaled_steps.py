@@ -12,8 +12,9 @@ from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.host import wait_until_unused
 from gluon_amp.messages import some
 from gluon_amp.optimizer import ExactFloat, masters
-from gluon_amp.trainer import guards, snapshot, state_files, states
+from gluon_amp.trainer import first_scale, guards, snapshot, state_files, states
 from gluon_amp.trainer.arrays import all_finite, global_norm
+from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import ScaledGradients
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
@@ -115,7 +116,8 @@ class ScaledSteps(ScaledGradients):
         UserWarning
             For a gradient that no backward pass has written, unless these are to be ignored.
         FloatingPointError
-            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower.
+            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
+            where a lower one would not help, as the forward pass or a parameter is not finite.
         """
         batch_size = guards.positive("batch_size", batch_size)
         self._check_step(ignore_stale_grad)
@@ -157,13 +159,15 @@ class ScaledSteps(ScaledGradients):
             self._apply(batch_size, carried, ignore_stale_grad)
             if grads:
                 self._loss_scale.update_once(True)
-                self.skips = replace(self.skips, at_floor=0)
+                self.skips = replace(self.skips, in_vain=0)
         else:
             overflow = tuple(name for name, arrays in checked if not all_finite(arrays))
             at_floor = self._loss_scale.at_floor
+            fitting = self._fitting(scale) if self._loss_scale.searching else None
             self._skip()
-            self._loss_scale.update_once(False)
-            self.skips = self.skips.with_one_more(at_floor)
+            self._loss_scale.update_once(False, fitting)
+            cause, curable = self._cause(window)
+            self.skips = self.skips.with_one_more(at_floor or not curable)
         report = StepReport(
             applied=not overflow,
             loss_scale=scale,
@@ -174,7 +178,8 @@ class ScaledSteps(ScaledGradients):
         )
         self._begin_window()
         if overflow:
-            self._report_skip(report, window)
+            limit = self._loss_scale.limit if at_floor else "and a lower one would not help"
+            self._report_skip(report, limit, cause)
         return report
 
     def _apply(self, batch_size, scale, ignore_stale_grad) -> None:
@@ -197,7 +202,28 @@ class ScaledSteps(ScaledGradients):
             set_to_zero(param.list_grad())
             clear_fresh(param.list_data())
 
-    def _report_skip(self, report: StepReport, window: Window) -> None:
+    def _fitting(self, scale: float) -> Optional[float]:
+        """Return the largest scale at which the window's passes fit, the same on all workers.
+
+        None if there is none. Call it after an overflow: gradients are overwritten.
+        """
+        own = self._window.fitting
+        if own is None:
+            own = scale * GUESS if all_finite(self._window.losses) else 0.0
+        exchanged = [p.list_grad() for p in self._trained() if p.list_grad()[0].stype == "default"]
+        if not self._crosses_workers() or not exchanged:
+            return own or None
+
+        def fits_everywhere(candidate: float) -> bool:
+            for grads in exchanged:
+                for grad in grads:
+                    grad[:] = 0 if candidate <= own else np.inf
+            self._reduce()
+            return all_finite(self._distinct(exchanged[0]))
+
+        return first_scale.largest_power(self._loss_scale.min_scale, scale, fits_everywhere)
+
+    def _report_skip(self, report: StepReport, limit: str, cause: str) -> None:
         """Log a skip, call `on_skip`, and raise after too many skips in a row."""
         names = some(report.overflow, limit=5)
         logger.info(
@@ -210,27 +236,34 @@ class ScaledSteps(ScaledGradients):
         )
         if self._on_skip is not None:
             self._on_skip(report)
-        if self.skips.at_floor >= self._max_consecutive_skips:
+        if self.skips.in_vain >= self._max_consecutive_skips:
             raise FloatingPointError(
-                f"{self.skips.at_floor} steps in a row overflowed at loss scale "
-                f"{report.loss_scale:g}, which cannot go lower, in the gradients of {names}: "
-                f"{self._cause(window)}; amp.diagnose(net, loss_fn, data, label) finds the block."
+                f"{self.skips.in_vain} steps in a row overflowed, the last at loss scale "
+                f"{report.loss_scale:g}, {limit}, in the gradients of {names}: "
+                f"{cause}; amp.diagnose(net, loss_fn, data, label) finds the block."
             )
 
-    def _cause(self, window: Window) -> str:
-        """Return what is known about an overflow without another pass through the network."""
-        for name, value in self.master_params().items():
-            if not all_finite([value]):
-                return f"the parameter {name} is not finite itself, so load a finite one"
+    def _cause(self, window: Window) -> Tuple[str, bool]:
+        """Return what is known about an overflow without another pass through the network.
+
+        And whether a lower loss scale may help.
+        """
+        for param in self.parameters:
+            if param._data is not None and not all_finite(param.list_data()[:1]):
+                return (
+                    f"the parameter {param.name} is not finite itself, so load a finite one",
+                    False,
+                )
         # The loss alone is not enough: a ReLU turns NaN into 0.
         snapshots = chain.from_iterable(window.passes)
         after = [one.after for one in snapshots if one.after is not None]
         if not all_finite([*window.losses, *after]):
             return (
                 "the forward pass is not finite already, so look for infinite data and for overflow"
-                " in the network"
+                " in the network",
+                False,
             )
-        return "the forward pass looks finite, so it is probably its gradient that overflows"
+        return "the forward pass looks finite, so it is probably its gradient that overflows", True
 
     # ------------------------------------------------------------------ masters
 

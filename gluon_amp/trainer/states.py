@@ -71,7 +71,7 @@ def collect(trainer) -> dict:
         "shapes": _shapes(trainer),
         "states": states,
         "loss_scale": (class_name(trainer.loss_scale), trainer.loss_scale.state_dict()),
-        "skips": (trainer.skips.total, trainer.skips.at_floor),
+        "skips": (trainer.skips.total, trainer.skips.in_vain),
     }
 
 

@@ -41,7 +41,8 @@ class Trainer(ScaledSteps, gluon.Trainer):
         The default is 'dynamic' if a parameter is float16 or used in float16, else None. Trainers
         may share an object; a backward pass that they share then counts once.
     max_consecutive_skips : int
-        `step` raises after this number of overflows in a row at a scale that cannot go lower.
+        `step` raises after this number of overflows in a row at a scale that cannot go lower, or
+        where a lower one would not help.
     on_skip : callable
         Called with the `StepReport` of each skipped step.
 

@@ -22,7 +22,10 @@ class Window:
     passes : tuple of Pass
         What these passes wrote to running statistics; a skip undoes it.
     losses : tuple of NDArray
-        The losses of the last pass. They are kept only if an overflow would raise.
+        The losses of the last pass.
+    fitting : float or None
+        The largest scale at which each pass fits, found by replays while the loss scale is
+        searching; 0 if there is none, and None if no pass was replayed or finite.
     fresh : dict of int to NDArray
         Weights, by their `id`, whose gradients were fresh when they were reduced, measured or
         unscaled. MXNet's own marks are cleared then. So a mark that is set now comes from a later
@@ -43,6 +46,7 @@ class Window:
     scale: Optional[float] = None
     passes: Tuple[snapshot.Pass, ...] = ()
     losses: Tuple[NDArray, ...] = ()
+    fitting: Optional[float] = None
     fresh: Mapping[int, NDArray] = field(default_factory=dict)
     reduced: bool = False
     predivided: float = 1.0
@@ -53,6 +57,11 @@ class Window:
     def with_pass(self, written: snapshot.Pass) -> "Window":
         """Return the window with one more pass."""
         return replace(self, passes=snapshot.followed_by(self.passes, written))
+
+    def with_fitting(self, scale: Optional[float]) -> "Window":
+        """Return the window with the largest scale at which one more pass fits, if it is known."""
+        known = [one for one in (self.fitting, scale) if one is not None]
+        return replace(self, fitting=min(known, default=None))
 
     def with_new_gradients(self) -> "Window":
         """Return the window without the fields that hold for overwritten gradients only."""

@@ -156,6 +156,30 @@ def test_before_shapes_are_known(arrays, deferred):
     assert dtype_name(net.first.weight.data().dtype) == "float16"
 
 
+@pytest.mark.filterwarnings("ignore:Block")
+def test_outputs_that_gluon_does_not_trace():
+    class Net(gluon.HybridBlock):
+        def __init__(self, wrap):
+            super().__init__()
+            self.wrap = wrap
+            with self.name_scope():
+                self.dense = nn.Dense(4, in_units=3)
+
+        def hybrid_forward(self, F, x):
+            return self.wrap(self.dense(x))
+
+    for wrap, unwrap in (
+        (lambda y: (y, None), lambda out: out[0]),
+        (lambda y: {"scores": y}, lambda out: out["scores"]),
+        (lambda y: (y, 4), lambda out: out[0]),
+    ):
+        net = Net(wrap)
+        net.initialize()
+        expected = unwrap(net(data())).asnumpy()
+        amp.cast(net, "float16")
+        np.testing.assert_allclose(unwrap(net(data())).asnumpy(), expected, rtol=0.01, atol=0.01)
+
+
 def test_a_block_that_can_be_traced_in_one_mode_only():
     class Detector(gluon.HybridBlock):
         def __init__(self):

@@ -108,6 +108,21 @@ def test_a_recurrent_layer():
     ]
 
 
+def test_shapes_that_only_the_data_would_show():
+    class Sequences(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.products = gluon.rnn.GRU(12, input_size=8), built(Products())
+
+        def forward(self, x):
+            return self.products(self.rnn(x)[0])
+
+    net = Sequences()
+    net.initialize()
+    units = ("rnn", "RNN has 12 units", "make them 16, and use no label for the 4 others")
+    assert sizes(amp.cast(net), kinds.ones((5, 6, 8))) == [units]
+
+
 class Products(gluon.HybridBlock):
     def __init__(self, name):
         super().__init__()

@@ -182,9 +182,18 @@ def test_backward_overflow(weights, x, scale, block, received, recommended):
     assert result.value_range == (received, received)
     assert result.recommended_scale == recommended
     assert f"Lower the loss scale to {recommended:g}," in result.advice
-    assert ("min_scale" in result.advice) == (recommended < 1)
+    assert "min_scale" not in result.advice
     assert diagnose(net, total, one(x), None, recommended).verdict == "ok"
     assert diagnose(net, total, one(x), None, 2 * recommended).verdict == "backward_overflow"
+
+
+@pytest.mark.parametrize("floor", [2.0**-5, 2.0**-4])
+def test_the_advice_names_a_floor_that_is_too_high(floor):
+    scale = amp.DynamicLossScale(4, min_scale=floor)
+    net = chain(2.0**-20, 2.0**10, 2.0**10)
+    advice = diagnose(net, total, one(1.0), None, scale).advice
+    assert "Lower the loss scale to 0.03125," in advice
+    assert ("goes that low with min_scale=0.03125)" in advice) == (floor == 2.0**-4)
 
 
 def test_the_recommended_scale_is_the_largest_that_works_on_a_real_net():

@@ -230,12 +230,12 @@ def test_3_the_scale_decays_to_zero():
     scale = amp.DynamicLossScale(8.0)
     trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=scale, max_consecutive_skips=5)
     with pytest.raises(
-        FloatingPointError, match="5 steps in a row .* at loss scale 1, which cannot"
+        FloatingPointError, match="5 steps in a row .* at loss scale 5.96046e-08, which cannot"
     ):
         for _ in range(1200):
-            backward(net, trainer, np.inf)
+            backward(net, trainer, 1, 1e30)
             trainer.step(1)
-    assert trainer.loss_scale.scale == 1
+    assert trainer.loss_scale.scale == 2.0**-24
     assert weight(net) == 1
 
 

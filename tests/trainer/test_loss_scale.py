@@ -4,6 +4,7 @@ import json
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,10 +189,10 @@ def test_law_6_the_scale_never_leaves_its_bounds_and_stays_a_power_of_two(
 
 
 @law
-@given(outcomes, st.integers(0, 80), st.integers(1, 4))
-def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis):
+@given(outcomes, st.integers(0, 80), st.integers(1, 4), st.sampled_from([256, None]))
+def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis, init_scale):
     original = DynamicLossScale(
-        init_scale=256, growth_interval=3, hysteresis=hysteresis, min_scale=0.25
+        init_scale=init_scale, growth_interval=3, hysteresis=hysteresis, min_scale=0.25
     )
     used_scales(original, finites[:cut])
     restored = DynamicLossScale()
@@ -208,10 +209,12 @@ def test_a_static_scale_never_moves(finites):
     assert set(used_scales(NoLossScale(), finites)) <= {1.0}
 
 
-def test_400_overflows_end_at_the_floor_and_not_at_zero():
+def test_400_overflows_end_at_the_smallest_float16_and_not_at_zero():
     scale = DynamicLossScale()
     used_scales(scale, [False] * 400)
-    assert scale.scale == 1.0
+    # below it, the head gradient of a summed loss would be zero in float16
+    assert scale.scale == float(np.finfo("float16").smallest_subnormal) == 2.0**-24
+    assert np.float16(scale.scale) > 0 == np.float16(scale.scale / 2)
     assert scale.at_floor
 
 
@@ -229,6 +232,58 @@ def test_a_floor_below_one_is_kept_through_a_state():
     copy.load_state_dict(scale.state_dict())
     used_scales(copy, [False] * 100)
     assert copy.scale == 2.0**-10
+
+
+# ------------------------------------------------------------------------------ the first scale
+
+
+def test_only_without_an_init_scale_it_searches_until_the_first_finite_step():
+    assert not LossScale.searching
+    assert not DynamicLossScale(2.0**16).searching
+    scale = DynamicLossScale()
+    scale.update(False)
+    assert (scale.scale, scale.searching) == (2.0**15, True)
+    scale.update(True)
+    assert (scale.scale, scale.searching) == (2.0**15, False)
+
+
+@pytest.mark.parametrize(
+    "fitting, scale", [(2.0**7, 2.0**4), (2.0**16, 2.0**13), (2.0**-22, 2.0**-24), (None, 2.0**15)]
+)
+def test_an_overflow_lowers_the_scale_to_3_bits_below_where_the_pass_fits(fitting, scale):
+    loss_scale = DynamicLossScale()
+    loss_scale.begin_backward(2.0**16)
+    loss_scale.update_once(False, fitting)
+    assert (loss_scale.scale, loss_scale.searching) == (scale, True)
+
+
+@pytest.mark.parametrize("low, high, first", [(-24, 10, 2.0**10), (20, 24, 2.0**20)])
+def test_the_first_scale_is_inside_the_bounds(low, high, first):
+    scale = DynamicLossScale(min_scale=2.0**low, max_scale=2.0**high)
+    assert scale.scale == first
+    scale.begin_backward(first)
+    scale.update_once(False, 2.0**-24)
+    assert scale.scale == 2.0**low
+
+
+def test_the_lowest_of_two_trainers_scales_counts():
+    scale = DynamicLossScale()
+    scale.begin_backward(2.0**16)
+    scale.update_once(True)
+    assert not scale.searching
+    scale.update_once(False, 2.0**9)
+    assert (scale.scale, scale.searching) == (2.0**6, True)
+    scale.update_once(False, 2.0**5)
+    scale.update_once(False, 2.0**9)
+    assert (scale.scale, scale.searching) == (2.0**2, True)
+
+
+def test_a_state_from_before_the_search_was_added_does_not_search():
+    state = DynamicLossScale(64).state_dict()
+    del state["searching"]
+    scale = DynamicLossScale()
+    scale.load_state_dict(state)
+    assert (scale.scale, scale.searching) == (64.0, False)
 
 
 # ------------------------------------------------------------------------------ sharing
@@ -302,8 +357,9 @@ def test_the_message_names_the_nearest_power_of_two():
         ({"backoff_factor": 0.3}, "backoff_factor must be a power of two"),
         ({"min_scale": 0}, "min_scale must be a power of two"),
         ({"max_scale": math.inf}, "max_scale must be a power of two"),
-        ({"init_scale": 0.5}, r"The scale 0\.5 is outside \[min_scale, max_scale\] = \[1, "),
-        ({"min_scale": 2.0**20}, "outside"),
+        ({"init_scale": 2.0**-25}, r"The scale 2.98023e-08 is outside \[min_scale, max_scale\] = "),
+        ({"init_scale": 2.0**16, "min_scale": 2.0**20}, "outside"),
+        ({"min_scale": 4, "max_scale": 2}, "outside"),
         ({"growth_interval": 0}, "growth_interval must be a whole number of at least 1"),
         ({"growth_interval": 2.5}, "growth_interval must be a whole number"),
         ({"hysteresis": 0}, "hysteresis must be a whole number of at least 1"),
@@ -322,7 +378,8 @@ def test_a_state_with_a_missing_or_unknown_field_is_refused_and_changes_nothing(
     for wrong in (missing, {**before, "loss_id": 0}, {}, None, StaticLossScale(2).state_dict()):
         with pytest.raises(ValueError, match="The state of a DynamicLossScale has the fields"):
             scale.load_state_dict(wrong)
-    for field, value in [("scale", 3), ("finite_steps", 2000), ("overflows_left", 2)]:
+    wrong = {"scale": 3, "finite_steps": 2000, "overflows_left": 2, "searching": 1}
+    for field, value in wrong.items():
         with pytest.raises(ValueError, match=field):
             scale.load_state_dict({**before, field: value})
     assert scale.state_dict() == before

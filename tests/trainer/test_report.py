@@ -35,12 +35,13 @@ def test_at_the_floor_a_clear_error_names_the_parameters():
         loss_scale=DynamicLossScale(init_scale=4, min_scale=1),
         max_consecutive_skips=3,
     )
-    overflow = [(p, [inf]) for p in params]
+    overflow = [(p, [1e5]) for p in params]
     assert [run(trainer, overflow).next_loss_scale for _ in range(4)] == [2.0, 1.0, 1.0, 1.0]
     with pytest.raises(
         FloatingPointError,
-        match=r"^3 steps in a row overflowed at loss scale 1, which cannot go lower, in the "
-        r"gradients of p0, p1, p2, p3, p4 and 3 more: ",
+        match=r"^3 steps in a row overflowed, the last at loss scale 1, which cannot go lower than "
+        r"min_scale=1 \(a lower one can be given\), in the gradients of p0, p1, p2, p3, p4 and 3 "
+        r"more: the forward pass looks finite, ",
     ):
         run(trainer, overflow)
     assert {float(values(p)[0]) for p in params} == {1.0}
@@ -61,6 +62,33 @@ def test_at_the_floor_the_error_names_the_cause(value, factor, cause):
     assert not run(trainer, terms).applied
     with pytest.raises(FloatingPointError, match=cause):
         run(trainer, terms)
+
+
+def test_the_error_names_the_default_floor():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", max_consecutive_skips=2)
+    for factor in (2.0**39, 2.0**40):
+        assert run(trainer, [(p, [factor])]).next_loss_scale == 2.0**-24
+    with pytest.raises(
+        FloatingPointError, match=r"5\.96046e-08, which cannot go lower than min_scale=2\*\*-24 \("
+    ):
+        run(trainer, [(p, [2.0**40])])
+
+
+def test_broken_data_are_reported_after_max_consecutive_skips_and_not_only_at_the_floor():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", max_consecutive_skips=4)
+    for _ in range(3):
+        run(trainer, [(p, [nan])])
+    assert run(trainer, [(p, [1.0])]).applied
+    for _ in range(3):
+        run(trainer, [(p, [nan])])
+    with pytest.raises(
+        FloatingPointError,
+        match="^4 steps in a row overflowed, the last at loss scale 1024, and a lower one would "
+        "not help, in the gradients of p: the forward pass is not finite already",
+    ):
+        run(trainer, [(p, [nan])])
 
 
 def test_a_finite_step_starts_the_count_again_and_a_static_scale_is_always_at_its_floor():

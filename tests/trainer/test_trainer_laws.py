@@ -103,7 +103,7 @@ class Training:
 
 
 @law
-@given(names, st.lists(st.integers(0, 24), min_size=1, max_size=5), st.sampled_from([6, 7, 3]))
+@given(names, st.lists(st.integers(-24, 24), min_size=1, max_size=5), st.sampled_from([6, 7, 3]))
 def test_law_2_any_schedule_of_scales_gives_the_same_bits(name, exponents, batch_size):
     results = []
     for loss_scale in (Scheduled([0]), Scheduled(exponents)):
@@ -117,7 +117,7 @@ def test_law_2_any_schedule_of_scales_gives_the_same_bits(name, exponents, batch
 
 
 @law
-@given(names, st.lists(st.integers(0, 12), min_size=1, max_size=5), st.sampled_from([1, 7, 100]))
+@given(names, st.lists(st.integers(-17, 12), min_size=1, max_size=5), st.sampled_from([1, 7, 100]))
 def test_law_2_also_for_float16_gradients(name, exponents, batch_size):
     # multiples of 1/128 up to 1 are exact in float16 at every one of these scales
     factors = np.random.RandomState(3).randint(-128, 129, (6, 5)) / 128.0
@@ -146,12 +146,24 @@ def test_law_2_without_a_scale_too():
 
 def test_law_3_closed_loop_skips_4_and_settles_at_4096():
     p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0.0}, loss_scale="dynamic")
+    trainer = Trainer([p], "sgd", {"learning_rate": 0.0}, loss_scale=DynamicLossScale(2.0**16))
     # 15.9 · 4096 fits into float16, 15.9 · 8192 does not
     reports = [run(trainer, [(p, [15.9])]) for _ in range(30)]
     assert [r.applied for r in reports] == [False] * 4 + [True] * 26
     assert [r.loss_scale for r in reports[:5]] == [65536.0, 32768.0, 16384.0, 8192.0, 4096.0]
     assert {r.next_loss_scale for r in reports[4:]} == {4096.0}
+
+
+def test_law_3_before_the_first_finite_step_one_skip_goes_to_where_the_gradients_fit():
+    p = parameter("p", [0.0])
+    trainer = Trainer([p], "sgd", {"learning_rate": 0.0}, loss_scale="dynamic")
+    reports = [run(trainer, [(p, [15.9])]) for _ in range(30)]
+    assert [r.applied for r in reports] == [False] + [True] * 29
+    # 3 bits below the largest scale that fits
+    assert [r.loss_scale for r in reports] == [65536.0] + [512.0] * 29
+    assert {r.skipped_total for r in reports} == {1}
+    assert not run(trainer, [(p, [2.0**20])]).applied
+    assert trainer.loss_scale.scale == 256.0
 
 
 @law
@@ -274,13 +286,14 @@ def test_law_4_add_buffers_are_zero_after_a_skip():
     st.lists(st.booleans(), min_size=2, max_size=9),
     st.data(),
     st.sampled_from([True, False]),
+    st.sampled_from([4, None]),
 )
-def test_law_5_resume_equals_uninterrupted(tmp_path_factory, name, finites, data, half):
+def test_law_5_resume_equals_uninterrupted(tmp_path_factory, name, finites, data, half, init_scale):
     folder = tmp_path_factory.mktemp("resume")
     cut = data.draw(st.integers(1, len(finites) - 1))
 
     def make():
-        loss_scale = DynamicLossScale(init_scale=4, growth_interval=3, hysteresis=2, min_scale=0.5)
+        loss_scale = DynamicLossScale(init_scale, growth_interval=3, hysteresis=2, min_scale=0.5)
         return Training(name, loss_scale, half=half)
 
     def steps(training, start, stop):
@@ -314,7 +327,7 @@ def test_law_6_the_scale_in_the_gradients_never_leaves_its_bounds(finites, low, 
     trainer = Trainer([p], "sgd", {"learning_rate": 0.0}, loss_scale=loss_scale)
     in_a_row = 0
     for finite in finites:
-        run(trainer, [(p, [1.0 if finite else inf])], step=False)
+        run(trainer, [(p, [1.0 if finite else 1e30])], step=False)
         if finite:
             assert 2.0**low <= p.grad().asnumpy().item() <= 2.0**high
         at_floor = loss_scale.scale == 2.0**low
@@ -392,21 +405,24 @@ p = gluon.Parameter("p", shape=(3,), dtype="float16")
 q = gluon.Parameter("q", shape=(2,), dtype="float32")
 for param in (p, q):
     param.initialize(mx.init.One())
-trainer = Trainer([p, q], "sgd", {"learning_rate": 0.5}, kvstore="dist_sync", loss_scale=8)
-reports = []
-for step in range(4):
+trainer = Trainer([p, q], "sgd", {"learning_rate": 0.5}, kvstore="dist_sync")
+reports, scales = [], []
+for step in range(5):
     with autograd.record():
         # only one worker has the overflow
-        factor = np.inf if step in (1, 3) and sys.argv[1] == "0" else 0.25
-        loss = (p.data().astype("float32") * 0.25).sum() + (q.data() * factor).sum()
+        factor = np.inf if step in (2, 4) and sys.argv[1] == "0" else 0.25
+        # first the gradient of each worker fits at another scale
+        first = (2.0**8 if sys.argv[1] == "0" else 2.0) if step == 0 else 0.25
+        loss = (p.data().astype("float32") * first).sum() + (q.data() * factor).sum()
     trainer.backward(loss)
-    if step == 2:
+    if step == 3:
         trainer.clip_global_norm(1e9)
     report = trainer.step(1)
     reports.append([report.applied, list(report.overflow)])
+    scales.append(report.next_loss_scale)
 values = [param.data().asnumpy().tolist() for param in (p, q)]
 with open(sys.argv[2], "w") as file:
-    json.dump({"reports": reports, "values": values}, file)
+    json.dump({"reports": reports, "values": values, "scales": scales}, file)
 """
 
 
@@ -414,6 +430,8 @@ with open(sys.argv[2], "w") as file:
 def test_two_workers_skip_together_when_one_overflows(tmp_path):
     first, second = run_two_workers(tmp_path, WORKER)
     assert first == second
-    assert first["reports"] == [[True, []], [False, ["q"]], [True, []], [False, ["q"]]]
+    skip = [False, ["q"]]
+    assert first["reports"] == [[False, ["p"]], [True, []], skip, [True, []], skip]
     # two steps of lr 0.5 and two workers' gradients of 0.25
     assert first["values"] == [[0.5] * 3, [0.5] * 2]
+    assert first["scales"] == [16.0, 16.0, 8.0, 8.0, 4.0]

@@ -30,7 +30,7 @@ FAMILY = Family(
             ],
         ),
         Case(
-            "mobilenetv2",
+            "mobilenet",
             "mobilenet.py",
             [
                 *cast('trainer = gluon.Trainer(net.collect_params(), "nag", optimizer_params)'),

@@ -1,0 +1,97 @@
+"""Search for the first loss scale: replays of a backward pass at lower scales, by bisection.
+
+That gradients overflow at a scale does not show where they fit. To halve the scale until they do
+costs one step each time, which a short run notices.
+"""
+
+import math
+from contextlib import contextmanager
+from typing import Callable, Iterable, Iterator, List, Optional
+
+from gluon_amp.trainer.arrays import all_finite, head_gradients, restored
+from gluon_amp.trainer.window import clear_fresh, mark_fresh
+
+from mxnet import MXNetError, autograd, nd
+from mxnet.ndarray import NDArray
+
+# Returns whether the gradients of a pass are finite at this scale.
+Fits = Callable[[float], bool]
+
+
+def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
+    """Return the largest power of two from `low` to `high` that fits; None if there is none.
+
+    A number that fits has to fit together with all below it.
+    """
+    first, last = int(math.log2(low)), int(math.log2(high))
+    below, above = first - 1, last + 1
+    while above - below > 1:
+        middle = (below + above) // 2
+        if fits(2.0**middle):
+            below = middle
+        else:
+            above = middle
+    return None if below < first else 2.0**below
+
+
+def search(low: float, high: float, fits: Fits) -> Optional[float]:
+    """Return the largest scale from `low` to `high` at which a pass fits; 0 if there is none.
+
+    Most passes after the first one of a window fit at `high`, so it is tried first. Return None if
+    the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only
+    once.
+    """
+    try:
+        return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
+    except MXNetError:
+        return None
+
+
+@contextmanager
+def replays(
+    losses: List[NDArray], weights: Iterable[NDArray], retain_graph: bool, train_mode: bool
+) -> Iterator[Fits]:
+    """Keep the graph of the backward pass that runs inside, and yield what replays it.
+
+    A replay computes the gradients of those weights on the losses' devices that the pass reached.
+    It writes no gradient buffer, as other trainers and users may need what the pass wrote there. On
+    a CPU it writes running statistics. MXNet's Dropout drops nothing in a replay, so the pass
+    itself has to be the first.
+    """
+    losses = [one.as_nd_ndarray() for one in losses]
+    contexts = {one.context for one in losses}
+    weights = [weight for weight in weights if weight.context in contexts]
+    marked = clear_fresh(weights)
+
+    def fits(scale: float) -> bool:
+        reached = [weight for weight in weights if weight._fresh_grad]
+        if not reached:
+            return True
+        heads = head_gradients(losses, scale)
+        # After hybridize(static_shape=True) MXNet computes them in the gradient buffers after all.
+        with restored(weight.grad for weight in reached):
+            return all_finite(
+                autograd.grad(losses, reached, heads, retain_graph=True, train_mode=train_mode)
+            )
+
+    try:
+        yield fits
+    finally:
+        mark_fresh(marked)
+    if not retain_graph:
+        free_graph(losses)
+
+
+def free_graph(losses: List[NDArray]) -> None:
+    """Free the graph of losses, as a backward pass without `retain_graph` does.
+
+    Otherwise the activations stay in memory for as long as the caller keeps a loss, usually until
+    the next forward pass is over. The backward pass that frees it here computes nothing but the
+    gradient of a constant.
+    """
+    constants = [nd.zeros_like(one.detach()) for one in losses]
+    for constant in constants:
+        constant.attach_grad()
+    with autograd.record():
+        sums = [one + constant for one, constant in zip(losses, constants)]
+    autograd.grad(sums, constants)
