@@ -2,6 +2,8 @@
 
 That gradients overflow at a scale does not show where they fit. To halve the scale until they do
 costs one step each time, which a short run notices.
+
+A replay with head gradients of zero finds a loss that ignores them.
 """
 
 import math
