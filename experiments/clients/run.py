@@ -129,7 +129,8 @@ def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
         return {"error": named[-1].strip()[:LONGEST_ERROR]}
     try:
         result = json.loads(output.strip().splitlines()[-1])
-        losses, seconds = result["losses"], result["step_seconds"]
+        losses = [float(f"{loss:.6g}") for loss in result["losses"]]
+        seconds = result["step_seconds"]
     except (IndexError, KeyError, TypeError, ValueError):
         return {"error": "the last line is no JSON with losses and step_seconds"}
     if len(losses) != steps:

@@ -36,12 +36,14 @@ difference to float32 with the same seed. **outside** marks a difference above t
 Milliseconds of a step (median), and in parentheses float32's divided by the policy's.
 
 {times}
+{extras}"""
 
+EXTRAS = """
 ## Further results
 
 What the programs compute after training, with the first seed.
 
-{extras}
+{rows}
 """
 
 
@@ -67,6 +69,7 @@ class Row:
 def render(rows: Sequence[Row]) -> str:
     """Return the page."""
     runs = [record for row in rows for dtype in DTYPES for record in row.records[dtype]]
+    extras = [extra for row in rows for extra in _extras(row)]
     verdicts = [comparison.within for row in rows for comparison in row.comparisons[1:]]
     return PAGE.format(
         summary=f"{sum(verdicts)} of {len(verdicts)} comparisons are within the spread of float32.",
@@ -76,7 +79,7 @@ def render(rows: Sequence[Row]) -> str:
         versions="\n".join(f"- {line}" for line in _versions(rows)),
         losses=_markdown(["case", "steps", "edits", *DTYPES], map(_losses, rows)),
         times=_markdown(["case", *DTYPES], map(_times, rows)),
-        extras=_markdown(["case", "result", *DTYPES], (e for row in rows for e in _extras(row))),
+        extras=extras and EXTRAS.format(rows=_markdown(["case", "result", *DTYPES], extras)) or "",
     )
 
 
@@ -108,8 +111,15 @@ def _loss(policy: Comparison) -> str:
 def _times(row: Row) -> List[str]:
     return [
         row.name,
-        *("" if c.error else f"{1000 * c.seconds:.3g} ({c.ratio:.2f})" for c in row.comparisons),
+        *(
+            "" if c.error else f"{_milliseconds(c.seconds)} ({c.ratio:.2f})"
+            for c in row.comparisons
+        ),
     ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f}"
 
 
 def _extras(row: Row) -> List[List[str]]:
