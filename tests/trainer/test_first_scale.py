@@ -470,3 +470,45 @@ def test_a_short_run_of_an_lstm_loses_one_step_at_most():
     halved, many = losses("float16", DynamicLossScale(2.0**16))
     assert one == 1 and many >= 8
     assert abs(found - float32) < 0.25 * abs(halved - float32)
+
+
+# ------------------------------------------------------------------------------ losses as heads
+
+
+class HeadLoss(gluon.HybridBlock):
+    """A cross entropy as GluonCV's segmentation computes it: its gradient ignores the loss."""
+
+    def hybrid_forward(self, F, pred, label):
+        return -F.pick(F.log(F.SoftmaxOutput(pred, label)), label)
+
+
+def two_classes(loss_scale, policy="mixed_float16"):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4))
+    net.initialize()
+    net.hybridize()
+    amp.cast(net, policy)
+    options = {"loss_scale": loss_scale} if loss_scale != "default" else {}
+    return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **options)
+
+
+@pytest.mark.parametrize("loss_scale", ["default", 128, DynamicLossScale(init_scale=8)])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_loss_that_ignores_its_head_gradient_is_refused(loss_scale, hybridize):
+    net, trainer = two_classes(loss_scale)
+    loss_fn = HeadLoss()
+    loss_fn.hybridize(hybridize)
+    with autograd.record():
+        loss = loss_fn(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
+    with pytest.raises(ValueError, match="ignores its head gradient, as SoftmaxOutput does"):
+        trainer.backward(loss)
+
+
+def test_a_loss_that_ignores_its_head_gradient_trains_without_a_loss_scale():
+    net, trainer = two_classes(None)
+    weight = net[2].weight.data().asnumpy()
+    with autograd.record():
+        loss = HeadLoss()(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
+    trainer.backward(loss)
+    assert trainer.step(1).applied
+    assert np.abs(net[2].weight.data().asnumpy() - weight).max() > 0.001
