@@ -11,7 +11,8 @@
         report = trainer.step(batch_size)
 
 - To cast: `cast`, `Policy`, `describe`.
-- To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`.
+- To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
+  `input_gradient` for gradient penalties.
 - To save: `save_checkpoint`, `load_checkpoint`.
 - To understand: `check`, `diagnose`, `gradient_report`, `doctor`, `accumulation_dtype`,
   `float_table`, `bits`.
@@ -25,6 +26,7 @@ startup.import_mxnet()
 
 from gluon_amp import migration, optimizer, symbolic
 from gluon_amp.casting.cast import cast
+from gluon_amp.casting.input_gradient import input_gradient
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.dtypes import bits, float_table
 from gluon_amp.estimator import BatchProcessor, CheckpointHandler, GradientUpdateHandler
@@ -63,6 +65,7 @@ __all__ = [
     "float_table",
     "gradient_report",
     "init_trainer",
+    "input_gradient",
     "load_checkpoint",
     "optimizer",
     "save_checkpoint",

@@ -227,7 +227,7 @@ def _number(x) -> tuple:
 def _float(x) -> float:
     try:
         if not isinstance(x, str):
-            return float(x.asscalar() if isinstance(x, mx.nd.NDArray) else x)
+            return float(x.asnumpy().item() if isinstance(x, mx.nd.NDArray) else x)
     except (TypeError, ValueError):
         pass
     raise TypeError(f"bits() got a {type(x).__name__}, expected one number.")

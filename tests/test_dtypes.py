@@ -122,10 +122,10 @@ def test_exact_integers_and_fractions():
     assert amp.bits(2**80 + 2**56 + 1, "float32").value == 2.0**80 + 2.0**57
 
 
-def test_scalars_arrays_and_dtypes_that_users_have():
+def test_scalars_arrays_and_dtypes_that_users_have(arrays):
     assert amp.bits(np.float32(0.5)).value == 0.5
     assert amp.bits(np.int64(3)).value == 3.0
-    assert amp.bits(nd.array([0.25]), np.float16).exponent == "01101"
+    assert amp.bits(arrays.array([0.25]), np.float16).exponent == "01101"
     assert amp.bits(1.5, bfloat16).dtype == "bfloat16"
 
 

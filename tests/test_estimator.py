@@ -14,7 +14,8 @@ from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator as stock
 
-POLICIES = ["float32", "float16", "mixed_float16", "bfloat16"]
+SCALED = ["float16", "mixed_float16"]
+POLICIES = [*SCALED, "float32", "bfloat16"]
 TWO = [mx.cpu(0), mx.cpu(1)]
 EIGHT = np.random.RandomState(3).randn(8, 4).astype("float32")
 
@@ -30,9 +31,19 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def layers(**kwargs):
+    net = nn.HybridSequential(**kwargs)
+    with net.name_scope():
+        net.add(
+            nn.Dense(8, activation="relu", in_units=4),
+            nn.BatchNorm(in_channels=8),
+            nn.Dense(2, in_units=8),
+        )
+    return net
+
+
 def network(policy, ctx=None):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dense(2))
+    net = layers()
     if policy:
         amp.cast(net, policy)
     net.initialize(mx.init.Xavier(), ctx=ctx)
@@ -48,7 +59,6 @@ def loader(values=EIGHT, arrays=mx.nd, batch_size=4):
 def estimator(policy="float16", ctx=None, processor=True, trainer=amp.Trainer, **kwargs):
     mx.random.seed(5)
     net = network(policy, ctx)
-    net(mx.nd.ones((1, 4), ctx=ctx[0] if ctx else None)) if not mx.util.is_np_array() else None
     made = stock.Estimator(
         net,
         gluon.loss.SoftmaxCrossEntropyLoss(),
@@ -87,7 +97,7 @@ def equal(one, other):
 def test_a_fit_follows_float32_on_a_stock_trainer(policy):
     plain = estimator(None, processor=False, trainer=gluon.Trainer)
     plain.fit(loader(), epochs=5)
-    made = estimator(policy, **({"loss_scale": 128} if "float16" in policy else {}))
+    made = estimator(policy, loss_scale=16 if policy in SCALED else None)
     made.fit(loader(), val_data=loader(), epochs=5)
     assert loss_of(made) < 0.6 and abs(loss_of(made) - loss_of(plain)) < 0.02
     assert made.val_metrics[0].get() == ("validation accuracy", 1.0)
@@ -95,7 +105,7 @@ def test_a_fit_follows_float32_on_a_stock_trainer(policy):
 
 
 def test_under_both_kinds_of_arrays_metrics_and_validation_work(arrays):
-    made = estimator("mixed_float16", loss_scale=128)
+    made = estimator(loss_scale=16)
     made.fit(loader(arrays=arrays), val_data=loader(arrays=arrays), epochs=5)
     names = [name for name, _ in (m.get() for m in [*made.train_metrics, *made.val_metrics])]
     assert names == [f"{a} {b}" for a in ("training", "validation") for b in METRICS]
@@ -108,7 +118,7 @@ METRICS = ("accuracy", "softmaxcrossentropyloss")
 
 
 def test_the_losses_of_several_devices_are_one_batch():
-    one, two = estimator(ctx=TWO[:1], loss_scale=128), estimator(ctx=TWO, loss_scale=128)
+    one, two = estimator(ctx=TWO[:1], loss_scale=16), estimator(ctx=TWO, loss_scale=16)
     for made in (one, two):
         # without running statistics, which each device has its own
         made.net[1].collect_params().setattr("grad_req", "null")
@@ -120,7 +130,7 @@ def test_the_losses_of_several_devices_are_one_batch():
 
 
 def test_users_metrics_and_stock_handlers_work(tmp_path):
-    made = estimator(loss_scale=128)
+    made = estimator(loss_scale=16)
     metrics = [mx.metric.Accuracy(name="mine"), mx.metric.Loss("loss")]
     other = stock.Estimator(
         made.net,
@@ -140,10 +150,23 @@ def test_users_metrics_and_stock_handlers_work(tmp_path):
     ]
     other.fit(loader(), val_data=loader(), epochs=10, event_handlers=handlers)
     assert stopping.stopped_epoch == 1  # a loss that falls does not rise
-    assert metrics[0].get() == ("training mine", 0.875)
+    name, accuracy = metrics[0].get()
+    assert name == "training mine" and accuracy > 0.8
     assert {"model-best.params", "model-best.states", "model-symbol.json"} <= {
         *os.listdir(tmp_path)
     }
+
+
+def test_a_validation_net_that_shares_the_parameters_is_validated_in_float32():
+    made = estimator(loss_scale=16)
+    made.val_net = layers(prefix=made.net.prefix, params=made.net.collect_params())
+    made.fit(loader(), val_data=loader(), epochs=5)
+    assert made.val_metrics[0].get()[1] == 1.0
+    np.testing.assert_allclose(
+        made.val_net(mx.nd.array(EIGHT)).asnumpy(),
+        made.net(mx.nd.array(EIGHT)).asnumpy(),
+        atol=0.05,
+    )
 
 
 def test_without_the_batch_processor_the_error_names_it():
@@ -174,15 +197,15 @@ def test_a_stock_trainer_gets_one_sentence():
 def test_skips_and_scale_are_logged():
     values = EIGHT.copy()
     values[5] = np.inf  # in the second batch
-    made = estimator(loss_scale=amp.DynamicLossScale(init_scale=256))
+    made = estimator(loss_scale=amp.DynamicLossScale(init_scale=16))
     made.fit(loader(values), epochs=2, event_handlers=[amp.GradientUpdateHandler()])
     ours = [line for line in lines(made) if "scale" in line]
     assert len(ours) == 4
     assert ours[0].startswith("[Epoch 0] Step skipped: gradients of ")
-    assert ours[0].endswith("overflowed at loss scale 256; next scale 128")
-    assert ours[1] == "[Epoch 0] Loss scale 128, 1 steps skipped so far"
+    assert ours[0].endswith("overflowed at loss scale 16; next scale 8")
+    assert ours[1] == "[Epoch 0] Loss scale 8, 1 steps skipped so far"
     assert ours[2].startswith("[Epoch 1] Step skipped: ")
-    assert ours[3] == "[Epoch 1] Loss scale 64, 2 steps skipped so far"
+    assert ours[3] == "[Epoch 1] Loss scale 4, 2 steps skipped so far"
     assert made.trainer.optimizer.num_update == 2
 
 
@@ -196,10 +219,19 @@ def test_no_scale_is_logged_where_there_is_none():
 # -------------------------------------------------------------------------------- checkpoints
 
 
-def fitted(folder, limits, policy="float16", period=None, resume=False, values=EIGHT, **kwargs):
-    scale = amp.DynamicLossScale(init_scale=256, growth_interval=3) if "16" in policy else None
-    made = estimator(policy, loss_scale=None if policy == "bfloat16" else scale)
-    handler = amp.CheckpointHandler(
+def fitted(
+    folder,
+    limits,
+    policy="float16",
+    period=None,
+    resume=False,
+    values=EIGHT,
+    kind=amp.CheckpointHandler,
+    **kwargs,
+):
+    scale = amp.DynamicLossScale(init_scale=16, growth_interval=3)
+    made = estimator(policy, loss_scale=scale if policy in SCALED else None)
+    handler = kind(
         str(folder),
         epoch_period=None if period else 1,
         batch_period=period,
@@ -217,7 +249,7 @@ def state(made):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(policy, tmp_path):
     values = EIGHT.copy()
-    values[5] = np.inf if "float16" in policy else 0  # each second step is skipped
+    values[5] = np.inf if policy in SCALED else 0  # each second step is skipped
     whole, _ = fitted(tmp_path / "whole", {"epochs": 4}, policy, values=values)
     fitted(tmp_path / "parts", {"epochs": 1}, policy, values=values)
     fitted(tmp_path / "parts", {"epochs": 2}, policy, resume=True, values=values)
@@ -233,6 +265,15 @@ def test_a_fit_by_batches_is_resumed_too(tmp_path):
     whole, _ = fitted(tmp_path / "whole", {"batches": 8}, period=2)
     fitted(tmp_path / "parts", {"batches": 4}, period=2)
     resumed, _ = fitted(tmp_path / "parts", {"batches": 8}, period=2, resume=True)
+    assert state(resumed)[:2] == state(whole)[:2]
+    equal(parameters(resumed), parameters(whole))
+
+
+def test_mxnets_own_handler_resumes_with_the_scale(tmp_path):
+    kind = stock.CheckpointHandler
+    whole, _ = fitted(tmp_path / "whole", {"epochs": 4}, kind=kind)
+    fitted(tmp_path / "parts", {"epochs": 2}, kind=kind)
+    resumed, _ = fitted(tmp_path / "parts", {"epochs": 4}, kind=kind, resume=True)
     assert state(resumed)[:2] == state(whole)[:2]
     equal(parameters(resumed), parameters(whole))
 
@@ -258,7 +299,7 @@ def test_removing_an_old_checkpoint_leaves_those_whose_names_begin_alike(tmp_pat
 
 def test_the_best_checkpoint_survives_a_resume(tmp_path):
     def best(limits, resume):
-        made = estimator(loss_scale=128)
+        made = estimator(loss_scale=16)
         metric = made.train_metrics[-1]
         handler = amp.CheckpointHandler(
             str(tmp_path),

@@ -1,15 +1,17 @@
 """Runs a program of a client in a process and a folder of its own."""
 
+import contextlib
 import datetime
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.clients.cases import Case, Family, apply
@@ -66,21 +68,36 @@ def run(job: Job, python: Path, timeout: float) -> Dict[str, Any]:
             "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
         }
         try:
-            done = subprocess.run(
-                [str(python), PROGRAM],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout,
+            result = parse(
+                *execute([str(python), PROGRAM], folder, environment, timeout), job.steps
             )
-            result = parse(done, job.steps)
         except subprocess.TimeoutExpired:
             result = {"error": f"took more than {timeout:g} s"}
     today = datetime.date.today().isoformat()
     return {**job.key, "machine": describe_cpu(), "date": today, **result}
+
+
+def execute(
+    command: Sequence[str], folder: str, environment: Dict[str, str], timeout: float
+) -> Tuple[int, str, str]:
+    """Run a command; return its status and what it printed. Its own processes end with it."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+            return process.returncode, output, errors
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def write(job: Job, python: Path, folder: Path) -> None:
@@ -103,15 +120,15 @@ def site_packages(python: Path) -> Path:
     return Path(os.fsdecode(done.stdout.strip()))
 
 
-def parse(done: "subprocess.CompletedProcess[str]", steps: int) -> Dict[str, Any]:
+def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
     """Return what a program printed last, or its error."""
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    if status:
+        lines = errors.strip().splitlines() or [f"exit status {status}"]
         # MXNet's errors end with a stack trace of C++
-        errors = [line for line in lines if "Error" in line.split(":")[0]] or lines
-        return {"error": errors[-1].strip()[:LONGEST_ERROR]}
+        named = [line for line in lines if "Error" in line.split(":")[0]] or lines
+        return {"error": named[-1].strip()[:LONGEST_ERROR]}
     try:
-        result = json.loads(done.stdout.strip().splitlines()[-1])
+        result = json.loads(output.strip().splitlines()[-1])
         losses, seconds = result["losses"], result["step_seconds"]
     except (IndexError, KeyError, TypeError, ValueError):
         return {"error": "the last line is no JSON with losses and step_seconds"}

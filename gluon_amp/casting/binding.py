@@ -23,7 +23,7 @@ from gluon_amp.casting.parameters import (
     unbind_parameter,
 )
 from gluon_amp.casting.python_code import run_as_python
-from gluon_amp.casting.sharing import is_used_outside, remove_user
+from gluon_amp.casting.sharing import not_shared, remove_user
 from gluon_amp.casting.traces import Binding
 from gluon_amp.casting.tracing import (
     Block,
@@ -80,9 +80,11 @@ class Cast(Mixin):
             vars(self)["_backend"] = backend
 
     def _infer_attrs(self, infer_fn, attr, *args):
-        # as HybridBlock's, but a parameter that this trace does not read keeps what it has
+        # as HybridBlock's, but a parameter or input that this trace does not read is left out
         inputs, symbol = self._get_graph(*args)
-        known = {s.name: getattr(a, attr) for s, a in zip(inputs, arrays_in(args))}
+        read = symbol.list_inputs()
+        known = zip((s.name for s in inputs), arrays_in(args))
+        known = {name: getattr(a, attr) for name, a in known if name in read}
         with warnings.catch_warnings(record=True) as caught:
             arguments, _, states = getattr(symbol, infer_fn)(**known)
         if arguments is None:
@@ -93,15 +95,24 @@ class Cast(Mixin):
             if param.name in inferred:
                 setattr(param, attr, inferred[param.name])
 
+    def _deferred_infer_shape(self, *args):
+        super()._deferred_infer_shape(*args)
+        if not self._amp.hybridized:
+            # in the order in which Gluon runs and initializes a net that is not hybridized; that of
+            # the graph's inputs may differ
+            for block in self._amp.called:
+                for param in block.params.values():
+                    param._finish_deferred_init()
+
     def _call_cached_op(self, *args):
         binding = self._amp
         arrays = list(arrays_in(args))
         for array in arrays:
             dtype = dtype_name(array.dtype)
-            if dtype not in INPUT_DTYPES and not np.issubdtype(array.dtype, np.integer):
+            if dtype not in INPUT_DTYPES and np.dtype(array.dtype).kind not in "iub":
                 raise TypeError(
                     f"{name_of(self)} got {dtype} data, expected float32 or float16 "
-                    "(or integer ids): call .astype('float32') on it."
+                    "(or integer ids, or a mask of booleans): call .astype('float32') on it."
                 )
         if binding.policy.compute_dtype == "bfloat16" and arrays[0].context.device_type == "gpu":
             bfloat16.check_device("gpu")
@@ -155,7 +166,7 @@ class Cast(Mixin):
     def optimize_for(self, x, *args, backend=None, clear=False, **options):
         if not backend:
             raise ValueError("optimize_for() got no backend: name one, as in backend='MKLDNN'.")
-        self.hybridize(True, backend, True, **options)  # also without `clear`: it partitions once
+        self.hybridize(True, backend=backend, clear=True, **options)  # one backend at a time
         self._get_graph(x, *args)
         self._build_cache(x, *args)
 
@@ -269,7 +280,7 @@ def release(net: Block) -> None:
         unbind(block)
         if isinstance(block, SymbolBlock):
             _drop_casts(block)
-    params = [p for p in net.collect_params().values() if not is_used_outside(p)]
+    params = not_shared(net.collect_params().values())
     for param in params:
         if dtype_of(param) == "float16":
             cast_parameter(param, "float32")

@@ -12,7 +12,7 @@ from gluon_amp.casting.parameters import (
     dtype_of,
     to_plain_layout,
 )
-from gluon_amp.casting.sharing import is_used_outside
+from gluon_amp.casting.sharing import not_shared
 from gluon_amp.casting.stale_trainer import guard_trainers
 from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
 from gluon_amp.lowering import bfloat16
@@ -34,6 +34,8 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     `cast(net, 'float32')` undoes the cast: parameters whose Trainer has float32 masters become
     equal to them, bit for bit.
 
+    A seed gives a cast net the weights that it gives the float32 net, rounded once.
+
     All functions that save or load the net's parameters write and read float32: the masters, or
     without a Trainer the parameters cast to float32. Copies by `copy.deepcopy` and `pickle` are
     cast too and have no Trainer.
@@ -52,8 +54,8 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     -------
     Block
         `net`. Parameters that only matrix products read are in the policy's `param_dtype`, all
-        others in float32. Inputs may be float32, float16, or integer ids. Outputs are in the
-        policy's output dtype.
+        others in float32. Inputs may be float32, float16, integer ids or booleans. Outputs are in
+        the policy's output dtype.
 
     Raises
     ------
@@ -99,7 +101,7 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     if policy.compute_dtype == "bfloat16":
         _check_bfloat16(params)
     dtypes = _parameter_dtypes(policy, hybrid)
-    own = [p for p in params if not is_used_outside(p, [block for _, block in hybrid])]
+    own = not_shared(params, [block for _, block in hybrid])
     changed = [p for p in own if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
 
     guard_trainers(params)

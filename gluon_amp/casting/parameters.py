@@ -89,6 +89,11 @@ class CastParameter(Mixin):
         if data is not None:  # of `set_data`
             self._set_master(data)
 
+    def var(self):
+        """As `Parameter.var`, of the kind that MXNet is set to now: `mx.util.use_np` changes it."""
+        self._var = of_user_kind(super().var())
+        return self._var
+
     def zero_grad(self):
         """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
         set_to_zero(self._grad or ())

@@ -12,7 +12,7 @@ the stack.
 import gc
 import sys
 import weakref
-from typing import Iterable, Optional
+from typing import Iterable, List, Optional
 
 from gluon_amp.casting.classes import Mixin
 
@@ -37,16 +37,17 @@ def remove_user(block: HybridBlock) -> None:
         _users.get(param, set()).discard(block)
 
 
-def is_used_outside(param: Parameter, blocks: Iterable[HybridBlock] = ()) -> bool:
-    """Return whether other cast blocks than these have a parameter."""
+def not_shared(params: Iterable[Parameter], blocks: Iterable[HybridBlock] = ()) -> List[Parameter]:
+    """Return those of these parameters that no other cast blocks than these have."""
     inside = {id(block) for block in blocks}
+    params = list(params)
 
-    def used() -> bool:
+    def is_shared(param: Parameter) -> bool:
         return any(id(block) not in inside for block in _users.get(param, ()))
 
-    if used():
+    if any(map(is_shared, params)):
         gc.collect()  # a block refers to itself, so one that was deleted may still exist
-    return used()
+    return [param for param in params if not is_shared(param)]
 
 
 def declared_dtype() -> Optional[str]:
@@ -61,7 +62,9 @@ def declared_dtype() -> Optional[str]:
 
 def is_read_by_stock_block() -> bool:
     """Return whether a block that is not cast, and contains none that is, called the caller."""
-    frame = sys._getframe(2)
-    if frame.f_code not in READS:
-        frame = frame.f_back  # before Python 3.12, a comprehension has a frame of its own
-    return frame.f_code in READS and not isinstance(frame.f_locals["self"], Mixin)
+    caller = sys._getframe(2)
+    # Before Python 3.12, a comprehension has a frame of its own. A script has no caller.
+    for frame in filter(None, (caller, caller.f_back)):
+        if frame.f_code in READS:
+            return not isinstance(frame.f_locals["self"], Mixin)
+    return False

@@ -54,6 +54,8 @@ class Binding:
         Inputs and cast graph of the current trace, the one that ran last; None before the first.
     nodes : list of graph.Node, or None
         How each operator of that graph runs.
+    called : list of Block
+        The blocks that the last trace called, in this order.
     untraceable : tuple of (str, str), or None
         If the block has just run as Python code: path and reason of the `TraceError`.
     """
@@ -76,6 +78,7 @@ class Binding:
         self.lowered = None  # (inputs, lowered graph), only while Gluon builds a cached op from it
         self.key: Optional[TraceKey] = None  # of the current trace
         self.traces: Dict[Optional[TraceKey], tuple] = {}  # all traces but the current one
+        self.called = []
         self._constants = set()  # those of all traces
         self._parameters = None
 
@@ -137,7 +140,8 @@ class Binding:
         self.key = key
 
     def _trace(self, block: HybridBlock, args: tuple) -> None:
-        inputs, symbol, block._in_format, block._out_format = trace(block, self.path, args)
+        inputs, symbol, *formats, self.called = trace(block, self.path, args)
+        block._in_format, block._out_format = formats
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}

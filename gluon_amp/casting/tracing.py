@@ -1,9 +1,10 @@
 """Walk a net's blocks and trace them into symbols, each node labelled with its block's path."""
 
 import inspect
+import re
 import sys
 import threading
-from typing import Callable, Iterator, NamedTuple, Set, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
@@ -26,12 +27,16 @@ _state = threading.local()
 
 
 class Trace(NamedTuple):
-    """What Gluon keeps of a trace: variables of the arrays, the graph, and their structures."""
+    """What Gluon keeps of a trace: variables of the arrays, the graph, and their structures.
+
+    `called` are the blocks in the order of their calls.
+    """
 
     inputs: list
     symbol: mx.sym.Symbol
     in_format: object
     out_format: object
+    called: List[Block]
 
 
 class TraceError(ValueError):
@@ -103,7 +108,7 @@ def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
     The block does not change. Raises `TraceError`.
     """
     if isinstance(block, mx.gluon.SymbolBlock):
-        return Trace(*block._cached_graph, block._in_format, block._out_format)
+        return Trace(*block._cached_graph, block._in_format, block._out_format, [block])
     arrays = list(arrays_in(args))
     names = [f"data{k}" for k in range(len(arrays))] if len(arrays) > 1 else ["data"]
     inputs = [
@@ -113,29 +118,50 @@ def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
     symbols = iter(inputs)
     arguments = map_arrays(args, lambda _: next(symbols))
     _, in_format = flatten(for_gluon(arguments), "input")
+    called = []
 
     def run():
         params = {name: param.var() for name, param in block._reg_params.items()}
         with block.name_scope():
             out = block.hybrid_forward(mx.sym, *arguments, **params)
         out, out_format = flatten(out, "output")
-        return Trace(inputs, mx.sym.Group(out, check_same_symbol_type(out)), in_format, out_format)
+        symbol = _with_unknown_sizes(mx.sym.Group(out, check_same_symbol_type(out)))
+        return Trace(inputs, symbol, in_format, out_format, called)
 
-    return traced(block, path, run)
+    if not any(isinstance(a, NUMPY) for a in arrays):
+        return traced(block, path, run, called)
+    # In the mode of the data, also after `npx.reset_np()`: a cast net is traced again for inference
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        return traced(block, path, run, called)
 
 
-def traced(block: HybridBlock, path: str, trace: Callable):
+def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a symbol in which a size of 0 in an operator of mx.nd is unknown, as in mx.nd.
+
+    RNN layers create their first states for a batch of size 0. With the shapes of NumPy, an unknown
+    size is -1.
+    """
+    nodes = graph.to_json(symbol) if mx.util.is_np_shape() else {"nodes": []}
+    unknown = [node for node in nodes["nodes"] if node["op"] == "_zeros"]
+    for node in unknown:
+        node["attrs"]["shape"] = re.sub(r"\b0\b", "-1", node["attrs"]["shape"])
+    return graph.from_json(nodes, like=symbol) if unknown else symbol
+
+
+def traced(block: HybridBlock, path: str, trace: Callable, called: Optional[List[Block]] = None):
     """Return what `trace()` returns, which calls the block on symbols.
 
-    Each node has the path of its block as a label; `path` is that of `block` itself. Raises
-    `TraceError`.
+    Each node has the path of its block as a label; `path` is that of `block` itself. The blocks
+    inside it are appended to `called` when they are called. Raises `TraceError`.
     """
     for param in block.collect_params().values():
         param.var()  # created outside the scope, as a Parameter keeps its variable and its label
     handles = []
     stack = []  # paths and labels of the blocks that are running
 
-    def enter(label):
+    def enter(label, child):
+        if called is not None:
+            called.append(child)
         stack.append((label, _Label(**{graph.BLOCK_ATTR: label})))
         stack[-1][1].__enter__()
 
@@ -146,9 +172,11 @@ def traced(block: HybridBlock, path: str, trace: Callable):
     try:
         for label, child in named_blocks(block, path):
             if child is not block:
-                before = child.register_forward_pre_hook(lambda *_, label=label: enter(label))
+                before = child.register_forward_pre_hook(
+                    lambda child, _, label=label: enter(label, child)
+                )
                 handles += [before, child.register_forward_hook(leave)]
-        enter(path)
+        enter(path, block)
         return trace()
     except Exception as error:  # whatever the user's code raises
         raise TraceError(stack[-1][0], reason_of(error)) from error

@@ -30,10 +30,10 @@ def check(
     """Return what makes a net slow or inexact in float16, and how to fix it.
 
     Of the net: dimensions of float16 matrix products and convolutions that are no multiples of 8,
-    as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); ids,
-    indices and lengths that are float16 and may be above 2048; a float16 output, which reaches the
-    loss; norm layers with float16 parameters. Of the trainer: an epsilon that is 0 in float16;
-    updates on the kvstore; frozen parameters.
+    as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); `dot`,
+    whose kernel does not use them; ids, indices and lengths that are float16 and may be above 2048;
+    a float16 output, which reaches the loss; norm layers with float16 parameters. Of the trainer:
+    an epsilon that is 0 in float16; updates on the kvstore; frozen parameters.
 
     Parameters
     ----------

@@ -12,6 +12,10 @@ from gluon_amp.inspection.operators import Operator, is_known
 
 MULTIPLE = 8  # of float16 numbers, which are 16 bytes
 IMAGE_CHANNELS = 3
+
+# apache/mxnet 17665; see `op_table`
+WITHOUT_TENSOR_CORES = ("dot", "_np_dot", "_npi_tensordot", "_npi_tensordot_int_axes")
+
 TRUE = ("True", "1")  # as MXNet writes attributes
 
 # role of a dimension: the fix, with `more` for the next multiple of 8 and `rest` for the difference
@@ -46,6 +50,13 @@ def dimension_findings(operators: List[Operator]) -> Iterator[Finding]:
     """Yield what `check` finds in the float16 products of a graph."""
     products = [operator for operator in operators if operator.op in DIMENSIONS]
     for product in products:
+        if product.in_float16 and product.op in WITHOUT_TENSOR_CORES:
+            yield Finding(
+                "kernel",
+                product.block,
+                f"{product.op} does not run on Tensor Cores, as its kernel is cublasSgemmEx",
+                "use FullyConnected for a product with a weight, or leave it where it is small",
+            )
         for dimension in DIMENSIONS[product.op](product) if product.in_float16 else ():
             if dimension.size % MULTIPLE:
                 if dimension.role == "outputs" and product is products[-1]:
@@ -118,9 +129,8 @@ DIMENSIONS = {
     "Convolution": _convolution,
     "Deconvolution": _convolution,
     "FullyConnected": _fully_connected,
-    "dot": _dot,
     "batch_dot": _dot,
-    "_np_dot": _dot,
     "_npi_matmul": _dot,
     "RNN": _rnn,
+    **dict.fromkeys(WITHOUT_TENSOR_CORES, lambda operator: []),
 }

@@ -155,7 +155,7 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
         if parameter.grad_req != "null" and arrays_of([parameter]):
             float16 = parameter.name in computed_in_float16 or dtype_of(parameter) == "float16"
             rows.append(_row(parameter, "float16" if float16 else "float32"))
-    return GradientReport(rows, scale)
+    return GradientReport(rows, scale / trainer.window.predivided)
 
 
 def _read_in_float16(net: gluon.Block) -> Set[str]:

@@ -156,6 +156,8 @@ def _first_outputs(
     )
     by_output = {}
     for output, shape, dtype in zip(internals.list_outputs(), all_shapes, all_dtypes):
+        # Under `npx.set_np()`, unknown shapes are None and unknown dimensions -1, and else 0.
+        shape = tuple(max(size, 0) for size in shape or ())
         by_output.setdefault(output, (shape, None if dtype is None else dtype_name(dtype)))
     candidates = ([node["name"] + end for end in ("", "_output", "_output0")] for node in nodes)
     unknown = ((), None)

@@ -11,6 +11,7 @@ from typing import Callable, Iterable, Iterator, List, Optional
 from gluon_amp.trainer.arrays import all_finite, head_gradients, restored
 from gluon_amp.trainer.window import clear_fresh, mark_fresh
 
+import mxnet as mx
 from mxnet import MXNetError, autograd, nd
 from mxnet.ndarray import NDArray
 
@@ -82,6 +83,7 @@ def replays(
         free_graph(losses)
 
 
+@mx.util.use_np_shape  # losses of `mx.np` can have the shape ()
 def free_graph(losses: List[NDArray]) -> None:
     """Free the graph of losses, as a backward pass without `retain_graph` does.
 

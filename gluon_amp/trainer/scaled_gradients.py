@@ -5,6 +5,8 @@ import threading
 from dataclasses import replace
 from typing import Iterator, List, Optional, Tuple
 
+import numpy as np
+
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import first_scale, guards, snapshot
@@ -208,17 +210,17 @@ class ScaledGradients(ContribAmpAttributes):
         snapshot.end_step(undoes=self.scaling)
 
     def used_scale(self) -> float:
-        """Return the scale that the gradients carry now.
+        """Return the scale that the gradients carry now, without what they were divided by.
 
         Raise `RuntimeError` if no backward pass of this trainer, or of one that shares its scale,
         came before.
         """
         if self._window.scale is not None:
-            return self._window.scale
+            return self._window.scale / self._window.predivided
         if not self.scaling:
             return 1.0
         if self._loss_scale.backwards > self._window.shared_backwards:
-            return self._loss_scale.backward_scale
+            return self._loss_scale.backward_scale / self._window.predivided
         raise RuntimeError(
             "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
             "loss.backward(), once or more before each step, so that the gradients carry the loss "
@@ -263,7 +265,11 @@ class ScaledGradients(ContribAmpAttributes):
         self._window = replace(self._window, fresh=fresh, **changes)
 
     def allreduce_grads(self):
-        """Reduce the gradients over devices and workers; then call `update`, not `step`."""
+        """Reduce the gradients over devices and workers; then call `update`, not `step`.
+
+        The results are sums that carry the loss scale. `step` and `clip_global_norm`, whose results
+        nobody reads, divide the summands first, so that no sum overflows where each of them fits.
+        """
         self.current_window()
         self._reduce()
         self.mark_gradients(reduced=True)
@@ -271,6 +277,29 @@ class ScaledGradients(ContribAmpAttributes):
     def _reduce(self) -> None:
         self.ready()
         self._allreduce_grads()
+
+    def _reduce_predivided(self) -> None:
+        """Reduce the gradients, divided by a power of two at least as high as their number.
+
+        Only sums of float16 gradients need it. It is exact, apart from underflow, and the update
+        multiplies by the divisor.
+        """
+        self.ready()
+        divisor = 2.0 ** (self._summands() - 1).bit_length()
+        if divisor > 1 and self.scaling:
+            gradients = list(self.gradients())
+            if any(np.dtype(grad.dtype) == np.float16 for grad in gradients):
+                with autograd.pause():
+                    for grad in gradients:
+                        grad *= 1 / divisor
+                self._window = replace(self._window, predivided=divisor)
+        self._allreduce_grads()
+
+    def _summands(self) -> int:
+        """Return how many gradients of each parameter are added up; 1 if another class does it."""
+        if self._kvstore is None or self._reduces_itself():
+            return 1
+        return len(self.contexts) * self._kvstore.num_workers
 
     def _reduces(self) -> bool:
         """Return whether gradients are exchanged at all, between devices or workers."""

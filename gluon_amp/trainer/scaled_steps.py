@@ -55,8 +55,8 @@ class ScaledSteps(ScaledGradients):
         """Clip the gradients of the next step to a norm; call it between `backward` and `step`.
 
         The norm is that of the true gradients: over all parameters and dtypes, after the reduction
-        over devices and workers, without the loss scale. The gradients stay as they are. The update
-        applies the factor.
+        over devices and workers, without the loss scale. The gradients are reduced, but not
+        clipped: the update applies the factor.
 
         Parameters
         ----------
@@ -74,13 +74,14 @@ class ScaledSteps(ScaledGradients):
         """
         max_norm = guards.positive("max_norm", max_norm)
         batch_size = guards.positive("batch_size", batch_size)
-        scale = self.used_scale()
+        self.used_scale()
         self._dtypes.check(computing=self._scale_by_dtype)
         window = self.current_window()
         if not window.reduced:
-            self.allreduce_grads()
+            self._reduce_predivided()
+            self.mark_gradients(reduced=True)
         grads = [grad for _, arrays in self._used_grads() for grad in self._distinct(arrays)]
-        divisor = 1.0 if window.unscaled else scale
+        divisor = 1.0 if window.unscaled else self.used_scale()
         norm = global_norm(grads) * (abs(self.rescale) / batch_size) / divisor
         clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
         self.mark_gradients(clip_factor=clip_factor, grad_norm=norm)
@@ -121,7 +122,7 @@ class ScaledSteps(ScaledGradients):
         batch_size = guards.positive("batch_size", batch_size)
         self._check_step(ignore_stale_grad)
         if not self._window.reduced:
-            self._reduce()
+            self._reduce_predivided()
         return self._finish_step(batch_size, ignore_stale_grad)
 
     def update(self, batch_size, ignore_stale_grad=False):
@@ -149,12 +150,13 @@ class ScaledSteps(ScaledGradients):
                 )
 
     def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
-        scale, window = self.used_scale(), self._window
+        carried, window = self.used_scale(), self._window
+        scale = carried * window.predivided
         checked = self._used_grads() if self.scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
         overflow = ()
         if all_finite(grads):
-            self._apply(batch_size, scale, ignore_stale_grad)
+            self._apply(batch_size, carried, ignore_stale_grad)
             if grads:
                 self._loss_scale.update_once(True)
                 self.skips = replace(self.skips, in_vain=0)
@@ -246,12 +248,10 @@ class ScaledSteps(ScaledGradients):
 
         And whether a lower loss scale may help.
         """
-        for param in self.parameters:
-            if param._data is not None and not all_finite(param.list_data()[:1]):
-                return (
-                    f"the parameter {param.name} is not finite itself, so load a finite one",
-                    False,
-                )
+        values = {p.name: p.list_data()[:1] for p in self.parameters if p._data is not None}
+        if not all_finite(chain.from_iterable(values.values())):  # one read for all of them
+            name = next(name for name, value in values.items() if not all_finite(value))
+            return f"the parameter {name} is not finite itself, so load a finite one", False
         # The loss alone is not enough: a ReLU turns NaN into 0.
         snapshots = chain.from_iterable(window.passes)
         after = [one.after for one in snapshots if one.after is not None]

@@ -32,6 +32,8 @@ class Window:
         backward pass.
     reduced : bool
         Whether the gradients are reduced over devices and workers.
+    predivided : float
+        The divisor of the gradients before they were reduced, a power of two.
     unscaled : bool
         Whether the gradients were divided by the scale in place.
     clip_factor : float
@@ -47,6 +49,7 @@ class Window:
     fitting: Optional[float] = None
     fresh: Mapping[int, NDArray] = field(default_factory=dict)
     reduced: bool = False
+    predivided: float = 1.0
     unscaled: bool = False
     clip_factor: float = 1.0
     grad_norm: Optional[float] = None
@@ -63,7 +66,13 @@ class Window:
     def with_new_gradients(self) -> "Window":
         """Return the window without the fields that hold for overwritten gradients only."""
         return replace(
-            self, fresh={}, reduced=False, unscaled=False, clip_factor=1.0, grad_norm=None
+            self,
+            fresh={},
+            reduced=False,
+            predivided=1.0,
+            unscaled=False,
+            clip_factor=1.0,
+            grad_norm=None,
         )
 
     def is_fresh(self, weight: NDArray) -> bool:

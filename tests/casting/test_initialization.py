@@ -109,6 +109,37 @@ def test_the_seed_gives_the_weights_of_float32_in_a_plain_block(arrays, policy):
     np.testing.assert_array_equal(then, later)
 
 
+class OwnOrder(gluon.HybridBlock):
+    """Its layers are called in another order than that of the graph, and of their creation."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.last, self.first, self.shortcut = nn.Dense(3), nn.Dense(5), nn.Dense(5)
+
+    def hybrid_forward(self, F, x, unread=None):
+        shortcut = self.shortcut(x)
+        return self.last(self.first(x) + shortcut)
+
+
+@pytest.mark.parametrize("hybridize", ["never", "before the cast", "after the cast"])
+def test_the_order_of_the_first_weights_is_that_of_float32(arrays, hybridize):
+    def first_values(policy):
+        mx.random.seed(5)
+        net = OwnOrder()
+        if hybridize == "before the cast" or (hybridize != "never" and not policy):
+            net.hybridize()
+        if policy:
+            amp.cast(amp.cast(net, "bfloat16"), policy)
+        if hybridize == "after the cast":
+            net.hybridize()
+        net.initialize(mx.init.Xavier())
+        net(kinds.array(DATA))
+        return net
+
+    assert_rounded_once(first_values("float16"), first_values(None))
+
+
 def test_force_reinit_draws_again_on_all_devices(arrays):
     contexts = [mx.cpu(0), mx.cpu(1)]
 

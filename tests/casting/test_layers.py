@@ -5,6 +5,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.dtypes import dtype_name
+from tests import kinds
 from tests.casting.nets import POLICIES, backward
 
 import mxnet as mx
@@ -65,9 +66,6 @@ def test_weights_tied_to_an_embedding_stay_float32_and_are_cast_in_the_graph():
 
 LAYERS = [
     (lambda: nn.LayerNorm(), (2, 6)),
-    (lambda: nn.GroupNorm(2), (2, 4, 3, 3)),
-    (lambda: nn.InstanceNorm(), (2, 4, 3, 3)),
-    (lambda: gluon.contrib.nn.SyncBatchNorm(num_devices=1), (2, 4, 3, 3)),
     (lambda: nn.BatchNorm(), (2, 4, 3, 3)),
     (lambda: nn.PReLU(), (2, 4)),
     (lambda: nn.LeakyReLU(0.1), (2, 4)),
@@ -77,8 +75,6 @@ LAYERS = [
     (lambda: nn.Swish(), (2, 4)),
     (lambda: nn.Dropout(0.5), (2, 4)),
     (lambda: nn.Flatten(), (2, 4, 3)),
-    (lambda: nn.HybridLambda(lambda F, x: F.LRN(x, nsize=3)), (2, 4, 3, 3)),
-    (lambda: nn.HybridLambda("tanh"), (2, 4)),
     (lambda: nn.Conv1D(3, 3), (2, 4, 8)),
     (lambda: nn.Conv2D(4, 3, groups=4), (2, 4, 8, 8)),
     (lambda: nn.Conv3D(3, 2), (2, 2, 4, 4, 4)),
@@ -89,16 +85,30 @@ LAYERS = [
     (lambda: nn.MaxPool3D(), (2, 4, 8, 8, 8)),
     (lambda: nn.GlobalAvgPool1D(), (2, 4, 8)),
     (lambda: nn.GlobalMaxPool2D(), (2, 4, 8, 8)),
-    (lambda: nn.ReflectionPad2D(1), (2, 4, 8, 8)),
-    (lambda: gluon.contrib.nn.PixelShuffle2D(2), (2, 4, 3, 3)),
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+# Those that MXNet has for arrays of mx.nd only
+LEGACY_LAYERS = [
+    (lambda: nn.GroupNorm(2), (2, 4, 3, 3)),
+    (lambda: nn.InstanceNorm(), (2, 4, 3, 3)),
+    (lambda: gluon.contrib.nn.SyncBatchNorm(num_devices=1), (2, 4, 3, 3)),
+    (lambda: nn.HybridLambda(lambda F, x: F.LRN(x, nsize=3)), (2, 4, 3, 3)),
+    (lambda: nn.HybridLambda("tanh"), (2, 4)),
+    (lambda: nn.ReflectionPad2D(1), (2, 4, 8, 8)),
+    (lambda: gluon.contrib.nn.PixelShuffle2D(2), (2, 4, 3, 3)),
+]
+CASES = [("nd", policy, *layer) for layer in LAYERS + LEGACY_LAYERS for policy in POLICIES]
+CASES += [("np", policy, *layer) for layer in LAYERS for policy in ("float16", "bfloat16")]
+
+
 @pytest.mark.parametrize(
-    "make, shape", LAYERS, ids=lambda v: str(v) if isinstance(v, tuple) else ""
+    "arrays, policy, make, shape",
+    CASES,
+    ids=lambda v: str(v) if isinstance(v, (str, tuple)) else "",
+    indirect=["arrays"],
 )
-def test_each_layer_between_two_others(make, shape, policy):
+def test_each_layer_between_two_others(arrays, policy, make, shape):
     """Behind a convolution (so that its data is low precision) and before a dense layer."""
     first = {2: lambda: nn.Dense(shape[1]), 3: lambda: nn.Conv1D(shape[1], 1)}.get(
         len(shape), lambda: (nn.Conv2D if len(shape) == 4 else nn.Conv3D)(shape[1], 1)
@@ -106,7 +116,7 @@ def test_each_layer_between_two_others(make, shape, policy):
     net = nn.HybridSequential()
     net.add(first(), make(), nn.Dense(3))
     net.initialize(mx.init.Xavier())
-    x = nd.array(np.random.RandomState(0).normal(size=shape))
+    x = kinds.array(np.random.RandomState(0).normal(size=shape))
     expected = net(x).asnumpy()
     amp.cast(net, policy)
     got = net(x)
@@ -120,10 +130,10 @@ def test_each_layer_between_two_others(make, shape, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("layer", [rnn.RNN, rnn.LSTM, rnn.GRU])
 @pytest.mark.parametrize("states", [False, True])
-def test_recurrent_layers(layer, states, policy):
+def test_recurrent_layers(arrays, layer, states, policy):
     net = layer(5, num_layers=2, bidirectional=True, layout="NTC")
     net.initialize()
-    x = nd.random.normal(shape=(2, 3, 4))
+    x = kinds.array(np.random.normal(size=(2, 3, 4)))
     expected = net(x).asnumpy()
     amp.cast(net, policy)
     low = amp.Policy.parse(policy).param_dtype
@@ -140,6 +150,25 @@ def test_recurrent_layers(layer, states, policy):
     compute = amp.Policy.parse(policy).compute_dtype
     if compute == "float16":
         assert [r.compute_dtype for r in rows if r.op == "RNN"] == ["float16"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("layer", [rnn.RNN, rnn.LSTM, rnn.GRU])
+def test_a_recurrent_layer_without_states_inside_a_net(arrays, layer, policy):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, flatten=False), layer(3), nn.Dense(2, flatten=False))
+    net.initialize()
+    amp.cast(net, policy)
+    x = kinds.array(np.random.normal(size=(3, 2, 4)))
+    backward(net, x)
+    assert np.isfinite(net[0].weight.grad().asnumpy()).all()
+    got = net(x).asnumpy()
+    one = net(x[:, :1]).asnumpy()  # another batch size
+    amp.cast(net, "float32")
+    assert not net._active
+    expected = net(x).asnumpy()
+    assert 0 < np.abs(got - expected).max() < 0.01
+    assert np.abs(one - expected[:, :1]).max() < 0.01
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import textwrap
 
@@ -40,8 +41,8 @@ def test_the_edits_of_a_case_apply_to_its_program_and_are_at_most_four_lines(fam
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_pins_the_versions_that_the_table_shows(family):
-    assert {"mxnet==1.9.1", "numpy==1.23.5"} <= set(family.versions)
-    assert all("==" in version for version in family.versions)
+    assert "mxnet==1.9.1" in family.versions
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+(post\d+)?", version) for version in family.versions)
     assert len({case.name for case in family.cases}) == len(family.cases)
 
 
@@ -244,12 +245,13 @@ def test_an_unknown_client_is_refused(family):
         ("print('done')", "the last line is no JSON with losses and step_seconds"),
         ('print(\'{"losses": [1], "step_seconds": 1}\')', "has 1 losses, expected 6"),
         ("while True: pass", "took more than 0.5 s"),
+        ("import subprocess; subprocess.run(['sleep', '99'])", "took more than 0.5 s"),
     ],
-    ids=["raises", "exits", "no JSON", "too few", "endless"],
+    ids=["raises", "exits", "no JSON", "too few", "endless", "endless child"],
 )
 def test_a_failed_run_is_its_error_in_one_line(program, error, family, tmp_path):
     (tmp_path / "f" / "c.py").write_text(program)
-    timeout = 0.5 if "while" in program else 60
+    timeout = 0.5 if "took" in error else 60
     job = Job(family, family.cases[0], "float32", 0, 6)
     assert run.run(job, sys.executable, timeout)["error"] == error
 
@@ -292,3 +294,10 @@ def test_a_damaged_file_of_results_is_named(tmp_path):
     path.write_text('{"runs": [{}]}')
     with pytest.raises(UsageError, match=r"clients\.json is not a file of results"):
         Records(path)
+
+
+@pytest.mark.parametrize("name", ["gluoncv/cifar_resnet20", "module/mlp"])
+def test_two_steps_of_a_client_in_float16(name):
+    ((family, case),) = command.choose([name], FAMILIES)
+    result = run.run(Job(family, case, "float16", 0, 2), sys.executable, 120)
+    assert all(math.isfinite(loss) for loss in result["losses"]), result

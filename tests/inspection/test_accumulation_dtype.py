@@ -9,19 +9,21 @@ from gluon_amp.policy import Policy
 
 import mxnet as mx
 
-pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+both_kinds = pytest.mark.usefixtures("arrays")  # Law 13
 
 FLOAT32_SUMS = "params=float16,compute=float16"
 FLOAT16_SUMS = "params=float16,compute=float16,accumulate=float16"
 ALL_FLOAT32 = dict.fromkeys(("Convolution", "FullyConnected", "dot", "batch_dot"), "float32")
 
 
+@both_kinds
 def test_the_emulation_adds_up_in_float32_by_default():
     assert amp.accumulation_dtype(mx.cpu()) == ALL_FLOAT32
     float16 = amp.accumulation_dtype(mx.cpu(), accumulate="float16")
     assert float16 == dict.fromkeys(ALL_FLOAT32, "float16")
 
 
+@both_kinds
 @pytest.mark.parametrize("op", PROBES)
 def test_a_float32_sum_is_zero_and_a_float16_sum_infinite(op):
     wide = sums(op, Policy.parse(FLOAT32_SUMS), mx.cpu())

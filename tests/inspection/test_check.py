@@ -3,7 +3,9 @@
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.inspection.dimensions import WITHOUT_TENSOR_CORES
 from gluon_amp.inspection.findings import Finding
+from gluon_amp.policy import op_table
 from tests import kinds
 
 import mxnet as mx
@@ -106,18 +108,58 @@ def test_a_recurrent_layer():
     ]
 
 
+def test_shapes_that_only_the_data_would_show():
+    class Sequences(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.products = gluon.rnn.GRU(12, input_size=8), built(Products())
+
+        def forward(self, x):
+            return self.products(self.rnn(x)[0])
+
+    net = Sequences()
+    net.initialize()
+    units = ("rnn", "RNN has 12 units", "make them 16, and use no label for the 4 others")
+    assert sizes(amp.cast(net), kinds.ones((5, 6, 8))) == [units]
+
+
 class Products(gluon.HybridBlock):
+    def __init__(self, name):
+        super().__init__()
+        self.name_of_op = name
+
     def hybrid_forward(self, F, x):
-        return F.np.dot(x, x.T) if mx.util.is_np_array() else F.dot(x, x, transpose_b=True)
+        return getattr(kinds.np_of(F), self.name_of_op)(x, x)
 
 
 def test_a_product_without_a_weight():
-    op = "_np_dot" if mx.util.is_np_array() else "dot"
-    assert sizes(built(Products()), kinds.ones((12, 20))) == [
+    name, op = ("matmul", "_npi_matmul") if mx.util.is_np_array() else ("batch_dot", "batch_dot")
+    policy = amp.Policy.parse("float16").pin(ops=[op], dtype="float16")
+    assert sizes(built(Products(name), policy=policy), kinds.ones((8, 12, 12))) == [
         ("0", f"{op} multiplies 12 rows", "pad them with zeros to 16"),
-        ("0", f"{op} adds up 20 products", "pad them with zeros to 24"),
+        ("0", f"{op} adds up 12 products", "pad them with zeros to 16"),
         ("0", f"{op} gives 12 columns", "pad them with zeros to 16"),
     ]
+
+
+def test_a_product_without_tensor_cores():
+    op = "_np_dot" if mx.util.is_np_array() else "dot"
+    assert amp.check(built(Products("dot")), None, kinds.ones((12, 12))) == [
+        Finding(
+            "kernel",
+            "0",
+            f"{op} does not run on Tensor Cores, as its kernel is cublasSgemmEx",
+            "use FullyConnected for a product with a weight, or leave it where it is small",
+        )
+    ]
+    pinned = amp.Policy.parse("float16").pin(ops=[op])
+    assert amp.check(built(Products("dot"), policy=pinned), None, kinds.ones((12, 12))) == []
+
+
+def test_the_operators_without_tensor_cores_are_those_of_the_table():
+    groups = (group for group in op_table.GROUPS if "not on Tensor Cores" in group[1])
+    table = {name for _, _, names in groups for name in names.split()}
+    assert table == {*WITHOUT_TENSOR_CORES}
 
 
 def test_what_does_not_run_in_float16_is_left_alone():

@@ -157,3 +157,17 @@ def test_the_table_is_80_columns_wide():
     assert lines[0].split() == ["gradient", "of", "dtype", "largest", "0", "<2^-14", "headroom"]
     assert lines[1].startswith("…") and "dense0_weight" in lines[1]
     assert lines[-1].startswith("loss scale 4, ")
+
+
+def test_gradients_that_a_clip_has_reduced_over_devices():
+    net = nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+    amp.cast(net)
+    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=128)
+    with autograd.record():
+        losses = [net(kinds.ones((1, 1), ctx=ctx)) for ctx in (mx.cpu(0), mx.cpu(1))]
+    trainer.backward(losses)
+    trainer.clip_global_norm(1)
+    report = amp.gradient_report(net, trainer)
+    # the sum of two gradients of 1, which were divided by 2 before
+    assert report.loss_scale == 64 and report.rows[0].largest == 128

@@ -10,6 +10,7 @@ from tests.trainer.helpers import bad, fine, norm_net, parameter, run, same, sca
 
 import mxnet as mx
 from mxnet import autograd, gluon, npx
+from mxnet.gluon import nn
 
 STATES = {"sgd": {"momentum": 0.5}, "adam": {}, "rmsprop": {}}
 
@@ -71,16 +72,16 @@ def test_arrays_that_are_no_number_above_0(wrong):
 def test_training_goes_on_after_reset_np(numpy_mode, policy):
     """A net that was traced under `set_np()` still returns arrays of `mx.np` afterwards."""
 
-    def train(resets):
+    def train(resets=None):
         npx.set_np()
         net = amp.cast(norm_net(prefix="net_"), policy)
-        trainer = Trainer(net.collect_params(), "adam", loss_scale=8)
+        trainer = Trainer(net.collect_params(), "adam", loss_scale="dynamic")
         x, spoilt = fine(), bad()
         for step, data in enumerate((x, x, spoilt, x)):
-            if resets and step == 1:
+            if resets == step:
                 npx.reset_np()
             with autograd.record():
-                loss = (net(data) ** 2).mean()
+                loss = (net(data) ** 2 / 1024).mean()
             assert loss.shape == ()
             before = statistics(net)
             trainer.backward(loss)
@@ -88,9 +89,47 @@ def test_training_goes_on_after_reset_np(numpy_mode, policy):
             assert trainer.step(1).applied == (data is x)
             if data is spoilt:
                 same(before, statistics(net))
+        net(x)  # in inference it has another trace
         return {name: value.asnumpy() for name, value in trainer.master_params().items()}
 
-    same(train(resets=False), train(resets=True))
+    expected = train()
+    same(expected, train(resets=0))
+    same(expected, train(resets=1))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("cast_in", ["nd", "np"])
+@pytest.mark.parametrize("run_in", ["nd", "np"])
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_blocks_that_change_the_mode_themselves(numpy_mode, policy, cast_in, run_in):
+    """As `mx.util.use_np` makes a class do, in any mode."""
+
+    class Decorated(nn.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.inner = nn.HybridSequential()
+                self.inner.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2))
+
+        def hybrid_forward(self, F, x):
+            return F.np.tanh(self.inner(x))
+
+    net = mx.util.use_np(Decorated)()
+    net.initialize(mx.init.One())
+    x, modes = fine(), {"nd": npx.reset_np, "np": npx.set_np}
+    modes[cast_in]()
+    amp.cast(net, policy)
+    modes[run_in]()
+    trainer = scaled(net)
+    assert amp.diagnose(net, lambda out, _: (out**2).sum(), x, None, 1).verdict == "ok"
+    for data in (x, x * np.inf):
+        with autograd.record():
+            loss = (net(data) ** 2).sum()
+        trainer.backward(loss)
+        assert trainer.step(1).applied == (data is x)
+    dtypes = {row.op: row.compute_dtype for row in amp.describe(net, x).rows}
+    assert dtypes["FullyConnected"] == policy.replace("mixed_", "")
+    assert type(net(x)) is mx.np.ndarray
 
 
 @pytest.mark.parametrize("optimizer", STATES)

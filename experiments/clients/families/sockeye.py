@@ -32,5 +32,20 @@ FAMILY = Family(
                 ],
             },
         ),
+        Case(
+            "translate",
+            "translate.py",
+            [],
+            steps=40,
+            files={
+                "sockeye/model.py": [
+                    Edit("import mxnet as mx", "import gluon_amp as amp\nimport mxnet as mx"),
+                    Edit(
+                        "params = model.collect_params()",
+                        'params = amp.cast(model, "{policy}").collect_params()',
+                    ),
+                ],
+            },
+        ),
     ],
 )

@@ -10,8 +10,9 @@ import random
 import time
 
 import gluonnlp as nlp
-import mxnet as mx
 import numpy as np
+
+import mxnet as mx
 from mxnet import autograd, gluon
 
 SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])

@@ -1,0 +1,212 @@
+"""Nets written for `npx.set_np()`, as those of the book Dive into Deep Learning (D2L)."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from tests import kinds
+from tests.casting.nets import POLICIES
+
+import mxnet as mx
+from mxnet import autograd, gluon, npx
+from mxnet.gluon import nn, rnn
+
+UNIT = {"float16": 2.0**-11, "mixed_float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@pytest.fixture(autouse=True)
+def numpy_arrays():
+    npx.set_np()
+    yield
+    npx.reset_np()
+
+
+class Residual(nn.HybridBlock):
+    """Written with `F.npx`."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2D(4, 3, padding=1), nn.BatchNorm()
+        self.conv2, self.bn2 = nn.Conv2D(4, 3, padding=1), nn.BatchNorm()
+        self.shortcut = nn.Conv2D(4, 1)
+
+    def hybrid_forward(self, F, x):
+        y = F.npx.relu(self.bn1(self.conv1(x)))
+        return F.npx.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3), Residual(), nn.GlobalAvgPool2D(), nn.Dense(3))
+    return net
+
+
+class Encoder(nn.HybridBlock):
+    """Self-attention written with `F.np`: products of arrays of four dimensions, sums, a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.position = self.params.get("position", shape=(1, 6, 8))
+        self.query, self.key, self.value = (nn.Dense(8, flatten=False) for _ in range(3))
+        self.norm, self.out = nn.LayerNorm(), nn.Dense(3)
+
+    def hybrid_forward(self, F, tokens, position):
+        x = self.embedding(tokens) + position
+        heads = [
+            F.np.transpose(F.npx.reshape(part(x), (-2, -2, 2, -1)), (0, 2, 1, 3))
+            for part in (self.query, self.key, self.value)
+        ]
+        scores = F.np.matmul(heads[0], F.np.swapaxes(heads[1], 2, 3)) / 2.0
+        mask = F.np.expand_dims(F.np.expand_dims(tokens < 9, 1), 1)
+        scores = F.np.where(mask, scores, -1e9 * F.np.ones_like(scores))
+        mixed = F.np.einsum("bhqk,bhkd->bqhd", F.npx.softmax(scores), heads[2])
+        y = self.norm(x + F.npx.reshape(mixed, (-2, -2, -1)))
+        statistics = [F.np.mean(y, axis=1), F.np.std(y, axis=1), F.np.sum(y, axis=1)]
+        return self.out(F.np.concatenate(statistics, axis=1))
+
+
+def masked_softmax(x, lengths):
+    shape = x.shape
+    x = npx.sequence_mask(
+        x.reshape(-1, shape[-1]), lengths.repeat(shape[1]), True, value=-1e6, axis=1
+    )
+    return npx.softmax(x).reshape(shape)
+
+
+class Translator(nn.Block):
+    """A plain Block: GRUs with attention, whose Python code calls `mx.np` and `npx`."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.encoder = nn.Embedding(9, 4), rnn.GRU(6)
+        self.query, self.key = (nn.Dense(5, flatten=False, use_bias=False) for _ in range(2))
+        self.score, self.decoder = nn.Dense(1, flatten=False, use_bias=False), rnn.GRU(6)
+        self.out = nn.Dense(9, flatten=False)
+
+    def forward(self, tokens, lengths):
+        x = self.embedding(tokens).swapaxes(0, 1)
+        encoded, state = self.encoder(x, self.encoder.begin_state(batch_size=x.shape[1]))
+        encoded = encoded.swapaxes(0, 1)
+        outputs = []
+        for step in x:
+            query = mx.np.expand_dims(self.query(state[0][-1]), 1)
+            features = mx.np.tanh(
+                mx.np.expand_dims(query, 2) + mx.np.expand_dims(self.key(encoded), 1)
+            )
+            weights = masked_softmax(mx.np.squeeze(self.score(features), -1), lengths)
+            context = npx.batch_dot(weights, encoded)
+            step = mx.np.concatenate((context, mx.np.expand_dims(step, 1)), -1)
+            output, state = self.decoder(step.swapaxes(0, 1), state)
+            outputs.append(output)
+        return self.out(mx.np.concatenate(outputs, 0))
+
+
+def images():
+    return [kinds.array(np.random.RandomState(0).normal(size=(4, 2, 6, 6)))]
+
+
+def tokens():
+    return [kinds.array(np.random.RandomState(0).randint(0, 11, (3, 6)), dtype="int32")]
+
+
+def sentences():
+    ids = np.random.RandomState(0).randint(0, 9, (3, 5))
+    return [kinds.array(ids, dtype="int32"), kinds.array([2, 5, 3])]
+
+
+NETS = {
+    "resnet": (resnet, images),
+    "Encoder": (Encoder, tokens),
+    "Translator": (Translator, sentences),
+}
+
+
+def run(net, data):
+    """Return outputs and gradients in one row each, for a loss of Gluon."""
+    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
+    with autograd.record():
+        out = net(*data)
+        loss = loss_function(out, mx.np.zeros(out.shape[:-1])).sum() * 64
+    loss.backward()
+    params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    arrays = [out, loss, *(p.data() for p in params), *(p.grad() for p in params)]
+    assert {type(array) for array in arrays} == {mx.np.ndarray}
+    grads = [p.grad().asnumpy().astype(np.float32).ravel() for p in params]
+    return out.asnumpy().ravel(), np.concatenate(grads)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("when", ["before initialize", "before the first pass", "after it"])
+@pytest.mark.parametrize("name", NETS)
+def test_outputs_and_gradients_are_near_those_of_float32(name, when, policy):
+    make, data = NETS[name]
+
+    def new(policy):
+        mx.random.seed(3)
+        net = make()
+        if policy and when == "before initialize":
+            amp.cast(net, policy)
+        net.initialize(mx.init.Uniform(0.5))
+        if when == "after it":
+            net(*data())
+        if policy and when != "before initialize":
+            amp.cast(net, policy)
+        return net
+
+    expected = run(new(None), data())
+    net = new(policy)
+    for found, wide in zip(run(net, data()), expected):
+        assert 0 < np.linalg.norm(found - wide) < 16 * UNIT[policy] * np.linalg.norm(wide)
+    amp.cast(net, "float32")
+    run(net, data())
+
+
+class Masked(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=4, flatten=False)
+
+    def hybrid_forward(self, F, x, mask):
+        x = self.dense(x)
+        picked = F.np.where(F.np.expand_dims(mask, 2), x, F.np.zeros_like(x))
+        return picked + x * F.np.expand_dims(mask, 2) / F.np.sum(mask)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32"])
+def test_a_mask_may_be_booleans(dtype, policy):
+    net = Masked()
+    net.initialize(mx.init.Uniform(0.5))
+    x = kinds.array(np.random.RandomState(0).normal(size=(2, 3, 4)))
+    mask = mx.np.array([[True, False, True], [True, True, False]]).astype(dtype)
+    expected = net(x, mask).asnumpy()
+    amp.cast(net, policy)
+    with autograd.record():
+        out = net(x, mask)
+    out.backward()
+    assert 0 < np.linalg.norm(out.asnumpy() - expected) < 16 * UNIT[policy]
+    assert np.isfinite(net.dense.weight.grad().asnumpy()).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["resnet", "Encoder"])
+def test_an_export_runs_in_stock_mxnet(name, policy, tmp_path):
+    make, data = NETS[name]
+    net = make()
+    net.initialize(mx.init.Uniform(0.5))
+    amp.cast(net, policy)
+    expected = net(*data()).asnumpy()
+    path = str(tmp_path / "net")
+    net.export(path)
+    stock = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    found = stock(*data())
+    assert type(found) is mx.np.ndarray
+    assert np.linalg.norm(found.asnumpy() - expected) < 16 * UNIT[policy] * np.linalg.norm(expected)
+    # and a cast one trains again
+    amp.cast(stock, policy)
+    trainer = amp.Trainer(stock.collect_params(), "adam", loss_scale=8)
+    with autograd.record():
+        loss = stock(*data()).sum()
+    trainer.backward(loss)
+    assert trainer.step(1).applied

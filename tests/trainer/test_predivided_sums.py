@@ -1,0 +1,138 @@
+"""Sums of float16 gradients over devices and workers fit where each summand does (horovod 1699)."""
+
+import numpy as np
+import pytest
+
+from gluon_amp import DynamicLossScale, Trainer
+from tests.kinds import only_nd
+from tests.trainer.helpers import TWO, losses_on, parameter, values
+from tests.two_workers import run_two_workers
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+
+THREE = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+SCALE = 2.0**15
+
+
+def built(dtype="float16", ctx=TWO, loss_scale=SCALE, **kwargs):
+    p = parameter("p", [1.0], dtype, ctx=ctx)
+    sgd = {"learning_rate": 0.25}
+    return p, Trainer([p], "sgd", sgd, loss_scale=loss_scale, **kwargs)
+
+
+def backward(trainer, p, factors, ctx=TWO):
+    trainer.backward(losses_on(p, factors, ctx))
+
+
+@pytest.mark.parametrize("kvstore", ["device", "local"])
+@pytest.mark.parametrize("ctx, divisor", [(TWO, 2), (THREE, 4)])
+def test_a_sum_above_65504_is_applied_and_exact(ctx, divisor, kvstore):
+    p, trainer = built(ctx=ctx, kvstore=kvstore)
+    backward(trainer, p, [1.5] * len(ctx), ctx)  # 49,152 on each device
+    report = trainer.step(len(ctx))
+    assert report.applied and (report.loss_scale, report.next_loss_scale) == (SCALE, SCALE)
+    assert values(p)[0] == 1 - 0.25 * 1.5
+    assert p.grad(ctx[0]).asnumpy().item() == 1.5 * SCALE * len(ctx) / divisor
+
+
+def test_the_norm_is_that_of_the_sum():
+    p, trainer = built()
+    backward(trainer, p, [1.5, 1.75])
+    assert trainer.clip_global_norm(1.625) == 3.25
+    report = trainer.step(1)
+    assert (report.applied, report.grad_norm, report.loss_scale) == (True, 3.25, SCALE)
+    assert values(p)[0] == 1 - 0.25 * 1.625
+
+
+def test_a_later_backward_pass_starts_anew():
+    p, trainer = built()
+    backward(trainer, p, [1.5, 1.75])
+    trainer.clip_global_norm(np.inf)
+    backward(trainer, p, [0.5, 0.5])  # overwrites the gradients that were reduced
+    assert p.grad(TWO[0]).asnumpy().item() == 0.5 * SCALE
+    assert trainer.step(1).applied
+    assert values(p)[0] == 1 - 0.25
+
+
+def test_the_results_of_allreduce_grads_are_sums():
+    p, trainer = built(loss_scale=8)
+    backward(trainer, p, [0.25, 0.5])
+    trainer.allreduce_grads()
+    assert p.grad(TWO[1]).asnumpy().item() == 8 * 0.75
+    assert trainer.update(1).applied
+    assert values(p)[0] == 1 - 0.25 * 0.75
+
+
+def test_a_gradient_that_overflows_on_one_device_is_a_skip():
+    p, trainer = built(loss_scale=DynamicLossScale(init_scale=SCALE))
+    backward(trainer, p, [2.0, 0.5])
+    report = trainer.step(1)
+    assert (report.applied, report.loss_scale, report.next_loss_scale) == (False, SCALE, SCALE / 2)
+    backward(trainer, p, [0.5, 0.5])
+    assert trainer.step(1).applied and values(p)[0] == 1 - 0.25
+
+
+def test_float32_gradients_and_single_devices_are_left_alone():
+    p, trainer = built("float32")
+    backward(trainer, p, [1.5, 1.5])
+    assert trainer.step(1).applied
+    assert p.grad(TWO[0]).asnumpy().item() == 3 * SCALE
+    p, trainer = built(ctx=TWO[:1])
+    backward(trainer, p, [1.5], TWO[:1])
+    trainer.step(1)
+    assert p.grad().asnumpy().item() == 1.5 * SCALE
+
+
+def test_float32_parameters_beside_float16_ones_are_updated_alike():
+    p, q = parameter("p", [1.0], ctx=TWO), parameter("q", [1.0], "float32", ctx=TWO)
+    trainer = Trainer([p, q], "sgd", {"learning_rate": 0.25}, loss_scale=8)
+    trainer.backward([*losses_on(p, [1, 2], TWO), *losses_on(q, [1, 2], TWO)])
+    trainer.step(1)
+    assert values(p)[0] == values(q)[0] == 0.25
+
+
+@only_nd
+def test_sparse_gradients_are_divided_too():
+    table = gluon.Parameter("table", shape=(3, 2), grad_stype="row_sparse")
+    table.initialize(mx.init.One(), ctx=TWO)
+    p = parameter("p", [1.0], ctx=TWO)
+    trainer = Trainer([table, p], "sgd", {"learning_rate": 0.25}, loss_scale=SCALE)
+    losses = []
+    with autograd.record():
+        for ctx in TWO:
+            ids = nd.array([0], ctx=ctx)
+            rows = nd.Embedding(ids, table.data(ctx), 3, 2, sparse_grad=True)
+            losses.append(rows.sum() + nd.cast(p.data(ctx), "float32") * 1.5)
+    trainer.backward(losses)
+    assert trainer.step(1).applied
+    assert table.data(TWO[0]).asnumpy().tolist() == [[0.5, 0.5], [1, 1], [1, 1]]
+    assert values(p)[0] == 0.25
+
+
+WORKER = """
+import json, sys
+import gluon_amp
+import mxnet as mx
+from mxnet import autograd, gluon
+from gluon_amp.trainer import Trainer
+
+p = gluon.Parameter("p", shape=(3,), dtype="float16")
+p.initialize(mx.init.One())
+trainer = Trainer([p], "sgd", {"learning_rate": 0.25}, kvstore="dist_sync", loss_scale=2**15)
+with autograd.record():
+    loss = (p.data().astype("float32") * 1.5).sum()
+trainer.backward(loss)
+report = trainer.step(2)
+with open(sys.argv[2], "w") as file:
+    json.dump([report.applied, report.loss_scale, p.data().asnumpy().tolist()], file)
+"""
+
+
+@only_nd
+@pytest.mark.slow
+def test_the_sum_of_two_workers_fits_too(tmp_path):
+    first, second = run_two_workers(tmp_path, WORKER)
+    assert first == second == [True, SCALE, [1 - 0.25 * 1.5] * 3]
