@@ -219,10 +219,19 @@ def test_no_scale_is_logged_where_there_is_none():
 # -------------------------------------------------------------------------------- checkpoints
 
 
-def fitted(folder, limits, policy="float16", period=None, resume=False, values=EIGHT, **kwargs):
+def fitted(
+    folder,
+    limits,
+    policy="float16",
+    period=None,
+    resume=False,
+    values=EIGHT,
+    kind=amp.CheckpointHandler,
+    **kwargs,
+):
     scale = amp.DynamicLossScale(init_scale=16, growth_interval=3)
     made = estimator(policy, loss_scale=scale if policy in SCALED else None)
-    handler = amp.CheckpointHandler(
+    handler = kind(
         str(folder),
         epoch_period=None if period else 1,
         batch_period=period,
@@ -256,6 +265,15 @@ def test_a_fit_by_batches_is_resumed_too(tmp_path):
     whole, _ = fitted(tmp_path / "whole", {"batches": 8}, period=2)
     fitted(tmp_path / "parts", {"batches": 4}, period=2)
     resumed, _ = fitted(tmp_path / "parts", {"batches": 8}, period=2, resume=True)
+    assert state(resumed)[:2] == state(whole)[:2]
+    equal(parameters(resumed), parameters(whole))
+
+
+def test_mxnets_own_handler_resumes_with_the_scale(tmp_path):
+    kind = stock.CheckpointHandler
+    whole, _ = fitted(tmp_path / "whole", {"epochs": 4}, kind=kind)
+    fitted(tmp_path / "parts", {"epochs": 2}, kind=kind)
+    resumed, _ = fitted(tmp_path / "parts", {"epochs": 4}, kind=kind, resume=True)
     assert state(resumed)[:2] == state(whole)[:2]
     equal(parameters(resumed), parameters(whole))
 

@@ -62,7 +62,9 @@ def declared_dtype() -> Optional[str]:
 
 def is_read_by_stock_block() -> bool:
     """Return whether a block that is not cast, and contains none that is, called the caller."""
-    frame = sys._getframe(2)
-    if frame.f_code not in READS:
-        frame = frame.f_back  # before Python 3.12, a comprehension has a frame of its own
-    return frame.f_code in READS and not isinstance(frame.f_locals["self"], Mixin)
+    caller = sys._getframe(2)
+    # Before Python 3.12, a comprehension has a frame of its own. A script has no caller.
+    for frame in filter(None, (caller, caller.f_back)):
+        if frame.f_code in READS:
+            return not isinstance(frame.f_locals["self"], Mixin)
+    return False

@@ -68,6 +68,11 @@ def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
         return [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
 
 
+def all_zero(arrays: Iterable) -> bool:
+    """Return whether no element is above or below zero, where NaN is neither."""
+    return not any((np.abs(dense_part(one).asnumpy()) > 0).any() for one in arrays)
+
+
 def all_finite(arrays: Iterable) -> bool:
     """Return whether no element of any array is infinite or NaN, with one host read per device.
 

@@ -2,20 +2,29 @@
 
 That gradients overflow at a scale does not show where they fit. To halve the scale until they do
 costs one step each time, which a short run notices.
+
+A replay with head gradients of zero finds a loss that ignores them.
 """
 
 import math
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, List, Optional
 
-from gluon_amp.trainer.arrays import all_finite, head_gradients, restored
+from gluon_amp.trainer.arrays import all_finite, all_zero, head_gradients, restored
 from gluon_amp.trainer.window import clear_fresh, mark_fresh
 
-from mxnet import MXNetError, autograd, nd
+import mxnet as mx
+from mxnet import MXNetError, autograd
 from mxnet.ndarray import NDArray
 
-# Returns whether the gradients of a pass are finite at this scale.
-Fits = Callable[[float], bool]
+# Returns whether the gradients of a pass at this scale are finite, or meet another condition.
+Fits = Callable[..., bool]
+
+IGNORED_HEADS = (
+    "The loss ignores its head gradient, as SoftmaxOutput does, so that no loss scale reaches the "
+    "gradients: pass loss_scale=None to the Trainer, or use a loss such as "
+    "gluon.loss.SoftmaxCrossEntropyLoss."
+)
 
 
 def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
@@ -47,6 +56,19 @@ def search(low: float, high: float, fits: Fits) -> Optional[float]:
         return None
 
 
+def check_heads(fits: Fits) -> None:
+    """Raise `ValueError` for a pass that ignores its head gradients, which no scale can reach.
+
+    Gradients of zero have to follow from head gradients of zero.
+    """
+    try:
+        scalable = fits(0.0, all_zero)
+    except MXNetError:  # the pass cannot be replayed, see `search`
+        return
+    if not scalable:
+        raise ValueError(IGNORED_HEADS)
+
+
 @contextmanager
 def replays(
     losses: List[NDArray], weights: Iterable[NDArray], retain_graph: bool, train_mode: bool
@@ -63,14 +85,14 @@ def replays(
     weights = [weight for weight in weights if weight.context in contexts]
     marked = clear_fresh(weights)
 
-    def fits(scale: float) -> bool:
+    def fits(scale: float, condition: Callable[[List[NDArray]], bool] = all_finite) -> bool:
         reached = [weight for weight in weights if weight._fresh_grad]
         if not reached:
             return True
         heads = head_gradients(losses, scale)
         # After hybridize(static_shape=True) MXNet computes them in the gradient buffers after all.
         with restored(weight.grad for weight in reached):
-            return all_finite(
+            return condition(
                 autograd.grad(losses, reached, heads, retain_graph=True, train_mode=train_mode)
             )
 
@@ -89,9 +111,10 @@ def free_graph(losses: List[NDArray]) -> None:
     the next forward pass is over. The backward pass that frees it here computes nothing but the
     gradient of a constant.
     """
-    constants = [nd.zeros_like(one.detach()) for one in losses]
-    for constant in constants:
-        constant.attach_grad()
-    with autograd.record():
-        sums = [one + constant for one, constant in zip(losses, constants)]
-    autograd.grad(sums, constants)
+    constants = head_gradients(losses, 0.0)
+    with mx.util.np_shape(True):  # losses of `mx.np` can have the shape ()
+        for constant in constants:
+            constant.attach_grad()
+        with autograd.record():
+            sums = [one + constant for one, constant in zip(losses, constants)]
+        autograd.grad(sums, constants)

@@ -40,6 +40,7 @@ class ScaledGradients(ContribAmpAttributes):
         if self._scale_by_dtype:
             loss_scale = "dynamic" if dtypes.any_float16() else None
         self._loss_scale = resolve(loss_scale)
+        self._heads_checked = False  # whether the losses multiply their head gradients
         self._max_consecutive_skips = whole_number(
             "max_consecutive_skips", max_consecutive_skips, 1
         )
@@ -122,9 +123,7 @@ class ScaledGradients(ContribAmpAttributes):
         buffer in between could lose bits. Zero such buffers after each step, as in Gluon without a
         scale.
 
-        Operators that are their own loss and ignore head gradients, such as `SoftmaxOutput`, cannot
-        be scaled in this way. Use a loss instead.
-
+        The first pass is replayed with head gradients of zero, to find a loss that ignores them.
         While the scale is searching (see `DynamicLossScale`), an overflowing pass is replayed at
         lower scales before this method returns, about seven times.
 
@@ -139,6 +138,9 @@ class ScaledGradients(ContribAmpAttributes):
         ------
         TypeError
             For a loss in another dtype: cast the network's output to float32 before the loss.
+        ValueError
+            For a loss that ignores its head gradient, which no loss scale can reach, as those made
+            of `SoftmaxOutput` or `MakeLoss`.
         """
         losses = list(flatten(loss))
         if not losses:
@@ -149,36 +151,45 @@ class ScaledGradients(ContribAmpAttributes):
         guards.check_losses(losses)
         # A SyncBatchNorm waits for all devices, so a pass on some of them may not be waited for.
         on_all_devices = {one.context for one in losses}.issuperset(self.contexts)
-        if self._loss_scale.searching and on_all_devices:
+        if (self._loss_scale.searching or not self._heads_checked) and on_all_devices:
             weights = (array for param in self._trained() for array in param.list_data())
             kept = first_scale.replays(losses, weights, retain_graph, train_mode)
             retain_graph = True
         else:
             kept = contextlib.nullcontext()
-        with kept as fits, self.scaled_pass(losses, fits) as scale:
+        with kept as fits, self.scaled_pass(losses, fits, check_heads=True) as scale:
             heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
     @contextlib.contextmanager
-    def scaled_pass(self, losses=(), fits: Optional[first_scale.Fits] = None) -> Iterator[float]:
+    def scaled_pass(
+        self, losses=(), fits: Optional[first_scale.Fits] = None, check_heads: bool = False
+    ) -> Iterator[float]:
         """Yield the window's scale for a backward pass, and record what the pass writes.
 
-        `fits` replays the pass while the loss scale is searching.
+        `fits` replays the pass: while the loss scale is searching, and to check its head gradients.
         """
         scale = self._open_window()
         written = snapshot.begin_backward(self.statistics)
         yield scale
-        fitting = self._search(fits, scale, written) if fits is not None else None
+        fitting = None
+        if fits is not None:
+            # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
+            # Users may call backward() while recording.
+            finite = all_finite(self.gradients())
+            with autograd.pause(), restored(array for one in written for array in one.arrays):
+                if check_heads and not self._heads_checked:
+                    first_scale.check_heads(fits)
+                    self._heads_checked = True
+                if self._loss_scale.searching:
+                    fitting = scale if finite else self._search(fits, scale)
         self._add_pass(written, losses, fitting)
 
-    def _search(self, fits, scale: float, written: snapshot.Pass) -> Optional[float]:
+    def _search(self, fits: first_scale.Fits, scale: float) -> Optional[float]:
         """Return the largest scale at which the pass fits, as `first_scale.search` does."""
-        if all_finite(self.gradients()):
-            return scale
-        with restored(array for one in written for array in one.arrays):
-            # Only a lower scale than that of the window's earlier passes is of interest.
-            high = scale if self._window.fitting is None else self._window.fitting
-            return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high
+        # Only a lower scale than that of the window's earlier passes is of interest.
+        high = scale if self._window.fitting is None else self._window.fitting
+        return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high
 
     def begin_pass(self, losses) -> float:
         """Return the window's scale for a backward pass whose end will not be known.

@@ -279,15 +279,16 @@ def test_a_backend_partitions_the_graph_that_runs(monkeypatch):
     assert len(backends) == 1
 
 
-def test_a_backend_before_shapes_are_known():
-    net = nn.HybridSequential()
+def test_a_backend_before_shapes_are_known(arrays):
+    net, x = nn.HybridSequential(), arrays.array(images().asnumpy())
     net.add(nn.Conv2D(8, 3, activation="relu"), nn.Dense(2))
     net.initialize()
     amp.cast(net, "float16")
-    net.optimize_for(images(), backend="MKLDNN")
-    out = net(images()).asnumpy()
+    net.optimize_for(x, backend="MKLDNN")
+    out = net(x)
+    assert type(out) is type(x)
     net.hybridize()
-    np.testing.assert_allclose(out, net(images()).asnumpy(), rtol=0.01, atol=0.01)
+    np.testing.assert_allclose(out.asnumpy(), net(x).asnumpy(), rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("backend", [None, ""])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.casting.derivative_rules import RULES, STOPS
 from tests.casting.nets import POLICIES
 
 import mxnet as mx
@@ -50,15 +51,21 @@ LEGACY_FUNCTIONS = {
     "broadcast": lambda F, x: F.broadcast_mul(x, F.mean(x, axis=(1, 2), keepdims=True)),
     "broadcast to": lambda F, x: F.broadcast_add(x, F.sum(x, axis=1, keepdims=True)) / 3 - 2,
     "product": product,
-    "root": lambda F, x: (x * x + 1) ** 0.5,
+    "root": lambda F, x: (x * x + 1) ** 0.5 + F.sqrt(x * x + 2) - 3 / (x * x + 1),
+    "maximum": lambda F, x: F.maximum(x, 0.1) * x,
+    "matrix product": lambda F, x: F.dot(F.flatten(x), F.transpose(F.flatten(F.tanh(x)))),
     "log": lambda F, x: F.log(F.abs(x) + 1) - (1 - x),
     "shapes": lambda F, x: F.transpose(F.reshape(x, (0, -3, 0)), (2, 0, 1)) * 2,
     "concat": lambda F, x: F.concat(x, -2 * x, F.negative(x), dim=2),
+    "stopped": lambda F, x: F.BlockGrad(x) + x * (x > 0) * F.sign(x) + F.ones_like(x),
     "excluded": lambda F, x: F.square(F.sum(x, axis=1, exclude=True)),
 }
 NUMPY_FUNCTIONS = {
     "operators": lambda np, x: np.tanh(x) * np.square(x) + np.exp(0.1 * x) - np.negative(x),
     "broadcast": lambda np, x: x * np.mean(x, axis=(1, 2), keepdims=True) / 3 - 2,
+    "rest": lambda np, x: np.sqrt(x * x + 1) ** 3 - 2 / (x * x + 1),
+    "products": lambda np, x: np.dot(np.reshape(x, (4, -1)), np.reshape(x, (-1, 4))),
+    "concatenated": lambda np, x: np.concatenate([x, -2 * x], axis=2) - (1 - 3 * x).sum(),
     "shapes": lambda np, x: np.transpose(np.reshape(x, (2, -1)), (1, 0)) * 2 + 1,
 }
 
@@ -212,6 +219,10 @@ def test_what_has_no_gradient():
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="no rule for Pooling"):
         amp.input_gradient(network(nn.MaxPool2D(2)), x)
+    for k in (0, 1):
+        split = function(lambda F, x, k=k: F.split(x, 2, axis=1)[k] * 2)
+        with pytest.raises(ValueError, match="no rule for SliceChannel"):
+            amp.input_gradient(split, x)
     with pytest.raises(ValueError, match="No output of the net depends on data"):
         amp.input_gradient(function(lambda F, x: F.ones((1,))), x)
     with pytest.raises(TypeError, match="got a Sequential, expected a HybridBlock"):
@@ -233,3 +244,7 @@ def test_numpy_functions():
             )
     finally:
         mx.npx.reset_np()
+
+
+def test_rules_are_for_operators_of_mxnet():
+    assert {*RULES, *STOPS} <= set(mx.operator.get_all_registered_operators())

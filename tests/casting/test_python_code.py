@@ -132,8 +132,6 @@ def test_one_warning_for_nested_blocks_and_all_modes():
 @pytest.mark.filterwarnings("ignore:Block")
 @pytest.mark.parametrize("deferred", [True, False])
 def test_before_shapes_are_known(arrays, deferred):
-    if deferred and arrays is mx.np:
-        pytest.skip("MXNet cannot initialize float16 arrays of mx.np later")
     inputs = (0, 0) if deferred else (3, 4)
 
     class Net(gluon.HybridBlock):

@@ -1,7 +1,9 @@
 """Nets that share or copy parameters of a cast net, as predictors and tied weights do."""
 
+import _thread
 import copy
 import gc
+import threading
 import warnings
 
 import numpy as np
@@ -71,6 +73,33 @@ def test_a_net_that_is_not_cast_reads_shared_parameters_in_float32(policy, hybri
     expected = "float16" if policy == "float16" else "float32"
     assert dtype_of(net.body.weight) == expected and net.body.weight.dtype == expected
     assert np.dtype(net.body.weight.data().dtype) == expected
+
+
+@pytest.mark.parametrize("cast_too", [False, True])
+def test_both_kinds_of_arrays(cast_too, arrays):
+    class Net(gluon.HybridBlock):
+        def __init__(self, **options):
+            super().__init__(**options)
+            with self.name_scope():
+                self.dense = nn.Dense(2, in_units=3, prefix="dense_")
+
+        def hybrid_forward(self, F, x):
+            return self.dense(x)
+
+    net, x = Net(prefix="net_"), arrays.ones((4, 3))
+    net.initialize()
+    expected = net(x).asnumpy()
+    amp.cast(net, "float16")
+    other = Net(prefix="net_", params=net.collect_params())
+    if cast_too:
+        amp.cast(other, "float16")
+    for hybridized in (False, True):
+        other.hybridize(hybridized or cast_too)
+        out = other(x)
+        assert type(out) is type(x) and out.dtype == np.float32
+        np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.01, atol=1e-3)
+    amp.cast(net, "float32")
+    assert dtype_of(net.dense.weight) == ("float16" if cast_too else "float32")
 
 
 def test_gradients_through_a_net_that_is_not_cast():
@@ -207,3 +236,14 @@ def test_a_parameter_of_another_shape_is_still_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert nn.Dense(8, in_units=3, params=net.body.params).weight is net.body.weight
+
+
+def test_a_parameter_is_read_by_a_script():
+    """The code of a script has no caller: here it is the first that a thread runs."""
+    net = amp.cast(nn.Dense(2, in_units=3), "float16")
+    net.initialize()
+    names = {"param": net.weight, "done": threading.Event()}
+    code = "try: found = param.data().dtype\nfinally: done.set()"
+    _thread.start_new_thread(exec, (code, names))
+    names["done"].wait(10)
+    assert names["found"] == np.float16

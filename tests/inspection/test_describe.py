@@ -7,6 +7,7 @@ from tests import kinds
 from tests.casting.nets import images, small_net
 
 import mxnet as mx
+from mxnet.gluon import nn
 
 both_kinds = pytest.mark.usefixtures("arrays")  # Law 13
 
@@ -48,3 +49,19 @@ def test_describe_of_a_net_that_is_not_cast():
     rows = amp.describe(small_net(), images()).rows
     assert {row.compute_dtype for row in rows} == {"float32"}
     assert {row.reason for row in rows} == {""}
+
+
+@pytest.mark.filterwarnings("ignore:Block")
+def test_a_block_that_runs_as_python_code_has_a_row_with_the_reason():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.HybridLambda(lambda F, x: x.reshape((x.shape[0], 4))))
+    net.initialize()
+    description = amp.describe(amp.cast(net, "float16"), mx.nd.ones((2, 3)))
+    assert [(row.block, row.op, row.compute_dtype) for row in description.rows] == [
+        ("", "(Python code)", "float32"),
+        ("0", "FullyConnected", "float16"),
+        ("1", "(Python code)", "float32"),
+    ]
+    assert description.rows[2].reason.endswith("has no attribute 'shape'")
+    assert description.rows[0].reason.startswith("block '1' inside it cannot be traced")
+    assert "[2] cannot be traced" in str(description)

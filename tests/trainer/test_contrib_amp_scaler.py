@@ -13,6 +13,8 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
+pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+
 inf = np.inf
 
 

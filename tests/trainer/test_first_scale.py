@@ -161,7 +161,16 @@ def test_devices_whose_sum_overflows_get_the_margin():
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
     trainer.backward(losses_on(p, (0.5, 0.5), TWO))
-    assert trainer.step(1).next_loss_scale == 2.0**13
+    trainer.allreduce_grads()
+    assert trainer.update(1).next_loss_scale == 2.0**13
+
+
+def test_step_divides_what_it_adds_up_and_needs_no_margin():
+    p = parameter("p", [0.0], ctx=TWO)
+    trainer = Trainer([p], "sgd")
+    trainer.backward(losses_on(p, (0.5, 0.5), TWO))
+    report = trainer.step(1)
+    assert report.applied and report.next_loss_scale == 2.0**16
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -299,11 +308,14 @@ class Run:
         self.x = nd.random.normal(shape=(8, 3, 8, 8))
         self.x.attach_grad()
 
-    def backward(self, index, factor=64):
+    def backward(self, index, factor=64, recording=False):
         mx.random.seed(index)
         with autograd.record():
             loss = (self.net(self.x * (index + 1)) * factor).square().sum()
-        self.trainer.backward(loss)
+            if recording:
+                self.trainer.backward(loss)
+        if not recording:
+            self.trainer.backward(loss)
 
     def step(self, index, factor=64):
         self.params.zero_grad()  # as users do who accumulate
@@ -346,12 +358,13 @@ def test_the_run_goes_on_as_one_that_begins_with_the_found_scale(grad_req, hybri
 
 
 @pytest.mark.parametrize("factor", [64, 2.0**-8])
+@pytest.mark.parametrize("recording", [False, True])
 def test_gradients_and_statistics_after_the_search_are_those_of_the_pass(
-    grad_req, hybridize, factor
+    grad_req, hybridize, factor, recording
 ):
     runs = Run(None, grad_req, hybridize), Run(2.0**16, grad_req, hybridize)
     for one in runs:
-        one.backward(0, factor)
+        one.backward(0, factor, recording)
     assert runs[0].trainer.window.fitting < 2.0**16 or factor < 1
     same(*(one.gradients() for one in runs))
     same(*(one.values() for one in runs))
@@ -457,3 +470,45 @@ def test_a_short_run_of_an_lstm_loses_one_step_at_most():
     halved, many = losses("float16", DynamicLossScale(2.0**16))
     assert one == 1 and many >= 8
     assert abs(found - float32) < 0.25 * abs(halved - float32)
+
+
+# ------------------------------------------------------------------------------ losses as heads
+
+
+class HeadLoss(gluon.HybridBlock):
+    """A cross entropy as GluonCV's segmentation computes it: its gradient ignores the loss."""
+
+    def hybrid_forward(self, F, pred, label):
+        return -F.pick(F.log(F.SoftmaxOutput(pred, label)), label)
+
+
+def two_classes(loss_scale, policy="mixed_float16"):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4))
+    net.initialize()
+    net.hybridize()
+    amp.cast(net, policy)
+    options = {"loss_scale": loss_scale} if loss_scale != "default" else {}
+    return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **options)
+
+
+@pytest.mark.parametrize("loss_scale", ["default", 128, DynamicLossScale(init_scale=8)])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_loss_that_ignores_its_head_gradient_is_refused(loss_scale, hybridize):
+    net, trainer = two_classes(loss_scale)
+    loss_fn = HeadLoss()
+    loss_fn.hybridize(hybridize)
+    with autograd.record():
+        loss = loss_fn(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
+    with pytest.raises(ValueError, match="ignores its head gradient, as SoftmaxOutput does"):
+        trainer.backward(loss)
+
+
+def test_a_loss_that_ignores_its_head_gradient_trains_without_a_loss_scale():
+    net, trainer = two_classes(None)
+    weight = net[2].weight.data().asnumpy()
+    with autograd.record():
+        loss = HeadLoss()(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
+    trainer.backward(loss)
+    assert trainer.step(1).applied
+    assert np.abs(net[2].weight.data().asnumpy() - weight).max() > 0.001

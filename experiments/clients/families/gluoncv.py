@@ -5,9 +5,9 @@ from typing import List
 from experiments.clients.cases import Case, Edit, Family
 
 
-def cast(trainer: str, net: str = "net") -> List[Edit]:
+def cast(trainer: str, net: str = "net", options: str = "") -> List[Edit]:
     """Return the edits of the import and of the line that creates the trainer."""
-    new = trainer.replace("gluon.Trainer", "amp.Trainer")
+    new = trainer.replace("gluon.Trainer", "amp.Trainer").replace("params)", f"params{options})")
     return [
         Edit("import mxnet as mx", "import gluon_amp as amp\nimport mxnet as mx"),
         Edit(trainer, f'amp.cast({net}, "{{policy}}")\n{new}'),
@@ -66,8 +66,13 @@ FAMILY = Family(
         Case(
             "deeplab",
             "segmentation.py",
+            # GluonCV's loss ignores its head gradient, so that no loss scale reaches the gradients
             [
-                *cast('self.optimizer = gluon.Trainer(params, "sgd", optimizer_params)', "model"),
+                *cast(
+                    'self.optimizer = gluon.Trainer(params, "sgd", optimizer_params)',
+                    net="model",
+                    options=", loss_scale=None",
+                ),
                 Edit("autograd.backward(losses)", "self.optimizer.backward(losses)"),
             ],
             steps=20,
