@@ -124,8 +124,9 @@ def skipped(run):
 # This scale is built to start at $2^{16}$. Each overflow costs one step and
 # halves it; after so many finite steps in a row it doubles, until the next
 # overflow. With the default interval of 2000 steps growth is as rare as it
-# should be; with 20 it can be watched. Without an `init_scale`, one step is lost
-# at the start: it goes down at once, to where the first gradients fit.
+# should be; with 20 it can be watched. Without an `init_scale`, only one step
+# is lost at the start: the scale goes down at once, to where the first
+# gradients fit.
 
 # %%
 dynamic = amp.DynamicLossScale(2.0**16, growth_interval=GROWTH_INTERVAL)

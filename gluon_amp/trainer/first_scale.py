@@ -112,7 +112,7 @@ def free_graph(losses: List[NDArray]) -> None:
     gradient of a constant.
     """
     constants = head_gradients(losses, 0.0)
-    with mx.util.np_shape(True):  # for losses of mx.np with the shape ()
+    with mx.util.np_shape(True):  # losses of `mx.np` can have the shape ()
         for constant in constants:
             constant.attach_grad()
         with autograd.record():

@@ -157,11 +157,20 @@ def test_devices():
     assert trainer.step(1).applied
 
 
-def test_devices_whose_sum_would_overflow_take_the_step():
+def test_devices_whose_sum_overflows_get_the_margin():
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
     trainer.backward(losses_on(p, (0.5, 0.5), TWO))
-    assert trainer.step(1).applied  # gradients are divided by the devices before the sum
+    trainer.allreduce_grads()
+    assert trainer.update(1).next_loss_scale == 2.0**13
+
+
+def test_step_divides_what_it_adds_up_and_needs_no_margin():
+    p = parameter("p", [0.0], ctx=TWO)
+    trainer = Trainer([p], "sgd")
+    trainer.backward(losses_on(p, (0.5, 0.5), TWO))
+    report = trainer.step(1)
+    assert report.applied and report.next_loss_scale == 2.0**16
 
 
 @pytest.mark.parametrize("threads", [False, True])
