@@ -79,8 +79,12 @@ def render(rows: Sequence[Row]) -> str:
         versions="\n".join(f"- {line}" for line in _versions(rows)),
         losses=_markdown(["case", "steps", "edits", *DTYPES], map(_losses, rows)),
         times=_markdown(["case", *DTYPES], map(_times, rows)),
-        extras=extras and EXTRAS.format(rows=_markdown(["case", "result", *DTYPES], extras)) or "",
+        extras=_further_results(extras) if extras else "",
     )
+
+
+def _further_results(extras: Sequence[Sequence[str]]) -> str:
+    return EXTRAS.format(rows=_markdown(["case", "result", *DTYPES], extras))
 
 
 def _versions(rows: Sequence[Row]) -> List[str]:

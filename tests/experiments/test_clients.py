@@ -203,6 +203,7 @@ def test_a_table_that_was_killed_continues_and_a_changed_program_runs_again(
     assert command.main(arguments) == 0
     assert runs_logged(tmp_path) == ["1"] * 6
     assert "| f/c | 6 | 1 | 1 to 3 | 3 (+2) | 3 (+2) | 3 (+2) |" in output.read_text()
+    assert "Further results" not in output.read_text()  # the program prints none
     assert "f/c                          bfloat16       seed 0: loss 3" in capsys.readouterr().out
 
     page = output.read_text()
