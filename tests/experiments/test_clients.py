@@ -1,8 +1,10 @@
 """The clients' programs and edits, and the runner on programs without MXNet."""
 
+import dataclasses
 import json
 import math
 import re
+import subprocess
 import sys
 import textwrap
 
@@ -288,6 +290,23 @@ def test_a_python_that_is_not_installed_is_named(family, monkeypatch, tmp_path):
         environment.prepare(family)
     (tmp_path / "f" / environment.STAMP).write_text("python 3.11\nmxnet==1.9.1\n")
     assert environment.prepare(family) == tmp_path / "f" / "bin" / "python"
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_complete_requirements_are_all_that_is_installed(complete, family, monkeypatch, tmp_path):
+    commands = []
+
+    def succeed(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(environment, "FOLDER", tmp_path)
+    monkeypatch.setattr(environment, "REQUIREMENTS", tmp_path)
+    monkeypatch.setattr(environment.subprocess, "run", succeed)
+    monkeypatch.setattr(environment, "find_python", lambda version: sys.executable)
+    environment.prepare(dataclasses.replace(family, complete=complete))
+    assert "install" in commands[-1]
+    assert ("--no-deps" in commands[-1]) == complete
 
 
 def test_a_damaged_file_of_results_is_named(tmp_path):
