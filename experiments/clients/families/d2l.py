@@ -29,7 +29,7 @@ FAMILY = Family(
         Case("lenet", "lenet.py", edits("sgd", "1"), steps=50),
         Case("resnet", "resnet.py", edits("sgd", "0.05")),
         Case("gru", "gru.py", edits("sgd", "2", CLIP), steps=60),
-        Case("seq2seq", "seq2seq.py", edits("adam", "0.01", CLIP), steps=50),
+        Case("seq2seq", "seq2seq.py", edits("adam", "0.002", CLIP), steps=80),
         Case("transformer", "transformer.py", edits("adam", "0.005", CLIP), steps=50),
         Case("bert", "bert.py", edits("adam", "0.005"), steps=50),
     ],

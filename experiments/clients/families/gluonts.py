@@ -17,8 +17,8 @@ FAMILY = Family(
     requirements="gluonts.txt",
     python="3.11",
     cases=[
-        Case("simple_feedforward", "simple_feedforward.py", [], steps=50, files=TRAINER),
-        Case("deepar", "deepar.py", [], files=TRAINER),
-        Case("transformer", "transformer.py", [], files=TRAINER),
+        Case("simple_feedforward", "simple_feedforward.py", [], steps=150, files=TRAINER),
+        Case("deepar", "deepar.py", [], steps=80, files=TRAINER),
+        Case("transformer", "transformer.py", [], steps=60, files=TRAINER),
     ],
 )

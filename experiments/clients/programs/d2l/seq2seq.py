@@ -60,7 +60,7 @@ encoder = d2l.Seq2SeqEncoder(len(vocab), 32, 64, 2, dropout=0.1)
 decoder = Seq2SeqDecoder(len(vocab), 32, 64, 2, dropout=0.1)
 net = d2l.EncoderDecoder(encoder, decoder)
 net.initialize(init.Xavier(), force_reinit=True, ctx=device)
-trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.002})
 loss_fn = d2l.MaskedSoftmaxCELoss()
 
 losses, seconds = [], []

@@ -53,7 +53,9 @@ estimator = TransformerEstimator(
     batch_size=16,
     model_dim=16,
     num_heads=4,
-    trainer=Trainer(epochs=STEPS, num_batches_per_epoch=1, learning_rate=0.01, callbacks=[history]),
+    trainer=Trainer(
+        epochs=STEPS, num_batches_per_epoch=1, learning_rate=0.001, callbacks=[history]
+    ),
 )
 dataset = make_dataset()
 predictor = estimator.train(dataset)
