@@ -163,11 +163,13 @@ class ScaledSteps(ScaledGradients):
         else:
             overflow = tuple(name for name, arrays in checked if not all_finite(arrays))
             at_floor = self._loss_scale.at_floor
-            fitting = self._fitting(scale) if self._loss_scale.searching else None
+            searching = self._loss_scale.searching
+            fitting = self._fitting(scale) if searching else None
             self._skip()
             self._loss_scale.update_once(False, fitting)
             cause, curable = self._cause(window)
-            self.skips = self.skips.with_one_more(at_floor or not curable)
+            fits_nowhere = searching and fitting is None
+            self.skips = self.skips.with_one_more(at_floor or fits_nowhere or not curable)
         report = StepReport(
             applied=not overflow,
             loss_scale=scale,

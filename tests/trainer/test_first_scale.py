@@ -105,6 +105,21 @@ def test_after_the_first_finite_step_an_overflow_is_one_backoff():
     assert run(trainer, [(p, [2.0**8])]).next_loss_scale == 2.0**15
 
 
+def test_where_no_scale_fits_the_trainer_does_not_wait_for_the_floor():
+    p = parameter("p", [0.0], dtype="float32")
+    trainer = Trainer([p], "sgd", loss_scale="dynamic", max_consecutive_skips=3)
+
+    def step():
+        with autograd.record():
+            loss = nd.sqrt(p.data())  # 0, and its derivative is infinite
+        trainer.backward(loss)
+        return trainer.step(1)
+
+    assert [step().next_loss_scale for _ in range(2)] == [2.0**15, 2.0**14]
+    with pytest.raises(FloatingPointError, match="a lower one would not help, in the gradients"):
+        step()
+
+
 def test_a_gradient_that_fits_nowhere_is_a_backoff_and_the_search_goes_on():
     p = parameter("p", [0.0])
     trainer = Trainer([p], "sgd", {"learning_rate": 0})
