@@ -347,12 +347,12 @@ assert softmax["accuracy"][-1] > bad_softmax["accuracy"][-1] + 20
 
 # %% [markdown]
 # With a dynamic scale no infinity reaches the weights: the steps are skipped,
-# and when no lower scale helps, the trainer stops and names the block. By
-# default the scale goes down to 2^-24; here it ends at 1, to stop earlier.
+# and when no lower scale helps, the trainer stops and names the block. This
+# scale ends at 1 rather than at the default of 2^-24, to stop earlier.
 
 # %%
 try:
-    train(broken, amp.DynamicLossScale(min_scale=1), **settings)
+    train(broken, amp.DynamicLossScale(2.0**16, min_scale=1), **settings)
     raise AssertionError("it went on")
 except FloatingPointError as error:
     print(textwrap.fill(str(error), 78))
