@@ -39,7 +39,8 @@ class CastParameter(Mixin):
     def data(self, ctx=None):
         """Return the array on a device; in float32 for a block that is not cast."""
         data = super().data(ctx)
-        if data.dtype == np.float16 and is_read_by_stock_block():
+        # Gluon reads all parameters in each pass; to ask for a dtype costs more than to look here.
+        if is_read_by_stock_block() and data.dtype == np.float16:
             return data.astype("float32")
         return data
 

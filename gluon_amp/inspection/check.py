@@ -6,6 +6,7 @@ exact, `trainer_findings` at the trainer.
 
 from typing import Iterator, List, Optional
 
+from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import named_blocks, roots
@@ -15,7 +16,6 @@ from gluon_amp.inspection.findings import Finding, Findings
 from gluon_amp.inspection.indices import index_findings
 from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
-from gluon_amp.inspection.values import arrays_in
 
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn

@@ -10,13 +10,13 @@ from typing import Callable, List, Optional, Tuple, Union
 
 import numpy as np
 
+from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.graph_search import LOSS, Site, backward_site, forward_site, hidden_site
 from gluon_amp.inspection.replay import Replay, replaying
 from gluon_amp.inspection.values import (
     Range,
-    arrays_in,
     is_finite,
     non_finite_text,
     paragraph,
@@ -25,11 +25,9 @@ from gluon_amp.inspection.values import (
     value_range,
 )
 from gluon_amp.trainer.first_scale import largest_power
-from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, resolve
+from gluon_amp.trainer.loss_scale import FLOOR, DynamicLossScale, LossScale, resolve
 
 from mxnet import autograd, gluon, nd
-
-LOWEST_SCALE = 2.0**-24  # the search ends at the smallest positive float16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,9 +265,9 @@ def _backward_result(replay: Replay, loss_scale: LossScale) -> Diagnosis:
 
 def _largest_finite_scale(replay: Replay, scale: float) -> Optional[float]:
     """Return the largest power of two below `scale` with finite gradients, by bisection."""
-    if scale <= LOWEST_SCALE or not replay.backward(LOWEST_SCALE):
+    if scale <= FLOOR or not replay.backward(FLOOR):
         return None
-    return largest_power(LOWEST_SCALE, scale / 2, replay.backward)
+    return largest_power(FLOOR, scale / 2, replay.backward)
 
 
 def _scale_advice(scale: float, loss_scale: LossScale) -> str:

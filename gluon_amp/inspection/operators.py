@@ -2,11 +2,11 @@
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import symbol_of
 from gluon_amp.dtypes import dtype_name
-from gluon_amp.inspection.values import arrays_in
 from gluon_amp.policy import Policy, graph, op_table
 
 import mxnet as mx

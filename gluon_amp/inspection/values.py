@@ -2,23 +2,18 @@
 
 import math
 import textwrap
-from typing import Iterator, Optional, Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
 from gluon_amp.dtypes import dtype_name
-from gluon_amp.trainer.arrays import all_finite, flatten
+from gluon_amp.trainer.arrays import all_finite
 
 from mxnet import nd
 
 WIDTH = 80  # characters in a line of a report
 
 Range = Optional[Tuple[float, float]]  # smallest and largest finite number, None without any
-
-
-def arrays_in(value: object) -> Iterator[nd.NDArray]:
-    """Yield the arrays in nested lists and tuples, and skip everything else."""
-    return (item for item in flatten(value) if isinstance(item, nd.NDArray))
 
 
 def is_float(array: nd.NDArray) -> bool:

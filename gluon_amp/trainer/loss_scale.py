@@ -15,6 +15,7 @@ from typing import Optional
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 
 FIRST_SCALE = 2.0**16  # torch's and contrib.amp's
+FLOOR = 2.0**-24  # the smallest float16
 
 # Bits between the largest gradient of one pass and 65504. Gradients of other batches are larger,
 # and grow in the first steps: in 60 steps of 9 small networks by 3 bits at most.
@@ -241,7 +242,7 @@ class DynamicLossScale(LossScale):
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
-        min_scale: float = 2.0**-24,
+        min_scale: float = FLOOR,
         max_scale: float = 2.0**24,
         hysteresis: int = 1,
     ):
