@@ -72,7 +72,8 @@ def replacement(name: str) -> Optional[str]:
 def unknown_name(name: str, known: Iterable[str]) -> Exception:
     """Return the error for a name that `gluon_amp` does not have, for its `__getattr__` to raise.
 
-    Of a name of `mxnet.contrib.amp` it says what to use, of any other which known names are near.
+    For a name of `mxnet.contrib.amp` the message names the replacement, for any other name the
+    similar ones.
     """
     new = replacement(name)
     if new is None:

@@ -1,7 +1,7 @@
 """Search for the first loss scale: replays of a backward pass at lower scales, by bisection.
 
-That gradients overflow at a scale does not show where they fit. To halve the scale until they do
-costs one step each time, which a short run notices.
+An overflow does not show at which scale the gradients fit. Halving the scale until they fit costs
+one step each time, and a short run has few.
 
 A replay with head gradients of zero finds a loss that ignores them.
 """

@@ -220,7 +220,7 @@ class ScaledGradients(ContribAmpAttributes):
         snapshot.end_step(undoes=self.scaling)
 
     def used_scale(self) -> float:
-        """Return the scale that the gradients carry now, without what they were divided by.
+        """Return the factor of the gradients: the loss scale over the divisor of the reduction.
 
         Raise `RuntimeError` if no backward pass of this trainer, or of one that shares its scale,
         came before.
