@@ -1,13 +1,13 @@
 """`gluon.contrib.estimator.Estimator` with an `amp.Trainer`."""
 
 import json
-import logging
 import os
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
+from tests.log_lines import Lines
 
 import mxnet as mx
 from mxnet import gluon
@@ -18,17 +18,6 @@ SCALED = ["float16", "mixed_float16"]
 POLICIES = [*SCALED, "float32", "bfloat16"]
 TWO = [mx.cpu(0), mx.cpu(1)]
 EIGHT = np.random.RandomState(3).randn(8, 4).astype("float32")
-
-
-class Lines(logging.Handler):
-    """Collects the lines of an estimator's log."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
 
 
 def layers(**kwargs):

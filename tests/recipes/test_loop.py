@@ -23,20 +23,12 @@ from gluon_amp.recipes.loop import Loop, TrainingError
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.schedule import Schedule
 from tests.images import write_records
+from tests.log_lines import Lines
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 from mxnet.gluon.data import SimpleDataset
-
-
-class Lines(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
 
 
 @pytest.fixture
