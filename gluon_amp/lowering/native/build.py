@@ -19,6 +19,9 @@ logger = logging.getLogger("gluon_amp")
 
 SOURCES = Path(__file__).with_name("src")
 
+# Files with loops, each compiled for every instruction set
+KERNELS = ("kernels",)
+
 COMPILERS = ("g++", "c++", "clang++")
 
 # Without contraction to fused multiply-adds, all instruction sets and MXNet compute the same bits.
@@ -82,24 +85,30 @@ def _macros() -> Dict[str, int]:
     return {**MXNET_MACROS, "MXNET_USE_MKLDNN": int(onednn)}
 
 
+def _instruction_sets() -> Dict[str, List[str]]:
+    """Return the compiler's flags for each instruction set that the kernels are compiled for."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return {"plain": []}
+    avx2 = ["-DGLUON_AMP_AVX2", "-mavx2", "-mf16c", "-mfma"]
+    return {"plain": [], "avx2": avx2, "avx512": ["-DGLUON_AMP_AVX512", "-mavx512f"]}
+
+
 def build(command: List[str], path: Path) -> None:
     """Compile and link the library; the object files are written to the folder of `path`."""
     include = mx.libinfo.find_include_path()
     headers = [f"-D{name}={value}" for name, value in _macros().items()]
     # -isystem suppresses the warnings in MXNet's headers.
     headers += ["-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
-    kernels = ["-O3", str(SOURCES / "kernels.cc")]
     units = {
         # -O2 would take half as long again to compile, and only the kernels benefit.
         "library": ["-O1", "-fopenmp", *headers, str(SOURCES / "library.cc")],
-        "plain": kernels,
         "dispatch": ["-O1", str(SOURCES / "dispatch.cc")],
     }
     if _macros()["MXNET_USE_MKLDNN"]:
         units["onednn"] = ["-O1", *headers, str(SOURCES / "onednn.cc")]
-    if platform.machine() in ("x86_64", "AMD64"):
-        units["avx2"] = ["-DGLUON_AMP_AVX2", "-mavx2", "-mf16c", *kernels]
-        units["avx512"] = ["-DGLUON_AMP_AVX512", "-mavx512f", *kernels]
+    for name, flags in _instruction_sets().items():
+        for kernels in KERNELS:
+            units[f"{kernels}_{name}"] = ["-O3", *flags, str(SOURCES / f"{kernels}.cc")]
     objects = [str(path.with_name(f"{name}.o")) for name in units]
     run_all(
         [*command, *FLAGS, *flags, "-c", "-o", target]

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "attributes.h"
 #include "bfloat16.h"
 #include "operators.h"
 #include "parallel.h"
@@ -18,26 +19,10 @@
 namespace gluon_amp {
 namespace {
 
-// The last number of an attribute such as "(2, 3)" or "[2,]"; 1 if the node does not have it.
+// The last number of an attribute such as "(2, 3)"; 1 if the node does not have it.
 int64_t last_number(const NodeAttrs& attrs, const std::string& name) {
-  int64_t last = 1, number = 0;
-  bool digits = false;
-  // Not dict.find(): the class has changed (nnvm_binary.h), and only iterating works as before.
-  for (const auto& item : attrs.dict) {
-    if (item.first != name) continue;
-    for (const char* next = item.second.c_str();; ++next) {
-      if ('0' <= *next && *next <= '9') {
-        number = 10 * number + (*next - '0');
-        digits = true;
-        continue;
-      }
-      if (digits) last = number;
-      if (*next == 0) break;
-      number = 0;
-      digits = false;
-    }
-  }
-  return last;
+  const auto numbers = integers_of(attrs, name);
+  return numbers.empty() ? 1 : numbers.back();
 }
 
 NDArray new_float32(const mxnet::TShape& shape) {

@@ -24,12 +24,12 @@ struct Processor {
     unsigned a, b, c, d;
     if (__get_cpuid_max(0, nullptr) < 7) return;
     __cpuid(1, a, b, c, d);
-    const bool xgetbv = bit(c, 27), avx = bit(c, 28), f16c = bit(c, 29);
+    const bool xgetbv = bit(c, 27), avx = bit(c, 28), f16c = bit(c, 29), fma = bit(c, 12);
     if (!xgetbv) return;
     unsigned saved, high;
     __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     __cpuid_count(7, 0, a, b, c, d);
-    avx2 = avx && f16c && bit(b, 5) && (saved & 0x06) == 0x06;  // XMM and YMM
+    avx2 = avx && f16c && fma && bit(b, 5) && (saved & 0x06) == 0x06;  // XMM and YMM
     avx512 = avx2 && bit(b, 16) && (saved & 0xe6) == 0xe6;      // and ZMM and masks
   }
 };

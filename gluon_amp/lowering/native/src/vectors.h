@@ -10,9 +10,14 @@
 #include <immintrin.h>
 #endif
 
+#include "bfloat16.h"
+#include "elements.h"
+
 namespace {
 
+using gluon_amp::Bfloat;
 using gluon_amp::half_bits;
+using gluon_amp::HalfValue;
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;
@@ -55,7 +60,11 @@ struct One {
   static One load(const float* p) { return {*p}; }
   static One load(const half_bits* p) { return {from_half(*p)}; }
   void store(float* p) const { *p = x; }
+  static One load(const Bfloat* p) { return {gluon_amp::widened(p->bits)}; }
+  static One load(const HalfValue* p) { return {p->value}; }
   void store(half_bits* p) const { *p = to_half(x); }
+  void store(Bfloat* p) const { p->bits = gluon_amp::rounded(x); }
+  void store(HalfValue* p) const { p->value = rounded().x; }
   One rounded() const { return {from_half(to_half(x))}; }
   One operator+(One o) const { return {x + o.x}; }
   One operator-(One o) const { return {x - o.x}; }
@@ -79,9 +88,20 @@ struct Many {
   static Many load(const half_bits* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
   }
+  static Many load(const Bfloat* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+  }
+  static Many load(const HalfValue* p) { return load(&p->value); }
   __m128i halves() const { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves()); }
+  void store(Bfloat* p) const {  // bfloat16 runs only with AVX512
+    float values[width];
+    store(values);
+    for (int i = 0; i < width; ++i) p[i].bits = gluon_amp::rounded(values[i]);
+  }
+  void store(HalfValue* p) const { rounded().store(&p->value); }
   Many rounded() const { return {_mm256_cvtph_ps(halves())}; }
   Many operator+(Many o) const { return {_mm256_add_ps(x, o.x)}; }
   Many operator-(Many o) const { return {_mm256_sub_ps(x, o.x)}; }
@@ -110,9 +130,25 @@ struct Many {
   static Many load(const half_bits* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
+  static Many load(const Bfloat* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+  }
+  static Many load(const HalfValue* p) { return load(&p->value); }
   __m256i halves() const { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves()); }
+  // Rounds to nearest even as `gluon_amp::rounded` does; NaN keeps its upper bits and becomes quiet.
+  void store(Bfloat* p) const {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i high = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    high = _mm512_mask_or_epi32(high, nan, bits, _mm512_set1_epi32(0x400000));
+    const __m256i result = _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), result);
+  }
+  void store(HalfValue* p) const { rounded().store(&p->value); }
   Many rounded() const { return {_mm512_cvtph_ps(halves())}; }
   Many operator+(Many o) const { return {_mm512_add_ps(x, o.x)}; }
   Many operator-(Many o) const { return {_mm512_sub_ps(x, o.x)}; }

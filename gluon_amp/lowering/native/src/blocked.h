@@ -1,0 +1,65 @@
+// The blocked layout: images of several channels as an array of five dimensions,
+// (images, groups, height, width, lanes). Channel c is lane c % lanes of group c / lanes. Lanes beyond the
+// last channel hold finite values that no result depends on; every operator here writes zeros there.
+//
+// With 16 lanes (8 without AVX512) this is oneDNN's nChw16c (nChw8c); with one group it is nhwc.
+//
+// To MXNet such an array has the plain layout of its five dimensions. So MXNet never reorders it, and it
+// may be padded, which MXNet does not allow in oneDNN's own layouts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "arrays.h"
+#include "attributes.h"
+#include "elements.h"
+#include "operators.h"
+
+namespace gluon_amp {
+
+struct Blocked {
+  int64_t images, groups, height, width, lanes;
+
+  explicit Blocked(const mxnet::TShape& shape)
+      : images(shape[0]), groups(shape[1]), height(shape[2]), width(shape[3]), lanes(shape[4]) {}
+
+  int64_t positions() const { return height * width; }
+  int64_t plane() const { return positions() * lanes; }  // elements of one group of one image
+  int64_t size() const { return images * groups * plane(); }
+};
+
+inline mxnet::TShape blocked_shape(int64_t images, int64_t channels, int64_t height, int64_t width,
+                                   int64_t lanes) {
+  mxnet::TShape shape(5, 0);
+  shape[0] = images;
+  shape[1] = (channels + lanes - 1) / lanes;
+  shape[2] = height;
+  shape[3] = width;
+  shape[4] = lanes;
+  return shape;
+}
+
+// Memory of an input in the plain layout, and of a result that may reuse memory of another layout.
+template <typename T>
+const T* values_of(const NDArray& input) {
+  return static_cast<const T*>(static_cast<const void*>(plain_data<char>(input)));
+}
+
+template <typename T>
+T* result_of(const NDArray& output) {
+#if MXNET_USE_MKLDNN == 1
+  if (output.IsMKLDNNData()) const_cast<NDArray&>(output).InvalidateMKLDNNData();
+#endif
+  return static_cast<T*>(static_cast<void*>(plain_data<char>(output)));
+}
+
+// Calls body(T()) with the type of the values in an array: Bfloat, or HalfValue for float32.
+template <typename Body>
+void with_elements(int dtype, Body body) {
+  if (dtype == mshadow::kBfloat16) return body(Bfloat());
+  CHECK_EQ(dtype, mshadow::kFloat32);
+  body(HalfValue());
+}
+
+}  // namespace gluon_amp
