@@ -122,7 +122,9 @@ void adam(const G* grad, float* mean, float* variance, float* master, half_bits*
 const Kernels table = {
     round,  round_relu, round_relu_grad, convert<float, half_bits>, convert<half_bits, float>,
     add,    add,        finite,          finite_half,               sgd<float>,
-    sgd<half_bits>,     adam<float>,     adam<half_bits>,
+    sgd<half_bits>,     adam<float>,     adam<half_bits>,           convert<float, Bfloat>,
+    convert<half_bits, Bfloat>, convert<float, HalfValue>, convert<half_bits, HalfValue>,
+    convert<Bfloat, float>,
 };
 
 }  // namespace

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <exception>
 
+#include "blocked_convolution.cc"
 #include "casts.cc"
 #include "convolutions.cc"
 #include "layouts.cc"
+#include "packed_weights.cc"
 #include "rounding.cc"
 #include "updates.cc"
 
@@ -18,6 +20,7 @@ extern "C" {
 // the reason to `message`, which has room for `size` characters.
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
+    gluon_amp::register_blocked_convolution();
     gluon_amp::register_casts();
     gluon_amp::register_convolutions();
     gluon_amp::register_layouts();
