@@ -4,8 +4,11 @@
 #include <cstring>
 #include <exception>
 
+#include "blocking.cc"
 #include "casts.cc"
+#include "concat.cc"
 #include "convolutions.cc"
+#include "fork.cc"
 #include "layouts.cc"
 #include "rounding.cc"
 #include "updates.cc"
@@ -18,8 +21,11 @@ extern "C" {
 // the reason to `message`, which has room for `size` characters.
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
+    gluon_amp::register_blocking();
     gluon_amp::register_casts();
+    gluon_amp::register_concat();
     gluon_amp::register_convolutions();
+    gluon_amp::register_fork();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
