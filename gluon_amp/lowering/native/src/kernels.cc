@@ -4,16 +4,20 @@
 // processor cannot run.
 #include "kernels.h"
 
+#include "moves_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
 
 #if defined(GLUON_AMP_AVX512)
 #define GLUON_AMP_TABLE avx512_kernels
+#define GLUON_AMP_MOVES avx512_moves_kernels
 #elif defined(GLUON_AMP_AVX2)
 #define GLUON_AMP_TABLE avx2_kernels
+#define GLUON_AMP_MOVES avx2_moves_kernels
 #else
 #define GLUON_AMP_TABLE plain_kernels
+#define GLUON_AMP_MOVES plain_moves_kernels
 #endif
 
 namespace {
@@ -125,6 +129,7 @@ const Kernels table = {
     sgd<half_bits>,     adam<float>,     adam<half_bits>,           convert<float, Bfloat>,
     convert<half_bits, Bfloat>, convert<float, HalfValue>, convert<half_bits, HalfValue>,
     convert<Bfloat, float>,
+    GLUON_AMP_MOVES(),
 };
 
 }  // namespace

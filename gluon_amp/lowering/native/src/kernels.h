@@ -30,6 +30,8 @@ template <typename G>
 using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* master,
                             half_bits* weight, int64_t n, const AdamConstants&);
 
+struct MovesKernels;
+
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
   void (*round)(const float* in, float* out, int64_t n);
@@ -54,6 +56,7 @@ struct Kernels {
   void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
   void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
+  const MovesKernels* moves;  // moves_kernels.h
 };
 
 // kernels.cc, compiled once for each instruction set.

@@ -5,8 +5,11 @@
 #include <exception>
 
 #include "blocked_convolution.cc"
+#include "blocking.cc"
 #include "casts.cc"
+#include "concat.cc"
 #include "convolutions.cc"
+#include "fork.cc"
 #include "layouts.cc"
 #include "packed_weights.cc"
 #include "rounding.cc"
@@ -21,8 +24,11 @@ extern "C" {
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
     gluon_amp::register_blocked_convolution();
+    gluon_amp::register_blocking();
     gluon_amp::register_casts();
+    gluon_amp::register_concat();
     gluon_amp::register_convolutions();
+    gluon_amp::register_fork();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
