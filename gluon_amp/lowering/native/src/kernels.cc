@@ -4,16 +4,20 @@
 // processor cannot run.
 #include "kernels.h"
 
+#include "depthwise_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
 
 #if defined(GLUON_AMP_AVX512)
 #define GLUON_AMP_TABLE avx512_kernels
+#define GLUON_AMP_DEPTHWISE avx512_depthwise_kernels
 #elif defined(GLUON_AMP_AVX2)
 #define GLUON_AMP_TABLE avx2_kernels
+#define GLUON_AMP_DEPTHWISE avx2_depthwise_kernels
 #else
 #define GLUON_AMP_TABLE plain_kernels
+#define GLUON_AMP_DEPTHWISE plain_depthwise_kernels
 #endif
 
 namespace {
@@ -122,7 +126,7 @@ void adam(const G* grad, float* mean, float* variance, float* master, half_bits*
 const Kernels table = {
     round,  round_relu, round_relu_grad, convert<float, half_bits>, convert<half_bits, float>,
     add,    add,        finite,          finite_half,               sgd<float>,
-    sgd<half_bits>,     adam<float>,     adam<half_bits>,
+    sgd<half_bits>,     adam<float>,     adam<half_bits>,         GLUON_AMP_DEPTHWISE(),
 };
 
 }  // namespace

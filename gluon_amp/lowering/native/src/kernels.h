@@ -28,6 +28,8 @@ template <typename G>
 using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* master,
                             half_bits* weight, int64_t n, const AdamConstants&);
 
+struct DepthwiseKernels;
+
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
   void (*round)(const float* in, float* out, int64_t n);
@@ -46,6 +48,7 @@ struct Kernels {
   SgdUpdate<half_bits> sgd_half;
   AdamUpdate<float> adam;
   AdamUpdate<half_bits> adam_half;
+  const DepthwiseKernels* depthwise;
 };
 
 // kernels.cc, compiled once for each instruction set.

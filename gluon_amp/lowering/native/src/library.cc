@@ -6,6 +6,8 @@
 
 #include "casts.cc"
 #include "convolutions.cc"
+#include "depthwise.cc"
+#include "depthwise_convolution.cc"
 #include "layouts.cc"
 #include "rounding.cc"
 #include "updates.cc"
@@ -20,6 +22,7 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
     gluon_amp::register_casts();
     gluon_amp::register_convolutions();
+    gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
