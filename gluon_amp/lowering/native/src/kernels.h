@@ -31,6 +31,7 @@ using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* 
                             half_bits* weight, int64_t n, const AdamConstants&);
 
 struct MovesKernels;
+struct DepthwiseKernels;
 
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
@@ -57,6 +58,7 @@ struct Kernels {
   void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
   const MovesKernels* moves;  // moves_kernels.h
+  const DepthwiseKernels* depthwise;
 };
 
 // kernels.cc, compiled once for each instruction set.

@@ -10,6 +10,8 @@
 #include "concat.cc"
 #include "convolutions.cc"
 #include "fork.cc"
+#include "depthwise.cc"
+#include "depthwise_convolution.cc"
 #include "layouts.cc"
 #include "packed_weights.cc"
 #include "rounding.cc"
@@ -29,6 +31,7 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_concat();
     gluon_amp::register_convolutions();
     gluon_amp::register_fork();
+    gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
