@@ -5,20 +5,13 @@
 // weight as the parameter is stored, and writes its gradient in that form.
 #include <cstring>
 
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "blocked.h"
-#include "kernels.h"
-#include "onednn.h"
-#include "packed_weights.h"
-#include "parallel.h"
+#include "products.h"
 
 namespace gluon_amp {
 namespace blocked_convolution {
-
-using Sizes = std::vector<int64_t>;
 
 struct Convolution {
   int64_t images, channels, height, width;  // of the data
@@ -123,90 +116,16 @@ Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_ki
   return d;
 }
 
-struct Plan {
-  std::shared_ptr<Primitive> primitive;
-  dnnl_memory_desc_t data, result, bias, weight;
-};
-
-// The primitive of a convolution. Primitives are kept, as creating one takes longer than a small layer.
 std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype,
                                     dnnl_prop_kind_t kind) {
-  static std::mutex mutex;
-  static auto* plans = new std::map<Sizes, std::shared_ptr<const Plan>>;
-  constexpr size_t kMostPlans = 4096;
   const Sizes key{dtype,        kind,         c.images,     c.channels,    c.height,     c.width,
                   c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
                   c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.out_lanes,  c.data_lanes,
                   c.bias};
-  std::lock_guard<std::mutex> lock(mutex);
-  auto found = plans->find(key);
-  if (found != plans->end()) return found->second;
-  if (plans->size() >= kMostPlans) plans->clear();
-  const Descriptions d = describe(c, dtype, kind);
-  auto plan = std::make_shared<Plan>();
-  std::shared_ptr<Primitive> forward;
-  if (kind == dnnl_backward_data || kind == dnnl_backward_weights) {
-    const Descriptions hint = describe(c, dtype, dnnl_forward_training);
-    forward = Primitive::create(&hint.operation);
-    CHECK(forward) << "oneDNN has no such convolution";
-  }
-  plan->primitive = Primitive::create(&d.operation, forward.get());
-  CHECK(plan->primitive) << "oneDNN has no such convolution";
-  plan->data = d.data;
-  plan->result = d.result;
-  plan->bias = d.bias;
-  plan->weight = plan->primitive->query(kind == dnnl_backward_weights ? dnnl_query_diff_weights_md
-                                                                      : dnnl_query_weights_md);
-  (*plans)[key] = plan;
-  return plan;
-}
-
-dnnl_data_type_t dtype_of(const NDArray& array) {
-  return array.dtype() == mshadow::kBfloat16 ? dnnl_bf16 : dnnl_f32;
-}
-
-// A bias in float32, as oneDNN reads it, rounded as the data
-class Bias {
- public:
-  Bias(const NDArray& bias, int dtype) : values_(bias.shape().Size()) {
-    const NDArray plain = plain_copy(bias);
-    const int64_t n = values_.size();
-    if (plain.dtype() == mshadow::kFloat16) {
-      kernels().widen(plain_data<half_bits>(plain), values_.data(), n);
-    } else if (dtype == mshadow::kBfloat16) {
-      std::vector<Bfloat> rounded(n);
-      kernels().to_bfloat(plain_data<float>(plain), rounded.data(), n);
-      kernels().from_bfloat(rounded.data(), values_.data(), n);
-    } else {
-      kernels().round(plain_data<float>(plain), values_.data(), n);
-    }
-  }
-  const float* data() const { return values_.data(); }
-
- private:
-  std::vector<float> values_;
-};
-
-void write_vector(const float* values, OpReqType req, const NDArray& output) {
-  if (req == mxnet::kNullOp) return;
-  const int64_t n = output.shape().Size();
-  const bool adds = req == mxnet::kAddTo;
-  if (output.dtype() == mshadow::kFloat32) {
-    float* out = result_of<float>(output);
-    return adds ? kernels().add(values, out, n) : (void)std::memcpy(out, values, n * sizeof(float));
-  }
-  std::vector<half_bits> rounded(n);
-  half_bits* out = result_of<half_bits>(output);
-  kernels().narrow(values, adds ? rounded.data() : out, n);
-  if (adds) kernels().add_half(rounded.data(), out, n);
-}
-
-// The emulation's float16: rounds float32 results of oneDNN.
-void round_values(const NDArray& array) {
-  if (array.dtype() != mshadow::kFloat32) return;
-  float* values = plain_data<float>(array);
-  in_parallel(array.shape().Size(), [&](int64_t first, int64_t count) {
-    kernels().round(values + first, values + first, count);
+  static auto* plans = new Plans;
+  return plans->find_or_make(key, [&] {
+    const Descriptions d = describe(c, dtype, kind), hint = describe(c, dtype, dnnl_forward_training);
+    return make_plan(&d.operation, &hint.operation, kind, d.data, d.result, d.bias);
   });
 }
 
@@ -245,13 +164,6 @@ void data_grad(const NodeAttrs& attrs, const Convolution& c, const NDArray& grad
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result_of<char>(output)}});
   round_values(output);
-}
-
-// A copy in float32 of bfloat16 values
-std::vector<float> widened_copy(const NDArray& array) {
-  std::vector<float> wide(array.shape().Size());
-  kernels().from_bfloat(values_of<Bfloat>(array), wide.data(), wide.size());
-  return wide;
 }
 
 void weight_grad(const Convolution& c, const NDArray& grad, const NDArray& data, const Requests& req,
@@ -320,22 +232,6 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   return unify(attrs, {&out.at(0), &result}) && known;
 }
 
-bool is_weight_type(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
-
-bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  int& type = in.at(0);
-  if (type == -1) type = out.at(0);
-  if (type == -1) return false;
-  CHECK(type == mshadow::kFloat32 || type == mshadow::kBfloat16) << attrs.op->name << ": dtype " << type;
-  CHECK(out[0] == -1 || out[0] == type) << attrs.op->name << ": the result has another dtype";
-  out[0] = type;
-  for (size_t i = 1; i < in.size(); ++i) {
-    if (in[i] == -1) in[i] = mshadow::kFloat32;
-    CHECK(is_weight_type(in[i])) << attrs.op->name << ": weights of dtype " << in[i];
-  }
-  return true;
-}
-
 bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   const Convolution c = parse(attrs);
   expect_inputs(attrs, 3, in.size());
@@ -348,32 +244,12 @@ bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sha
   return known;
 }
 
-bool infer_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, 3, in.size());
-  Ints read{in[1], in[2]}, result{in[0]};
-  if (out.size() == 3) read.push_back(out[2]);
-  const bool known = infer_type(attrs, read, result);
-  in = {result[0], read[0], read[1]};
-  out = read;
-  return known;
-}
-
 }  // namespace blocked_convolution
 
 void register_blocked_convolution() {
-  using namespace blocked_convolution;
-  const std::string backward = "_backward_gluon_amp_blocked_convolution";
-  nnvm::Op* op = add_op("_gluon_amp_blocked_convolution", convolve, infer_shape, infer_type);
-  op->get_num_inputs = [](const NodeAttrs& attrs) { return flag_of(attrs, "no_bias") ? 2u : 3u; };
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    const Entries& inputs = inputs_of(node);
-    return make_grad_node(backward.c_str(), node, {grads[0], inputs[0], inputs[1]}, node->attrs.dict);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, convolve_grad, infer_grad_shape, infer_grad_type);
-  grad->num_inputs = 3;
-  grad->get_num_outputs = [](const NodeAttrs& attrs) { return flag_of(attrs, "no_bias") ? 2u : 3u; };
-  set_attr(grad, "TIsBackward", true, kPriority);
+  add_product("_gluon_amp_blocked_convolution", blocked_convolution::convolve,
+              blocked_convolution::infer_shape, blocked_convolution::convolve_grad,
+              blocked_convolution::infer_grad_shape);
 }
 
 }  // namespace gluon_amp

@@ -9,6 +9,7 @@
 #include "casts.cc"
 #include "concat.cc"
 #include "convolutions.cc"
+#include "dense.cc"
 #include "fork.cc"
 #include "depthwise.cc"
 #include "depthwise_convolution.cc"
@@ -30,6 +31,7 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_casts();
     gluon_amp::register_concat();
     gluon_amp::register_convolutions();
+    gluon_amp::register_dense();
     gluon_amp::register_fork();
     gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
