@@ -39,9 +39,9 @@ Edge = Tuple[int, int]  # a tensor of the old graph: node and output
 TRUE = ("True", "true", "1")
 UNSET = ("None", "NCHW")  # of the attribute `layout`
 
-# The limits of a program: of its elementwise operators, and of those with two inputs. The C++ library
-# accepts more.
-MOST_OPERATORS, MOST_BINARY = 24, 3
+# The limits of a program: of its elementwise operators, of those with two inputs, and of the arrays from
+# which one of its float32 values follows. The C++ library accepts more.
+MOST_OPERATORS, MOST_BINARY, MOST_ARRAYS = 24, 3, 3
 
 # The height and width of an image, as far as a graph without shapes determines them: two equal values
 # stand for equal sizes.
@@ -101,6 +101,7 @@ class _Blocking:
         self.old, self.nodes, self.edges = graph, graph["nodes"], edges
         self.out = Writer()
         self.images: Dict[Edge, Images] = {}
+        self.wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`
         self.groups: Dict[int, Set[int]] = {}  # elementwise node -> nodes whose results it is part of
         self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
         self.blocked: Dict[Edge, list] = {}  # and blocked
@@ -114,7 +115,8 @@ class _Blocking:
         self._find_images()
         self._find_groups()
         for i, node in enumerate(self.nodes):
-            if node["op"] == "FullyConnected" and self._is_low((i, 0)):
+            accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
+            if node["op"] == "FullyConnected" and self._is_low((i, 0)) and not accumulates:
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)
@@ -131,8 +133,23 @@ class _Blocking:
             op = canonical(node["op"])
             find = _FINDERS.get(op, _Blocking._find_elementwise)
             found = find(self, i, node)
-            if found is not None:
+            if found is not None and self._is_short(i, node):
                 self.images[i, 0] = found
+
+    def _is_short(self, i: int, node: dict) -> bool:
+        """Return whether a float32 value follows by few operators from few arrays in low precision.
+
+        Such values are never written, but computed anew for each of their readers.
+        """
+        operators, arrays = 1, set()
+        for source, output, *_ in node["inputs"]:
+            if self._is_low((source, output)) or (source, output) not in self.images:
+                arrays.add((source, output))
+            else:
+                below, read = self.wide[source]
+                operators, arrays = operators + below, arrays | read
+        self.wide[i] = operators, arrays
+        return self._is_low((i, 0)) or (operators <= MOST_OPERATORS and len(arrays) <= MOST_ARRAYS)
 
     def _input(self, node: dict, k: int = 0) -> Optional[Images]:
         return self.images.get(tuple(node["inputs"][k][:2]))

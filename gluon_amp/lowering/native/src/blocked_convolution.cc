@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocked.h"
+#include "blocking.h"
 #include "products.h"
 
 namespace gluon_amp {
@@ -17,12 +18,24 @@ struct Convolution {
   int64_t images, channels, height, width;  // of the data
   int64_t filters, out_height, out_width, groups;
   Sizes kernel, stride, pad, dilate;
-  int64_t lanes;  // of the result; channels of data and result are blocked alike
-  bool plain_data;  // the data has the plain layout
-  bool bias;
-  int64_t out_lanes;
-  int64_t data_lanes;
+  int64_t lanes;       // of the result
+  int64_t data_lanes;  // 0 if the data has the plain layout
+  bool plain_data, bias;
+
+  Blocked blocked_data() const {
+    return Blocked(blocked_shape(images, channels, height, width, data_lanes));
+  }
 };
+
+// oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels. There
+// is none for the gradient of the data.
+constexpr int64_t kMostPlainChannels = 3;
+
+// The same convolution of data in the blocked layout
+Convolution blocked(Convolution c) {
+  if (!c.data_lanes) c.data_lanes = c.lanes == c.filters ? c.channels : c.lanes;
+  return c;
+}
 
 Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
   const Sizes numbers = integers_of(attrs, name);
@@ -34,13 +47,13 @@ Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
 // Reads a node's attributes; the sizes of the data follow from its shape.
 Convolution parse(const NodeAttrs& attrs) {
   Convolution result;
+  const int64_t lanes = integer_of(attrs, "lanes", 16);
   result.kernel = pair_of(attrs, "kernel", 0);
   result.stride = pair_of(attrs, "stride", 1);
   result.pad = pair_of(attrs, "pad", 0);
   result.dilate = pair_of(attrs, "dilate", 1);
   result.filters = integer_of(attrs, "num_filter", 0);
   result.groups = integer_of(attrs, "num_group", 1);
-  result.lanes = integer_of(attrs, "lanes", 16);
   result.channels = integer_of(attrs, "channels", 0);
   result.plain_data = flag_of(attrs, "plain_data");
   result.bias = !flag_of(attrs, "no_bias");
@@ -49,9 +62,9 @@ Convolution parse(const NodeAttrs& attrs) {
         << attrs.op->name << ": kernel, stride and dilate must be positive";
   }
   CHECK(result.filters > 0 && result.groups > 0 && result.filters % result.groups == 0 &&
-        result.lanes >= 0)
+        lanes >= 0)
       << attrs.op->name << ": num_filter, num_group or lanes is wrong";
-  result.out_lanes = result.lanes ? result.lanes : result.filters;
+  result.lanes = lanes ? lanes : result.filters;
   return result;
 }
 
@@ -91,9 +104,10 @@ Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_ki
   Descriptions d;
   std::memset(&d, 0, sizeof d);
   const Sizes sizes{c.images, c.channels, c.height, c.width};
-  d.data = c.plain_data ? plain_desc(sizes, dtype)
-                        : blocked_desc(c.images, c.channels, c.height, c.width, c.data_lanes, dtype);
-  d.result = blocked_desc(c.images, c.filters, c.out_height, c.out_width, c.out_lanes, dtype);
+  d.data = c.data_lanes == 0
+               ? plain_desc(sizes, dtype)
+               : blocked_desc(c.images, c.channels, c.height, c.width, c.data_lanes, dtype);
+  d.result = blocked_desc(c.images, c.filters, c.out_height, c.out_width, c.lanes, dtype);
   if (c.bias && kind != dnnl_backward_data) d.bias = plain_desc({c.filters}, dnnl_f32);
   Sizes of_weight{c.filters / c.groups, c.channels / c.groups, c.kernel[0], c.kernel[1]};
   if (c.groups > 1) of_weight.insert(of_weight.begin(), c.groups);
@@ -120,7 +134,7 @@ std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype
                                     dnnl_prop_kind_t kind) {
   const Sizes key{dtype,        kind,         c.images,     c.channels,    c.height,     c.width,
                   c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
-                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.out_lanes,  c.data_lanes,
+                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,  c.data_lanes,
                   c.bias};
   static auto* plans = new Plans;
   return plans->find_or_make(key, [&] {
@@ -131,6 +145,16 @@ std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype
 
 // ---------------------------------------------------------------------------------- the operator
 
+// Reads the data of a convolution, in the layout of `c`; the caller must keep the array.
+const void* read_data(const Convolution& c, const NDArray& plain) {
+  if (!c.plain_data || c.data_lanes == 0) return values_of<void>(plain);
+  const int bytes = plain.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  const Blocked shape = c.blocked_data();
+  void* moved = scratch(Purpose::kImages, shape.size() * bytes);
+  to_blocked(values_of<void>(plain), moved, c.channels, shape, bytes);
+  return moved;
+}
+
 // inputs: data, weight, bias
 void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
               const Requests& req, const Arrays& outputs) {
@@ -138,11 +162,12 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   CHECK_NE(req[0], mxnet::kAddTo);
   Convolution c = parse(attrs);
   set_data(attrs, inputs[0].shape(), &c);
+  if (c.channels > kMostPlainChannels) c = blocked(c);
   const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
   const auto plan = plan_of(c, dtype_of(inputs[0]), kind);
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
-  const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
+  const Argument source{DNNL_ARG_SRC, &plan->data, read_data(c, data)};
   const Argument kernel{DNNL_ARG_WEIGHTS, &plan->weight, weight->data()};
   const Argument result{DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])};
   if (c.bias) {
@@ -154,46 +179,56 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   round_values(outputs[0]);
 }
 
-void data_grad(const NodeAttrs& attrs, const Convolution& c, const NDArray& grad, const NDArray& weight,
+void data_grad(const NodeAttrs& attrs, Convolution c, const NDArray& grad, const NDArray& weight,
                OpReqType req, const NDArray& output) {
   if (req == mxnet::kNullOp) return;
   CHECK_NE(req, mxnet::kAddTo);
+  c = blocked(c);
   const auto plan = plan_of(c, dtype_of(grad), dnnl_backward_data);
   const auto packed = packed_weight(weight, plan->weight, flag_of(attrs, "variable_weight"));
+  const Blocked shape = c.blocked_data();
+  const int bytes = output.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  void* target = result_of<char>(output);
+  void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target;
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
-                            {DNNL_ARG_DIFF_SRC, &plan->data, result_of<char>(output)}});
+                            {DNNL_ARG_DIFF_SRC, &plan->data, result}});
+  if (c.plain_data) to_plain(result, target, c.channels, shape, bytes);
   round_values(output);
 }
 
-void weight_grad(const Convolution& c, const NDArray& grad, const NDArray& data, const Requests& req,
+void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const Requests& req,
                  const Arrays& outputs) {
   const bool has_bias = c.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
+  if (c.channels > kMostPlainChannels) c = blocked(c);
   // For an image narrower than the stride, oneDNN 2.4 reads uninitialized memory in bfloat16: its kernels
   // split an image into as many parts as the stride has columns, and the last parts are empty.
-  const bool wide = dtype_of(grad) == dnnl_bf16 && c.width < c.stride[1];
-  const auto plan = plan_of(c, wide ? dnnl_f32 : dtype_of(grad), dnnl_backward_weights);
+  const auto dtype = dtype_of(grad);
+  const bool wide = dtype == dnnl_bf16 && c.width < c.stride[1];
+  const auto plan = plan_of(c, wide ? dnnl_f32 : dtype, dnnl_backward_weights);
   const NDArray plain = plain_copy(data);
   std::vector<float> wide_data, wide_grad, bias(c.bias ? c.filters : 0);
+  const void* source = read_data(c, plain);
+  const void* above = values_of<void>(grad);
   if (wide) {
-    wide_data = widened_copy(plain);
-    wide_grad = widened_copy(grad);
+    wide_data = widened(source, c.data_lanes ? c.blocked_data().size() : plain.shape().Size());
+    wide_grad = widened(above, grad.shape().Size());
+    source = wide_data.data();
+    above = wide_grad.data();
   }
-  const void* source = wide ? wide_data.data() : values_of<void>(plain);
-  const void* above = wide ? wide_grad.data() : values_of<void>(grad);
-  void* packed = scratch(bytes_of(plan->weight));
+  void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
   const Argument argument{DNNL_ARG_SRC, &plan->data, source};
   const Argument result{DNNL_ARG_DIFF_DST, &plan->result, above};
   const Argument weight{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
   if (c.bias) {
     plan->primitive->execute(
         {argument, result, weight, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
-    write_vector(bias.data(), req[2], outputs[2]);
+    write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
   } else {
     plan->primitive->execute({argument, result, weight});
   }
-  unpack_gradient(packed, plan->weight, req[1], outputs[1]);
+  unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
 }
 
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
@@ -202,8 +237,8 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   Convolution c = parse(attrs);
   set_data(attrs, inputs[1].shape(), &c);
   if (inputs[1].shape().Size() == 0) {
-    const std::vector<float> zeros(outputs[1].shape().Size());
-    for (size_t i = 1; i < outputs.size(); ++i) write_vector(zeros.data(), req[i], outputs[i]);
+    std::vector<float> zeros(outputs[1].shape().Size());
+    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
     return;
   }
   // The gradient of the weight comes first: that of the data may be written to the memory of the
@@ -228,7 +263,7 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   bool known = unify(attrs, {&in[1], &weight});
   if (c.bias) known = unify(attrs, {&in[2], &bias}) && known;
   mxnet::TShape result =
-      blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.out_lanes);
+      blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);
   return unify(attrs, {&out.at(0), &result}) && known;
 }
 

@@ -83,8 +83,8 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   Dense d = parse(attrs);
   set_data(attrs, inputs[1].shape(), &d);
   if (inputs[1].shape().Size() == 0) {
-    const std::vector<float> zeros(outputs[1].shape().Size());
-    for (size_t i = 1; i < outputs.size(); ++i) write_vector(zeros.data(), req[i], outputs[i]);
+    std::vector<float> zeros(outputs[1].shape().Size());
+    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
     return;
   }
   const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
@@ -92,18 +92,18 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   if (req[1] != mxnet::kNullOp || (d.bias && req[2] != mxnet::kNullOp)) {
     const auto plan = plan_of(d, dtype, dnnl_backward_weights);
     std::vector<float> bias(d.bias ? d.hidden : 0);
-    void* packed = scratch(bytes_of(plan->weight));
+    void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
     const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
     const Argument result{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)};
     const Argument matrix{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
     if (d.bias) {
       plan->primitive->execute(
           {source, result, matrix, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
-      write_vector(bias.data(), req[2], outputs[2]);
+      write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
     } else {
       plan->primitive->execute({source, result, matrix});
     }
-    unpack_gradient(packed, plan->weight, req[1], outputs[1]);
+    unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
   }
   if (req[0] == mxnet::kNullOp) return;
   CHECK_NE(req[0], mxnet::kAddTo);

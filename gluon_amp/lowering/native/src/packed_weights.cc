@@ -157,8 +157,9 @@ void forget_expired() {
 
 }  // namespace
 
-void* scratch(size_t bytes) {
-  static thread_local std::unique_ptr<Buffer> buffer;
+void* scratch(Purpose purpose, size_t bytes) {
+  static thread_local std::unique_ptr<Buffer> buffers[static_cast<int>(Purpose::kCount)];
+  auto& buffer = buffers[static_cast<int>(purpose)];
   if (!buffer || buffer->bytes() < bytes) {
     buffer.reset();
     buffer.reset(new Buffer(bytes));
@@ -196,7 +197,7 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
   return buffer;
 }
 
-void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req,
+void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,
                      const NDArray& gradient) {
   if (req == mxnet::kNullOp) return;
   make_plain(gradient);
@@ -215,6 +216,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
         const float* place = source + layout.of_channel[j];
         for (int64_t k = 0; k < positions; ++k) *next++ = place[layout.of_position[k]];
       }
+      if (emulated && !half) kernels().round(row.data(), row.data(), count);
       const int64_t start = ((g * layout.filters + i) * layout.channels + c) * positions;
       if (half) {
         half_bits* target = plain_data<half_bits>(gradient) + start;

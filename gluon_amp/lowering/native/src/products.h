@@ -85,9 +85,11 @@ class Bias {
   std::vector<float> values_;
 };
 
-inline void write_vector(const float* values, OpReqType req, const NDArray& output) {
+// Writes the gradient of a bias, rounded to float16 if the array has this dtype or `emulated`.
+inline void write_bias_grad(float* values, OpReqType req, bool emulated, const NDArray& output) {
   if (req == mxnet::kNullOp) return;
   const int64_t n = output.shape().Size();
+  if (emulated) kernels().round(values, values, n);
   const bool adds = req == mxnet::kAddTo;
   if (output.dtype() == mshadow::kFloat32) {
     float* out = result_of<float>(output);
@@ -109,9 +111,9 @@ inline void round_values(const NDArray& array) {
 }
 
 // A copy in float32 of bfloat16 values
-inline std::vector<float> widened_copy(const NDArray& array) {
-  std::vector<float> wide(array.shape().Size());
-  kernels().from_bfloat(values_of<Bfloat>(array), wide.data(), wide.size());
+inline std::vector<float> widened(const void* values, int64_t count) {
+  std::vector<float> wide(count);
+  kernels().from_bfloat(static_cast<const Bfloat*>(values), wide.data(), count);
   return wide;
 }
 
