@@ -5,6 +5,7 @@
 #include "kernels.h"
 
 #include "moves_kernels.h"
+#include "pooling_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
@@ -12,12 +13,15 @@ namespace gluon_amp {
 #if defined(GLUON_AMP_AVX512)
 #define GLUON_AMP_TABLE avx512_kernels
 #define GLUON_AMP_MOVES avx512_moves_kernels
+#define GLUON_AMP_POOLING avx512_pooling_kernels
 #elif defined(GLUON_AMP_AVX2)
 #define GLUON_AMP_TABLE avx2_kernels
 #define GLUON_AMP_MOVES avx2_moves_kernels
+#define GLUON_AMP_POOLING avx2_pooling_kernels
 #else
 #define GLUON_AMP_TABLE plain_kernels
 #define GLUON_AMP_MOVES plain_moves_kernels
+#define GLUON_AMP_POOLING plain_pooling_kernels
 #endif
 
 namespace {
@@ -127,6 +131,7 @@ const Kernels table = {
     round,  round_relu, round_relu_grad, convert<float, half_bits>, convert<half_bits, float>,
     add,    add,        finite,          finite_half,               sgd<float>,
     sgd<half_bits>,     adam<float>,     adam<half_bits>,           GLUON_AMP_MOVES(),
+    GLUON_AMP_POOLING(),
 };
 
 }  // namespace

@@ -29,6 +29,7 @@ using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* 
                             half_bits* weight, int64_t n, const AdamConstants&);
 
 struct MovesKernels;
+struct PoolingKernels;
 
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
@@ -48,7 +49,8 @@ struct Kernels {
   SgdUpdate<half_bits> sgd_half;
   AdamUpdate<float> adam;
   AdamUpdate<half_bits> adam_half;
-  const MovesKernels* moves;  // moves_kernels.h
+  const MovesKernels* moves;      // moves_kernels.h
+  const PoolingKernels* pooling;  // pooling_kernels.h
 };
 
 // kernels.cc, compiled once for each instruction set.

@@ -10,6 +10,7 @@
 #include "convolutions.cc"
 #include "fork.cc"
 #include "layouts.cc"
+#include "pooling.cc"
 #include "rounding.cc"
 #include "updates.cc"
 
@@ -27,6 +28,7 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_convolutions();
     gluon_amp::register_fork();
     gluon_amp::register_layouts();
+    gluon_amp::register_pooling();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
     return 1;
