@@ -291,7 +291,11 @@ print(profiler.dumps(format="json"))
 def test_fork_shares_memory_and_leaves_no_sum_to_mxnet(static_alloc, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FORK, static_alloc, str(tmp_path / "profile.json")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MXNET_EXEC_BULK_EXEC_TRAIN": "0"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
+        },
         capture_output=True,
         text=True,
         timeout=100,

@@ -6,6 +6,7 @@
 
 #include "moves_kernels.h"
 #include "depthwise_kernels.h"
+#include "pooling_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
@@ -142,6 +143,7 @@ const Kernels table = {
     convert<Bfloat, float>,
     GLUON_AMP_NAMED(moves_kernels)(),
     GLUON_AMP_NAMED(depthwise_kernels)(),
+    GLUON_AMP_NAMED(pooling_kernels)(),
 };
 
 }  // namespace

@@ -32,6 +32,7 @@ using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* 
 
 struct MovesKernels;
 struct DepthwiseKernels;
+struct PoolingKernels;
 
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
@@ -57,8 +58,10 @@ struct Kernels {
   void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
   void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
-  const MovesKernels* moves;  // moves_kernels.h
+  // Of the files of these names
+  const MovesKernels* moves;
   const DepthwiseKernels* depthwise;
+  const PoolingKernels* pooling;
 };
 
 // kernels.cc, compiled once for each instruction set.

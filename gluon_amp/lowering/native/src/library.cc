@@ -15,6 +15,7 @@
 #include "depthwise_convolution.cc"
 #include "layouts.cc"
 #include "packed_weights.cc"
+#include "pooling.cc"
 #include "rounding.cc"
 #include "updates.cc"
 
@@ -35,6 +36,7 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_fork();
     gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
+    gluon_amp::register_pooling();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
     return 1;
