@@ -51,6 +51,12 @@ void convert(const From* in, To* out, int64_t n) {
   each(n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
 }
 
+void interleave(const float* low, const float* high, Bfloat* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) {
+    v.store_pairs(v.load(low + i), v.load(high + i), out + 2 * i);
+  });
+}
+
 template <typename T>
 void add(const T* in, T* out, int64_t n) {
   each(n, [=](auto v, int64_t i) { (v.load(out + i) + v.load(in + i)).store(out + i); });
@@ -137,10 +143,9 @@ const Kernels table = {
     adam<float>,
     adam<half_bits>,
     convert<float, Bfloat>,
-    convert<half_bits, Bfloat>,
     convert<float, HalfValue>,
-    convert<half_bits, HalfValue>,
     convert<Bfloat, float>,
+    interleave,
     GLUON_AMP_NAMED(moves_kernels)(),
     GLUON_AMP_NAMED(depthwise_kernels)(),
     GLUON_AMP_NAMED(pooling_kernels)(),

@@ -54,10 +54,10 @@ struct Kernels {
   AdamUpdate<half_bits> adam_half;
   // out = in, rounded to the type of out
   void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
-  void (*half_to_bfloat)(const half_bits* in, Bfloat* out, int64_t n);
   void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
-  void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
+  // out[2 * i] = low[i], out[2 * i + 1] = high[i], rounded
+  void (*interleave)(const float* low, const float* high, Bfloat* out, int64_t n);
   // Of the files of these names
   const MovesKernels* moves;
   const DepthwiseKernels* depthwise;
