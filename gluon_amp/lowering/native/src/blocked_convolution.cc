@@ -136,8 +136,8 @@ std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype
                   c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
                   c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,  c.data_lanes,
                   c.bias};
-  static auto* plans = new Plans;
-  return plans->find_or_make(key, [&] {
+  static thread_local Plans plans;
+  return plans.find_or_make(key, [&] {
     const Descriptions d = describe(c, dtype, kind), hint = describe(c, dtype, dnnl_forward_training);
     return make_plan(&d.operation, &hint.operation, kind, d.data, d.result, d.bias);
   });

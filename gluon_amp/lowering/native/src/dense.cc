@@ -28,7 +28,7 @@ void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Dense* d) {
 }
 
 std::shared_ptr<const Plan> plan_of(const Dense& d, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
-  static auto* plans = new Plans;
+  static thread_local Plans plans;
   const auto describe = [&](dnnl_prop_kind_t of) {
     dnnl_inner_product_desc_t o;
     std::memset(&o, 0, sizeof o);
@@ -47,7 +47,7 @@ std::shared_ptr<const Plan> plan_of(const Dense& d, dnnl_data_type_t dtype, dnnl
     o.accum_data_type = dnnl_f32;
     return o;
   };
-  return plans->find_or_make({dtype, kind, d.rows, d.columns, d.hidden, d.bias}, [&] {
+  return plans.find_or_make({dtype, kind, d.rows, d.columns, d.hidden, d.bias}, [&] {
     const auto operation = describe(kind), forward = describe(dnnl_forward_training);
     return make_plan(&operation, &forward, kind, plain_desc({d.rows, d.columns}, dtype),
                      plain_desc({d.rows, d.hidden}, dtype), plain_desc({d.hidden}, dnnl_f32));

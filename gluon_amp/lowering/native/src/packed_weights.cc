@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <typeinfo>
 #include <vector>
 
 #include "arrays.h"
@@ -209,13 +210,43 @@ const std::shared_ptr<void>& chunk_of(const NDArray& array) {
   return *reinterpret_cast<const std::shared_ptr<void>*>(&array);
 }
 
+// The first members of this part, which is the private class NDArray::Chunk
+struct ChunkStart {
+  mxnet::Storage::Handle memory;
+  std::vector<mxnet::Storage::Handle> indices;
+  std::shared_ptr<void> onednn;
+  mxnet::Engine::VarHandle var;
+  bool foreign;
+};
+
+// Whether others can write an array without a new version: its memory is not MXNet's (from_numpy and
+// from_dlpack without a copy), or processes share it.
+bool is_shared(const NDArray& array) {
+  const auto* chunk = static_cast<const ChunkStart*>(chunk_of(array).get());
+  return chunk->foreign || array.ctx().dev_type == mxnet::Context::kCPUShared;
+}
+
+// The first members of the engine's class ThreadedVar
+struct ThreadedVarStart : mxnet::engine::Var {
+  std::mutex mutex;
+  int reads;  // -1 while the variable is written
+};
+
+// Whether the engine runs an operation now that writes this array. Under mx.engine.bulk, one operation
+// executes several operators, which may write and read an array; its version changes at the end.
+bool is_being_written(const NDArray& array) {
+  mxnet::engine::Var* var = array.var();
+  if (std::strcmp(typeid(*var).name(), "N5mxnet6engine11ThreadedVarE")) return false;
+  return static_cast<const ThreadedVarStart*>(var)->reads == -1;
+}
+
 struct Packed {
   std::weak_ptr<void> chunk;  // while this exists, no other chunk has its address
   size_t version;
   std::shared_ptr<const Buffer> buffer;
 };
 
-// Address of the memory, its dtype, and the bytes of the layout
+// Address of the values, their dtype, and the bytes of the layout
 using Key = std::tuple<const void*, int, std::vector<int64_t>>;
 
 Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc) {
@@ -225,7 +256,8 @@ Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc) {
   layout.insert(layout.end(), blocking.strides, blocking.strides + desc.ndims);
   layout.insert(layout.end(), blocking.inner_blks, blocking.inner_blks + blocking.inner_nblks);
   layout.insert(layout.end(), blocking.inner_idxs, blocking.inner_idxs + blocking.inner_nblks);
-  return Key(weight.storage_handle().dptr, weight.dtype(), layout);
+  const char* values = static_cast<const char*>(weight.storage_handle().dptr) + weight.byte_offset();
+  return Key(values, weight.dtype(), layout);
 }
 
 std::mutex mutex;
@@ -255,7 +287,7 @@ void* scratch(Purpose purpose, size_t bytes) {
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             bool is_variable) {
   std::shared_ptr<const Buffer> buffer;
-  if (!is_variable) {
+  if (!is_variable || is_shared(weight) || is_being_written(weight)) {
     buffer = std::make_shared<Buffer>(bytes_of(desc));
     fill(weight, desc, *buffer);
     return buffer;

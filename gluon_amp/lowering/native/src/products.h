@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "blocked.h"
@@ -41,12 +40,12 @@ inline std::shared_ptr<const Plan> make_plan(const void* operation, const void* 
   return plan;
 }
 
-// Plans are kept, as creating one takes longer than a small layer.
+// Plans are kept, as creating one takes longer than a small layer. Each thread has its own: a primitive
+// owns temporary memory, so that only one thread at a time may execute it.
 class Plans {
  public:
   template <typename Make>
   std::shared_ptr<const Plan> find_or_make(const Sizes& key, Make make) {
-    std::lock_guard<std::mutex> lock(mutex_);
     const auto found = plans_.find(key);
     if (found != plans_.end()) return found->second;
     if (plans_.size() >= kMost) plans_.clear();
@@ -55,7 +54,6 @@ class Plans {
 
  private:
   static constexpr size_t kMost = 4096;
-  std::mutex mutex_;
   std::map<Sizes, std::shared_ptr<const Plan>> plans_;
 };
 
@@ -122,6 +120,7 @@ inline std::vector<float> widened(const void* values, int64_t count) {
 inline bool is_weight_type(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
 
 inline bool infer_product_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  expect_inputs(attrs, flag_of(attrs, "no_bias") ? 2 : 3, in.size());
   int& type = in.at(0);
   if (type == -1) type = out.at(0);
   if (type == -1) return false;
@@ -155,6 +154,7 @@ inline void add_product(const std::string& name, const Compute& compute, const I
   op->get_num_inputs = arrays;
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     const Entries& inputs = inputs_of(node);
+    expect_inputs(node->attrs, arrays(node->attrs), inputs.size());
     return make_grad_node(backward.c_str(), node, {grads[0], inputs[0], inputs[1]}, node->attrs.dict);
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
