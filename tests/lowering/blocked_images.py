@@ -1,4 +1,4 @@
-"""Images in the blocked layout, symbols of the operators on them, and what MXNet's operators compute."""
+"""Images in the blocked layout, and symbols of the operators on them."""
 
 from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 
@@ -47,7 +47,7 @@ def operator(
 ) -> mx.sym.Symbol:
     """Return a symbol of float32 variables that computes an operator in an element type.
 
-    The first `low` inputs are cast to it; values of float16 are float32 arrays, as in the emulation.
+    The first `low` inputs are cast to it. Values of float16 are float32 arrays, as emulated.
     """
     nodes = [{"op": "null", "name": name, "inputs": []} for name in inputs]
     entries = [[i, 0, 0] for i in range(len(inputs))]

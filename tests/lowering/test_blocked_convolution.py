@@ -248,7 +248,7 @@ def test_float16_parameters_get_float16_gradients(plain):
 def test_gradients_are_added(element, name):
     case = LAYERS[name]
     arrays = case.arrays(element)
-    expected, head = case.expected(arrays, element)
+    _, head = case.expected(arrays, element)
     once = case.compute(arrays, head, element)
     requests = {**dict.fromkeys(arrays, "add"), "data": "write"}
     added = case.compute(arrays, head, element, requests)
@@ -260,7 +260,7 @@ def test_gradients_are_added(element, name):
 def test_gradients_that_are_not_requested(element):
     case = LAYERS["3x3"]
     arrays = case.arrays(element)
-    expected, head = case.expected(arrays, element)
+    _, head = case.expected(arrays, element)
     everything = case.compute(arrays, head, element)
     for name in arrays:
         requests = {other: "write" if other == name else "null" for other in arrays}

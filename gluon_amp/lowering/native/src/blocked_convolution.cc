@@ -37,6 +37,12 @@ Convolution blocked(Convolution c) {
   return c;
 }
 
+// oneDNN's kernels read 8 or 16 lanes, or all channels.
+void expect_lanes(const NodeAttrs& attrs, int64_t lanes, int64_t channels) {
+  CHECK(lanes == 8 || lanes == 16 || lanes == channels)
+      << attrs.op->name << ": " << lanes << " lanes for " << channels << " channels";
+}
+
 Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
   const Sizes numbers = integers_of(attrs, name);
   if (numbers.empty()) return {missing, missing};
@@ -58,13 +64,16 @@ Convolution parse(const NodeAttrs& attrs) {
   result.plain_data = flag_of(attrs, "plain_data");
   result.bias = !flag_of(attrs, "no_bias");
   for (int i = 0; i < 2; ++i) {
-    CHECK(result.kernel[i] > 0 && result.stride[i] > 0 && result.dilate[i] > 0 && result.pad[i] >= 0)
-        << attrs.op->name << ": kernel, stride and dilate must be positive";
+    for (const int64_t number : {result.kernel[i], result.stride[i], result.dilate[i], result.pad[i] + 1}) {
+      CHECK(0 < number && number <= INT32_MAX)
+          << attrs.op->name << ": kernel, stride and dilate must be positive, and pad not negative";
+    }
   }
-  CHECK(result.filters > 0 && result.groups > 0 && result.filters % result.groups == 0 &&
-        lanes >= 0)
-      << attrs.op->name << ": num_filter, num_group or lanes is wrong";
+  CHECK(0 < result.filters && result.filters <= INT32_MAX && result.groups > 0 &&
+        result.filters % result.groups == 0)
+      << attrs.op->name << ": num_filter or num_group is wrong";
   result.lanes = lanes ? lanes : result.filters;
+  expect_lanes(attrs, result.lanes, result.filters);
   return result;
 }
 
@@ -78,10 +87,11 @@ void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c
     c->data_lanes = 0;
   } else {
     c->data_lanes = shape[4];
-    CHECK(c->channels > 0 && c->data_lanes > 0 &&
-          (c->channels + c->data_lanes - 1) / c->data_lanes == shape[1])
+    expect_lanes(attrs, c->data_lanes, c->channels);
+    CHECK(c->channels <= INT32_MAX && (c->channels - 1) / c->data_lanes + 1 == shape[1])
         << attrs.op->name << ": the data does not have " << c->channels << " channels";
   }
+  CHECK(c->channels > 0 && c->height > 0 && c->width > 0) << attrs.op->name << ": the images are empty";
   CHECK_EQ(c->channels % c->groups, 0) << attrs.op->name << ": num_group does not divide the channels";
   const auto size = [&](int64_t in, int i) {
     return (in + 2 * c->pad[i] - c->dilate[i] * (c->kernel[i] - 1) - 1) / c->stride[i] + 1;
@@ -182,19 +192,18 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
 void data_grad(const NodeAttrs& attrs, Convolution c, const NDArray& grad, const NDArray& weight,
                OpReqType req, const NDArray& output) {
   if (req == mxnet::kNullOp) return;
-  CHECK_NE(req, mxnet::kAddTo);
   c = blocked(c);
   const auto plan = plan_of(c, dtype_of(grad), dnnl_backward_data);
   const auto packed = packed_weight(weight, plan->weight, flag_of(attrs, "variable_weight"));
   const Blocked shape = c.blocked_data();
   const int bytes = output.dtype() == mshadow::kBfloat16 ? 2 : 4;
-  void* target = result_of<char>(output);
-  void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target;
+  Result target(output, req);
+  void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
-  if (c.plain_data) to_plain(result, target, c.channels, shape, bytes);
-  round_values(output);
+  if (c.plain_data) to_plain(result, target.data(), c.channels, shape, bytes);
+  target.finish();
 }
 
 void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const Requests& req,
@@ -264,6 +273,7 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   if (c.bias) known = unify(attrs, {&in[2], &bias}) && known;
   mxnet::TShape result =
       blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);
+  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
   return unify(attrs, {&out.at(0), &result}) && known;
 }
 

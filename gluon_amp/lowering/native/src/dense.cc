@@ -14,9 +14,10 @@ struct Dense {
 Dense parse(const NodeAttrs& attrs) {
   Dense result;
   result.hidden = integer_of(attrs, "num_hidden", 0);
-  result.flatten = text_of(attrs, "flatten", "True") == "True";
+  result.flatten = text_of(attrs, "flatten").empty() || flag_of(attrs, "flatten");
   result.bias = !flag_of(attrs, "no_bias");
-  CHECK_GT(result.hidden, 0) << attrs.op->name << ": num_hidden must be positive";
+  CHECK(0 < result.hidden && result.hidden <= INT32_MAX)
+      << attrs.op->name << ": num_hidden must be positive";
   return result;
 }
 
@@ -25,6 +26,7 @@ void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Dense* d) {
   const int first = d->flatten ? 1 : shape.ndim() - 1;
   d->rows = d->columns = 1;
   for (int i = 0; i < shape.ndim(); ++i) (i < first ? d->rows : d->columns) *= shape[i];
+  CHECK_GT(d->columns, 0) << attrs.op->name << ": the data has no columns";
 }
 
 std::shared_ptr<const Plan> plan_of(const Dense& d, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
@@ -106,13 +108,13 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
     unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
   }
   if (req[0] == mxnet::kNullOp) return;
-  CHECK_NE(req[0], mxnet::kAddTo);
+  Result target(outputs[0], req[0]);
   const auto plan = plan_of(d, dtype, dnnl_backward_data);
   const auto weight = packed_weight(inputs[2], plan->weight, flag_of(attrs, "variable_weight"));
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
-                            {DNNL_ARG_DIFF_SRC, &plan->data, result_of<char>(outputs[0])}});
-  round_values(outputs[0]);
+                            {DNNL_ARG_DIFF_SRC, &plan->data, target.data()}});
+  target.finish();
 }
 
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
@@ -125,6 +127,7 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   weight[1] = d.columns;
   for (int i = 0; i < result.ndim() - 1; ++i) result[i] = in[0][i];
   result[result.ndim() - 1] = d.hidden;
+  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
   bool known = unify(attrs, {&in[1], &weight});
   if (d.bias) known = unify(attrs, {&in[2], &bias}) && known;
   return unify(attrs, {&out.at(0), &result}) && known;

@@ -219,15 +219,15 @@ struct ChunkStart {
   bool foreign;
 };
 
-// Whether others can write an array without a new version: its memory is not MXNet's (from_numpy and
-// from_dlpack without a copy), or processes share it.
-bool is_shared(const NDArray& array) {
-  const auto* chunk = static_cast<const ChunkStart*>(chunk_of(array).get());
-  return chunk->foreign || array.ctx().dev_type == mxnet::Context::kCPUShared;
+// Whether an array's memory is not MXNet's (from_numpy and from_dlpack without a copy), so that others can
+// write it without a new version.
+bool is_foreign(const NDArray& array) {
+  return static_cast<const ChunkStart*>(chunk_of(array).get())->foreign;
 }
 
 // The first members of the engine's class ThreadedVar
 struct ThreadedVarStart : mxnet::engine::Var {
+  std::shared_ptr<void> exception;
   std::mutex mutex;
   int reads;  // -1 while the variable is written
 };
@@ -287,7 +287,7 @@ void* scratch(Purpose purpose, size_t bytes) {
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             bool is_variable) {
   std::shared_ptr<const Buffer> buffer;
-  if (!is_variable || is_shared(weight) || is_being_written(weight)) {
+  if (!is_variable || is_foreign(weight) || is_being_written(weight)) {
     buffer = std::make_shared<Buffer>(bytes_of(desc));
     fill(weight, desc, *buffer);
     return buffer;

@@ -11,6 +11,8 @@
 #include "onednn.h"
 #include "packed_weights.h"
 #include "parallel.h"
+#include "shapes.h"
+#include "sums.h"
 
 namespace gluon_amp {
 
@@ -100,13 +102,38 @@ inline void write_bias_grad(float* values, OpReqType req, bool emulated, const N
 }
 
 // The emulation's float16: rounds float32 results of oneDNN.
-inline void round_values(const NDArray& array) {
-  if (array.dtype() != mshadow::kFloat32) return;
-  float* values = plain_data<float>(array);
-  in_parallel(array.shape().Size(), [&](int64_t first, int64_t count) {
+inline void round_floats(float* values, int64_t n) {
+  in_parallel(n, [&](int64_t first, int64_t count) {
     kernels().round(values + first, values + first, count);
   });
 }
+
+inline void round_values(const NDArray& array) {
+  if (array.dtype() == mshadow::kFloat32) round_floats(plain_data<float>(array), array.shape().Size());
+}
+
+// Where a gradient of the data is computed: the array itself, or memory that is added to it afterwards.
+class Result {
+ public:
+  Result(const NDArray& array, OpReqType req) : array_(array) {
+    const int64_t bytes = array.shape().Size() * mshadow::mshadow_sizeof(array.dtype());
+    if (req == mxnet::kAddTo) added_.resize(bytes);
+  }
+  void* data() { return added_.empty() ? result_of<char>(array_) : added_.data(); }
+
+  // Rounds the values to float16, if they are float32, and adds them.
+  void finish() {
+    if (array_.dtype() == mshadow::kFloat32) round_floats(static_cast<float*>(data()), array_.shape().Size());
+    if (added_.empty()) return;
+    make_plain(array_);
+    void* sum = result_of<char>(array_);
+    add_arrays(array_.dtype(), {sum, added_.data()}, sum, array_.shape().Size());
+  }
+
+ private:
+  const NDArray array_;
+  std::vector<char> added_;
+};
 
 // A copy in float32 of bfloat16 values
 inline std::vector<float> widened(const void* values, int64_t count) {

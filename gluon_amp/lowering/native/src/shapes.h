@@ -26,6 +26,15 @@ inline void share_size(const NodeAttrs& attrs, mxnet::TShape& a, int i, mxnet::T
   if (mxnet::dim_size_is_known(b, j)) set_size(attrs, a, i, b[j]);
 }
 
+// A forged shape may have so many elements that their number is not one of 64 bits.
+inline void expect_addressable(const NodeAttrs& attrs, const mxnet::TShape& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) {
+    CHECK(!__builtin_mul_overflow(elements, size, &elements) && elements <= INT64_MAX / 64)
+        << attrs.op->name << ": the array is too large";
+  }
+}
+
 // Arrays of one dtype, in which with_elements can compute.
 inline bool infer_one_dtype(const NodeAttrs& attrs, Ints& in, Ints& out) {
   int common = -1;

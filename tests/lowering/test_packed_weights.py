@@ -1,0 +1,243 @@
+"""Packed weights are those of the parameter's present value, and their memory is freed."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from gluon_amp.lowering import native
+from tests.lowering.blocked_images import ELEMENTS, operator
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+pytestmark = pytest.mark.skipif(
+    not native.available(), reason="the C++ operators cannot be built here"
+)
+
+
+def product(variable=True, element="float16", hidden=2):
+    """Return a dense layer without a bias, called with data and weight."""
+    attrs = {"num_hidden": hidden, "no_bias": True, "variable_weight": variable}
+    return nd.CachedOp(operator("_gluon_amp_dense", ["data", "weight"], element, **attrs))
+
+
+@pytest.fixture(params=ELEMENTS)
+def first(request):
+    """Return a function: the first result of a layer, with a weight of 2 x 3 values."""
+    layer, data = product(element=request.param), nd.array([[1, 2, 4]])
+    return lambda weight: layer(data, weight).asnumpy()[0, 0]
+
+
+def in_place(weight):
+    weight[:] = 2
+
+
+def a_part(weight):
+    weight[0] = 2
+
+
+def through_a_view(weight):
+    weight.reshape((3, 2))[:] = 2
+
+
+def through_numpy(weight):
+    values = weight.asnumpy()
+    values[:] = 2
+    weight[:] = values
+
+
+def by_an_operator(weight):
+    weight += 1
+
+
+def by_out(weight):
+    nd.elemwise_add(weight, weight, out=weight)
+
+
+def by_an_update(weight):
+    nd.sgd_update(weight, weight, lr=-1, wd=0, out=weight)
+
+
+def by_copyto(weight):
+    nd.full(weight.shape, 2).copyto(weight)
+
+
+WRITERS = [
+    in_place,
+    a_part,
+    through_a_view,
+    through_numpy,
+    by_an_operator,
+    by_out,
+    by_an_update,
+    by_copyto,
+]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("bulk", [0, 10])
+def test_a_written_weight_is_packed_again(first, write, bulk):
+    """Also under bulk, where one operation of the engine writes and reads the weight."""
+    weight = nd.ones((2, 3))
+    assert first(weight) == 7
+    for _ in range(3):
+        weight[:] = 1
+        with mx.engine.bulk(bulk):
+            write(weight)
+            assert first(weight) == 14
+        assert first(weight) == 14
+
+
+def test_writes_in_one_bulk_of_the_engine():
+    layer, data, weight = product(), nd.array([[1, 2, 4]]), nd.ones((2, 3))
+    assert layer(data, weight).asnumpy()[0, 0] == 7
+    with mx.engine.bulk(100):
+        results = []
+        for _ in range(3):
+            weight *= 2
+            results.append(layer(data, weight))
+    assert [result.asnumpy()[0, 0] for result in results] == [14, 28, 56]
+    assert layer(data, weight).asnumpy()[0, 0] == 56
+
+
+def test_parts_of_an_array_are_different_weights(first):
+    both = nd.array(np.repeat([1, 10], 6).reshape(4, 3))
+    assert [first(both[:2]), first(both[2:]), first(both[1:3]), first(both[:2])] == [7, 70, 7, 7]
+
+
+def test_memory_that_mxnet_does_not_own(first):
+    values = np.ones((2, 3), np.float32)
+    writable = values.view()
+    weight = nd.from_numpy(values, zero_copy=True)
+    assert first(weight) == 7
+    writable[:] = 2
+    assert first(weight) == 14
+
+
+def test_set_data_and_steps_of_a_trainer(first):
+    parameter = gluon.Parameter("weight", shape=(2, 3))
+    parameter.initialize(mx.init.One())
+    assert first(parameter.data()) == 7
+    parameter.set_data(nd.full((2, 3), 2))
+    assert first(parameter.data()) == 14
+    trainer = gluon.Trainer([parameter], "sgd", {"learning_rate": 1})
+    for expected in (7, 0):
+        with autograd.record():
+            loss = parameter.data().sum()
+        loss.backward()
+        trainer.step(1)
+        assert first(parameter.data()) == expected
+
+
+def test_new_weights_at_the_addresses_of_deleted_ones(first):
+    for i in range(200):
+        weight = nd.full((2, 3), i % 30)
+        assert first(weight) == 7 * (i % 30)
+        del weight
+
+
+def test_weights_of_several_layers_and_layouts():
+    """Shapes that differ, of one array and of several"""
+    data, values = nd.array([[1, 2, 4]]), nd.arange(12)
+    layers = {hidden: product(hidden=hidden) for hidden in (1, 2, 4)}
+    for _ in range(3):
+        for hidden, layer in layers.items():
+            weight = values[: 3 * hidden].reshape((hidden, 3))
+            expected = weight.asnumpy() @ [1, 2, 4]
+            np.testing.assert_array_equal(layer(data, weight).asnumpy()[0], expected)
+        values[:] = values + 1
+
+
+def test_layers_share_a_weight():
+    weight, data = nd.ones((2, 3)), nd.array([[1, 2, 4]])
+    layers = [product(), product()]
+    for value in (1, 2, 3):
+        weight[:] = value
+        assert [layer(data, weight).asnumpy()[0, 0] for layer in layers] == [7 * value] * 2
+
+
+def test_a_weight_that_the_graph_computes():
+    layer, data = product(variable=False), nd.array([[1, 2, 4]])
+    variable, weight = mx.sym.var("w"), nd.ones((2, 3))
+    graph = mx.sym.relu(variable * 2)
+    compute = nd.CachedOp(graph, [("static_alloc", "true"), ("static_shape", "true")])
+    for value in (1, 2, 3):
+        weight[:] = value
+        assert layer(data, compute(weight)).asnumpy()[0, 0] == 14 * value
+
+
+def test_memory_of_deleted_weights_is_freed():
+    layer, data = product(hidden=1024), nd.ones((1, 1024))
+    for i in range(60):  # 4 MB each, and as much packed
+        layer(data, nd.ones((1024, 1024))).wait_to_read()
+        gc.collect()
+        if i == 10:
+            before = resident()
+    assert resident() - before < 40e6
+
+
+def resident():
+    """Return the bytes of memory of this process."""
+    with open("/proc/self/statm") as status:
+        return int(status.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# Several threads train the same layers; each must get the results that one thread alone gets.
+THREADS = """
+from tests.lowering.test_packed_weights import train_in_threads
+train_in_threads()
+"""
+
+
+def train_in_threads():
+    from tests.lowering.blocked_images import to_blocked
+    from tests.lowering.test_blocked_convolution import Case
+
+    wrong = []
+
+    def train(case, element, passes):
+        arrays = case.arrays(element)
+        arrays["data"] = to_blocked(arrays["data"], case.lanes)
+        arrays = {name: nd.array(values) for name, values in arrays.items()}
+        grads = {name: nd.zeros(array.shape) for name, array in arrays.items()}
+        executor = case.symbol(element).bind(mx.cpu(), args=arrays, args_grad=grads)
+        wanted = None
+        for _ in range(passes):
+            (out,) = executor.forward(is_train=True)
+            executor.backward(nd.ones(out.shape))
+            actual = [array.asnumpy() for array in (out, *grads.values())]
+            wanted = wanted or actual
+            if not all(np.array_equal(a, b) for a, b in zip(actual, wanted)):
+                wrong.append((case.shape, element))
+
+    for element in ELEMENTS:
+        case = Case((4, 64, 14, 14), 64, kernel=(3, 3), pad=(1, 1))
+        threads = [threading.Thread(target=train, args=(case, element, 40)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("engine", ["ThreadedEnginePerDevice", "NaiveEngine"])
+def test_threads_that_call_the_same_layer(engine):
+    """In the naive engine, the threads that call an operator compute it."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "MXNET_ENGINE_TYPE": engine,
+            "MXNET_CPU_WORKER_NTHREADS": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
