@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "norm_kernels.h"
+#include "pointwise_kernels.h"
+
 namespace gluon_amp {
 
 using half_bits = uint16_t;  // the bits of a float16
@@ -46,6 +49,8 @@ struct Kernels {
   SgdUpdate<half_bits> sgd_half;
   AdamUpdate<float> adam;
   AdamUpdate<half_bits> adam_half;
+  const NormKernels* norm;            // of Bfloat, of HalfValue
+  const PointwiseKernels* pointwise;  // of Bfloat, of HalfValue
 };
 
 // kernels.cc, compiled once for each instruction set.
