@@ -5,8 +5,7 @@
 
 #include <cstdint>
 
-#include "norm_kernels.h"
-#include "pointwise_kernels.h"
+#include "elements.h"
 
 namespace gluon_amp {
 
@@ -31,6 +30,11 @@ template <typename G>
 using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* master,
                             half_bits* weight, int64_t n, const AdamConstants&);
 
+struct MovesKernels;
+struct NormKernels;
+struct PointwiseKernels;
+struct DepthwiseKernels;
+
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
   void (*round)(const float* in, float* out, int64_t n);
@@ -49,8 +53,16 @@ struct Kernels {
   SgdUpdate<half_bits> sgd_half;
   AdamUpdate<float> adam;
   AdamUpdate<half_bits> adam_half;
-  const NormKernels* norm;            // of Bfloat, of HalfValue
-  const PointwiseKernels* pointwise;  // of Bfloat, of HalfValue
+  // out = in, rounded to the type of out
+  void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
+  void (*half_to_bfloat)(const half_bits* in, Bfloat* out, int64_t n);
+  void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
+  void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
+  void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
+  const MovesKernels* moves;  // moves_kernels.h
+  const DepthwiseKernels* depthwise;
+  const NormKernels* norm;            // norm_kernels.h: of Bfloat, of HalfValue
+  const PointwiseKernels* pointwise;  // pointwise_kernels.h: of Bfloat, of HalfValue
 };
 
 // kernels.cc, compiled once for each instruction set.

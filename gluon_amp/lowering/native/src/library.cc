@@ -4,9 +4,18 @@
 #include <cstring>
 #include <exception>
 
+#include "blocked_convolution.cc"
+#include "blocking.cc"
 #include "casts.cc"
+#include "concat.cc"
 #include "convolutions.cc"
+#include "fork.cc"
+#include "depthwise.cc"
+#include "depthwise_convolution.cc"
 #include "layouts.cc"
+#include "norm.cc"
+#include "packed_weights.cc"
+#include "pointwise.cc"
 #include "rounding.cc"
 #include "updates.cc"
 
@@ -18,9 +27,16 @@ extern "C" {
 // the reason to `message`, which has room for `size` characters.
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
+    gluon_amp::register_blocked_convolution();
+    gluon_amp::register_blocking();
     gluon_amp::register_casts();
+    gluon_amp::register_concat();
     gluon_amp::register_convolutions();
+    gluon_amp::register_fork();
+    gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
+    gluon_amp::register_norm();
+    gluon_amp::register_pointwise();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
     return 1;
