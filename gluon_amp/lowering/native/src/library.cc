@@ -13,7 +13,6 @@
 #include "fork.cc"
 #include "depthwise.cc"
 #include "depthwise_convolution.cc"
-#include "layouts.cc"
 #include "norm.cc"
 #include "packed_weights.cc"
 #include "pooling.cc"
@@ -37,7 +36,6 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_dense();
     gluon_amp::register_fork();
     gluon_amp::register_depthwise();
-    gluon_amp::register_layouts();
     gluon_amp::register_pooling();
     gluon_amp::register_norm();
     gluon_amp::register_pointwise();
