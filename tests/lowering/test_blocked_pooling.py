@@ -45,8 +45,8 @@ def compare(plain, lanes, dtype, seed=0, **attrs):
         dtype,
         [to_blocked(head, lanes)],
     )
-    # Averages and their gradients, which may cancel, differ in the last bits of float32. That rarely
-    # changes the last bit of the low precision.
+    # Averages and their gradients, which may cancel, differ in the last bits of float32. That
+    # rarely changes the last bit of the low precision.
     tolerance = {"rtol": {"bfloat16": 2.0**-8, "float32": 2.0**-11}[dtype], "atol": 1e-5}
     if attrs["pool_type"] == "max":
         tolerance = {"rtol": 0, "atol": 0}

@@ -46,18 +46,21 @@ std::vector<Part> parts_of(const NodeAttrs& attrs, const Arrays& narrow, const N
   int64_t before = 0;
   for (size_t i = 0; i < channels.size(); ++i) {
     const Blocked shape(narrow[i].shape());
+    const int64_t lanes = shape.lanes, padding = shape.groups * lanes - channels[i];
+    CHECK_EQ(narrow[i].shape(),
+             blocked_shape(result.images, channels[i], result.height, result.width, lanes));
     int64_t count;
     for (int64_t channel = 0; channel < channels[i]; channel += count) {
-      const int64_t in_narrow = shape.lanes - channel % shape.lanes;
+      const int64_t in_narrow = lanes - channel % lanes;
       const int64_t in_wide = result.lanes - (before + channel) % result.lanes;
       count = std::min({channels[i] - channel, in_narrow, in_wide});
       parts.push_back({i, channel, before + channel, count});
     }
-    const int64_t padding = shape.groups * shape.lanes - channels[i];
     if (padding > 0) parts.push_back({i, channels[i], Part::kNone, padding});
     before += channels[i];
   }
   const int64_t padding = result.groups * result.lanes - before;
+  CHECK(0 <= padding && padding < result.lanes);
   if (padding > 0) parts.push_back({0, Part::kNone, before, padding});
   return parts;
 }

@@ -128,6 +128,7 @@ class PoolingTables {
     const int64_t height = rows_.windows().count, width = columns_.windows().count;
     result = blocked_shape(images.images, attributes.channels, height, width, images.lanes);
     CHECK_EQ(result[1], images.groups) << attrs.op->name << ": channels";
+    if (attributes.max) return;
     for (int64_t row = 0; row < height; ++row) {
       for (int64_t column = 0; column < width; ++column) {
         const int64_t divisor = rows_.divisor(row, attributes.include_pad) *
