@@ -1,4 +1,5 @@
-// Pooling of blocked images, with the attributes and the results of MXNet's Pooling.
+// Pooling of blocked images, with the attributes and the results of MXNet's Pooling; with the attribute
+// `output_size`, those of its AdaptiveAvgPooling2D.
 //
 // Max pooling keeps the index of each maximum in its window for the gradient: one byte per value of the
 // result, instead of the data and the result. The gradient gathers: each value of the data adds up the
@@ -19,9 +20,10 @@ namespace {
 constexpr int64_t kLargest = 1 << 30;  // of sizes and attributes, so that products fit into an int64_t
 
 struct PoolingAttributes {
-  bool max, global, full, include_pad;
+  bool max, adaptive, global, full, include_pad;
   int64_t channels;
-  std::vector<int64_t> kernel, stride, pad;
+  std::vector<int64_t> output_size;          // of adaptive pooling
+  std::vector<int64_t> kernel, stride, pad;  // of pooling that is neither adaptive nor global
 
   explicit PoolingAttributes(const NodeAttrs& attrs) {
     const std::string& op = attrs.op->name;
@@ -32,7 +34,17 @@ struct PoolingAttributes {
     include_pad = count_include_pad == "None" || flag_of(attrs, "count_include_pad");
     channels = integer_of(attrs, "channels", 0);
     CHECK(0 < channels && channels <= kLargest) << op << ": channels is " << channels;
-    if (global) return;
+    adaptive = !text_of(attrs, "output_size").empty();
+    if (adaptive) {
+      output_size = integers_of(attrs, "output_size");
+      if (output_size.empty()) output_size = {1};
+      if (output_size.size() == 1) output_size.push_back(output_size[0]);
+      CHECK(!max && output_size.size() == 2) << op << ": output_size";
+      for (int64_t size : output_size) {
+        CHECK(0 < size && size <= kLargest) << op << ": output_size is " << size;
+      }
+    }
+    if (adaptive || global) return;
     kernel = two_integers(attrs, "kernel", 0);
     stride = two_integers(attrs, "stride", 1);
     pad = two_integers(attrs, "pad", 0);
@@ -70,6 +82,7 @@ struct PoolingAttributes {
 // The number of windows along the height (i = 0) or the width (1)
 int64_t windows_in(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs) {
   CHECK(0 < size && size <= kLargest) << attrs.op->name << " expects pixels";
+  if (pooling.adaptive) return pooling.output_size[i];
   if (pooling.global) return 1;
   const int64_t rest = size + 2 * pooling.pad[i] - pooling.kernel[i], stride = pooling.stride[i];
   CHECK_GE(rest, 0) << attrs.op->name << ": the kernel is larger than the padded data";
@@ -80,22 +93,22 @@ int64_t windows_in(int64_t size, int i, const PoolingAttributes& pooling, const 
 class WindowTables {
  public:
   WindowTables(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs)
-      : size_(size),
-        kernel_(pooling.global ? size : pooling.kernel[i]),
-        stride_(pooling.global ? 1 : pooling.stride[i]),
-        pad_(pooling.global ? 0 : pooling.pad[i]),
-        first_(size),
-        last_(size) {
+      : first_(size), last_(size) {
     const int64_t count = windows_in(size, i, pooling, attrs);
+    const bool regular = !pooling.adaptive && !pooling.global;
+    kernel_ = regular ? pooling.kernel[i] : size;
+    stride_ = regular ? pooling.stride[i] : 1;
+    pad_ = regular ? pooling.pad[i] : 0;
     for (int64_t window = 0; window < count; ++window) {
-      const int64_t start = window * stride_ - pad_;
-      begin_.push_back(std::min(std::max<int64_t>(start, 0), size));
-      end_.push_back(std::min(start + kernel_, size));
-    }
-    for (int64_t at = 0; at < size; ++at) {
-      const int64_t padded = at + pad_;
-      first_[at] = padded < kernel_ ? 0 : (padded - kernel_) / stride_ + 1;
-      last_[at] = std::min(padded / stride_ + 1, count);
+      if (pooling.adaptive) {
+        add(window * size / count, ((window + 1) * size + count - 1) / count);
+        divisors_.push_back(end_.back() - begin_.back());
+      } else {
+        const int64_t start = window * stride_ - pad_, end = start + kernel_;
+        add(std::min(std::max<int64_t>(start, 0), size), std::min(end, size));
+        const int64_t padded = std::min(end, size + pad_) - start;
+        divisors_.push_back(pooling.include_pad ? padded : end_.back() - begin_.back());
+      }
     }
   }
 
@@ -105,17 +118,23 @@ class WindowTables {
   }
 
   // The number of values along this dimension that avg pooling divides by
-  int64_t divisor(int64_t window, bool include_pad) const {
-    if (!include_pad) return end_[window] - begin_[window];
-    const int64_t start = window * stride_ - pad_;
-    return std::min(start + kernel_, size_ + pad_) - start;
-  }
+  int64_t divisor(int64_t window) const { return divisors_[window]; }
 
   bool empty_windows() const { return begin_.back() == end_.back(); }  // only the last may be empty
 
  private:
-  int64_t size_, kernel_, stride_, pad_;
-  std::vector<int64_t> begin_, end_, first_, last_;
+  void add(int64_t begin, int64_t end) {
+    const int64_t window = begin_.size();
+    for (int64_t at = begin; at < end; ++at) {
+      if (last_[at] == 0) first_[at] = window;
+      last_[at] = window + 1;
+    }
+    begin_.push_back(begin);
+    end_.push_back(end);
+  }
+
+  int64_t kernel_, stride_, pad_;
+  std::vector<int64_t> begin_, end_, first_, last_, divisors_;
 };
 
 class PoolingTables {
@@ -131,8 +150,7 @@ class PoolingTables {
     if (attributes.max) return;
     for (int64_t row = 0; row < height; ++row) {
       for (int64_t column = 0; column < width; ++column) {
-        const int64_t divisor = rows_.divisor(row, attributes.include_pad) *
-                                columns_.divisor(column, attributes.include_pad);
+        const int64_t divisor = rows_.divisor(row) * columns_.divisor(column);
         divisors_.push_back(std::max<int64_t>(divisor, 1));
         factors_.push_back(1.f / divisors_.back());
       }
