@@ -5,23 +5,18 @@
 #include "kernels.h"
 
 #include "moves_kernels.h"
+#include "depthwise_kernels.h"
 #include "pooling_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
 
 #if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_kernels
-#define GLUON_AMP_MOVES avx512_moves_kernels
-#define GLUON_AMP_POOLING avx512_pooling_kernels
+#define GLUON_AMP_NAMED(name) avx512_##name
 #elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_kernels
-#define GLUON_AMP_MOVES avx2_moves_kernels
-#define GLUON_AMP_POOLING avx2_pooling_kernels
+#define GLUON_AMP_NAMED(name) avx2_##name
 #else
-#define GLUON_AMP_TABLE plain_kernels
-#define GLUON_AMP_MOVES plain_moves_kernels
-#define GLUON_AMP_POOLING plain_pooling_kernels
+#define GLUON_AMP_NAMED(name) plain_##name
 #endif
 
 namespace {
@@ -54,6 +49,12 @@ void round_relu_grad(const float* grad, const float* result, float* out, int64_t
 template <typename From, typename To>
 void convert(const From* in, To* out, int64_t n) {
   each(n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
+}
+
+void interleave(const float* low, const float* high, Bfloat* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) {
+    v.store_pairs(v.load(low + i), v.load(high + i), out + 2 * i);
+  });
 }
 
 template <typename T>
@@ -128,14 +129,30 @@ void adam(const G* grad, float* mean, float* variance, float* master, half_bits*
 }
 
 const Kernels table = {
-    round,  round_relu, round_relu_grad, convert<float, half_bits>, convert<half_bits, float>,
-    add,    add,        finite,          finite_half,               sgd<float>,
-    sgd<half_bits>,     adam<float>,     adam<half_bits>,           GLUON_AMP_MOVES(),
-    GLUON_AMP_POOLING(),
+    round,
+    round_relu,
+    round_relu_grad,
+    convert<float, half_bits>,
+    convert<half_bits, float>,
+    add,
+    add,
+    finite,
+    finite_half,
+    sgd<float>,
+    sgd<half_bits>,
+    adam<float>,
+    adam<half_bits>,
+    convert<float, Bfloat>,
+    convert<float, HalfValue>,
+    convert<Bfloat, float>,
+    interleave,
+    GLUON_AMP_NAMED(moves_kernels)(),
+    GLUON_AMP_NAMED(depthwise_kernels)(),
+    GLUON_AMP_NAMED(pooling_kernels)(),
 };
 
 }  // namespace
 
-const Kernels* GLUON_AMP_TABLE() { return &table; }
+const Kernels* GLUON_AMP_NAMED(kernels)() { return &table; }
 
 }  // namespace gluon_amp

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "elements.h"
+
 namespace gluon_amp {
 
 using half_bits = uint16_t;  // the bits of a float16
@@ -29,6 +31,7 @@ using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* 
                             half_bits* weight, int64_t n, const AdamConstants&);
 
 struct MovesKernels;
+struct DepthwiseKernels;
 struct PoolingKernels;
 
 struct Kernels {
@@ -49,8 +52,16 @@ struct Kernels {
   SgdUpdate<half_bits> sgd_half;
   AdamUpdate<float> adam;
   AdamUpdate<half_bits> adam_half;
-  const MovesKernels* moves;      // moves_kernels.h
-  const PoolingKernels* pooling;  // pooling_kernels.h
+  // out = in, rounded to the type of out
+  void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
+  void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
+  void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
+  // out[2 * i] = low[i], out[2 * i + 1] = high[i], rounded
+  void (*interleave)(const float* low, const float* high, Bfloat* out, int64_t n);
+  // Of the files of these names
+  const MovesKernels* moves;
+  const DepthwiseKernels* depthwise;
+  const PoolingKernels* pooling;
 };
 
 // kernels.cc, compiled once for each instruction set.

@@ -1,0 +1,383 @@
+// Depthwise convolutions: plans and threads around the loops of depthwise_kernels.h.
+//
+// Each task copies some rows of one image, `width` of its channels, to a buffer in float32 with zeros
+// around the image. So the loops need not know about borders, and a value is converted once although
+// several results read it. The buffer stays in the L2 cache.
+#include "depthwise.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "depthwise_kernels.h"
+#include "kernels.h"
+
+namespace gluon_amp {
+namespace depthwise {
+
+constexpr int64_t kBufferBytes = 96 << 10;
+constexpr int64_t kCacheLine = 64;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Float32 memory of the calling thread, kept for its next call
+float* scratch(int64_t values) {
+  thread_local std::vector<float> memory;
+  constexpr int64_t line = kCacheLine / sizeof(float);
+  if (static_cast<int64_t>(memory.size()) < values + line) memory.resize(values + line);
+  const auto misplaced = reinterpret_cast<uintptr_t>(memory.data()) % kCacheLine;
+  return memory.data() + (misplaced ? (kCacheLine - misplaced) / sizeof(float) : 0);
+}
+
+int64_t whole_lines(int64_t values) {
+  constexpr int64_t line = kCacheLine / sizeof(float);
+  return ceil_div(values, line) * line;
+}
+
+// ------------------------------------------------------------------------------------------ plans
+
+// The results first, first + step, ... of one dimension, which read their sources alike: result
+// first + m * step reads positions m * stride + offset of the sources.
+struct Phase {
+  int64_t first, step, count;
+  std::vector<int64_t> taps;  // indexes in the kernel
+  std::vector<int64_t> offsets;
+};
+
+// One dimension of a convolution or of the gradient of its data
+struct Axis {
+  int64_t results, sources, stride;
+  std::vector<Phase> phases;
+  int64_t lowest, highest;  // of all offsets
+  int64_t most;             // results of a phase
+
+  Axis(int64_t results, int64_t sources, int64_t stride, std::vector<Phase> all)
+      : results(results), sources(sources), stride(stride), phases(std::move(all)), most(0) {
+    std::vector<int64_t> offsets;
+    for (const Phase& phase : phases) {
+      most = std::max(most, phase.count);
+      offsets.insert(offsets.end(), phase.offsets.begin(), phase.offsets.end());
+    }
+    if (offsets.empty()) offsets = {0};
+    lowest = *std::min_element(offsets.begin(), offsets.end());
+    highest = *std::max_element(offsets.begin(), offsets.end());
+  }
+
+  // How many sources are between the first that the first of `count` results reads, and the last
+  int64_t reach(int64_t count) const { return (count - 1) * stride + highest - lowest + 1; }
+};
+
+Axis forward_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
+                  int64_t dilate) {
+  Phase phase{0, 1, out};
+  for (int64_t k = 0; k < kernel; ++k) {
+    phase.taps.push_back(k);
+    phase.offsets.push_back(k * dilate - pad);
+  }
+  return Axis(out, in, stride, {phase});
+}
+
+// Position i of the data was read as i = stride * o + dilate * k - pad. So all positions with the same
+// remainder of i / stride collect the gradient of the same taps.
+Axis grad_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
+  std::vector<Phase> phases;
+  for (int64_t first = 0; first < std::min(stride, in); ++first) {
+    Phase phase{first, stride, ceil_div(in - first, stride)};
+    for (int64_t k = 0; k < kernel; ++k) {
+      const int64_t distance = first + pad - k * dilate;
+      if (distance % stride) continue;
+      phase.taps.push_back(k);
+      phase.offsets.push_back(distance / stride);
+    }
+    phases.push_back(phase);
+  }
+  return Axis(in, out, 1, phases);
+}
+
+// A phase of rows and one of columns
+struct PhasePair {
+  const Phase *rows, *columns;
+  int64_t first_tap, taps;  // in Plan
+};
+
+struct Plan {
+  Axis rows, columns;
+  int64_t pitch;  // positions in a row of the buffer
+  std::vector<PhasePair> pairs;
+  std::vector<int64_t> taps;     // indexes in a channel's kernel, in the order of the pairs
+  std::vector<int64_t> offsets;  // of these taps in the buffer
+
+  Plan(Axis of_rows, Axis of_columns, int64_t kernel_w, int64_t width)
+      : rows(std::move(of_rows)), columns(std::move(of_columns)), pitch(columns.reach(columns.most)) {
+    for (const Phase& y : rows.phases) {
+      for (const Phase& x : columns.phases) {
+        pairs.push_back({&y, &x, static_cast<int64_t>(taps.size()),
+                         static_cast<int64_t>(y.taps.size() * x.taps.size())});
+        for (size_t i = 0; i < y.taps.size(); ++i) {
+          for (size_t j = 0; j < x.taps.size(); ++j) {
+            const int64_t row = y.offsets[i] - rows.lowest, column = x.offsets[j] - columns.lowest;
+            taps.push_back(y.taps[i] * kernel_w + x.taps[j]);
+            offsets.push_back((row * pitch + column) * width);
+          }
+        }
+      }
+    }
+  }
+
+  Plan(Plan&&) = default;
+
+  // How many rows of results, of one phase, a buffer serves
+  int64_t rows_at_once(int64_t width) const {
+    const int64_t affordable = kBufferBytes / static_cast<int64_t>(sizeof(float)) / (pitch * width);
+    const int64_t kept = affordable - (rows.highest - rows.lowest + 1);
+    return std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
+  }
+};
+
+// ----------------------------------------------------------------------------------------- slices
+
+const DepthwiseLoops<Bfloat>& loops_for(const DepthwiseKernels& k, Bfloat) { return k.bfloat; }
+const DepthwiseLoops<HalfValue>& loops_for(const DepthwiseKernels& k, HalfValue) { return k.half; }
+
+// The channels of a blocked array, `width` at a time. If width does not divide the lanes, the last two
+// slices of a group overlap; both then compute the same values.
+struct Slices {
+  int64_t lanes, channels, in_group, count;
+  int width;
+
+  Slices(const DepthwiseShape& s, int vector_width)
+      : lanes(s.lanes),
+        channels(s.channels),
+        in_group(ceil_div(s.lanes, vector_width)),
+        count(s.groups * in_group),
+        width(vector_width) {}
+
+  int64_t group(int64_t slice) const { return slice / in_group; }
+  int64_t first_lane(int64_t slice) const {
+    return std::max<int64_t>(0, std::min(slice % in_group * width, lanes - width));
+  }
+  int64_t first_channel(int64_t slice) const { return group(slice) * lanes + first_lane(slice); }
+  Slice operator[](int64_t slice) const {
+    const int64_t present = std::min<int64_t>(lanes, width);
+    const int64_t left = channels - first_channel(slice);
+    return {static_cast<int>(present), static_cast<int>(std::max<int64_t>(0, std::min(left, present)))};
+  }
+};
+
+// Copies the sources of results [first, last) of each phase to the buffer.
+template <typename T>
+void fill(const DepthwiseLoops<T>& loops, const Plan& plan, const T* plane, int64_t lanes,
+          const Slice& slice, int width, int64_t first, int64_t last, float* buffer) {
+  const int64_t top = first * plan.rows.stride + plan.rows.lowest;
+  const int64_t height = plan.rows.reach(last - first);
+  const int64_t left = std::max<int64_t>(0, std::min(plan.pitch, -plan.columns.lowest));
+  const int64_t begin = std::max<int64_t>(0, plan.columns.lowest);
+  const int64_t end = std::min(plan.columns.sources, plan.columns.lowest + plan.pitch);
+  const int64_t inside = std::max<int64_t>(0, end - begin);
+  for (int64_t row = 0; row < height; ++row, buffer += plan.pitch * width) {
+    const int64_t y = top + row;
+    float* const middle = buffer + left * width;
+    float* const stop = buffer + plan.pitch * width;
+    if (y < 0 || y >= plan.rows.sources || inside == 0) {
+      std::fill(buffer, stop, 0.f);
+      continue;
+    }
+    std::fill(buffer, middle, 0.f);
+    loops.load(plane + (y * plan.columns.sources + begin) * lanes, lanes, inside, slice, middle);
+    std::fill(middle + inside * width, stop, 0.f);
+  }
+}
+
+int threads_for(int64_t steps, int64_t tasks) {
+  constexpr int64_t few = 20000;  // Waking threads takes longer than these steps of the loops.
+  return steps < few ? 1 : static_cast<int>(std::min<int64_t>(tasks, omp_get_max_threads()));
+}
+
+// Computes the results of a plan.
+template <typename T>
+void gather(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernels& kernels,
+            const T* source, const float* weights, const float* bias, T* result) {
+  const auto& loops = loops_for(kernels, T());
+  const Slices slices(shape, kernels.width);
+  const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.taps.size();
+  const int64_t source_plane = plan.rows.sources * plan.columns.sources * lanes;
+  const int64_t result_plane = plan.rows.results * plan.columns.results * lanes;
+  const int64_t at_once = plan.rows_at_once(width), chunks = ceil_div(plan.rows.most, at_once);
+  const int64_t tasks = shape.images * slices.count * chunks;
+  const int64_t packed_size = (taps + 1) * width;  // the bias is the last one
+  const int64_t buffer_size = whole_lines(plan.rows.reach(at_once) * plan.pitch * width);
+  const int64_t steps = shape.images * slices.count * plan.rows.results * plan.columns.results;
+  const int threads = threads_for(steps * (taps + 1), tasks);
+
+  float* const buffers = scratch(threads * buffer_size + slices.count * packed_size);
+  float* const all_packed = buffers + threads * buffer_size;
+  const int64_t kernel = shape.kernel_h * shape.kernel_w, only = 0;
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < slices.count; ++i) {
+      float* const packed = all_packed + i * packed_size;
+      const Slice slice = slices[i];
+      const int64_t channel = slices.first_channel(i);
+      loops.pack(weights + channel * kernel, kernel, plan.taps.data(), taps, slice, packed);
+      float* const packed_bias = packed + taps * width;
+      std::fill(packed_bias, packed_bias + width, 0.f);
+      if (bias) loops.pack(bias + channel, 1, &only, 1, slice, packed_bias);
+    }
+    float* const buffer = buffers + omp_get_thread_num() * buffer_size;
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < tasks; ++task) {
+      // Slices of one group come one after another, since their values share cache lines.
+      int64_t rest = task;
+      const int64_t in_group = rest % slices.in_group;
+      rest /= slices.in_group;
+      const int64_t chunk = rest % chunks;
+      rest /= chunks;
+      const int64_t group = rest % shape.groups, image = rest / shape.groups;
+      const int64_t i = group * slices.in_group + in_group;
+      const Slice slice = slices[i];
+      const int64_t first = chunk * at_once, last = std::min(plan.rows.most, first + at_once);
+      const int64_t plane = image * shape.groups + group, lane = slices.first_lane(i);
+      fill(loops, plan, source + plane * source_plane + lane, lanes, slice, width, first, last, buffer);
+      const float* packed = all_packed + i * packed_size;
+      for (const PhasePair& pair : plan.pairs) {
+        GatheredRow row;
+        row.stride = plan.columns.stride * width;
+        row.count = pair.columns->count;
+        row.weights = packed + pair.first_tap * width;
+        row.bias = packed + taps * width;
+        row.offsets = plan.offsets.data() + pair.first_tap;
+        row.taps = pair.taps;
+        for (int64_t m = first; m < std::min(last, pair.rows->count); ++m) {
+          row.source = buffer + (m - first) * plan.rows.stride * plan.pitch * width;
+          const int64_t y = pair.rows->first + m * pair.rows->step;
+          T* const out = result + plane * result_plane + lane +
+                         (y * plan.columns.results + pair.columns->first) * lanes;
+          loops.gather(row, slice, out, pair.columns->step * lanes);
+        }
+      }
+    }
+  }
+}
+
+using MakeAxis = Axis (*)(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
+                          int64_t dilate);
+
+Plan plan_of(const DepthwiseShape& s, MakeAxis axis, int64_t width) {
+  return Plan(axis(s.in_height, s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h),
+              axis(s.in_width, s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w), s.kernel_w,
+              width);
+}
+
+// Gradients are summed by parts of the images, whose number does not depend on that of the threads.
+constexpr int64_t kTasks = 64;
+
+template <typename T>
+void correlate(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernels& kernels,
+               const T* data, const T* grad, float* weight_grad, float* bias_grad) {
+  const auto& loops = loops_for(kernels, T());
+  const Slices slices(shape, kernels.width);
+  const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.taps.size();
+  const int64_t data_plane = shape.in_height * shape.in_width * lanes;
+  const int64_t grad_plane = shape.out_height * shape.out_width * lanes;
+  const int64_t at_once = plan.rows_at_once(width), chunks = ceil_div(shape.out_height, at_once);
+  const int64_t units = shape.images * chunks;
+  const int64_t parts = std::min(units, ceil_div(kTasks, slices.count));
+  const int64_t tasks = parts * slices.count;
+  const int64_t sums_size = (taps + 1) * width;  // the bias is the last one
+  const int64_t data_size = whole_lines(plan.rows.reach(at_once) * plan.pitch * width);
+  const int64_t buffer_size = data_size + whole_lines(at_once * shape.out_width * width);
+  const int64_t steps = shape.images * slices.count * shape.out_height * shape.out_width;
+  const int threads = threads_for(steps * (taps + 1), tasks);
+
+  float* const buffers = scratch(threads * buffer_size + tasks * sums_size);
+  float* const all_sums = buffers + threads * buffer_size;
+#pragma omp parallel num_threads(threads)
+  {
+    float* const data_buffer = buffers + omp_get_thread_num() * buffer_size;
+    float* const grad_buffer = data_buffer + data_size;
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t part = task / slices.count, i = task % slices.count;
+      const Slice slice = slices[i];
+      float* const sums = all_sums + task * sums_size;
+      std::fill(sums, sums + sums_size, 0.f);
+      for (int64_t unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
+        const int64_t plane = unit / chunks * shape.groups + slices.group(i);
+        const int64_t first = unit % chunks * at_once;
+        const int64_t last = std::min(shape.out_height, first + at_once);
+        const int64_t lane = slices.first_lane(i);
+        fill(loops, plan, data + plane * data_plane + lane, lanes, slice, width, first, last,
+             data_buffer);
+        const int64_t positions = (last - first) * shape.out_width;
+        loops.load(grad + plane * grad_plane + first * shape.out_width * lanes + lane, lanes, positions,
+                   slice, grad_buffer);
+        const Positions all{last - first, shape.out_width, shape.out_width * width,
+                            plan.rows.stride * plan.pitch * width, plan.columns.stride * width};
+        kernels.correlate(all, data_buffer, grad_buffer, plan.offsets.data(), taps, sums);
+        if (bias_grad) kernels.add_up(grad_buffer, positions, sums + taps * width);
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < slices.count; ++i) {
+      float* const sums = all_sums + i * sums_size;
+      for (int64_t part = 1; part < parts; ++part) {
+        const float* const more = sums + part * slices.count * sums_size;
+        for (int64_t j = 0; j < sums_size; ++j) sums[j] += more[j];
+      }
+      const int64_t channel = slices.first_channel(i);
+      for (int64_t lane = 0; lane < slices[i].channels; ++lane) {
+        float* const out = weight_grad + (channel + lane) * taps;
+        for (int64_t t = 0; t < taps; ++t) out[t] = sums[t * width + lane];
+        if (bias_grad) bias_grad[channel + lane] = sums[taps * width + lane];
+      }
+    }
+  }
+}
+
+}  // namespace depthwise
+
+template <typename T>
+void depthwise_forward(const DepthwiseShape& shape, const T* data, const float* weights,
+                       const float* bias, T* result) {
+  using namespace depthwise;
+  const auto& loops = *kernels().depthwise;
+  gather(shape, plan_of(shape, forward_axis, loops.width), loops, data, weights, bias, result);
+}
+
+template <typename T>
+void depthwise_data_grad(const DepthwiseShape& shape, const T* grad, const float* weights,
+                         T* data_grad) {
+  using namespace depthwise;
+  const auto& loops = *kernels().depthwise;
+  const float* const no_bias = nullptr;
+  gather(shape, plan_of(shape, grad_axis, loops.width), loops, grad, weights, no_bias, data_grad);
+}
+
+template <typename T>
+void depthwise_weight_grad(const DepthwiseShape& shape, const T* data, const T* grad,
+                           float* weight_grad, float* bias_grad) {
+  using namespace depthwise;
+  const auto& loops = *kernels().depthwise;
+  if (shape.images == 0) {
+    std::fill(weight_grad, weight_grad + shape.channels * shape.kernel_h * shape.kernel_w, 0.f);
+    if (bias_grad) std::fill(bias_grad, bias_grad + shape.channels, 0.f);
+    return;
+  }
+  correlate(shape, plan_of(shape, forward_axis, loops.width), loops, data, grad, weight_grad, bias_grad);
+}
+
+#define GLUON_AMP_DEPTHWISE(T)                                                                      \
+  template void depthwise_forward(const DepthwiseShape&, const T*, const float*, const float*, T*); \
+  template void depthwise_data_grad(const DepthwiseShape&, const T*, const float*, T*);             \
+  template void depthwise_weight_grad(const DepthwiseShape&, const T*, const T*, float*, float*)
+
+GLUON_AMP_DEPTHWISE(Bfloat);
+GLUON_AMP_DEPTHWISE(HalfValue);
+
+#undef GLUON_AMP_DEPTHWISE
+
+}  // namespace gluon_amp

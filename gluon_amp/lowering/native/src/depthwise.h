@@ -1,0 +1,30 @@
+// Depthwise convolutions of images in the blocked layout: each channel has its own kernel. Products and
+// sums are in float32; results are rounded once. No result depends on the number of threads.
+#pragma once
+
+#include <cstdint>
+
+namespace gluon_amp {
+
+struct DepthwiseShape {
+  int64_t images, groups, lanes, channels;  // of the blocked layout
+  int64_t in_height, in_width, out_height, out_width;
+  int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilate_h, dilate_w;
+};
+
+// T is Bfloat or HalfValue. Weights are float32 (channels, kernel_h, kernel_w), and the bias is float32
+// (channels) or null; both are rounded to T. The padding of data and gradients may hold any values, that
+// of results is 0. Results may not share memory with arguments.
+template <typename T>
+void depthwise_forward(const DepthwiseShape&, const T* data, const float* weights, const float* bias,
+                       T* result);
+
+template <typename T>
+void depthwise_data_grad(const DepthwiseShape&, const T* grad, const float* weights, T* data_grad);
+
+// Writes both gradients in float32, not rounded; `bias_grad` may be null.
+template <typename T>
+void depthwise_weight_grad(const DepthwiseShape&, const T* data, const T* grad, float* weight_grad,
+                           float* bias_grad);
+
+}  // namespace gluon_amp

@@ -1,0 +1,341 @@
+// The offset of an element in a blocked layout is a sum of one term for each dimension. So tables of these
+// terms describe any such layout.
+#include "packed_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "arrays.h"
+#include "kernels.h"
+#include "moves_kernels.h"
+#include "parallel.h"
+
+namespace gluon_amp {
+namespace {
+
+// ------------------------------------------------------------------------------------- layouts
+
+// The terms of one dimension: the offset of each of its (padded) positions, in elements.
+std::vector<int64_t> terms(const dnnl_memory_desc_t& desc, int dimension) {
+  const auto& blocking = desc.format_desc.blocking;
+  std::vector<int64_t> result(desc.padded_dims[dimension]);
+  for (int64_t position = 0; position < desc.padded_dims[dimension]; ++position) {
+    int64_t rest = position, offset = 0, stride = 1;
+    for (int i = blocking.inner_nblks - 1; i >= 0; --i) {
+      const int64_t size = blocking.inner_blks[i];
+      if (blocking.inner_idxs[i] == dimension) {
+        offset += rest % size * stride;
+        rest /= size;
+      }
+      stride *= size;
+    }
+    result[position] = offset + rest * blocking.strides[dimension];
+  }
+  return result;
+}
+
+// A weight as (filters of all groups, channels, positions of the kernel), and its offsets in a layout.
+struct Layout {
+  int64_t groups = 1, filters, channels, positions = 1;  // filters of one group
+  std::vector<int64_t> of_group{0}, of_filter, of_channel, of_position{0};
+  bool padded;
+
+  explicit Layout(const dnnl_memory_desc_t& desc) {
+    const bool grouped = desc.ndims == 5;
+    const int first = grouped ? 1 : 0;
+    if (grouped) {
+      groups = desc.dims[0];
+      of_group = terms(desc, 0);
+    }
+    filters = desc.dims[first];
+    channels = desc.dims[first + 1];
+    of_filter = terms(desc, first);
+    of_channel = terms(desc, first + 1);
+    for (int i = first + 2; i < desc.ndims; ++i) {
+      const auto inner = terms(desc, i);
+      std::vector<int64_t> both;
+      for (const int64_t a : of_position) {
+        for (const int64_t b : inner) both.push_back(a + b);
+      }
+      of_position = both;
+      positions *= desc.dims[i];
+    }
+    padded = false;
+    for (int i = 0; i < desc.ndims; ++i) padded = padded || desc.dims[i] != desc.padded_dims[i];
+  }
+};
+
+// Filters are processed in blocks, so that what a thread writes or reads stays in its cache.
+constexpr int64_t kFilters = 16, kChannels = 16;
+
+// The block of a weight that a thread packs: some filters and channels of one group.
+struct Block {
+  int64_t group, filter, channel, filters, channels;
+};
+
+// Calls body(Block) for all blocks.
+template <typename Body>
+void each_block(const Layout& layout, Body body) {
+  const int64_t rows = (layout.filters + kFilters - 1) / kFilters;
+  const int64_t columns = (layout.channels + kChannels - 1) / kChannels;
+  const int64_t count = layout.groups * rows * columns;
+#pragma omp parallel for schedule(static) if (count > 8)
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t filter = i / columns % rows * kFilters, channel = i % columns * kChannels;
+    body(Block{i / columns / rows, filter, channel, std::min(kFilters, layout.filters - filter),
+               std::min(kChannels, layout.channels - channel)});
+  }
+}
+
+// The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them 16 filters
+// are side by side, in the others 16 channels. In bfloat16, each of these is a pair of channels or filters.
+enum class Order { kFilters, kChannels, kOther };
+
+template <typename To>
+Order order_of(const Layout& layout, const Block& b) {
+  const bool pairs = sizeof(To) == 2;
+  const auto side_by_side = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t step) {
+    for (int64_t i = 0; i < 16; ++i) {
+      if (offsets[first + i] - offsets[first] != i * step) return false;
+    }
+    return true;
+  };
+  const auto paired = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t count) {
+    for (int64_t i = 0; pairs && i < count; i += 2) {
+      if (offsets[first + i + 1] - offsets[first + i] != 1) return false;
+    }
+    return !pairs || count % 2 == 0;
+  };
+  const int64_t step = pairs ? 2 : 1;
+  if (b.filters == 16 && side_by_side(layout.of_filter, b.filter, step) &&
+      paired(layout.of_channel, b.channel, b.channels)) {
+    return Order::kFilters;
+  }
+  if (b.channels == 16 && side_by_side(layout.of_channel, b.channel, step) &&
+      paired(layout.of_filter, b.filter, b.filters)) {
+    return Order::kChannels;
+  }
+  return Order::kOther;
+}
+
+void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
+void convert(const float* in, HalfValue* out, int64_t n) { kernels().to_half_value(in, out, n); }
+
+void store16(const float* low, const float* high, Bfloat* out) { kernels().interleave(low, high, out, 16); }
+void store16(const float* values, const float*, HalfValue* out) { kernels().to_half_value(values, out, 16); }
+
+void transpose(const float* in, float* out, const Transposition& t) {
+  kernels().moves->transpose4(reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), t);
+}
+
+// Packs a float32 weight. `memory` has room for two rows of a block for each filter of the block.
+template <typename To>
+void pack_block(const float* weight, const Layout& layout, const Block& b, float* memory, To* packed) {
+  const int64_t positions = layout.positions, row = layout.channels * positions;
+  const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
+  const float* source =
+      weight + ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
+  To* target = packed + layout.of_group[b.group];
+  const Order order = order_of<To>(layout, b);
+  if (order == Order::kFilters) {
+    transpose(source, memory, {16, count, row, 16, 16});
+    target += layout.of_filter[b.filter];
+    for (int64_t c = 0; c < b.channels; c += step) {
+      To* place = target + layout.of_channel[b.channel + c];
+      const float* values = memory + c * positions * 16;
+      for (int64_t k = 0; k < positions; ++k) {
+        store16(values + k * 16, values + (positions + k) * 16, place + layout.of_position[k]);
+      }
+    }
+  } else if (order == Order::kChannels) {
+    target += layout.of_channel[b.channel];
+    for (int64_t f = 0; f < b.filters; f += step) {
+      const float* rows[2] = {source + f * row, source + (f + 1) * row};
+      for (int64_t i = 0; positions > 1 && i < step; ++i) {
+        transpose(rows[i], memory + i * count, {16, positions, positions, 16, 16});
+        rows[i] = memory + i * count;
+      }
+      To* place = target + layout.of_filter[b.filter + f];
+      for (int64_t k = 0; k < positions; ++k) {
+        store16(rows[0] + k * 16, rows[1] + k * 16, place + layout.of_position[k]);
+      }
+    }
+  } else {
+    auto* values = reinterpret_cast<To*>(memory);
+    for (int64_t f = 0; f < b.filters; ++f) {
+      convert(source + f * row, values, count);
+      for (int64_t c = 0; c < b.channels; ++c) {
+        To* place = target + layout.of_filter[b.filter + f] + layout.of_channel[b.channel + c];
+        for (int64_t k = 0; k < positions; ++k) place[layout.of_position[k]] = values[c * positions + k];
+      }
+    }
+  }
+}
+
+template <typename To>
+void pack(const float* weight, const Layout& layout, To* packed) {
+  each_block(layout, [&](const Block& block) {
+    std::vector<float> memory(kFilters * kChannels * layout.positions);
+    pack_block(weight, layout, block, memory.data(), packed);
+  });
+}
+
+void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, const Buffer& buffer) {
+  const Layout layout(desc);
+  if (layout.padded) std::memset(buffer.data(), 0, buffer.bytes());
+  const NDArray plain = plain_copy(weight);
+  const float* values = plain_data<float>(plain);
+  std::vector<float> wide;
+  if (plain.dtype() == mshadow::kFloat16) {
+    wide.resize(plain.shape().Size());
+    const half_bits* halves = reinterpret_cast<const half_bits*>(values);
+    in_parallel(wide.size(), [&](int64_t first, int64_t count) {
+      kernels().widen(halves + first, wide.data() + first, count);
+    });
+    values = wide.data();
+  }
+  if (desc.data_type == dnnl_bf16) return pack(values, layout, static_cast<Bfloat*>(buffer.data()));
+  pack(values, layout, static_cast<HalfValue*>(buffer.data()));
+}
+
+// --------------------------------------------------------------------------------------- cache
+
+// The part of an NDArray that holds its memory and its version. It is the private first member.
+const std::shared_ptr<void>& chunk_of(const NDArray& array) {
+  return *reinterpret_cast<const std::shared_ptr<void>*>(&array);
+}
+
+struct Packed {
+  std::weak_ptr<void> chunk;  // while this exists, no other chunk has its address
+  size_t version;
+  std::shared_ptr<const Buffer> buffer;
+};
+
+// Address of the memory, its dtype, and the bytes of the layout
+using Key = std::tuple<const void*, int, std::vector<int64_t>>;
+
+Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+  const auto& blocking = desc.format_desc.blocking;
+  std::vector<int64_t> layout{desc.data_type};
+  layout.insert(layout.end(), desc.dims, desc.dims + desc.ndims);
+  layout.insert(layout.end(), blocking.strides, blocking.strides + desc.ndims);
+  layout.insert(layout.end(), blocking.inner_blks, blocking.inner_blks + blocking.inner_nblks);
+  layout.insert(layout.end(), blocking.inner_idxs, blocking.inner_idxs + blocking.inner_nblks);
+  return Key(weight.storage_handle().dptr, weight.dtype(), layout);
+}
+
+std::mutex mutex;
+std::map<Key, Packed>& cache() {
+  static auto* packed = new std::map<Key, Packed>;  // never destroyed: threads may outlive main()
+  return *packed;
+}
+
+void forget_expired() {
+  for (auto item = cache().begin(); item != cache().end();) {
+    item = item->second.chunk.expired() ? cache().erase(item) : std::next(item);
+  }
+}
+
+}  // namespace
+
+void* scratch(Purpose purpose, size_t bytes) {
+  static thread_local std::unique_ptr<Buffer> buffers[static_cast<int>(Purpose::kCount)];
+  auto& buffer = buffers[static_cast<int>(purpose)];
+  if (!buffer || buffer->bytes() < bytes) {
+    buffer.reset();
+    buffer.reset(new Buffer(bytes));
+  }
+  return buffer->data();
+}
+
+std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
+                                            bool is_variable) {
+  std::shared_ptr<const Buffer> buffer;
+  if (!is_variable) {
+    buffer = std::make_shared<Buffer>(bytes_of(desc));
+    fill(weight, desc, *buffer);
+    return buffer;
+  }
+  const Key key = key_of(weight, desc);
+  const size_t version = weight.version();
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = cache().find(key);
+    if (found == cache().end()) {
+      forget_expired();
+    } else {
+      Packed& packed = found->second;
+      const bool same = packed.chunk.lock() == chunk_of(weight);
+      if (same && packed.version == version) return packed.buffer;
+      if (packed.buffer.use_count() == 1) buffer = packed.buffer;
+      cache().erase(found);
+    }
+  }
+  if (!buffer) buffer = std::make_shared<Buffer>(bytes_of(desc));
+  fill(weight, desc, *buffer);
+  std::lock_guard<std::mutex> lock(mutex);
+  cache()[key] = Packed{chunk_of(weight), version, buffer};
+  return buffer;
+}
+
+void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,
+                     const NDArray& gradient) {
+  if (req == mxnet::kNullOp) return;
+  make_plain(gradient);
+  const Layout layout(desc);
+  const auto* values = static_cast<const float*>(packed);
+  const bool half = gradient.dtype() == mshadow::kFloat16, adds = req == mxnet::kAddTo;
+  const int64_t positions = layout.positions;
+  each_block(layout, [&](const Block& b) {
+    const int64_t count = b.channels * positions, row = layout.channels * positions;
+    const float* source = values + layout.of_group[b.group];
+    const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
+    const bool direct = !half && !adds && !emulated;
+    std::vector<float> packed_rows(count * 16), rows(b.filters * count);
+    float* target = direct ? plain_data<float>(gradient) + start : rows.data();
+    const int64_t stride = direct ? row : count;
+    if (order_of<HalfValue>(layout, b) == Order::kFilters) {
+      float* next = packed_rows.data();
+      for (int64_t c = 0; c < b.channels; ++c) {
+        const float* place = source + layout.of_filter[b.filter] + layout.of_channel[b.channel + c];
+        for (int64_t k = 0; k < positions; ++k, next += 16) {
+          std::memcpy(next, place + layout.of_position[k], 16 * sizeof(float));
+        }
+      }
+      transpose(packed_rows.data(), target, {count, 16, 16, stride, count});
+    } else {
+      for (int64_t f = 0; f < b.filters; ++f) {
+        const float* place = source + layout.of_filter[b.filter + f];
+        for (int64_t c = 0; c < b.channels; ++c) {
+          for (int64_t k = 0; k < positions; ++k) {
+            target[f * stride + c * positions + k] =
+                place[layout.of_channel[b.channel + c] + layout.of_position[k]];
+          }
+        }
+      }
+    }
+    for (int64_t f = 0; f < b.filters && !direct; ++f) {
+      float* from = rows.data() + f * count;
+      if (half) {
+        half_bits* to = plain_data<half_bits>(gradient) + start + f * row;
+        std::vector<half_bits> rounded(count);
+        kernels().narrow(from, adds ? rounded.data() : to, count);
+        if (adds) kernels().add_half(rounded.data(), to, count);
+        continue;
+      }
+      float* to = plain_data<float>(gradient) + start + f * row;
+      if (emulated) kernels().round(from, from, count);
+      if (adds) {
+        kernels().add(from, to, count);
+      } else {
+        std::memcpy(to, from, count * sizeof(float));
+      }
+    }
+  });
+}
+
+}  // namespace gluon_amp
