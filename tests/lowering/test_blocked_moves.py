@@ -206,6 +206,7 @@ def test_shapes_are_inferred_in_both_directions():
         ("_gluon_amp_concat", {"num_args": "1", "channels": "(40,)", "lanes": "16"}),
         ("_gluon_amp_concat", {"num_args": "2", "channels": "(8, 8)", "lanes": "16"}),
         ("_gluon_amp_concat", {"num_args": "1", "channels": "(-8,)", "lanes": "16"}),
+        ("_gluon_amp_concat", {"num_args": "1", "channels": "(40,)"}),
     ],
 )
 def test_wrong_attributes_are_refused(op, attrs):
@@ -350,6 +351,10 @@ def test_concat_and_its_gradient(dtype, lanes, parts):
     arrays = [to_blocked(array, count) for array, (_, count) in zip(plain, parts)]
     (out,), grads = run("_gluon_amp_concat", attrs, arrays, dtype, [to_blocked(head, lanes)])
     np.testing.assert_array_equal(out, to_blocked(np.concatenate(plain, 1), lanes))
+    if all(narrow == lanes for _, narrow in parts):  # this is then the default
+        del attrs["lanes"]
+        (default,), _ = run("_gluon_amp_concat", attrs, arrays, dtype)
+        np.testing.assert_array_equal(default, out)
     firsts = np.cumsum([0, *channels])
     for first, grad, (count, narrow) in zip(firsts, grads, parts):
         expected = to_blocked(head[:, first : first + count], narrow)

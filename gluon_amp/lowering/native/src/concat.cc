@@ -157,20 +157,22 @@ void set_groups(const NodeAttrs& attrs, mxnet::TShape& shape, int64_t channels) 
 bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TShape& wide) {
   const auto channels = channels_of(attrs);
   expect_inputs(attrs, channels.size(), narrow.size());
+  const bool same_lanes = text_of(attrs, "lanes").empty();
   const int64_t lanes = integer_of(attrs, "lanes", 0), all = total_of(channels);
   CHECK_GE(lanes, 0) << attrs.op->name << ": lanes";
   set_rank(attrs, wide, 5);
-  set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
-  set_groups(attrs, wide, all);
+  if (!same_lanes) set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
   // Twice, since a size that is known only for the last array holds for the first, too.
   bool known = true;
   for (size_t i = 0; i < 2 * narrow.size(); ++i) {
     mxnet::TShape& shape = narrow[i % narrow.size()];
     set_rank(attrs, shape, 5);
     for (int common : {0, 2, 3}) share_size(attrs, shape, common, wide, common);
+    if (same_lanes) share_size(attrs, shape, 4, wide, 4);
     set_groups(attrs, shape, channels[i % narrow.size()]);
     if (i >= narrow.size()) known = known && mxnet::shape_is_known(shape);
   }
+  set_groups(attrs, wide, all);
   return known && mxnet::shape_is_known(wide);
 }
 
