@@ -161,6 +161,7 @@ def test_inference_has_the_same_result_without_indices():
         {"output_size": "(2, 2)", "pool_type": "max"},
         {"output_size": "(2, 2, 2)", "pool_type": "avg"},
         {"output_size": "(-1, 2)", "pool_type": "avg"},
+        {"output_size": "(1000000, 1000000)", "pool_type": "avg"},
     ],
 )
 def test_wrong_attributes_are_refused(attrs):

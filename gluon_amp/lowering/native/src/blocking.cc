@@ -35,8 +35,7 @@ bool relate_layouts(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape&
 bool infer_block(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
   set_rank(attrs, plain, 4);
   set_rank(attrs, blocked, 5);
-  const int64_t lanes = integer_of(attrs, "lanes", 0);
-  CHECK_GE(lanes, 0) << attrs.op->name << ": lanes";
+  const int64_t lanes = lanes_of(attrs);
   if (lanes > 0) {
     set_size(attrs, blocked, 4, lanes);
   } else {

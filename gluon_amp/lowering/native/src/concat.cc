@@ -1,7 +1,8 @@
 // Concatenates blocked images along their channels. The gradient splits them.
 //
 // Both move the same parts: ranges of channels that are lanes of one group in an input and of one group
-// in the result. The arrays may have different numbers of lanes, as those with one group have.
+// in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group;
+// without it, all arrays have the same number of lanes.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -158,8 +159,7 @@ bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TSha
   const auto channels = channels_of(attrs);
   expect_inputs(attrs, channels.size(), narrow.size());
   const bool same_lanes = text_of(attrs, "lanes").empty();
-  const int64_t lanes = integer_of(attrs, "lanes", 0), all = total_of(channels);
-  CHECK_GE(lanes, 0) << attrs.op->name << ": lanes";
+  const int64_t lanes = lanes_of(attrs), all = total_of(channels);
   set_rank(attrs, wide, 5);
   if (!same_lanes) set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
   // Twice, since a size that is known only for the last array holds for the first, too.

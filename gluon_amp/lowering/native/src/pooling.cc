@@ -17,7 +17,8 @@
 namespace gluon_amp {
 namespace {
 
-constexpr int64_t kLargest = 1 << 30;  // of sizes and attributes, so that products fit into an int64_t
+constexpr int64_t kLongest = 1 << 24;  // along one dimension, of images and attributes
+constexpr int64_t kLargest = 1 << 30;  // positions of a window or an image, so that an int32_t counts them
 
 struct PoolingAttributes {
   bool max, adaptive, global, full, include_pad;
@@ -33,7 +34,7 @@ struct PoolingAttributes {
     const std::string count_include_pad = text_of(attrs, "count_include_pad", "None");
     include_pad = count_include_pad == "None" || flag_of(attrs, "count_include_pad");
     channels = integer_of(attrs, "channels", 0);
-    CHECK(0 < channels && channels <= kLargest) << op << ": channels is " << channels;
+    CHECK(0 < channels && channels <= INT32_MAX) << op << ": channels is " << channels;
     adaptive = !text_of(attrs, "output_size").empty();
     if (adaptive) {
       output_size = integers_of(attrs, "output_size");
@@ -41,7 +42,7 @@ struct PoolingAttributes {
       if (output_size.size() == 1) output_size.push_back(output_size[0]);
       CHECK(!max && output_size.size() == 2) << op << ": output_size";
       for (int64_t size : output_size) {
-        CHECK(0 < size && size <= kLargest) << op << ": output_size is " << size;
+        CHECK(0 < size && size <= kLongest) << op << ": output_size is " << size;
       }
     }
     if (adaptive || global) return;
@@ -49,11 +50,11 @@ struct PoolingAttributes {
     stride = two_integers(attrs, "stride", 1);
     pad = two_integers(attrs, "pad", 0);
     for (int i : {0, 1}) {
-      CHECK(0 < kernel[i] && kernel[i] <= kLargest) << op << ": kernel is " << kernel[i];
-      CHECK(0 < stride[i] && stride[i] <= kLargest) << op << ": stride is " << stride[i];
+      CHECK(0 < kernel[i] && kernel[i] <= kLongest) << op << ": kernel is " << kernel[i];
+      CHECK(0 < stride[i] && stride[i] <= kLongest) << op << ": stride is " << stride[i];
       CHECK(0 <= pad[i] && pad[i] < kernel[i]) << op << ": pad is " << pad[i];
     }
-    CHECK_LT(kernel[0] * kernel[1], kLargest) << op << ": kernel";
+    CHECK_LE(kernel[0] * kernel[1], kLargest) << op << ": kernel";
   }
 
   // The dtype of the indices. The windows of global pooling have a size that the attributes do not tell.
@@ -81,12 +82,24 @@ struct PoolingAttributes {
 
 // The number of windows along the height (i = 0) or the width (1)
 int64_t windows_in(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs) {
-  CHECK(0 < size && size <= kLargest) << attrs.op->name << " expects pixels";
+  CHECK(0 < size && size <= kLongest) << attrs.op->name << ": height or width is " << size;
   if (pooling.adaptive) return pooling.output_size[i];
   if (pooling.global) return 1;
   const int64_t rest = size + 2 * pooling.pad[i] - pooling.kernel[i], stride = pooling.stride[i];
   CHECK_GE(rest, 0) << attrs.op->name << ": the kernel is larger than the padded data";
   return (pooling.full ? rest + stride - 1 : rest) / stride + 1;
+}
+
+mxnet::TShape pooled_shape(const NodeAttrs& attrs, const PoolingAttributes& pooling,
+                           const Blocked& images) {
+  const int64_t height = windows_in(images.height, 0, pooling, attrs);
+  const int64_t width = windows_in(images.width, 1, pooling, attrs);
+  CHECK(images.positions() <= kLargest && height * width <= kLargest)
+      << attrs.op->name << ": images of too many pixels";
+  CHECK_GT(images.lanes, 0) << attrs.op->name << " expects at least one lane";
+  const auto shape = blocked_shape(images.images, pooling.channels, height, width, images.lanes);
+  CHECK_EQ(shape[1], images.groups) << attrs.op->name << ": channels";
+  return shape;
 }
 
 // The windows along one dimension, with the memory of their tables
@@ -142,14 +155,12 @@ class PoolingTables {
   PoolingTables(const NodeAttrs& attrs, const mxnet::TShape& data)
       : attributes(attrs),
         images(data),
+        result(pooled_shape(attrs, attributes, images)),
         rows_(images.height, 0, attributes, attrs),
         columns_(images.width, 1, attributes, attrs) {
-    const int64_t height = rows_.windows().count, width = columns_.windows().count;
-    result = blocked_shape(images.images, attributes.channels, height, width, images.lanes);
-    CHECK_EQ(result[1], images.groups) << attrs.op->name << ": channels";
     if (attributes.max) return;
-    for (int64_t row = 0; row < height; ++row) {
-      for (int64_t column = 0; column < width; ++column) {
+    for (int64_t row = 0; row < result[2]; ++row) {
+      for (int64_t column = 0; column < result[3]; ++column) {
         const int64_t divisor = rows_.divisor(row) * columns_.divisor(column);
         divisors_.push_back(std::max<int64_t>(divisor, 1));
         factors_.push_back(1.f / divisors_.back());
@@ -289,13 +300,7 @@ bool infer_pooled(const NodeAttrs& attrs, const mxnet::TShape& data,
   const PoolingAttributes pooling(attrs);
   if (!mxnet::shape_is_known(data)) return false;
   CHECK_EQ(data.ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
-  const Blocked images(data);
-  CHECK_GT(images.lanes, 0) << attrs.op->name << " expects at least one lane";
-  const int64_t height = windows_in(images.height, 0, pooling, attrs);
-  const int64_t width = windows_in(images.width, 1, pooling, attrs);
-  mxnet::TShape expected =
-      blocked_shape(images.images, pooling.channels, height, width, images.lanes);
-  CHECK_EQ(expected[1], images.groups) << attrs.op->name << ": channels";
+  mxnet::TShape expected = pooled_shape(attrs, pooling, Blocked(data));
   auto shapes = results;
   shapes.push_back(&expected);
   return unify(attrs, shapes);
