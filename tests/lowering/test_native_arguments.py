@@ -290,7 +290,9 @@ def test_wrong_number_of_arrays_to_check(count):
 def test_a_graph_with_a_wrong_number_of_inputs(inputs):
     nodes = [{"op": "null", "name": f"x{i}", "inputs": []} for i in range(3)]
     places = [[i, 0, 0] for i in range(inputs)]
-    nodes.append({"op": "_backward_gluon_amp_round_relu", "name": "o", "attrs": {}, "inputs": places})
+    nodes.append(
+        {"op": "_backward_gluon_amp_round_relu", "name": "o", "attrs": {}, "inputs": places}
+    )
     text = {"nodes": nodes, "arg_nodes": [0, 1, 2], "heads": [[3, 0, 0]]}
     text["attrs"] = {"mxnet_version": ["int", 10901]}  # otherwise MXNet adds the missing inputs
     graph = mx.sym.load_json(json.dumps(text))

@@ -10,7 +10,7 @@ import pytest
 
 from gluon_amp import hardware
 from gluon_amp.lowering import bfloat16, lower, native, onednn
-from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT
+from gluon_amp.lowering.onednn import CONVOLUTION
 from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
 
