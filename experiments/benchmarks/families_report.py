@@ -21,11 +21,12 @@ def tables(results: Results, result: Dict[str, Any]) -> str:
     result : dict
         What is written as JSON.
     """
-    parts = ["## Means and worst families", report.ratio_table(result)]
+    parts = []
+    if result["ratios"]:
+        parts += ["## Means and worst families", report.ratio_table(result)]
     for kind, title in KINDS.items():
-        rows = _ratio_rows(results, kind)
-        if rows:
-            parts += [f"## {title}", _ratio_head(kind, rows)]
+        if any(results.find(n, kind, v.name) for n in results.networks for v in VARIANTS):
+            parts += [f"## {title}", *_ratios(results, kind)]
             parts += ["Milliseconds:", _times(results, kind, "median", 1e3, ".1f")]
             parts += ["Peak memory, MiB:", _times(results, kind, "mebibytes", 1, ".0f")]
     if result["reorders"]:
@@ -38,17 +39,15 @@ def tables(results: Results, result: Dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _ratio_rows(results: Results, kind: str) -> List[List[str]]:
-    rows = []
-    for network in results.networks:
-        ratios = [results.ratio(network, kind, quotient) for quotient in QUOTIENTS[kind]]
-        if any(ratios):
-            rows.append([network, *(f"{statistics.median(r):.2f}" if r else "" for r in ratios)])
-    return rows
-
-
-def _ratio_head(kind: str, rows: List[List[str]]) -> str:
-    return report.table(["network", *(quotient.label for quotient in QUOTIENTS[kind])], rows)
+def _ratios(results: Results, kind: str) -> List[str]:
+    """Return the table of the ratios that some network has; none without any."""
+    found = {q.label: results.ratios(kind, q) for q in QUOTIENTS[kind]}
+    found = {label: ratios for label, ratios in found.items() if ratios}
+    rows = [
+        [n, *(f"{statistics.median(r[n]):.2f}" if n in r else "" for r in found.values())]
+        for n in results.networks
+    ]
+    return [report.table(["network", *found], rows)] if found else []
 
 
 def _times(results: Results, kind: str, figure: str, factor: float, form: str) -> str:

@@ -11,11 +11,13 @@ from typing import Any, Dict, List, Sequence
 
 from experiments.benchmarks.measure import Measured, MeasuredRatio
 from experiments.benchmarks.suites import DTYPES, Suite
-from experiments.standalone import hardware, waiting
+from experiments.standalone import hardware
 
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("mxnet", "gluon_amp", "numpy")
+# environment variables that decide it too, or how threads wait
+VARIABLES = ("DNNL_MAX_CPU_ISA", "GLUON_AMP_NATIVE", "OMP_WAIT_POLICY")
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 # Okabe and Ito's colours, which colour-blind readers distinguish
@@ -33,7 +35,7 @@ def machine(threads: int) -> Dict[str, Any]:
         "instructions": [flag for flag in FLAGS if flag in flags],
         "processors": hardware.count_processors(),
         "threads": threads,
-        "wait_policy": os.environ.get(waiting.VARIABLE),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "memory_gib": memory,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -96,7 +98,7 @@ def as_markdown(result: Dict[str, Any], picture: str) -> str:
 def method(result: Dict[str, Any]) -> str:
     """Return how, on which machine and when the figures were measured."""
     about = result["machine"]
-    waits = f" that wait {about['wait_policy']}ly" if about["wait_policy"] else ""
+    variables = "".join(f", {name}={value}" for name, value in about["variables"].items())
     peer = f", {about['peer']}" if "peer" in about else ""
     return "\n\n".join(
         [
@@ -106,7 +108,7 @@ def method(result: Dict[str, Any]) -> str:
             "the rounds, followed by the fastest and the slowest round. A ratio is the median over "
             "the rounds' ratios. Memory is the peak of the process, including Python and MXNet.",
             f"On {about['processor']} ({', '.join(about['instructions'])}), "
-            f"{about['processors']} processors, {about['threads']} threads{waits}, "
+            f"{about['processors']} processors, {about['threads']} threads{variables}, "
             f"{about['memory_gib']} GiB, {about['system']}, "
             f"Python {about['python']}, MXNet {about['mxnet']}, numpy {about['numpy']}, "
             f"gluon_amp {about['gluon_amp']}{peer}.",
