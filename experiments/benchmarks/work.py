@@ -194,7 +194,7 @@ def infer(case: Case) -> Callable[[], None]:
 
         net.hybridize()
         net(images)  # determines the shapes, which the conversion needs
-        net = amp.convert_hybrid_block(net, target_dtype=case.dtype)
+        net = amp.convert_hybrid_block(net, target_dtype=case.dtype, ctx=images.context)
     net.hybridize(static_alloc=True, static_shape=True)
     return lambda: net(images)
 
