@@ -98,13 +98,14 @@ QUOTIENTS: Dict[str, Tuple[Quotient, ...]] = {
         Quotient("float16 / stock float32", (FLOAT16,), STOCK, False, worst=(1.1, 1.0)),
     ),
     "inference": (
-        Quotient("float32 / bfloat16", (STOCK,), BFLOAT16, True),
+        Quotient("stock float32 / bfloat16", (STOCK,), BFLOAT16, True),
+        Quotient("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
         Quotient("PyTorch's best / bfloat16", PEERS, BFLOAT16, True),
-        Quotient("float16 / float32", (FLOAT16,), STOCK, False),
+        Quotient("float16 / stock float32", (FLOAT16,), STOCK, False),
     ),
     "image": (
         Quotient(
-            "float32 / bfloat16",
+            "stock float32 / bfloat16",
             (STOCK,),
             BFLOAT16,
             True,
@@ -112,8 +113,9 @@ QUOTIENTS: Dict[str, Tuple[Quotient, ...]] = {
             worst=(1.0, 1.0),
             single=("resnet50_v1", 1.2, 1.6),
         ),
+        Quotient("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
         Quotient("PyTorch's best / bfloat16", PEERS, BFLOAT16, True),
-        Quotient("float16 / float32", (FLOAT16,), STOCK, False, worst=(1.0, 1.0)),
+        Quotient("float16 / stock float32", (FLOAT16,), STOCK, False, worst=(1.0, 1.0)),
     ),
 }
 
