@@ -329,6 +329,7 @@ def test_threads_do_not_change_the_bits():
         {"stride": "(0, 1)"},
         {"pad": "(-1, 1)"},
         {"dilate": "(1, 0)"},
+        {"kernel": "(3, 1)", "pad": "(999999, 9)", "dilate": "(999999, 1)"},
         {"no_bias": "True"},
     ],
 )

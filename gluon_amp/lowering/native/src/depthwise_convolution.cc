@@ -15,6 +15,8 @@ namespace depthwise {
 
 // Larger numbers could overflow in products.
 constexpr int64_t kLargest = 1 << 20;
+// Positions under a kernel moved along one row. They are copied at once.
+constexpr int64_t kMostPositions = 1 << 22;
 
 void read_pair(const NodeAttrs& attrs, const char* name, int64_t least, int64_t missing, int64_t* first,
                int64_t* second) {
@@ -58,6 +60,9 @@ DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
   read_pair(attrs, "dilate", 1, 1, &s.dilate_h, &s.dilate_w);
   s.out_height = size_of_result(attrs, s.in_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h);
   s.out_width = size_of_result(attrs, s.in_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
+  const int64_t rows = s.dilate_h * (s.kernel_h - 1) + 1;
+  CHECK_LE(rows, kMostPositions / (s.in_width + 2 * s.pad_w))
+      << attrs.op->name << ": the kernel is too large";
   return s;
 }
 

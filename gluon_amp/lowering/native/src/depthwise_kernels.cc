@@ -36,15 +36,31 @@ inline Many load_lanes(const T* in, int lanes) {
 }
 
 template <typename T>
-inline void store_lanes(Many x, T* out, int lanes) {
-  if (lanes == kWidth) return x.store(out);
-  T part[kWidth];
-  x.store(part);
-  for (int i = 0; i < lanes; ++i) out[i] = part[i];
+__attribute__((noinline)) void store_part(Many value, T* out, int lanes) {
+  T all[kWidth];
+  value.store(all);
+  for (int i = 0; i < lanes; ++i) out[i] = all[i];
+}
+
+// Writes n values that are `step` values apart. The loops are unrolled, so that the values stay in
+// registers.
+template <int n, typename T>
+inline void store_lanes(const Many* values, T* out, int64_t step, int lanes) {
+  if (lanes == kWidth) {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) values[i].store(out + i * step);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) store_part(values[i], out + i * step, lanes);
+  }
 }
 
 template <typename T>
 void load(const T* in, int64_t step, int64_t count, Slice slice, float* out) {
+  if (slice.channels == kWidth) {
+    for (int64_t i = 0; i < count; ++i) Many::load(in + i * step).store(out + i * kWidth);
+    return;
+  }
   float real[kWidth];
   for (int i = 0; i < kWidth; ++i) real[i] = i < slice.channels;
   const Many mask = Many::load(real), zero = Many::all(0);
@@ -80,7 +96,7 @@ void gather_some(const GatheredRow& row, const float* source, Slice slice, T* ou
     const float* at = source + row.offsets[t];
     for (int i = 0; i < n; ++i) sums[i] = fused(weight, Many::load(at + i * row.stride), sums[i]);
   }
-  for (int i = 0; i < n; ++i) store_lanes(sums[i], out + i * step, slice.lanes);
+  store_lanes<n>(sums, out, step, slice.lanes);
 }
 
 template <typename T>
