@@ -339,6 +339,13 @@ def test_wrong_attributes(changed):
         symbol.infer_shape(data=(1, 1, 1, 3, 16))
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 0, 3, 16), (1, 1, 1, 0, 16)])
+def test_empty_images(shape):
+    symbol = depthwise("float16", **{**LITERAL, "pad": "(9, 9)"})
+    with mx.util.np_shape(True), pytest.raises(mx.base.MXNetError, match="images are empty"):
+        symbol.infer_shape(data=shape)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

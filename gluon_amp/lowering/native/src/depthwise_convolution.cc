@@ -54,6 +54,7 @@ DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
   }
   CHECK(s.channels > 0 && s.lanes > 0 && (s.channels + s.lanes - 1) / s.lanes == s.groups)
       << attrs.op->name << ": the data does not have " << s.channels << " channels";
+  CHECK(s.in_height > 0 && s.in_width > 0) << attrs.op->name << ": the images are empty";
   read_pair(attrs, "kernel", 1, 0, &s.kernel_h, &s.kernel_w);
   read_pair(attrs, "stride", 1, 1, &s.stride_h, &s.stride_w);
   read_pair(attrs, "pad", 0, 0, &s.pad_h, &s.pad_w);
