@@ -6,6 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#if MXNET_USE_MKLDNN == 1
+#include "onednn.h"
+#endif
+
 namespace gluon_amp {
 
 template <typename T>
@@ -14,9 +18,6 @@ T* plain_data(const mxnet::NDArray& array) {
 }
 
 #if MXNET_USE_MKLDNN == 1
-
-// onednn.cc: a copy of what dnnl::memory::get_desc returns
-dnnl_memory_desc_t describe(const void* memory);
 
 // Members of MKLDNNStream, which libmxnet.so exports. Its header is not in the wheel.
 void* get_stream() asm("_ZN5mxnet12MKLDNNStream3GetEv");

@@ -4,20 +4,18 @@
 // processor cannot run.
 #include "kernels.h"
 
+#include "moves_kernels.h"
 #include "depthwise_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
 
 #if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_kernels
-#define GLUON_AMP_DEPTHWISE avx512_depthwise_kernels
+#define GLUON_AMP_NAMED(name) avx512_##name
 #elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_kernels
-#define GLUON_AMP_DEPTHWISE avx2_depthwise_kernels
+#define GLUON_AMP_NAMED(name) avx2_##name
 #else
-#define GLUON_AMP_TABLE plain_kernels
-#define GLUON_AMP_DEPTHWISE plain_depthwise_kernels
+#define GLUON_AMP_NAMED(name) plain_##name
 #endif
 
 namespace {
@@ -124,13 +122,30 @@ void adam(const G* grad, float* mean, float* variance, float* master, half_bits*
 }
 
 const Kernels table = {
-    round,  round_relu, round_relu_grad, convert<float, half_bits>, convert<half_bits, float>,
-    add,    add,        finite,          finite_half,               sgd<float>,
-    sgd<half_bits>,     adam<float>,     adam<half_bits>,         GLUON_AMP_DEPTHWISE(),
+    round,
+    round_relu,
+    round_relu_grad,
+    convert<float, half_bits>,
+    convert<half_bits, float>,
+    add,
+    add,
+    finite,
+    finite_half,
+    sgd<float>,
+    sgd<half_bits>,
+    adam<float>,
+    adam<half_bits>,
+    convert<float, Bfloat>,
+    convert<half_bits, Bfloat>,
+    convert<float, HalfValue>,
+    convert<half_bits, HalfValue>,
+    convert<Bfloat, float>,
+    GLUON_AMP_NAMED(moves_kernels)(),
+    GLUON_AMP_NAMED(depthwise_kernels)(),
 };
 
 }  // namespace
 
-const Kernels* GLUON_AMP_TABLE() { return &table; }
+const Kernels* GLUON_AMP_NAMED(kernels)() { return &table; }
 
 }  // namespace gluon_amp

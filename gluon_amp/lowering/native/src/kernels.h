@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "elements.h"
+
 namespace gluon_amp {
 
 using half_bits = uint16_t;  // the bits of a float16
@@ -28,6 +30,7 @@ template <typename G>
 using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* master,
                             half_bits* weight, int64_t n, const AdamConstants&);
 
+struct MovesKernels;
 struct DepthwiseKernels;
 
 struct Kernels {
@@ -48,6 +51,13 @@ struct Kernels {
   SgdUpdate<half_bits> sgd_half;
   AdamUpdate<float> adam;
   AdamUpdate<half_bits> adam_half;
+  // out = in, rounded to the type of out
+  void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
+  void (*half_to_bfloat)(const half_bits* in, Bfloat* out, int64_t n);
+  void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
+  void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
+  void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
+  const MovesKernels* moves;  // moves_kernels.h
   const DepthwiseKernels* depthwise;
 };
 

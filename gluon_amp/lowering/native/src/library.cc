@@ -4,11 +4,17 @@
 #include <cstring>
 #include <exception>
 
+#include "blocked_convolution.cc"
+#include "blocking.cc"
 #include "casts.cc"
+#include "concat.cc"
 #include "convolutions.cc"
+#include "dense.cc"
+#include "fork.cc"
 #include "depthwise.cc"
 #include "depthwise_convolution.cc"
 #include "layouts.cc"
+#include "packed_weights.cc"
 #include "rounding.cc"
 #include "updates.cc"
 
@@ -20,8 +26,13 @@ extern "C" {
 // the reason to `message`, which has room for `size` characters.
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
+    gluon_amp::register_blocked_convolution();
+    gluon_amp::register_blocking();
     gluon_amp::register_casts();
+    gluon_amp::register_concat();
     gluon_amp::register_convolutions();
+    gluon_amp::register_dense();
+    gluon_amp::register_fork();
     gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
     gluon_amp::register_rounding();

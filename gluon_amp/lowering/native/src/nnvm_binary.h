@@ -34,10 +34,11 @@ using nnvm::ObjectPtr;
 
 struct NotReadable;
 
-// FComputeEx, FInplaceOption, FMutateInputs, FResourceRequest and FGradient, as in MXNet
+// FComputeEx, FInplaceOption, FInplaceIdentity, FMutateInputs, FResourceRequest and FGradient, as in MXNet
 using Compute = std::function<void(const NodeAttrs&, const mxnet::OpContext&, const Arrays&,
                                    const Requests&, const Arrays&)>;
 using InplaceOption = std::function<std::vector<std::pair<int, int>>(const NodeAttrs&)>;
+using InplaceIdentity = std::function<std::vector<bool>(const NodeAttrs&)>;
 using MutateInputs = std::function<std::vector<uint32_t>(const NodeAttrs&)>;
 using Resources = std::function<std::vector<mxnet::ResourceRequest>(const NodeAttrs&)>;
 using Gradient = std::function<Entries(const ObjectPtr&, const Entries&)>;
@@ -57,6 +58,9 @@ GLUON_AMP_SET_ATTR(Compute,
 GLUON_AMP_SET_ATTR(InplaceOption,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorISt4pairIiiESaIS5_EERKNS_9NodeAttrs"
                    "EEEEERS0_RKSsRKT_i");
+GLUON_AMP_SET_ATTR(InplaceIdentity,
+                   "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIbSaIbEERKNS_9NodeAttrsEEEEERS0_"
+                   "RKSsRKT_i");
 GLUON_AMP_SET_ATTR(MutateInputs,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIjSaIjEERKNS_9NodeAttrsEEEEERS0_"
                    "RKSsRKT_i");

@@ -1,18 +1,178 @@
-// One inline function of oneDNN's C++ header, which libmxnet.so exports.
+// Functions of oneDNN 2.4's C++ header, which libmxnet.so exports.
 //
-// The function's body calls a function that libmxnet.so does not export. So this file does not include
-// the C++ header: with it, clang would compile the body here, too.
-#include <mkldnn/dnnl_types.h>
+// Their bodies in the header call functions that libmxnet.so does not export. So this file does not
+// include the C++ header: with it, clang would compile the bodies here, too. It declares the objects in
+// their binary form.
+#include "onednn.h"
+
+#include <algorithm>
+#include <cstring>
 
 namespace gluon_amp {
+
+namespace {
 
 // The binary form of dnnl::memory::desc
 struct Description {
   dnnl_memory_desc_t data;
 };
 
+// The binary form of a dnnl::handle, such as dnnl::engine
+using Handle = std::shared_ptr<void>;
+
+// dnnl::primitive_desc: a handle and, in oneDNN 2.4, the handle of its iterator
+struct PrimitiveDescription {
+  Handle own, iterator;
+};
+
+// One entry of a std::unordered_map<int, dnnl::memory> of GCC 4.8, and the map itself
+struct Entry {
+  Entry* next;
+  int kind;
+  Handle memory;
+};
+struct Map {
+  void* buckets;
+  size_t bucket_count;
+  Entry* first;
+  size_t size;
+  float load;
+  size_t next_resize;
+};
+
 Description get_desc(const void* memory) asm("_ZNK4dnnl6memory8get_descEv");
+Description query_md(const void* description, int what,
+                     int index) asm("_ZNK4dnnl19primitive_desc_base8query_mdENS_5queryEi");
+void* cpu_engine() asm("_ZN5mxnet9CpuEngine3GetEv");
+void construct_stream(void* self, const void* engine,
+                      unsigned flags) asm("_ZN4dnnl6streamC1ERKNS_6engineENS0_5flagsE");
+void construct_memory(void* self, const void* desc, const void* engine,
+                      void* data) asm("_ZN4dnnl6memoryC1ERKNS0_4descERKNS_6engineEPv");
+void construct_description(
+    void* self, const void* operation, const void* attributes, const void* engine,
+    const void* hint,
+    bool allow_empty) asm("_ZN4dnnl14primitive_descC1EPKvPKNS_14primitive_attrERKNS_6engineEPK19"
+                          "dnnl_primitive_descb");
+void construct_primitive(void* self,
+                         const void* description) asm("_ZN4dnnl9primitiveC1EPK19dnnl_primitive_desc");
+void execute_primitive(
+    const void* self, const void* stream,
+    const Map& arguments) asm("_ZNK4dnnl9primitive7executeERKNS_6streamERKSt13unordered_mapIiNS_6memory"
+                              "ESt4hashIiESt8equal_toIiESaISt4pairIKiS5_EEE");
+
+const Handle& engine() { return *static_cast<const Handle*>(cpu_engine()); }
+
+struct Stream {
+  Handle handle;
+  Stream() { construct_stream(&handle, &engine(), 0); }
+};
+
+class OnednnPrimitive : public Primitive {
+ public:
+  OnednnPrimitive(const void* operation, const void* hint) {
+    construct_description(&description_, operation, nullptr, &engine(), hint, true);
+    if (description_.own) construct_primitive(&primitive_, description_.own.get());
+  }
+
+  bool supported() const { return static_cast<bool>(description_.own); }
+  const void* handle() const { return description_.own.get(); }
+
+  dnnl_memory_desc_t query(dnnl_query_t what) const override {
+    return query_md(&description_, what, 0).data;
+  }
+
+  void execute(std::initializer_list<Argument> arguments) const override {
+    static thread_local const Stream stream;
+    std::vector<Entry> entries(arguments.size());
+    size_t i = 0;
+    for (const Argument& argument : arguments) {
+      const Description desc{*argument.desc};
+      construct_memory(&entries[i].memory, &desc, &engine(), const_cast<void*>(argument.data));
+      entries[i].kind = argument.kind;
+      entries[i].next = i + 1 < entries.size() ? &entries[i + 1] : nullptr;
+      ++i;
+    }
+    const Map map{nullptr, 0, entries.data(), entries.size(), 1.f, 0};
+    execute_primitive(&primitive_, &stream.handle, map);
+  }
+
+ private:
+  PrimitiveDescription description_;
+  Handle primitive_;
+};
+
+dnnl_memory_desc_t sized(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype) {
+  dnnl_memory_desc_t desc;
+  std::memset(&desc, 0, sizeof desc);
+  desc.ndims = static_cast<int>(sizes.size());
+  desc.data_type = dtype;
+  std::copy(sizes.begin(), sizes.end(), desc.dims);
+  std::copy(sizes.begin(), sizes.end(), desc.padded_dims);
+  return desc;
+}
+
+}  // namespace
 
 dnnl_memory_desc_t describe(const void* memory) { return get_desc(memory).data; }
+
+std::shared_ptr<Primitive> Primitive::create(const void* operation, const Primitive* forward) {
+  const void* hint = forward ? static_cast<const OnednnPrimitive*>(forward)->handle() : nullptr;
+  auto created = std::make_shared<OnednnPrimitive>(operation, hint);
+  if (!created->supported()) return nullptr;
+  return created;
+}
+
+dnnl_memory_desc_t plain_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype) {
+  dnnl_memory_desc_t desc = sized(sizes, dtype);
+  desc.format_kind = dnnl_blocked;
+  int64_t stride = 1;
+  for (int i = desc.ndims - 1; i >= 0; --i) {
+    desc.format_desc.blocking.strides[i] = stride;
+    stride *= sizes[i];
+  }
+  return desc;
+}
+
+dnnl_memory_desc_t any_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype) {
+  dnnl_memory_desc_t desc = sized(sizes, dtype);
+  desc.format_kind = dnnl_format_kind_any;
+  return desc;
+}
+
+dnnl_memory_desc_t blocked_desc(int64_t images, int64_t channels, int64_t height, int64_t width,
+                                int64_t lanes, dnnl_data_type_t dtype) {
+  dnnl_memory_desc_t desc = sized({images, channels, height, width}, dtype);
+  desc.format_kind = dnnl_blocked;
+  auto& blocking = desc.format_desc.blocking;
+  const int64_t groups = (channels + lanes - 1) / lanes;
+  blocking.strides[0] = groups * height * width * lanes;
+  blocking.strides[1] = height * width * lanes;
+  blocking.strides[2] = width * lanes;
+  blocking.strides[3] = lanes;
+  if (lanes == 16 || lanes == 8) {
+    desc.padded_dims[1] = groups * lanes;
+    blocking.inner_nblks = 1;
+    blocking.inner_blks[0] = lanes;
+    blocking.inner_idxs[0] = 1;
+  } else {
+    blocking.strides[1] = 1;  // nhwc: all channels are lanes of one group
+  }
+  return desc;
+}
+
+size_t bytes_of(const dnnl_memory_desc_t& desc) {
+  const auto& blocking = desc.format_desc.blocking;
+  int64_t blocks[DNNL_MAX_NDIMS], inner = 1, most = 0;
+  std::fill(blocks, blocks + DNNL_MAX_NDIMS, 1);
+  for (int i = 0; i < blocking.inner_nblks; ++i) {
+    blocks[blocking.inner_idxs[i]] *= blocking.inner_blks[i];
+    inner *= blocking.inner_blks[i];
+  }
+  for (int i = 0; i < desc.ndims; ++i) {
+    most = std::max<int64_t>(most, desc.padded_dims[i] / blocks[i] * blocking.strides[i]);
+  }
+  const bool wide = desc.data_type == dnnl_f32 || desc.data_type == dnnl_s32;
+  return std::max(most, inner) * (wide ? 4 : 2);
+}
 
 }  // namespace gluon_amp

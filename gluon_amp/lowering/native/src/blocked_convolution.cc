@@ -1,0 +1,290 @@
+// Two-dimensional convolutions of images in the blocked layout, by oneDNN's primitives.
+//
+// MXNet's operator cannot write a padded layout, so that oneDNN computes layers with 3 or 24 channels by
+// other and slower kernels, and it casts and reorders the weight at each call. This operator reads the
+// weight as the parameter is stored, and writes its gradient in that form.
+#include <cstring>
+
+#include <vector>
+
+#include "blocked.h"
+#include "blocking.h"
+#include "products.h"
+
+namespace gluon_amp {
+namespace blocked_convolution {
+
+struct Convolution {
+  int64_t images, channels, height, width;  // of the data
+  int64_t filters, out_height, out_width, groups;
+  Sizes kernel, stride, pad, dilate;
+  int64_t lanes;       // of the result
+  int64_t data_lanes;  // 0 if the data has the plain layout
+  bool plain_data, bias;
+
+  Blocked blocked_data() const {
+    return Blocked(blocked_shape(images, channels, height, width, data_lanes));
+  }
+};
+
+// oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels. There
+// is none for the gradient of the data.
+constexpr int64_t kMostPlainChannels = 3;
+
+// The same convolution of data in the blocked layout
+Convolution blocked(Convolution c) {
+  if (!c.data_lanes) c.data_lanes = c.lanes == c.filters ? c.channels : c.lanes;
+  return c;
+}
+
+Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
+  const Sizes numbers = integers_of(attrs, name);
+  if (numbers.empty()) return {missing, missing};
+  CHECK_EQ(numbers.size(), 2) << attrs.op->name << ": " << name << " must be two numbers";
+  return numbers;
+}
+
+// Reads a node's attributes; the sizes of the data follow from its shape.
+Convolution parse(const NodeAttrs& attrs) {
+  Convolution result;
+  const int64_t lanes = integer_of(attrs, "lanes", 16);
+  result.kernel = pair_of(attrs, "kernel", 0);
+  result.stride = pair_of(attrs, "stride", 1);
+  result.pad = pair_of(attrs, "pad", 0);
+  result.dilate = pair_of(attrs, "dilate", 1);
+  result.filters = integer_of(attrs, "num_filter", 0);
+  result.groups = integer_of(attrs, "num_group", 1);
+  result.channels = integer_of(attrs, "channels", 0);
+  result.plain_data = flag_of(attrs, "plain_data");
+  result.bias = !flag_of(attrs, "no_bias");
+  for (int i = 0; i < 2; ++i) {
+    CHECK(result.kernel[i] > 0 && result.stride[i] > 0 && result.dilate[i] > 0 && result.pad[i] >= 0)
+        << attrs.op->name << ": kernel, stride and dilate must be positive";
+  }
+  CHECK(result.filters > 0 && result.groups > 0 && result.filters % result.groups == 0 &&
+        lanes >= 0)
+      << attrs.op->name << ": num_filter, num_group or lanes is wrong";
+  result.lanes = lanes ? lanes : result.filters;
+  return result;
+}
+
+void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c) {
+  CHECK_EQ(shape.ndim(), c->plain_data ? 4 : 5) << attrs.op->name << ": the data has another layout";
+  c->images = shape[0];
+  c->height = shape[2];
+  c->width = shape[3];
+  if (c->plain_data) {
+    c->channels = shape[1];
+    c->data_lanes = 0;
+  } else {
+    c->data_lanes = shape[4];
+    CHECK(c->channels > 0 && c->data_lanes > 0 &&
+          (c->channels + c->data_lanes - 1) / c->data_lanes == shape[1])
+        << attrs.op->name << ": the data does not have " << c->channels << " channels";
+  }
+  CHECK_EQ(c->channels % c->groups, 0) << attrs.op->name << ": num_group does not divide the channels";
+  const auto size = [&](int64_t in, int i) {
+    return (in + 2 * c->pad[i] - c->dilate[i] * (c->kernel[i] - 1) - 1) / c->stride[i] + 1;
+  };
+  c->out_height = size(c->height, 0);
+  c->out_width = size(c->width, 1);
+  CHECK(c->height + 2 * c->pad[0] > c->dilate[0] * (c->kernel[0] - 1) &&
+        c->width + 2 * c->pad[1] > c->dilate[1] * (c->kernel[1] - 1))
+      << attrs.op->name << ": the kernel is larger than the padded image";
+}
+
+// --------------------------------------------------------------------------------- primitives
+
+struct Descriptions {
+  dnnl_memory_desc_t data, result, bias;
+  dnnl_convolution_desc_t operation;
+};
+
+Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
+  Descriptions d;
+  std::memset(&d, 0, sizeof d);
+  const Sizes sizes{c.images, c.channels, c.height, c.width};
+  d.data = c.data_lanes == 0
+               ? plain_desc(sizes, dtype)
+               : blocked_desc(c.images, c.channels, c.height, c.width, c.data_lanes, dtype);
+  d.result = blocked_desc(c.images, c.filters, c.out_height, c.out_width, c.lanes, dtype);
+  if (c.bias && kind != dnnl_backward_data) d.bias = plain_desc({c.filters}, dnnl_f32);
+  Sizes of_weight{c.filters / c.groups, c.channels / c.groups, c.kernel[0], c.kernel[1]};
+  if (c.groups > 1) of_weight.insert(of_weight.begin(), c.groups);
+  const auto weight = any_desc(of_weight, kind == dnnl_backward_weights ? dnnl_f32 : dtype);
+  auto& o = d.operation;
+  o.primitive_kind = dnnl_convolution;
+  o.prop_kind = kind;
+  o.alg_kind = dnnl_convolution_direct;
+  (kind == dnnl_backward_data ? o.diff_src_desc : o.src_desc) = d.data;
+  (kind == dnnl_backward_weights ? o.diff_weights_desc : o.weights_desc) = weight;
+  (kind == dnnl_backward_weights ? o.diff_bias_desc : o.bias_desc) = d.bias;
+  const bool forward = kind == dnnl_forward_training || kind == dnnl_forward_inference;
+  (forward ? o.dst_desc : o.diff_dst_desc) = d.result;
+  for (int i = 0; i < 2; ++i) {
+    o.strides[i] = c.stride[i];
+    o.dilates[i] = c.dilate[i] - 1;
+    o.padding[0][i] = o.padding[1][i] = c.pad[i];
+  }
+  o.accum_data_type = dnnl_f32;
+  return d;
+}
+
+std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype,
+                                    dnnl_prop_kind_t kind) {
+  const Sizes key{dtype,        kind,         c.images,     c.channels,    c.height,     c.width,
+                  c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
+                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,  c.data_lanes,
+                  c.bias};
+  static auto* plans = new Plans;
+  return plans->find_or_make(key, [&] {
+    const Descriptions d = describe(c, dtype, kind), hint = describe(c, dtype, dnnl_forward_training);
+    return make_plan(&d.operation, &hint.operation, kind, d.data, d.result, d.bias);
+  });
+}
+
+// ---------------------------------------------------------------------------------- the operator
+
+// Reads the data of a convolution, in the layout of `c`; the caller must keep the array.
+const void* read_data(const Convolution& c, const NDArray& plain) {
+  if (!c.plain_data || c.data_lanes == 0) return values_of<void>(plain);
+  const int bytes = plain.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  const Blocked shape = c.blocked_data();
+  void* moved = scratch(Purpose::kImages, shape.size() * bytes);
+  to_blocked(values_of<void>(plain), moved, c.channels, shape, bytes);
+  return moved;
+}
+
+// inputs: data, weight, bias
+void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
+              const Requests& req, const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  Convolution c = parse(attrs);
+  set_data(attrs, inputs[0].shape(), &c);
+  if (c.channels > kMostPlainChannels) c = blocked(c);
+  const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
+  const auto plan = plan_of(c, dtype_of(inputs[0]), kind);
+  const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
+  const NDArray data = plain_copy(inputs[0]);
+  const Argument source{DNNL_ARG_SRC, &plan->data, read_data(c, data)};
+  const Argument kernel{DNNL_ARG_WEIGHTS, &plan->weight, weight->data()};
+  const Argument result{DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])};
+  if (c.bias) {
+    const Bias bias(inputs[2], inputs[0].dtype());
+    plan->primitive->execute({source, kernel, {DNNL_ARG_BIAS, &plan->bias, bias.data()}, result});
+  } else {
+    plan->primitive->execute({source, kernel, result});
+  }
+  round_values(outputs[0]);
+}
+
+void data_grad(const NodeAttrs& attrs, Convolution c, const NDArray& grad, const NDArray& weight,
+               OpReqType req, const NDArray& output) {
+  if (req == mxnet::kNullOp) return;
+  CHECK_NE(req, mxnet::kAddTo);
+  c = blocked(c);
+  const auto plan = plan_of(c, dtype_of(grad), dnnl_backward_data);
+  const auto packed = packed_weight(weight, plan->weight, flag_of(attrs, "variable_weight"));
+  const Blocked shape = c.blocked_data();
+  const int bytes = output.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  void* target = result_of<char>(output);
+  void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target;
+  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
+                            {DNNL_ARG_DIFF_SRC, &plan->data, result}});
+  if (c.plain_data) to_plain(result, target, c.channels, shape, bytes);
+  round_values(output);
+}
+
+void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const Requests& req,
+                 const Arrays& outputs) {
+  const bool has_bias = c.bias && req[2] != mxnet::kNullOp;
+  if (req[1] == mxnet::kNullOp && !has_bias) return;
+  if (c.channels > kMostPlainChannels) c = blocked(c);
+  // For an image narrower than the stride, oneDNN 2.4 reads uninitialized memory in bfloat16: its kernels
+  // split an image into as many parts as the stride has columns, and the last parts are empty.
+  const auto dtype = dtype_of(grad);
+  const bool wide = dtype == dnnl_bf16 && c.width < c.stride[1];
+  const auto plan = plan_of(c, wide ? dnnl_f32 : dtype, dnnl_backward_weights);
+  const NDArray plain = plain_copy(data);
+  std::vector<float> wide_data, wide_grad, bias(c.bias ? c.filters : 0);
+  const void* source = read_data(c, plain);
+  const void* above = values_of<void>(grad);
+  if (wide) {
+    wide_data = widened(source, c.data_lanes ? c.blocked_data().size() : plain.shape().Size());
+    wide_grad = widened(above, grad.shape().Size());
+    source = wide_data.data();
+    above = wide_grad.data();
+  }
+  void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
+  const Argument argument{DNNL_ARG_SRC, &plan->data, source};
+  const Argument result{DNNL_ARG_DIFF_DST, &plan->result, above};
+  const Argument weight{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
+  if (c.bias) {
+    plan->primitive->execute(
+        {argument, result, weight, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
+    write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
+  } else {
+    plan->primitive->execute({argument, result, weight});
+  }
+  unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
+}
+
+// inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
+void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                   const Arrays& outputs) {
+  Convolution c = parse(attrs);
+  set_data(attrs, inputs[1].shape(), &c);
+  if (inputs[1].shape().Size() == 0) {
+    std::vector<float> zeros(outputs[1].shape().Size());
+    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
+    return;
+  }
+  // The gradient of the weight comes first: that of the data may be written to the memory of the
+  // result's gradient or of the data.
+  weight_grad(c, inputs[0], inputs[1], req, outputs);
+  data_grad(attrs, c, inputs[0], inputs[2], req[0], outputs[0]);
+}
+
+// ------------------------------------------------------------------------------------- inference
+
+// The shapes of weight and bias, and of the result if the data's is known
+bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  Convolution c = parse(attrs);
+  expect_inputs(attrs, c.bias ? 3 : 2, in.size());
+  if (!mxnet::shape_is_known(in[0])) return false;
+  set_data(attrs, in[0], &c);
+  mxnet::TShape weight(4, 0), bias(1, 0);
+  weight[0] = bias[0] = c.filters;
+  weight[1] = c.channels / c.groups;
+  weight[2] = c.kernel[0];
+  weight[3] = c.kernel[1];
+  bool known = unify(attrs, {&in[1], &weight});
+  if (c.bias) known = unify(attrs, {&in[2], &bias}) && known;
+  mxnet::TShape result =
+      blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);
+  return unify(attrs, {&out.at(0), &result}) && known;
+}
+
+bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  const Convolution c = parse(attrs);
+  expect_inputs(attrs, 3, in.size());
+  expect_inputs(attrs, c.bias ? 3 : 2, out.size());
+  mxnet::ShapeVector read{in[1], in[2]}, result{in[0]};
+  if (c.bias) read.push_back(out[2]);
+  const bool known = infer_shape(attrs, read, result);
+  in = {result[0], read[0], read[1]};
+  out = read;
+  return known;
+}
+
+}  // namespace blocked_convolution
+
+void register_blocked_convolution() {
+  add_product("_gluon_amp_blocked_convolution", blocked_convolution::convolve,
+              blocked_convolution::infer_shape, blocked_convolution::convolve_grad,
+              blocked_convolution::infer_grad_shape);
+}
+
+}  // namespace gluon_amp

@@ -1,0 +1,172 @@
+// Operators that move images from the plain layout (N, C, H, W) to the blocked one, and back.
+//
+// Both move bits, whatever their dtype. They work in place if no group is padded.
+#include <omp.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "blocked.h"
+#include "blocking.h"
+#include "kernels.h"
+#include "moves_kernels.h"
+#include "parallel.h"
+#include "shapes.h"
+#include "sums.h"
+
+namespace gluon_amp {
+namespace {
+
+// ------------------------------------------------------------------------------------- shapes
+
+// Sets what the sizes of images in one layout say about those in the other.
+bool relate_layouts(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
+  const int images_height_width[][2] = {{0, 0}, {2, 2}, {3, 3}};
+  for (const auto& i : images_height_width) share_size(attrs, plain, i[0], blocked, i[1]);
+  if (mxnet::dim_size_is_known(plain, 1) && mxnet::dim_size_is_known(blocked, 4)) {
+    const int64_t channels = plain[1], lanes = blocked[4];
+    CHECK(channels > 0 && lanes > 0) << attrs.op->name << " expects at least one channel and lane";
+    set_size(attrs, blocked, 1, (channels - 1) / lanes + 1);
+  }
+  return mxnet::shape_is_known(plain) && mxnet::shape_is_known(blocked);
+}
+
+bool infer_block(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
+  set_rank(attrs, plain, 4);
+  set_rank(attrs, blocked, 5);
+  const int64_t lanes = integer_of(attrs, "lanes", 0);
+  CHECK_GE(lanes, 0) << attrs.op->name << ": lanes";
+  if (lanes > 0) {
+    set_size(attrs, blocked, 4, lanes);
+  } else {
+    share_size(attrs, plain, 1, blocked, 4);
+  }
+  return relate_layouts(attrs, plain, blocked);
+}
+
+bool infer_unblock(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
+  set_rank(attrs, plain, 4);
+  set_rank(attrs, blocked, 5);
+  const int64_t channels = integer_of(attrs, "channels", 0);
+  CHECK_GT(channels, 0) << attrs.op->name << ": channels";
+  set_size(attrs, plain, 1, channels);
+  return relate_layouts(attrs, plain, blocked);
+}
+
+// ---------------------------------------------------------------------------------- the work
+
+void transpose(const uint16_t* in, uint16_t* out, const Transposition& t) {
+  kernels().moves->transpose2(in, out, t);
+}
+
+void transpose(const uint32_t* in, uint32_t* out, const Transposition& t) {
+  kernels().moves->transpose4(in, out, t);
+}
+
+// Moves images with `channels` channels to the blocked layout if `to_blocked`, otherwise from it. `T` has
+// the size of a value. Both arrays may share their memory: they then have the same size, so no group is
+// padded, and each group has the same place in both.
+template <bool to_blocked, typename T>
+void move_groups(const T* in, T* out, int64_t channels, const Blocked& shape) {
+  const bool in_place = in == out;
+  const int64_t positions = shape.positions(), lanes = shape.lanes, plane = shape.plane();
+  if (in_place && positions == 1) return;
+  std::vector<T> copies(in_place ? omp_get_max_threads() * plane : 0);
+#pragma omp parallel for schedule(static) if (shape.size() > 2 * kBlock)
+  for (int64_t i = 0; i < shape.images * shape.groups; ++i) {
+    const int64_t first = i % shape.groups * lanes, used = std::min(lanes, channels - first);
+    const int64_t plain = (i / shape.groups * channels + first) * positions, blocked = i * plane;
+    const T* from = in + (to_blocked ? plain : blocked);
+    T* to = out + (to_blocked ? blocked : plain);
+    if (in_place) {
+      T* copy = copies.data() + omp_get_thread_num() * plane;
+      from = std::copy(from, from + plane, copy) - plane;
+    }
+    if (positions == 1) {
+      std::copy(from, from + used, to);
+      if (to_blocked) std::fill(to + used, to + lanes, 0);
+    } else if (to_blocked) {
+      transpose(from, to, {used, positions, positions, lanes, lanes});
+    } else {
+      transpose(from, to, {positions, used, lanes, positions, positions});
+    }
+  }
+}
+
+template <bool to_blocked, typename T>
+void move_values(const NDArray& input, OpReqType req, const NDArray& output) {
+  const mxnet::TShape &plain = to_blocked ? input.shape() : output.shape(),
+                      &blocked = to_blocked ? output.shape() : input.shape();
+  CHECK_EQ(blocked, blocked_shape(plain[0], plain[1], plain[2], plain[3], blocked[4]));
+  const Blocked shape(blocked);
+  if (shape.size() == 0) return;
+  const NDArray readable = plain_copy(input);
+  const T* in = values_of<T>(readable);
+  if (req != mxnet::kAddTo) return move_groups<to_blocked>(in, result_of<T>(output), plain[1], shape);
+  std::vector<T> moved(output.shape().Size());
+  move_groups<to_blocked>(in, moved.data(), plain[1], shape);
+  make_plain(output);
+  T* out = result_of<T>(output);
+  add_arrays(output.dtype(), {out, moved.data()}, out, moved.size());
+}
+
+template <bool to_blocked>
+void move_images(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+             const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp) return;
+  const bool two_bytes = inputs[0].dtype() == mshadow::kBfloat16;
+  const auto moved = two_bytes ? move_values<to_blocked, uint16_t> : move_values<to_blocked, uint32_t>;
+  moved(inputs[0], req[0], outputs[0]);
+}
+
+// Adds an operator and its gradient, which moves back. `infer` relates the plain and the blocked shape.
+template <bool to_blocked>
+void add_move(const std::string& name,
+              bool (*infer)(const NodeAttrs&, mxnet::TShape& plain, mxnet::TShape& blocked)) {
+  const auto infer_for = [=](bool blocked_result) {
+    return [=](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+      expect_inputs(attrs, 1, in.size());
+      return blocked_result ? infer(attrs, in[0], out.at(0)) : infer(attrs, out.at(0), in[0]);
+    };
+  };
+  const auto in_place = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
+  const std::string backward = "_backward" + name;
+  nnvm::Op* op = add_op(name, move_images<to_blocked>, infer_for(to_blocked), infer_one_dtype);
+  nnvm::Op* grad = add_op(backward, move_images<!to_blocked>, infer_for(!to_blocked), infer_one_dtype);
+  for (nnvm::Op* each : {op, grad}) {
+    each->num_inputs = 1;
+    set_attr(each, "FInplaceOption", InplaceOption(in_place), kPriority);
+  }
+  op->add_argument("data", "NDArray-or-Symbol", "bfloat16 or float32");
+  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    return make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
+  };
+  set_attr(op, "FGradient", Gradient(gradient), kPriority);
+  set_attr(grad, "TIsBackward", true, kPriority);
+}
+
+}  // namespace
+
+void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes) {
+  if (bytes == 2) {
+    move_groups<true>(static_cast<const uint16_t*>(plain), static_cast<uint16_t*>(blocked), channels, shape);
+  } else {
+    move_groups<true>(static_cast<const uint32_t*>(plain), static_cast<uint32_t*>(blocked), channels, shape);
+  }
+}
+
+void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes) {
+  if (bytes == 2) {
+    move_groups<false>(static_cast<const uint16_t*>(blocked), static_cast<uint16_t*>(plain), channels, shape);
+  } else {
+    move_groups<false>(static_cast<const uint32_t*>(blocked), static_cast<uint32_t*>(plain), channels, shape);
+  }
+}
+
+void register_blocking() {
+  add_move<true>("_gluon_amp_block", infer_block);
+  add_move<false>("_gluon_amp_unblock", infer_unblock);
+}
+
+}  // namespace gluon_amp

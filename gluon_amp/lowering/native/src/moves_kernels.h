@@ -1,0 +1,33 @@
+// Loops that move or add values of any layout, for three instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "elements.h"
+
+namespace gluon_amp {
+
+// Two dense blocks of memory: value (row, column) is read from in[row * in_stride + column] and written
+// to out[column * out_stride + row]. The result has `out_rows` rows; those from `rows` on are zeros.
+struct Transposition {
+  int64_t rows, columns, in_stride, out_stride, out_rows;
+};
+
+template <typename T>
+using Sum = void (*)(const T* const* in, int64_t count, T* out, int64_t first, int64_t end);
+
+struct MovesKernels {
+  void (*transpose2)(const uint16_t* in, uint16_t* out, const Transposition&);
+  void (*transpose4)(const uint32_t* in, uint32_t* out, const Transposition&);
+  // out[i] = in[0][i] + ... + in[count - 1][i] for i from `first` to `end` - 1, added in float32 in this
+  // order; `out` may be any of the inputs
+  Sum<Bfloat> sum_bfloat;
+  Sum<HalfValue> sum_half;
+};
+
+// moves_kernels.cc, compiled once for each instruction set.
+const MovesKernels* plain_moves_kernels();
+const MovesKernels* avx2_moves_kernels();
+const MovesKernels* avx512_moves_kernels();
+
+}  // namespace gluon_amp

@@ -1,0 +1,48 @@
+// Weights in the layout and dtype of a oneDNN primitive, packed once for each value of a parameter.
+#pragma once
+
+#include <mkldnn/dnnl_types.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "operators.h"
+
+namespace gluon_amp {
+
+// Aligned memory, which is not initialized
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) : bytes_(bytes) {
+    if (posix_memalign(&data_, 64, bytes ? bytes : 1)) throw std::bad_alloc();
+  }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_;
+  size_t bytes_;
+};
+
+// Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
+// cost more time than most kernels, because of page faults.
+enum class Purpose { kWeightGradient, kImages, kCount };
+void* scratch(Purpose purpose, size_t bytes);
+
+// The weight, rounded to the dtype of `desc` (bfloat16, or float32 for values of float16), in its layout.
+// `desc` has the dimensions (filters, channels, ...) or, with groups, (groups, filters, channels, ...).
+// If the weight is a variable of the graph (a parameter), the result is kept until the weight is written;
+// otherwise a graph may write it without a new version of the array.
+std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
+                                            bool is_variable);
+
+// Copies a float32 gradient of the weight from the layout of `desc` to the plain one, rounded to float16 if
+// the array has this dtype or `emulated`.
+void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,
+                     const NDArray& gradient);
+
+}  // namespace gluon_amp

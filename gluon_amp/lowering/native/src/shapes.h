@@ -1,0 +1,52 @@
+// Infers sizes and dtypes of the operators that move values, in both directions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "attributes.h"
+#include "operators.h"
+
+namespace gluon_amp {
+
+// Gives a shape of unknown rank a rank, and raises an error if it has another one.
+inline void set_rank(const NodeAttrs& attrs, mxnet::TShape& shape, int rank) {
+  if (!mxnet::ndim_is_known(shape)) shape = mxnet::TShape(rank, -1);
+  CHECK_EQ(shape.ndim(), rank) << attrs.op->name << " expects arrays of " << rank << " dimensions";
+}
+
+inline void set_size(const NodeAttrs& attrs, mxnet::TShape& shape, int i, int64_t size) {
+  if (!mxnet::dim_size_is_known(shape, i)) shape[i] = size;
+  CHECK_EQ(shape[i], size) << attrs.op->name << ": size of dimension " << i;
+}
+
+// Two sizes that are equal
+inline void share_size(const NodeAttrs& attrs, mxnet::TShape& a, int i, mxnet::TShape& b, int j) {
+  if (mxnet::dim_size_is_known(a, i)) set_size(attrs, b, j, a[i]);
+  if (mxnet::dim_size_is_known(b, j)) set_size(attrs, a, i, b[j]);
+}
+
+// Arrays of one dtype, in which with_elements can compute.
+inline bool infer_one_dtype(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  int common = -1;
+  for (const Ints* types : {&in, &out}) {
+    for (int type : *types) {
+      if (type == -1) continue;
+      CHECK(type == mshadow::kBfloat16 || type == mshadow::kFloat32)
+          << attrs.op->name << " expects bfloat16 or float32, not dtype " << type;
+      CHECK(common == -1 || common == type) << attrs.op->name << ": dtypes differ";
+      common = type;
+    }
+  }
+  for (Ints* types : {&in, &out}) types->assign(types->size(), common);
+  return common != -1;
+}
+
+// The number of arrays in an attribute such as num_args
+inline uint32_t count_of(const NodeAttrs& attrs, const std::string& name) {
+  const int64_t count = integer_of(attrs, name, 0);
+  CHECK(1 <= count && count <= 1000) << attrs.op->name << ": " << name << " is " << count;
+  return count;
+}
+
+}  // namespace gluon_amp

@@ -1,0 +1,157 @@
+"""MXNet's elementwise operators as instructions of our pointwise programs.
+
+A program is the text of an attribute, such as `"adds 0 3; clip 1 0 6; mul 0 2"`. Values are
+numbered: first the inputs, then the results of the instructions (`native/src/pointwise.h`).
+"""
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from gluon_amp.policy.registry import canonical
+
+
+class Instruction(NamedTuple):
+    """One instruction; operands are 'a' and 'b' (inputs) or the number of an instruction before it."""
+
+    name: str
+    operands: Tuple[object, ...]
+    constants: Tuple[str, ...] = ()
+
+
+# Operators of one input without attributes, and of two inputs
+UNARY = {
+    "relu": "relu",
+    "_npx_relu": "relu",
+    "sigmoid": "sigmoid",
+    "_npx_sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "_npi_tanh": "tanh",
+    "exp": "exp",
+    "_npi_exp": "exp",
+    "square": "square",
+    "_npi_square": "square",
+    "abs": "abs",
+    "_npi_absolute": "abs",
+    "negative": "negative",
+    "_npi_negative": "negative",
+}
+BINARY = {
+    "elemwise_add": "add",
+    "elemwise_sub": "sub",
+    "elemwise_mul": "mul",
+    "elemwise_div": "div",
+}
+BROADCASTING = {
+    "broadcast_add": "add",
+    "broadcast_sub": "sub",
+    "broadcast_mul": "mul",
+    "broadcast_div": "div",
+    "_npi_add": "add",
+    "_npi_subtract": "sub",
+    "_npi_multiply": "mul",
+    "_npi_true_divide": "div",
+}
+WITH_SCALAR = {
+    "_plus_scalar": "adds",
+    "_minus_scalar": "subs",
+    "_rminus_scalar": "rsubs",
+    "_mul_scalar": "muls",
+    "_div_scalar": "divs",
+    "_maximum_scalar": "maxs",
+    "_minimum_scalar": "mins",
+    "_npi_add_scalar": "adds",
+    "_npi_subtract_scalar": "subs",
+    "_npi_rsubtract_scalar": "rsubs",
+    "_npi_multiply_scalar": "muls",
+    "_npi_true_divide_scalar": "divs",
+}
+ACTIVATIONS = ("relu", "sigmoid", "tanh")
+
+
+def instructions_of(op: str, attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
+    """Return the instructions of an operator, the last of which is its result; None if it has none.
+
+    An operator of `add_n` has as many inputs as it likes, and is not in this table.
+    """
+    op = canonical(op)
+    if op in UNARY:
+        return [Instruction(UNARY[op], ("a",))]
+    if op in BINARY or op in BROADCASTING:
+        return [Instruction(BINARY.get(op) or BROADCASTING[op], ("a", "b"))]
+    if op in WITH_SCALAR:
+        return [Instruction(WITH_SCALAR[op], ("a",), (_number(attrs.get("scalar", "1.0")),))]
+    if op in _BY_ATTRIBUTES:
+        return _BY_ATTRIBUTES[op](attrs)
+    return None
+
+
+def _number(text: str) -> str:
+    return repr(float(text))
+
+
+def _clip(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
+    bounds = attrs.get("a_min", "None"), attrs.get("a_max", "None")
+    if "None" in bounds:
+        return None
+    return [Instruction("clip", ("a",), tuple(map(_number, bounds)))]
+
+
+def _activation(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
+    kind = attrs.get("act_type")
+    return [Instruction(kind, ("a",))] if kind in ACTIVATIONS else None
+
+
+def _leaky_relu(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
+    if attrs.get("act_type", "leaky") != "leaky":
+        return None
+    return [Instruction("leaky", ("a",), (_number(attrs.get("slope", "0.25")),))]
+
+
+def _hard_sigmoid(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
+    alpha, beta = _number(attrs.get("alpha", "0.2")), _number(attrs.get("beta", "0.5"))
+    return [
+        Instruction("muls", ("a",), (alpha,)),
+        Instruction("adds", (0,), (beta,)),
+        Instruction("clip", (1,), ("0.0", "1.0")),
+    ]
+
+
+_BY_ATTRIBUTES = {
+    "Activation": _activation,
+    "LeakyReLU": _leaky_relu,
+    "clip": _clip,
+    "hard_sigmoid": _hard_sigmoid,
+}
+
+
+class Program:
+    """A program that is being written; values are inputs (by key) or numbers of instructions."""
+
+    def __init__(self) -> None:
+        self.inputs: Dict[object, int] = {}
+        self.lines: List[Tuple[str, tuple, tuple]] = []
+
+    def input(self, key: object) -> Tuple[str, int]:
+        """Return the value of an input, the same for the same key."""
+        return "input", self.inputs.setdefault(key, len(self.inputs))
+
+    def add(self, name: str, *operands: tuple, constants: Tuple[str, ...] = ()) -> Tuple[str, int]:
+        """Append an instruction; return its value."""
+        self.lines.append((name, operands, constants))
+        return "result", len(self.lines) - 1
+
+    def append(self, instructions: List[Instruction], operands: List[tuple]) -> Tuple[str, int]:
+        """Append the instructions of an operator; return the value of its result."""
+        inputs, values = dict(zip("ab", operands)), []
+        for name, used, constants in instructions:
+            read = [inputs[o] if isinstance(o, str) else values[o] for o in used]
+            values.append(self.add(name, *read, constants=constants))
+        return values[-1]
+
+    def text(self) -> str:
+        """Return the program's text."""
+        first = len(self.inputs)
+        lines = []
+        for name, operands, constants in self.lines:
+            numbers = [n if kind == "input" else first + n for kind, n in operands]
+            lines.append(" ".join([name, *map(str, numbers), *constants]))
+        return "; ".join(lines)
