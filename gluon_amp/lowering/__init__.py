@@ -2,14 +2,15 @@
 
 A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, so float16 is emulated
 there (`float16_emulation`). Only CPUs run bfloat16, with oneDNN, and some of its kernels need a
-workaround (`onednn`, `frozen_weights`). On both devices, gradients that are added to others need
+workaround (`onednn`, `frozen_weights`). In both, images have a layout of our own (`blocked`). On all
+devices, gradients that are added to others need
 some more changes (`added_gradients`). Each of these modules rewrites the graph as `graph.to_json`
 returns it, given the dtypes of its variables, and returns the graph itself if nothing changes.
 """
 
 from typing import Dict, FrozenSet
 
-from gluon_amp.lowering import added_gradients, float16_emulation, frozen_weights, onednn
+from gluon_amp.lowering import added_gradients, blocked, float16_emulation, frozen_weights, onednn
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, from_json, to_json
 
 import mxnet as mx
@@ -48,6 +49,7 @@ def lower(
                 "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
             )
     else:
+        lowered = blocked.use_blocked_layout(lowered, dtypes)
         lowered = float16_emulation.emulate(lowered, dtypes)
         lowered = onednn.apply_workarounds(lowered, dtypes)
         lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)

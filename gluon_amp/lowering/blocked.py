@@ -27,17 +27,21 @@ import mxnet as mx
 
 BLOCK, UNBLOCK, FORK = "_gluon_amp_block", "_gluon_amp_unblock", "_gluon_amp_fork"
 CONVOLUTION, DEPTHWISE = "_gluon_amp_blocked_convolution", "_gluon_amp_depthwise"
+DENSE = "_gluon_amp_dense"
 NORM, POINTWISE = "_gluon_amp_norm", "_gluon_amp_pointwise"
 CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
+
+# Operators that read parameters as they are stored, in float32 or float16
+READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
 
 Edge = Tuple[int, int]  # a tensor of the old graph: node and output
 
 TRUE = ("True", "true", "1")
 UNSET = ("None", "NCHW")  # of the attribute `layout`
 
-# The limits of a program: of its elementwise operators, and of those with two inputs. The C++ library
-# accepts more.
-MOST_OPERATORS, MOST_BINARY = 24, 3
+# The limits of a program: of its elementwise operators, of those with two inputs, and of the arrays from
+# which one of its float32 values follows. The C++ library accepts more.
+MOST_OPERATORS, MOST_BINARY, MOST_ARRAYS = 24, 3, 3
 
 # The height and width of an image, as far as a graph without shapes determines them: two equal values
 # stand for equal sizes.
@@ -55,10 +59,10 @@ class Images(NamedTuple):
 def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     """Return a graph of the same values in which images in low precision have the blocked layout.
 
-    It is `graph` itself if it has no 2-D convolution in low precision, or without the C++ library or
-    oneDNN.
+    It is `graph` itself if it has no product in low precision, or without the C++ library or oneDNN.
     """
-    if not any(node["op"] == "Convolution" for node in graph["nodes"]) or not available():
+    products = ("Convolution", "FullyConnected")
+    if not any(node["op"] in products for node in graph["nodes"]) or not available():
         return graph
     edges = edge_dtypes(graph, dtypes)
     if not any(dtype in LOW_PRECISION for dtype in edges.values()):
@@ -97,9 +101,8 @@ class _Blocking:
         self.old, self.nodes, self.edges = graph, graph["nodes"], edges
         self.out = Writer()
         self.images: Dict[Edge, Images] = {}
-        self.groups: Dict[
-            int, Set[int]
-        ] = {}  # elementwise node -> nodes whose results it is part of
+        self.wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`
+        self.groups: Dict[int, Set[int]] = {}  # elementwise node -> nodes whose results it is part of
         self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
         self.blocked: Dict[Edge, list] = {}  # and blocked
         self.readers: Dict[Edge, List[int]] = {}
@@ -110,11 +113,12 @@ class _Blocking:
 
     def rewrite(self) -> dict:
         self._find_images()
-        if not self.images:
-            return self.old
         self._find_groups()
         for i, node in enumerate(self.nodes):
-            if (i, 0) not in self.images:
+            accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
+            if node["op"] == "FullyConnected" and self._is_low((i, 0)) and not accumulates:
+                self._write_dense(i, node)
+            elif (i, 0) not in self.images:
                 self._copy(i)
             elif not _is_elementwise(node) or i in self.groups.get(i, ()):
                 self._blocked((i, 0))
@@ -129,8 +133,23 @@ class _Blocking:
             op = canonical(node["op"])
             find = _FINDERS.get(op, _Blocking._find_elementwise)
             found = find(self, i, node)
-            if found is not None:
+            if found is not None and self._is_short(i, node):
                 self.images[i, 0] = found
+
+    def _is_short(self, i: int, node: dict) -> bool:
+        """Return whether a float32 value follows by few operators from few arrays in low precision.
+
+        Such values are never written, but computed anew for each of their readers.
+        """
+        operators, arrays = 1, set()
+        for source, output, *_ in node["inputs"]:
+            if self._is_low((source, output)) or (source, output) not in self.images:
+                arrays.add((source, output))
+            else:
+                below, read = self.wide[source]
+                operators, arrays = operators + below, arrays | read
+        self.wide[i] = operators, arrays
+        return self._is_low((i, 0)) or (operators <= MOST_OPERATORS and len(arrays) <= MOST_ARRAYS)
 
     def _input(self, node: dict, k: int = 0) -> Optional[Images]:
         return self.images.get(tuple(node["inputs"][k][:2]))
@@ -272,12 +291,17 @@ class _Blocking:
             if edge in self.images and self._is_low(edge):
                 channels = str(self.images[edge].channels)
                 name = f"{node['name']}_plain"
-                self.plain[edge] = self.out.emit(
-                    UNBLOCK, name, self._blocked(edge), channels=channels
-                )
+                entry = self.out.emit(UNBLOCK, name, self._blocked(edge), channels=channels)
+                self.plain[edge] = self._typed(entry, self.edges[edge])
             else:  # it was to be computed together with its readers
                 self._copy(edge[0])
         return list(self.plain[edge])
+
+    def _typed(self, entry: list, dtype: str) -> list:
+        """Return an entry of the emulation, whose arrays are float32, as one of the cast graph."""
+        if dtype != "float16":
+            return entry
+        return self.out.emit("amp_cast", f"{self.out.nodes[entry[0]]['name']}_half", entry, dtype=dtype)
 
     def _blocked(self, edge: Edge) -> list:
         """Return the entry of a tensor in the blocked layout."""
@@ -315,6 +339,9 @@ class _Blocking:
         entries = [entry for entry, _ in weights]
         if data is None:
             source = self._plain(tuple(node["inputs"][0][:2]))
+            if self.edges[i, 0] == "float16":  # the emulation's arrays are float32
+                name = f"{node['name']}_data"
+                source = self.out.emit("amp_cast", name, source, dtype="float32")
             attrs.update(plain_data="True", lanes=str(lanes))
             return self.out.emit(CONVOLUTION, node["name"], source, *entries, **attrs)
         attrs["channels"] = str(data.channels)
@@ -322,6 +349,20 @@ class _Blocking:
             return self.out.emit(DEPTHWISE, node["name"], self._data(node), *entries, **attrs)
         attrs["lanes"] = str(lanes)
         return self.out.emit(CONVOLUTION, node["name"], self._data(node), *entries, **attrs)
+
+    def _write_dense(self, i: int, node: dict) -> None:
+        weights = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]
+        attrs = {k: node["attrs"][k] for k in ("num_hidden", "flatten") if k in node["attrs"]}
+        attrs["no_bias"] = str(len(weights) == 1)
+        attrs["variable_weight"] = str(weights[0][1])
+        source = self._plain(tuple(node["inputs"][0][:2]))
+        dtype = self.edges[i, 0]
+        if dtype == "float16":  # the emulation's arrays are float32
+            source = self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
+        entries = [entry for entry, _ in weights]
+        self.plain[i, 0] = self._typed(
+            self.out.emit(DENSE, node["name"], source, *entries, **attrs), dtype
+        )
 
     def _write_pooling(self, i: int, node: dict) -> list:
         kept = ("kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention")

@@ -19,7 +19,7 @@ import os
 from collections import Counter
 from typing import Dict, Tuple
 
-from gluon_amp.lowering import float16_sums, native
+from gluon_amp.lowering import blocked, float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
@@ -66,13 +66,15 @@ class _EmulatedGraph(Writer):
     def __init__(self, edges: Dict[Tuple[int, int], str]) -> None:
         super().__init__()
         self.edges = edges  # dtypes of the old graph's tensors, by node and output
+        self.variables = {}  # old float16 variable -> its entry, not widened
         self.native = native.available()
 
     def add_variable(self, i: int, node: dict) -> None:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
         if self._is_float16(i):
             attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            self.replaced[i, 0] = self._widen(self.copy({**node, "attrs": attrs}, []))
+            self.variables[i] = self.copy({**node, "attrs": attrs}, [])
+            self.replaced[i, 0] = self._widen(self.variables[i])
         else:
             self.replaced[i, 0] = self.copy(node, [])
 
@@ -97,6 +99,9 @@ class _EmulatedGraph(Writer):
             for key, value in node.get("attrs", {}).items()
         }
         inputs = [self.remap(entry) for entry in node["inputs"]]
+        if node["op"] in blocked.READ_PARAMETERS:
+            sources = [entry[0] for entry in node["inputs"]]
+            inputs = [list(self.variables.get(s, entry)) for s, entry in zip(sources, inputs)]
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))

@@ -26,6 +26,7 @@ KERNELS = (
     "moves_kernels",
     "norm_kernels",
     "pointwise_kernels",
+    "pooling_kernels",
 )
 
 COMPILERS = ("g++", "c++", "clang++")

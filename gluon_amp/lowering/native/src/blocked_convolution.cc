@@ -5,31 +5,37 @@
 // weight as the parameter is stored, and writes its gradient in that form.
 #include <cstring>
 
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "blocked.h"
-#include "kernels.h"
-#include "onednn.h"
-#include "packed_weights.h"
-#include "parallel.h"
+#include "blocking.h"
+#include "products.h"
 
 namespace gluon_amp {
 namespace blocked_convolution {
-
-using Sizes = std::vector<int64_t>;
 
 struct Convolution {
   int64_t images, channels, height, width;  // of the data
   int64_t filters, out_height, out_width, groups;
   Sizes kernel, stride, pad, dilate;
-  int64_t lanes;  // of the result; channels of data and result are blocked alike
-  bool plain_data;  // the data has the plain layout
-  bool bias;
-  int64_t out_lanes;
-  int64_t data_lanes;
+  int64_t lanes;       // of the result
+  int64_t data_lanes;  // 0 if the data has the plain layout
+  bool plain_data, bias;
+
+  Blocked blocked_data() const {
+    return Blocked(blocked_shape(images, channels, height, width, data_lanes));
+  }
 };
+
+// oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels. There
+// is none for the gradient of the data.
+constexpr int64_t kMostPlainChannels = 3;
+
+// The same convolution of data in the blocked layout
+Convolution blocked(Convolution c) {
+  if (!c.data_lanes) c.data_lanes = c.lanes == c.filters ? c.channels : c.lanes;
+  return c;
+}
 
 Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
   const Sizes numbers = integers_of(attrs, name);
@@ -41,13 +47,13 @@ Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
 // Reads a node's attributes; the sizes of the data follow from its shape.
 Convolution parse(const NodeAttrs& attrs) {
   Convolution result;
+  const int64_t lanes = integer_of(attrs, "lanes", 16);
   result.kernel = pair_of(attrs, "kernel", 0);
   result.stride = pair_of(attrs, "stride", 1);
   result.pad = pair_of(attrs, "pad", 0);
   result.dilate = pair_of(attrs, "dilate", 1);
   result.filters = integer_of(attrs, "num_filter", 0);
   result.groups = integer_of(attrs, "num_group", 1);
-  result.lanes = integer_of(attrs, "lanes", 16);
   result.channels = integer_of(attrs, "channels", 0);
   result.plain_data = flag_of(attrs, "plain_data");
   result.bias = !flag_of(attrs, "no_bias");
@@ -56,9 +62,9 @@ Convolution parse(const NodeAttrs& attrs) {
         << attrs.op->name << ": kernel, stride and dilate must be positive";
   }
   CHECK(result.filters > 0 && result.groups > 0 && result.filters % result.groups == 0 &&
-        result.lanes >= 0)
+        lanes >= 0)
       << attrs.op->name << ": num_filter, num_group or lanes is wrong";
-  result.out_lanes = result.lanes ? result.lanes : result.filters;
+  result.lanes = lanes ? lanes : result.filters;
   return result;
 }
 
@@ -98,9 +104,10 @@ Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_ki
   Descriptions d;
   std::memset(&d, 0, sizeof d);
   const Sizes sizes{c.images, c.channels, c.height, c.width};
-  d.data = c.plain_data ? plain_desc(sizes, dtype)
-                        : blocked_desc(c.images, c.channels, c.height, c.width, c.data_lanes, dtype);
-  d.result = blocked_desc(c.images, c.filters, c.out_height, c.out_width, c.out_lanes, dtype);
+  d.data = c.data_lanes == 0
+               ? plain_desc(sizes, dtype)
+               : blocked_desc(c.images, c.channels, c.height, c.width, c.data_lanes, dtype);
+  d.result = blocked_desc(c.images, c.filters, c.out_height, c.out_width, c.lanes, dtype);
   if (c.bias && kind != dnnl_backward_data) d.bias = plain_desc({c.filters}, dnnl_f32);
   Sizes of_weight{c.filters / c.groups, c.channels / c.groups, c.kernel[0], c.kernel[1]};
   if (c.groups > 1) of_weight.insert(of_weight.begin(), c.groups);
@@ -123,94 +130,30 @@ Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_ki
   return d;
 }
 
-struct Plan {
-  std::shared_ptr<Primitive> primitive;
-  dnnl_memory_desc_t data, result, bias, weight;
-};
-
-// The primitive of a convolution. Primitives are kept, as creating one takes longer than a small layer.
 std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype,
                                     dnnl_prop_kind_t kind) {
-  static std::mutex mutex;
-  static auto* plans = new std::map<Sizes, std::shared_ptr<const Plan>>;
-  constexpr size_t kMostPlans = 4096;
   const Sizes key{dtype,        kind,         c.images,     c.channels,    c.height,     c.width,
                   c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
-                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.out_lanes,  c.data_lanes,
+                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,  c.data_lanes,
                   c.bias};
-  std::lock_guard<std::mutex> lock(mutex);
-  auto found = plans->find(key);
-  if (found != plans->end()) return found->second;
-  if (plans->size() >= kMostPlans) plans->clear();
-  const Descriptions d = describe(c, dtype, kind);
-  auto plan = std::make_shared<Plan>();
-  std::shared_ptr<Primitive> forward;
-  if (kind == dnnl_backward_data || kind == dnnl_backward_weights) {
-    const Descriptions hint = describe(c, dtype, dnnl_forward_training);
-    forward = Primitive::create(&hint.operation);
-    CHECK(forward) << "oneDNN has no such convolution";
-  }
-  plan->primitive = Primitive::create(&d.operation, forward.get());
-  CHECK(plan->primitive) << "oneDNN has no such convolution";
-  plan->data = d.data;
-  plan->result = d.result;
-  plan->bias = d.bias;
-  plan->weight = plan->primitive->query(kind == dnnl_backward_weights ? dnnl_query_diff_weights_md
-                                                                      : dnnl_query_weights_md);
-  (*plans)[key] = plan;
-  return plan;
-}
-
-dnnl_data_type_t dtype_of(const NDArray& array) {
-  return array.dtype() == mshadow::kBfloat16 ? dnnl_bf16 : dnnl_f32;
-}
-
-// A bias in float32, as oneDNN reads it, rounded as the data
-class Bias {
- public:
-  Bias(const NDArray& bias, int dtype) : values_(bias.shape().Size()) {
-    const NDArray plain = plain_copy(bias);
-    const int64_t n = values_.size();
-    if (plain.dtype() == mshadow::kFloat16) {
-      kernels().widen(plain_data<half_bits>(plain), values_.data(), n);
-    } else if (dtype == mshadow::kBfloat16) {
-      std::vector<Bfloat> rounded(n);
-      kernels().to_bfloat(plain_data<float>(plain), rounded.data(), n);
-      kernels().from_bfloat(rounded.data(), values_.data(), n);
-    } else {
-      kernels().round(plain_data<float>(plain), values_.data(), n);
-    }
-  }
-  const float* data() const { return values_.data(); }
-
- private:
-  std::vector<float> values_;
-};
-
-void write_vector(const float* values, OpReqType req, const NDArray& output) {
-  if (req == mxnet::kNullOp) return;
-  const int64_t n = output.shape().Size();
-  const bool adds = req == mxnet::kAddTo;
-  if (output.dtype() == mshadow::kFloat32) {
-    float* out = result_of<float>(output);
-    return adds ? kernels().add(values, out, n) : (void)std::memcpy(out, values, n * sizeof(float));
-  }
-  std::vector<half_bits> rounded(n);
-  half_bits* out = result_of<half_bits>(output);
-  kernels().narrow(values, adds ? rounded.data() : out, n);
-  if (adds) kernels().add_half(rounded.data(), out, n);
-}
-
-// The emulation's float16: rounds float32 results of oneDNN.
-void round_values(const NDArray& array) {
-  if (array.dtype() != mshadow::kFloat32) return;
-  float* values = plain_data<float>(array);
-  in_parallel(array.shape().Size(), [&](int64_t first, int64_t count) {
-    kernels().round(values + first, values + first, count);
+  static auto* plans = new Plans;
+  return plans->find_or_make(key, [&] {
+    const Descriptions d = describe(c, dtype, kind), hint = describe(c, dtype, dnnl_forward_training);
+    return make_plan(&d.operation, &hint.operation, kind, d.data, d.result, d.bias);
   });
 }
 
 // ---------------------------------------------------------------------------------- the operator
+
+// Reads the data of a convolution, in the layout of `c`; the caller must keep the array.
+const void* read_data(const Convolution& c, const NDArray& plain) {
+  if (!c.plain_data || c.data_lanes == 0) return values_of<void>(plain);
+  const int bytes = plain.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  const Blocked shape = c.blocked_data();
+  void* moved = scratch(Purpose::kImages, shape.size() * bytes);
+  to_blocked(values_of<void>(plain), moved, c.channels, shape, bytes);
+  return moved;
+}
 
 // inputs: data, weight, bias
 void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
@@ -219,11 +162,12 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   CHECK_NE(req[0], mxnet::kAddTo);
   Convolution c = parse(attrs);
   set_data(attrs, inputs[0].shape(), &c);
+  if (c.channels > kMostPlainChannels) c = blocked(c);
   const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
   const auto plan = plan_of(c, dtype_of(inputs[0]), kind);
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
-  const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
+  const Argument source{DNNL_ARG_SRC, &plan->data, read_data(c, data)};
   const Argument kernel{DNNL_ARG_WEIGHTS, &plan->weight, weight->data()};
   const Argument result{DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])};
   if (c.bias) {
@@ -235,53 +179,56 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   round_values(outputs[0]);
 }
 
-void data_grad(const NodeAttrs& attrs, const Convolution& c, const NDArray& grad, const NDArray& weight,
+void data_grad(const NodeAttrs& attrs, Convolution c, const NDArray& grad, const NDArray& weight,
                OpReqType req, const NDArray& output) {
   if (req == mxnet::kNullOp) return;
   CHECK_NE(req, mxnet::kAddTo);
+  c = blocked(c);
   const auto plan = plan_of(c, dtype_of(grad), dnnl_backward_data);
   const auto packed = packed_weight(weight, plan->weight, flag_of(attrs, "variable_weight"));
+  const Blocked shape = c.blocked_data();
+  const int bytes = output.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  void* target = result_of<char>(output);
+  void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target;
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
-                            {DNNL_ARG_DIFF_SRC, &plan->data, result_of<char>(output)}});
+                            {DNNL_ARG_DIFF_SRC, &plan->data, result}});
+  if (c.plain_data) to_plain(result, target, c.channels, shape, bytes);
   round_values(output);
 }
 
-// A copy in float32 of bfloat16 values
-std::vector<float> widened_copy(const NDArray& array) {
-  std::vector<float> wide(array.shape().Size());
-  kernels().from_bfloat(values_of<Bfloat>(array), wide.data(), wide.size());
-  return wide;
-}
-
-void weight_grad(const Convolution& c, const NDArray& grad, const NDArray& data, const Requests& req,
+void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const Requests& req,
                  const Arrays& outputs) {
   const bool has_bias = c.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
+  if (c.channels > kMostPlainChannels) c = blocked(c);
   // For an image narrower than the stride, oneDNN 2.4 reads uninitialized memory in bfloat16: its kernels
   // split an image into as many parts as the stride has columns, and the last parts are empty.
-  const bool wide = dtype_of(grad) == dnnl_bf16 && c.width < c.stride[1];
-  const auto plan = plan_of(c, wide ? dnnl_f32 : dtype_of(grad), dnnl_backward_weights);
+  const auto dtype = dtype_of(grad);
+  const bool wide = dtype == dnnl_bf16 && c.width < c.stride[1];
+  const auto plan = plan_of(c, wide ? dnnl_f32 : dtype, dnnl_backward_weights);
   const NDArray plain = plain_copy(data);
   std::vector<float> wide_data, wide_grad, bias(c.bias ? c.filters : 0);
+  const void* source = read_data(c, plain);
+  const void* above = values_of<void>(grad);
   if (wide) {
-    wide_data = widened_copy(plain);
-    wide_grad = widened_copy(grad);
+    wide_data = widened(source, c.data_lanes ? c.blocked_data().size() : plain.shape().Size());
+    wide_grad = widened(above, grad.shape().Size());
+    source = wide_data.data();
+    above = wide_grad.data();
   }
-  const void* source = wide ? wide_data.data() : values_of<void>(plain);
-  const void* above = wide ? wide_grad.data() : values_of<void>(grad);
-  void* packed = scratch(bytes_of(plan->weight));
+  void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
   const Argument argument{DNNL_ARG_SRC, &plan->data, source};
   const Argument result{DNNL_ARG_DIFF_DST, &plan->result, above};
   const Argument weight{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
   if (c.bias) {
     plan->primitive->execute(
         {argument, result, weight, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
-    write_vector(bias.data(), req[2], outputs[2]);
+    write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
   } else {
     plan->primitive->execute({argument, result, weight});
   }
-  unpack_gradient(packed, plan->weight, req[1], outputs[1]);
+  unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
 }
 
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
@@ -290,8 +237,8 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   Convolution c = parse(attrs);
   set_data(attrs, inputs[1].shape(), &c);
   if (inputs[1].shape().Size() == 0) {
-    const std::vector<float> zeros(outputs[1].shape().Size());
-    for (size_t i = 1; i < outputs.size(); ++i) write_vector(zeros.data(), req[i], outputs[i]);
+    std::vector<float> zeros(outputs[1].shape().Size());
+    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
     return;
   }
   // The gradient of the weight comes first: that of the data may be written to the memory of the
@@ -316,24 +263,8 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   bool known = unify(attrs, {&in[1], &weight});
   if (c.bias) known = unify(attrs, {&in[2], &bias}) && known;
   mxnet::TShape result =
-      blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.out_lanes);
+      blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);
   return unify(attrs, {&out.at(0), &result}) && known;
-}
-
-bool is_weight_type(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
-
-bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  int& type = in.at(0);
-  if (type == -1) type = out.at(0);
-  if (type == -1) return false;
-  CHECK(type == mshadow::kFloat32 || type == mshadow::kBfloat16) << attrs.op->name << ": dtype " << type;
-  CHECK(out[0] == -1 || out[0] == type) << attrs.op->name << ": the result has another dtype";
-  out[0] = type;
-  for (size_t i = 1; i < in.size(); ++i) {
-    if (in[i] == -1) in[i] = mshadow::kFloat32;
-    CHECK(is_weight_type(in[i])) << attrs.op->name << ": weights of dtype " << in[i];
-  }
-  return true;
 }
 
 bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
@@ -348,32 +279,12 @@ bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sha
   return known;
 }
 
-bool infer_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, 3, in.size());
-  Ints read{in[1], in[2]}, result{in[0]};
-  if (out.size() == 3) read.push_back(out[2]);
-  const bool known = infer_type(attrs, read, result);
-  in = {result[0], read[0], read[1]};
-  out = read;
-  return known;
-}
-
 }  // namespace blocked_convolution
 
 void register_blocked_convolution() {
-  using namespace blocked_convolution;
-  const std::string backward = "_backward_gluon_amp_blocked_convolution";
-  nnvm::Op* op = add_op("_gluon_amp_blocked_convolution", convolve, infer_shape, infer_type);
-  op->get_num_inputs = [](const NodeAttrs& attrs) { return flag_of(attrs, "no_bias") ? 2u : 3u; };
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    const Entries& inputs = inputs_of(node);
-    return make_grad_node(backward.c_str(), node, {grads[0], inputs[0], inputs[1]}, node->attrs.dict);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, convolve_grad, infer_grad_shape, infer_grad_type);
-  grad->num_inputs = 3;
-  grad->get_num_outputs = [](const NodeAttrs& attrs) { return flag_of(attrs, "no_bias") ? 2u : 3u; };
-  set_attr(grad, "TIsBackward", true, kPriority);
+  add_product("_gluon_amp_blocked_convolution", blocked_convolution::convolve,
+              blocked_convolution::infer_shape, blocked_convolution::convolve_grad,
+              blocked_convolution::infer_grad_shape);
 }
 
 }  // namespace gluon_amp

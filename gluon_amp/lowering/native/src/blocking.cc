@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocked.h"
+#include "blocking.h"
 #include "kernels.h"
 #include "moves_kernels.h"
 #include "parallel.h"
@@ -146,6 +147,22 @@ void add_move(const std::string& name,
 }
 
 }  // namespace
+
+void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes) {
+  if (bytes == 2) {
+    move_groups<true>(static_cast<const uint16_t*>(plain), static_cast<uint16_t*>(blocked), channels, shape);
+  } else {
+    move_groups<true>(static_cast<const uint32_t*>(plain), static_cast<uint32_t*>(blocked), channels, shape);
+  }
+}
+
+void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes) {
+  if (bytes == 2) {
+    move_groups<false>(static_cast<const uint16_t*>(blocked), static_cast<uint16_t*>(plain), channels, shape);
+  } else {
+    move_groups<false>(static_cast<const uint32_t*>(blocked), static_cast<uint32_t*>(plain), channels, shape);
+  }
+}
 
 void register_blocking() {
   add_move<true>("_gluon_amp_block", infer_block);

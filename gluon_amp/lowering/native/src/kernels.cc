@@ -6,6 +6,7 @@
 
 #include "moves_kernels.h"
 #include "depthwise_kernels.h"
+#include "pooling_kernels.h"
 #include "norm_kernels.h"
 #include "pointwise_kernels.h"
 #include "vectors.h"
@@ -50,6 +51,12 @@ void round_relu_grad(const float* grad, const float* result, float* out, int64_t
 template <typename From, typename To>
 void convert(const From* in, To* out, int64_t n) {
   each(n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
+}
+
+void interleave(const float* low, const float* high, Bfloat* out, int64_t n) {
+  each(n, [=](auto v, int64_t i) {
+    v.store_pairs(v.load(low + i), v.load(high + i), out + 2 * i);
+  });
 }
 
 template <typename T>
@@ -138,12 +145,12 @@ const Kernels table = {
     adam<float>,
     adam<half_bits>,
     convert<float, Bfloat>,
-    convert<half_bits, Bfloat>,
     convert<float, HalfValue>,
-    convert<half_bits, HalfValue>,
     convert<Bfloat, float>,
+    interleave,
     GLUON_AMP_NAMED(moves_kernels)(),
     GLUON_AMP_NAMED(depthwise_kernels)(),
+    GLUON_AMP_NAMED(pooling_kernels)(),
     GLUON_AMP_NAMED(norm_kernels)(),
     GLUON_AMP_NAMED(pointwise_kernels)(),
 };

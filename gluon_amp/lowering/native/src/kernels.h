@@ -34,6 +34,7 @@ struct MovesKernels;
 struct NormKernels;
 struct PointwiseKernels;
 struct DepthwiseKernels;
+struct PoolingKernels;
 
 struct Kernels {
   // out = float32(float16(in)); in and out may be one array
@@ -55,14 +56,16 @@ struct Kernels {
   AdamUpdate<half_bits> adam_half;
   // out = in, rounded to the type of out
   void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
-  void (*half_to_bfloat)(const half_bits* in, Bfloat* out, int64_t n);
   void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
-  void (*half_to_half_value)(const half_bits* in, HalfValue* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
-  const MovesKernels* moves;  // moves_kernels.h
+  // out[2 * i] = low[i], out[2 * i + 1] = high[i], rounded
+  void (*interleave)(const float* low, const float* high, Bfloat* out, int64_t n);
+  // Of the files of these names
+  const MovesKernels* moves;
   const DepthwiseKernels* depthwise;
-  const NormKernels* norm;            // norm_kernels.h: of Bfloat, of HalfValue
-  const PointwiseKernels* pointwise;  // pointwise_kernels.h: of Bfloat, of HalfValue
+  const PoolingKernels* pooling;
+  const NormKernels* norm;  // an array: of Bfloat, of HalfValue
+  const PointwiseKernels* pointwise;
 };
 
 // kernels.cc, compiled once for each instruction set.

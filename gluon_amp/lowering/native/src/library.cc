@@ -9,12 +9,14 @@
 #include "casts.cc"
 #include "concat.cc"
 #include "convolutions.cc"
+#include "dense.cc"
 #include "fork.cc"
 #include "depthwise.cc"
 #include "depthwise_convolution.cc"
 #include "layouts.cc"
 #include "norm.cc"
 #include "packed_weights.cc"
+#include "pooling.cc"
 #include "pointwise.cc"
 #include "rounding.cc"
 #include "updates.cc"
@@ -32,9 +34,11 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_casts();
     gluon_amp::register_concat();
     gluon_amp::register_convolutions();
+    gluon_amp::register_dense();
     gluon_amp::register_fork();
     gluon_amp::register_depthwise();
     gluon_amp::register_layouts();
+    gluon_amp::register_pooling();
     gluon_amp::register_norm();
     gluon_amp::register_pointwise();
     gluon_amp::register_rounding();

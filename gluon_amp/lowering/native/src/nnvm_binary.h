@@ -34,13 +34,14 @@ using nnvm::ObjectPtr;
 
 struct NotReadable;
 
-// FComputeEx, FInplaceOption, FInplaceIdentity, FMutateInputs, FNumVisibleOutputs, FResourceRequest and FGradient, as in MXNet
+// FComputeEx, FInplaceOption, FInplaceIdentity, FNumVisibleOutputs, FMutateInputs, FResourceRequest and
+// FGradient, as in MXNet
 using Compute = std::function<void(const NodeAttrs&, const mxnet::OpContext&, const Arrays&,
                                    const Requests&, const Arrays&)>;
 using InplaceOption = std::function<std::vector<std::pair<int, int>>(const NodeAttrs&)>;
 using InplaceIdentity = std::function<std::vector<bool>(const NodeAttrs&)>;
+using Count = std::function<uint32_t(const NodeAttrs&)>;
 using MutateInputs = std::function<std::vector<uint32_t>(const NodeAttrs&)>;
-using VisibleOutputs = std::function<uint32_t(const NodeAttrs&)>;
 using Resources = std::function<std::vector<mxnet::ResourceRequest>(const NodeAttrs&)>;
 using Gradient = std::function<Entries(const ObjectPtr&, const Entries&)>;
 // FInferShape, FInferType and FInferStorageType, with references instead of pointers
@@ -62,10 +63,10 @@ GLUON_AMP_SET_ATTR(InplaceOption,
 GLUON_AMP_SET_ATTR(InplaceIdentity,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIbSaIbEERKNS_9NodeAttrsEEEEERS0_"
                    "RKSsRKT_i");
+GLUON_AMP_SET_ATTR(Count, "_ZN4nnvm2Op8set_attrISt8functionIFjRKNS_9NodeAttrsEEEEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(MutateInputs,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIjSaIjEERKNS_9NodeAttrsEEEEERS0_"
                    "RKSsRKT_i");
-GLUON_AMP_SET_ATTR(VisibleOutputs, "_ZN4nnvm2Op8set_attrISt8functionIFjRKNS_9NodeAttrsEEEEERS0_RKSsRKT_i");
 GLUON_AMP_SET_ATTR(Resources,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIN5mxnet15ResourceRequestESaIS5_EERKNS"
                    "_9NodeAttrsEEEEERS0_RKSsRKT_i");

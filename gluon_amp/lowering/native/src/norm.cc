@@ -430,7 +430,7 @@ void register_norm() {
   };
   op->num_outputs = 3;
   const auto visible = [](const NodeAttrs&) -> uint32_t { return 1; };
-  set_attr(op, "FNumVisibleOutputs", VisibleOutputs(visible), kPriority);
+  set_attr(op, "FNumVisibleOutputs", Count(visible), kPriority);
   const auto moving = [](const NodeAttrs&) { return std::vector<uint32_t>{kMovingMean, kMovingVar}; };
   set_attr(op, "FMutateInputs", MutateInputs(moving), kPriority);
   set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);

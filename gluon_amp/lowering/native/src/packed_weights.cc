@@ -11,6 +11,8 @@
 
 #include "arrays.h"
 #include "kernels.h"
+#include "moves_kernels.h"
+#include "parallel.h"
 
 namespace gluon_amp {
 namespace {
@@ -70,7 +72,12 @@ struct Layout {
 // Filters are processed in blocks, so that what a thread writes or reads stays in its cache.
 constexpr int64_t kFilters = 16, kChannels = 16;
 
-// Calls body(group, filter, channel, filters, channels) for all blocks.
+// The block of a weight that a thread packs: some filters and channels of one group.
+struct Block {
+  int64_t group, filter, channel, filters, channels;
+};
+
+// Calls body(Block) for all blocks.
 template <typename Body>
 void each_block(const Layout& layout, Body body) {
   const int64_t rows = (layout.filters + kFilters - 1) / kFilters;
@@ -79,26 +86,101 @@ void each_block(const Layout& layout, Body body) {
 #pragma omp parallel for schedule(static) if (count > 8)
   for (int64_t i = 0; i < count; ++i) {
     const int64_t filter = i / columns % rows * kFilters, channel = i % columns * kChannels;
-    body(i / columns / rows, filter, channel, std::min(kFilters, layout.filters - filter),
-         std::min(kChannels, layout.channels - channel));
+    body(Block{i / columns / rows, filter, channel, std::min(kFilters, layout.filters - filter),
+               std::min(kChannels, layout.channels - channel)});
   }
 }
 
-template <typename From, typename To, typename Convert>
-void pack(const From* weight, const Layout& layout, Convert convert, To* packed) {
-  const int64_t positions = layout.positions;
-  each_block(layout, [&](int64_t g, int64_t f, int64_t c, int64_t filters, int64_t channels) {
-    std::vector<To> row(kChannels * positions);
-    for (int64_t i = f; i < f + filters; ++i) {
-      const From* source = weight + ((g * layout.filters + i) * layout.channels + c) * positions;
-      convert(source, row.data(), channels * positions);
-      To* target = packed + layout.of_group[g] + layout.of_filter[i];
-      const To* next = row.data();
-      for (int64_t j = c; j < c + channels; ++j) {
-        To* place = target + layout.of_channel[j];
-        for (int64_t k = 0; k < positions; ++k) place[layout.of_position[k]] = *next++;
+// The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them 16 filters
+// are side by side, in the others 16 channels. In bfloat16, each of these is a pair of channels or filters.
+enum class Order { kFilters, kChannels, kOther };
+
+template <typename To>
+Order order_of(const Layout& layout, const Block& b) {
+  const bool pairs = sizeof(To) == 2;
+  const auto side_by_side = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t step) {
+    for (int64_t i = 0; i < 16; ++i) {
+      if (offsets[first + i] - offsets[first] != i * step) return false;
+    }
+    return true;
+  };
+  const auto paired = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t count) {
+    for (int64_t i = 0; pairs && i < count; i += 2) {
+      if (offsets[first + i + 1] - offsets[first + i] != 1) return false;
+    }
+    return !pairs || count % 2 == 0;
+  };
+  const int64_t step = pairs ? 2 : 1;
+  if (b.filters == 16 && side_by_side(layout.of_filter, b.filter, step) &&
+      paired(layout.of_channel, b.channel, b.channels)) {
+    return Order::kFilters;
+  }
+  if (b.channels == 16 && side_by_side(layout.of_channel, b.channel, step) &&
+      paired(layout.of_filter, b.filter, b.filters)) {
+    return Order::kChannels;
+  }
+  return Order::kOther;
+}
+
+void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
+void convert(const float* in, HalfValue* out, int64_t n) { kernels().to_half_value(in, out, n); }
+
+void store16(const float* low, const float* high, Bfloat* out) { kernels().interleave(low, high, out, 16); }
+void store16(const float* values, const float*, HalfValue* out) { kernels().to_half_value(values, out, 16); }
+
+void transpose(const float* in, float* out, const Transposition& t) {
+  kernels().moves->transpose4(reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), t);
+}
+
+// Packs a float32 weight. `memory` has room for two rows of a block for each filter of the block.
+template <typename To>
+void pack_block(const float* weight, const Layout& layout, const Block& b, float* memory, To* packed) {
+  const int64_t positions = layout.positions, row = layout.channels * positions;
+  const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
+  const float* source =
+      weight + ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
+  To* target = packed + layout.of_group[b.group];
+  const Order order = order_of<To>(layout, b);
+  if (order == Order::kFilters) {
+    transpose(source, memory, {16, count, row, 16, 16});
+    target += layout.of_filter[b.filter];
+    for (int64_t c = 0; c < b.channels; c += step) {
+      To* place = target + layout.of_channel[b.channel + c];
+      const float* values = memory + c * positions * 16;
+      for (int64_t k = 0; k < positions; ++k) {
+        store16(values + k * 16, values + (positions + k) * 16, place + layout.of_position[k]);
       }
     }
+  } else if (order == Order::kChannels) {
+    target += layout.of_channel[b.channel];
+    for (int64_t f = 0; f < b.filters; f += step) {
+      const float* rows[2] = {source + f * row, source + (f + 1) * row};
+      for (int64_t i = 0; positions > 1 && i < step; ++i) {
+        transpose(rows[i], memory + i * count, {16, positions, positions, 16, 16});
+        rows[i] = memory + i * count;
+      }
+      To* place = target + layout.of_filter[b.filter + f];
+      for (int64_t k = 0; k < positions; ++k) {
+        store16(rows[0] + k * 16, rows[1] + k * 16, place + layout.of_position[k]);
+      }
+    }
+  } else {
+    auto* values = reinterpret_cast<To*>(memory);
+    for (int64_t f = 0; f < b.filters; ++f) {
+      convert(source + f * row, values, count);
+      for (int64_t c = 0; c < b.channels; ++c) {
+        To* place = target + layout.of_filter[b.filter + f] + layout.of_channel[b.channel + c];
+        for (int64_t k = 0; k < positions; ++k) place[layout.of_position[k]] = values[c * positions + k];
+      }
+    }
+  }
+}
+
+template <typename To>
+void pack(const float* weight, const Layout& layout, To* packed) {
+  each_block(layout, [&](const Block& block) {
+    std::vector<float> memory(kFilters * kChannels * layout.positions);
+    pack_block(weight, layout, block, memory.data(), packed);
   });
 }
 
@@ -106,15 +188,18 @@ void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, const Buffer& b
   const Layout layout(desc);
   if (layout.padded) std::memset(buffer.data(), 0, buffer.bytes());
   const NDArray plain = plain_copy(weight);
-  const bool half = plain.dtype() == mshadow::kFloat16, low = desc.data_type == dnnl_bf16;
-  const auto* wide_in = plain_data<float>(plain);
-  const auto* half_in = reinterpret_cast<const half_bits*>(wide_in);
-  auto* bfloats = static_cast<Bfloat*>(buffer.data());
-  auto* values = static_cast<HalfValue*>(buffer.data());
-  if (low && half) return pack(half_in, layout, kernels().half_to_bfloat, bfloats);
-  if (low) return pack(wide_in, layout, kernels().to_bfloat, bfloats);
-  if (half) return pack(half_in, layout, kernels().half_to_half_value, values);
-  pack(wide_in, layout, kernels().to_half_value, values);
+  const float* values = plain_data<float>(plain);
+  std::vector<float> wide;
+  if (plain.dtype() == mshadow::kFloat16) {
+    wide.resize(plain.shape().Size());
+    const half_bits* halves = reinterpret_cast<const half_bits*>(values);
+    in_parallel(wide.size(), [&](int64_t first, int64_t count) {
+      kernels().widen(halves + first, wide.data() + first, count);
+    });
+    values = wide.data();
+  }
+  if (desc.data_type == dnnl_bf16) return pack(values, layout, static_cast<Bfloat*>(buffer.data()));
+  pack(values, layout, static_cast<HalfValue*>(buffer.data()));
 }
 
 // --------------------------------------------------------------------------------------- cache
@@ -157,8 +242,9 @@ void forget_expired() {
 
 }  // namespace
 
-void* scratch(size_t bytes) {
-  static thread_local std::unique_ptr<Buffer> buffer;
+void* scratch(Purpose purpose, size_t bytes) {
+  static thread_local std::unique_ptr<Buffer> buffers[static_cast<int>(Purpose::kCount)];
+  auto& buffer = buffers[static_cast<int>(purpose)];
   if (!buffer || buffer->bytes() < bytes) {
     buffer.reset();
     buffer.reset(new Buffer(bytes));
@@ -196,7 +282,7 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
   return buffer;
 }
 
-void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req,
+void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,
                      const NDArray& gradient) {
   if (req == mxnet::kNullOp) return;
   make_plain(gradient);
@@ -204,26 +290,49 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
   const auto* values = static_cast<const float*>(packed);
   const bool half = gradient.dtype() == mshadow::kFloat16, adds = req == mxnet::kAddTo;
   const int64_t positions = layout.positions;
-  each_block(layout, [&](int64_t g, int64_t f, int64_t c, int64_t filters, int64_t channels) {
-    std::vector<float> row(kChannels * positions);
-    std::vector<half_bits> rounded(half ? kChannels * positions : 0);
-    const int64_t count = channels * positions;
-    for (int64_t i = f; i < f + filters; ++i) {
-      const float* source = values + layout.of_group[g] + layout.of_filter[i];
-      float* next = row.data();
-      for (int64_t j = c; j < c + channels; ++j) {
-        const float* place = source + layout.of_channel[j];
-        for (int64_t k = 0; k < positions; ++k) *next++ = place[layout.of_position[k]];
+  each_block(layout, [&](const Block& b) {
+    const int64_t count = b.channels * positions, row = layout.channels * positions;
+    const float* source = values + layout.of_group[b.group];
+    const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
+    const bool direct = !half && !adds && !emulated;
+    std::vector<float> packed_rows(count * 16), rows(b.filters * count);
+    float* target = direct ? plain_data<float>(gradient) + start : rows.data();
+    const int64_t stride = direct ? row : count;
+    if (order_of<HalfValue>(layout, b) == Order::kFilters) {
+      float* next = packed_rows.data();
+      for (int64_t c = 0; c < b.channels; ++c) {
+        const float* place = source + layout.of_filter[b.filter] + layout.of_channel[b.channel + c];
+        for (int64_t k = 0; k < positions; ++k, next += 16) {
+          std::memcpy(next, place + layout.of_position[k], 16 * sizeof(float));
+        }
       }
-      const int64_t start = ((g * layout.filters + i) * layout.channels + c) * positions;
+      transpose(packed_rows.data(), target, {count, 16, 16, stride, count});
+    } else {
+      for (int64_t f = 0; f < b.filters; ++f) {
+        const float* place = source + layout.of_filter[b.filter + f];
+        for (int64_t c = 0; c < b.channels; ++c) {
+          for (int64_t k = 0; k < positions; ++k) {
+            target[f * stride + c * positions + k] =
+                place[layout.of_channel[b.channel + c] + layout.of_position[k]];
+          }
+        }
+      }
+    }
+    for (int64_t f = 0; f < b.filters && !direct; ++f) {
+      float* from = rows.data() + f * count;
       if (half) {
-        half_bits* target = plain_data<half_bits>(gradient) + start;
-        kernels().narrow(row.data(), adds ? rounded.data() : target, count);
-        if (adds) kernels().add_half(rounded.data(), target, count);
-      } else if (adds) {
-        kernels().add(row.data(), plain_data<float>(gradient) + start, count);
+        half_bits* to = plain_data<half_bits>(gradient) + start + f * row;
+        std::vector<half_bits> rounded(count);
+        kernels().narrow(from, adds ? rounded.data() : to, count);
+        if (adds) kernels().add_half(rounded.data(), to, count);
+        continue;
+      }
+      float* to = plain_data<float>(gradient) + start + f * row;
+      if (emulated) kernels().round(from, from, count);
+      if (adds) {
+        kernels().add(from, to, count);
       } else {
-        std::memcpy(plain_data<float>(gradient) + start, row.data(), count * sizeof(float));
+        std::memcpy(to, from, count * sizeof(float));
       }
     }
   });

@@ -28,9 +28,10 @@ class Buffer {
   size_t bytes_;
 };
 
-// Memory of one thread that is reused by all its callers, as long as it is large enough. Fresh memory
-// would cost more time than most kernels, because of page faults.
-void* scratch(size_t bytes);
+// Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
+// cost more time than most kernels, because of page faults.
+enum class Purpose { kWeightGradient, kImages, kCount };
+void* scratch(Purpose purpose, size_t bytes);
 
 // The weight, rounded to the dtype of `desc` (bfloat16, or float32 for values of float16), in its layout.
 // `desc` has the dimensions (filters, channels, ...) or, with groups, (groups, filters, channels, ...).
@@ -39,9 +40,9 @@ void* scratch(size_t bytes);
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             bool is_variable);
 
-// Copies a float32 gradient of the weight from the layout of `desc` to the plain one. The gradient's
-// dtype is float32 or float16, to which it is rounded.
-void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req,
+// Copies a float32 gradient of the weight from the layout of `desc` to the plain one, rounded to float16 if
+// the array has this dtype or `emulated`.
+void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,
                      const NDArray& gradient);
 
 }  // namespace gluon_amp

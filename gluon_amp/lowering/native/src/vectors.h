@@ -65,6 +65,10 @@ struct One {
   void store(half_bits* p) const { *p = to_half(x); }
   void store(Bfloat* p) const { p->bits = gluon_amp::rounded(x); }
   void store(HalfValue* p) const { p->value = rounded().x; }
+  static void store_pairs(One low, One high, Bfloat* p) {
+    low.store(p);
+    high.store(p + 1);
+  }
   One rounded() const { return {from_half(to_half(x))}; }
   One operator+(One o) const { return {x + o.x}; }
   One operator-(One o) const { return {x - o.x}; }
@@ -100,6 +104,12 @@ struct Many {
     float values[width];
     store(values);
     for (int i = 0; i < width; ++i) p[i].bits = gluon_amp::rounded(values[i]);
+  }
+  static void store_pairs(Many low, Many high, Bfloat* p) {
+    float values[2][width];
+    low.store(values[0]);
+    high.store(values[1]);
+    for (int i = 0; i < 2 * width; ++i) p[i].bits = gluon_amp::rounded(values[i % 2][i / 2]);
   }
   void store(HalfValue* p) const { rounded().store(&p->value); }
   Many rounded() const { return {_mm256_cvtph_ps(halves())}; }
@@ -138,18 +148,25 @@ struct Many {
   __m256i halves() const { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves()); }
-  // Rounds to nearest even as `gluon_amp::rounded` does; NaN keeps its upper bits and becomes quiet.
-  void store(Bfloat* p) const {
+  // The bits of a float32 after it is rounded to bfloat16 as `gluon_amp::rounded` does, in the upper half.
+  // NaN keeps its upper bits and becomes quiet.
+  __m512i bfloat_bits() const {
     const __m512i bits = _mm512_castps_si512(x);
     const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
     const __m512i half =
         _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x8000));
     const __m512 sum = _mm512_castsi512_ps(_mm512_add_epi32(bits, half));
     // The table says: x, made quiet, for both kinds of NaN, otherwise the sum.
-    const __m512 fixed = _mm512_fixupimm_ps(sum, x, _mm512_set1_epi32(0x22), 0);
-    const __m512i high = _mm512_castps_si512(fixed);
-    const __m256i result = _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16));
+    return _mm512_castps_si512(_mm512_fixupimm_ps(sum, x, _mm512_set1_epi32(0x22), 0));
+  }
+  void store(Bfloat* p) const {
+    const __m256i result = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bfloat_bits(), 16));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), result);
+  }
+  // low[0], high[0], low[1], ...
+  static void store_pairs(Many low, Many high, Bfloat* p) {
+    const __m512i upper = _mm512_and_si512(high.bfloat_bits(), _mm512_set1_epi32(0xffff0000));
+    _mm512_storeu_si512(p, _mm512_or_si512(upper, _mm512_srli_epi32(low.bfloat_bits(), 16)));
   }
   void store(HalfValue* p) const { rounded().store(&p->value); }
   Many rounded() const { return {_mm512_cvtph_ps(halves())}; }

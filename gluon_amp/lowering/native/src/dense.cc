@@ -1,0 +1,152 @@
+// Dense layers (FullyConnected) by oneDNN's inner product, with weights packed once for each value.
+#include <vector>
+
+#include "products.h"
+
+namespace gluon_amp {
+namespace dense {
+
+struct Dense {
+  int64_t rows, columns, hidden;  // of the data, flattened; and of the result
+  bool flatten, bias;
+};
+
+Dense parse(const NodeAttrs& attrs) {
+  Dense result;
+  result.hidden = integer_of(attrs, "num_hidden", 0);
+  result.flatten = text_of(attrs, "flatten", "True") == "True";
+  result.bias = !flag_of(attrs, "no_bias");
+  CHECK_GT(result.hidden, 0) << attrs.op->name << ": num_hidden must be positive";
+  return result;
+}
+
+void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Dense* d) {
+  CHECK_GT(shape.ndim(), 0) << attrs.op->name << ": the data has no dimension";
+  const int first = d->flatten ? 1 : shape.ndim() - 1;
+  d->rows = d->columns = 1;
+  for (int i = 0; i < shape.ndim(); ++i) (i < first ? d->rows : d->columns) *= shape[i];
+}
+
+std::shared_ptr<const Plan> plan_of(const Dense& d, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
+  static auto* plans = new Plans;
+  const auto describe = [&](dnnl_prop_kind_t of) {
+    dnnl_inner_product_desc_t o;
+    std::memset(&o, 0, sizeof o);
+    const bool weights = of == dnnl_backward_weights, data = of == dnnl_backward_data;
+    o.primitive_kind = dnnl_inner_product;
+    o.prop_kind = of;
+    (data ? o.diff_src_desc : o.src_desc) = plain_desc({d.rows, d.columns}, dtype);
+    // In float32, the plain layout selects the kernel that MXNet uses, so that sums have the same bits.
+    const Sizes sizes{d.hidden, d.columns};
+    const auto own = dtype == dnnl_f32 ? plain_desc : any_desc;
+    (weights ? o.diff_weights_desc : o.weights_desc) = own(sizes, weights ? dnnl_f32 : dtype);
+    if (d.bias && !data) {
+      (weights ? o.diff_bias_desc : o.bias_desc) = plain_desc({d.hidden}, dnnl_f32);
+    }
+    (weights || data ? o.diff_dst_desc : o.dst_desc) = plain_desc({d.rows, d.hidden}, dtype);
+    o.accum_data_type = dnnl_f32;
+    return o;
+  };
+  return plans->find_or_make({dtype, kind, d.rows, d.columns, d.hidden, d.bias}, [&] {
+    const auto operation = describe(kind), forward = describe(dnnl_forward_training);
+    return make_plan(&operation, &forward, kind, plain_desc({d.rows, d.columns}, dtype),
+                     plain_desc({d.rows, d.hidden}, dtype), plain_desc({d.hidden}, dnnl_f32));
+  });
+}
+
+// inputs: data, weight, bias
+void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
+              const Requests& req, const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  Dense d = parse(attrs);
+  set_data(attrs, inputs[0].shape(), &d);
+  const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
+  const auto plan = plan_of(d, dtype_of(inputs[0]), kind);
+  const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
+  const NDArray data = plain_copy(inputs[0]);
+  const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
+  const Argument matrix{DNNL_ARG_WEIGHTS, &plan->weight, weight->data()};
+  const Argument result{DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])};
+  if (d.bias) {
+    const Bias bias(inputs[2], inputs[0].dtype());
+    plan->primitive->execute({source, matrix, {DNNL_ARG_BIAS, &plan->bias, bias.data()}, result});
+  } else {
+    plan->primitive->execute({source, matrix, result});
+  }
+  round_values(outputs[0]);
+}
+
+// inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
+void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                   const Arrays& outputs) {
+  Dense d = parse(attrs);
+  set_data(attrs, inputs[1].shape(), &d);
+  if (inputs[1].shape().Size() == 0) {
+    std::vector<float> zeros(outputs[1].shape().Size());
+    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
+    return;
+  }
+  const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
+  const auto dtype = dtype_of(grad);
+  if (req[1] != mxnet::kNullOp || (d.bias && req[2] != mxnet::kNullOp)) {
+    const auto plan = plan_of(d, dtype, dnnl_backward_weights);
+    std::vector<float> bias(d.bias ? d.hidden : 0);
+    void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
+    const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
+    const Argument result{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)};
+    const Argument matrix{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
+    if (d.bias) {
+      plan->primitive->execute(
+          {source, result, matrix, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
+      write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
+    } else {
+      plan->primitive->execute({source, result, matrix});
+    }
+    unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
+  }
+  if (req[0] == mxnet::kNullOp) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  const auto plan = plan_of(d, dtype, dnnl_backward_data);
+  const auto weight = packed_weight(inputs[2], plan->weight, flag_of(attrs, "variable_weight"));
+  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
+                            {DNNL_ARG_DIFF_SRC, &plan->data, result_of<char>(outputs[0])}});
+  round_values(outputs[0]);
+}
+
+bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  Dense d = parse(attrs);
+  expect_inputs(attrs, d.bias ? 3 : 2, in.size());
+  if (!mxnet::shape_is_known(in[0])) return false;
+  set_data(attrs, in[0], &d);
+  mxnet::TShape weight(2, 0), bias(1, 0), result(d.flatten ? 2 : in[0].ndim(), 0);
+  weight[0] = bias[0] = d.hidden;
+  weight[1] = d.columns;
+  for (int i = 0; i < result.ndim() - 1; ++i) result[i] = in[0][i];
+  result[result.ndim() - 1] = d.hidden;
+  bool known = unify(attrs, {&in[1], &weight});
+  if (d.bias) known = unify(attrs, {&in[2], &bias}) && known;
+  return unify(attrs, {&out.at(0), &result}) && known;
+}
+
+bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  const Dense d = parse(attrs);
+  expect_inputs(attrs, 3, in.size());
+  expect_inputs(attrs, d.bias ? 3 : 2, out.size());
+  mxnet::ShapeVector read{in[1], in[2]}, result{in[0]};
+  if (d.bias) read.push_back(out[2]);
+  const bool known = infer_shape(attrs, read, result);
+  in = {result[0], read[0], read[1]};
+  out = read;
+  return known;
+}
+
+}  // namespace dense
+
+void register_dense() {
+  add_product("_gluon_amp_dense", dense::multiply, dense::infer_shape, dense::multiply_grad,
+              dense::infer_grad_shape);
+}
+
+}  // namespace gluon_amp

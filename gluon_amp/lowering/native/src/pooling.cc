@@ -1,0 +1,343 @@
+// Pooling of blocked images, with the attributes and the results of MXNet's Pooling.
+//
+// Max pooling keeps the index of each maximum in its window for the gradient: one byte per value of the
+// result, instead of the data and the result. The gradient gathers: each value of the data adds up the
+// gradients of the windows that contain it, so no two threads write to one place.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "blocked.h"
+#include "kernels.h"
+#include "parallel.h"
+#include "pooling_kernels.h"
+#include "shapes.h"
+
+namespace gluon_amp {
+namespace {
+
+constexpr int64_t kLargest = 1 << 30;  // of sizes and attributes, so that products fit into an int64_t
+
+struct PoolingAttributes {
+  bool max, global, full, include_pad;
+  int64_t channels;
+  std::vector<int64_t> kernel, stride, pad;
+
+  explicit PoolingAttributes(const NodeAttrs& attrs) {
+    const std::string& op = attrs.op->name;
+    max = one_of(attrs, "pool_type", "max", "avg");
+    full = !one_of(attrs, "pooling_convention", "valid", "full");
+    global = flag_of(attrs, "global_pool");
+    const std::string count_include_pad = text_of(attrs, "count_include_pad", "None");
+    include_pad = count_include_pad == "None" || flag_of(attrs, "count_include_pad");
+    channels = integer_of(attrs, "channels", 0);
+    CHECK(0 < channels && channels <= kLargest) << op << ": channels is " << channels;
+    if (global) return;
+    kernel = two_integers(attrs, "kernel", 0);
+    stride = two_integers(attrs, "stride", 1);
+    pad = two_integers(attrs, "pad", 0);
+    for (int i : {0, 1}) {
+      CHECK(0 < kernel[i] && kernel[i] <= kLargest) << op << ": kernel is " << kernel[i];
+      CHECK(0 < stride[i] && stride[i] <= kLargest) << op << ": stride is " << stride[i];
+      CHECK(0 <= pad[i] && pad[i] < kernel[i]) << op << ": pad is " << pad[i];
+    }
+    CHECK_LT(kernel[0] * kernel[1], kLargest) << op << ": kernel";
+  }
+
+  // The dtype of the indices. The windows of global pooling have a size that the attributes do not tell.
+  int index_type() const {
+    return global || kernel[0] * kernel[1] > 256 ? mshadow::kInt32 : mshadow::kUint8;
+  }
+
+ private:
+  // Whether an attribute has its first possible value, which is also the one if it is missing.
+  static bool one_of(const NodeAttrs& attrs, const std::string& name, const std::string& first,
+                     const std::string& second) {
+    const std::string text = text_of(attrs, name, first);
+    CHECK(text == first || text == second) << attrs.op->name << ": " << name << " is " << text;
+    return text == first;
+  }
+
+  static std::vector<int64_t> two_integers(const NodeAttrs& attrs, const std::string& name,
+                                           int64_t missing) {
+    auto integers = integers_of(attrs, name);
+    if (integers.empty()) integers.assign(2, missing);
+    CHECK_EQ(integers.size(), 2) << attrs.op->name << ": " << name;
+    return integers;
+  }
+};
+
+// The number of windows along the height (i = 0) or the width (1)
+int64_t windows_in(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs) {
+  CHECK(0 < size && size <= kLargest) << attrs.op->name << " expects pixels";
+  if (pooling.global) return 1;
+  const int64_t rest = size + 2 * pooling.pad[i] - pooling.kernel[i], stride = pooling.stride[i];
+  CHECK_GE(rest, 0) << attrs.op->name << ": the kernel is larger than the padded data";
+  return (pooling.full ? rest + stride - 1 : rest) / stride + 1;
+}
+
+// The windows along one dimension, with the memory of their tables
+class WindowTables {
+ public:
+  WindowTables(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs)
+      : size_(size),
+        kernel_(pooling.global ? size : pooling.kernel[i]),
+        stride_(pooling.global ? 1 : pooling.stride[i]),
+        pad_(pooling.global ? 0 : pooling.pad[i]),
+        first_(size),
+        last_(size) {
+    const int64_t count = windows_in(size, i, pooling, attrs);
+    for (int64_t window = 0; window < count; ++window) {
+      const int64_t start = window * stride_ - pad_;
+      begin_.push_back(std::min(std::max<int64_t>(start, 0), size));
+      end_.push_back(std::min(start + kernel_, size));
+    }
+    for (int64_t at = 0; at < size; ++at) {
+      const int64_t padded = at + pad_;
+      first_[at] = padded < kernel_ ? 0 : (padded - kernel_) / stride_ + 1;
+      last_[at] = std::min(padded / stride_ + 1, count);
+    }
+  }
+
+  Windows windows() const {
+    return {kernel_,       stride_,     pad_,          static_cast<int64_t>(begin_.size()),
+            begin_.data(), end_.data(), first_.data(), last_.data()};
+  }
+
+  // The number of values along this dimension that avg pooling divides by
+  int64_t divisor(int64_t window, bool include_pad) const {
+    if (!include_pad) return end_[window] - begin_[window];
+    const int64_t start = window * stride_ - pad_;
+    return std::min(start + kernel_, size_ + pad_) - start;
+  }
+
+  bool empty_windows() const { return begin_.back() == end_.back(); }  // only the last may be empty
+
+ private:
+  int64_t size_, kernel_, stride_, pad_;
+  std::vector<int64_t> begin_, end_, first_, last_;
+};
+
+class PoolingTables {
+ public:
+  PoolingTables(const NodeAttrs& attrs, const mxnet::TShape& data)
+      : attributes(attrs),
+        images(data),
+        rows_(images.height, 0, attributes, attrs),
+        columns_(images.width, 1, attributes, attrs) {
+    const int64_t height = rows_.windows().count, width = columns_.windows().count;
+    result = blocked_shape(images.images, attributes.channels, height, width, images.lanes);
+    CHECK_EQ(result[1], images.groups) << attrs.op->name << ": channels";
+    for (int64_t row = 0; row < height; ++row) {
+      for (int64_t column = 0; column < width; ++column) {
+        const int64_t divisor = rows_.divisor(row, attributes.include_pad) *
+                                columns_.divisor(column, attributes.include_pad);
+        divisors_.push_back(std::max<int64_t>(divisor, 1));
+        factors_.push_back(1.f / divisors_.back());
+      }
+    }
+  }
+
+  PoolingShape shape() const {
+    return {rows_.windows(),  columns_.windows(), images.width,
+            images.lanes, divisors_.data(),   factors_.data()};
+  }
+
+  // Max pooling of a window that is empty has a result even in lanes that are padding.
+  bool fills_padding() const {
+    const bool padding = attributes.channels % images.lanes != 0;
+    return padding && (rows_.empty_windows() || columns_.empty_windows());
+  }
+
+  PoolingAttributes attributes;
+  Blocked images;
+  mxnet::TShape result;
+
+ private:
+  WindowTables rows_, columns_;
+  std::vector<float> divisors_, factors_;
+};
+
+const Pooling<Bfloat>& pooling_of(Bfloat) { return kernels().pooling->bfloat; }
+const Pooling<HalfValue>& pooling_of(HalfValue) { return kernels().pooling->half; }
+
+// Calls body(plane, row) for all rows of all groups of all images, of `height` rows each.
+template <typename Body>
+void each_row(const Blocked& images, int64_t height, Body body) {
+  const int64_t rows = images.images * images.groups * height;
+#pragma omp parallel for schedule(static) if (images.size() > 2 * kBlock)
+  for (int64_t i = 0; i < rows; ++i) body(i / height, i % height);
+}
+
+// Writes zeros to the lanes behind the last channel.
+template <typename T>
+void clear_padding(const Blocked& images, int64_t channels, T* values) {
+  const int64_t used = channels - (images.groups - 1) * images.lanes;
+  for (int64_t image = 0; image < images.images; ++image) {
+    T* last_group = values + ((image + 1) * images.groups - 1) * images.plane();
+    for (int64_t i = 0; i < images.positions(); ++i) {
+      std::fill(last_group + i * images.lanes + used, last_group + (i + 1) * images.lanes, T());
+    }
+  }
+}
+
+template <typename T, typename Index>
+void max_pool(const MaxPooling<T, Index>& kernel, const PoolingTables& tables, const T* data, T* out,
+              Index* indices) {
+  const PoolingShape shape = tables.shape();
+  const Blocked result(tables.result);
+  const int64_t length = result.width * result.lanes;
+  each_row(result, result.height, [&](int64_t plane, int64_t row) {
+    const int64_t at = plane * result.plane() + row * length;
+    Index* row_indices = indices ? indices + at : nullptr;
+    kernel.forward(data + plane * tables.images.plane(), out + at, row_indices, row, shape);
+  });
+  if (tables.fills_padding()) clear_padding(result, tables.attributes.channels, out);
+}
+
+void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+          const Arrays& outputs) {
+  CHECK_NE(req[0], mxnet::kAddTo);
+  const PoolingTables tables(attrs, inputs[0].shape());
+  CHECK_EQ(tables.result, outputs[0].shape());
+  const bool max = tables.attributes.max;
+  if (tables.result.Size() == 0 || (req[0] == mxnet::kNullOp && !max)) return;
+  with_elements(inputs[0].dtype(), [&](auto element) {
+    using T = decltype(element);
+    const auto& kernel = pooling_of(element);
+    const T* data = values_of<T>(inputs[0]);
+    T* out = result_of<T>(outputs[0]);
+    if (!max) {
+      const PoolingShape shape = tables.shape();
+      const Blocked result(tables.result);
+      each_row(result, result.height, [&](int64_t plane, int64_t row) {
+        T* to = out + plane * result.plane() + row * result.width * result.lanes;
+        kernel.avg(data + plane * tables.images.plane(), to, row, shape);
+      });
+      return;
+    }
+    const bool indices = req[1] != mxnet::kNullOp;
+    if (tables.attributes.index_type() == mshadow::kUint8) {
+      max_pool(kernel.max, tables, data, out, indices ? result_of<uint8_t>(outputs[1]) : nullptr);
+    } else {
+      max_pool(kernel.wide_max, tables, data, out, indices ? result_of<int32_t>(outputs[1]) : nullptr);
+    }
+  });
+}
+
+// inputs: the gradient of the result and, of max pooling, the indices
+void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+               const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  const PoolingTables tables(attrs, outputs[0].shape());
+  for (const auto& input : inputs) CHECK_EQ(tables.result, input.shape());
+  const Blocked &images = tables.images, result(tables.result);
+  if (images.size() == 0) return;
+  const PoolingShape shape = tables.shape();
+  with_elements(inputs[0].dtype(), [&](auto element) {
+    using T = decltype(element);
+    const auto& kernel = pooling_of(element);
+    const T* out_grad = values_of<T>(inputs[0]);
+    T* grad = result_of<T>(outputs[0]);
+    const auto each = [&](auto gather) {
+      each_row(images, images.height, [&](int64_t plane, int64_t row) {
+        T* to = grad + plane * images.plane() + row * images.width * images.lanes;
+        gather(plane * result.plane(), to, row);
+      });
+    };
+    if (!tables.attributes.max) {
+      each([&](int64_t first, T* to, int64_t row) {
+        kernel.avg_grad(out_grad + first, to, row, shape);
+      });
+    } else if (tables.attributes.index_type() == mshadow::kUint8) {
+      const uint8_t* indices = values_of<uint8_t>(inputs[1]);
+      each([&](int64_t first, T* to, int64_t row) {
+        kernel.max.backward(out_grad + first, indices + first, to, row, shape);
+      });
+    } else {
+      const int32_t* indices = values_of<int32_t>(inputs[1]);
+      each([&](int64_t first, T* to, int64_t row) {
+        kernel.wide_max.backward(out_grad + first, indices + first, to, row, shape);
+      });
+    }
+  });
+}
+
+// Infers the shapes of the result and the indices from that of the data.
+bool infer_pooled(const NodeAttrs& attrs, const mxnet::TShape& data,
+                  const std::vector<mxnet::TShape*>& results) {
+  const PoolingAttributes pooling(attrs);
+  if (!mxnet::shape_is_known(data)) return false;
+  CHECK_EQ(data.ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
+  const Blocked images(data);
+  CHECK_GT(images.lanes, 0) << attrs.op->name << " expects at least one lane";
+  const int64_t height = windows_in(images.height, 0, pooling, attrs);
+  const int64_t width = windows_in(images.width, 1, pooling, attrs);
+  mxnet::TShape expected =
+      blocked_shape(images.images, pooling.channels, height, width, images.lanes);
+  CHECK_EQ(expected[1], images.groups) << attrs.op->name << ": channels";
+  auto shapes = results;
+  shapes.push_back(&expected);
+  return unify(attrs, shapes);
+}
+
+uint32_t arrays_of_result(const NodeAttrs& attrs) { return PoolingAttributes(attrs).max ? 2 : 1; }
+
+bool infer_pool_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, 1, in.size());
+  std::vector<mxnet::TShape*> results;
+  for (auto& shape : out) results.push_back(&shape);
+  return infer_pooled(attrs, in[0], results);
+}
+
+bool infer_pool_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, arrays_of_result(attrs), in.size());
+  std::vector<mxnet::TShape*> results;
+  for (auto& shape : in) results.push_back(&shape);
+  return infer_pooled(attrs, out.at(0), results);
+}
+
+// The dtypes of the data, and of the result and possibly its indices
+bool infer_pooled_type(const NodeAttrs& attrs, int& data, Ints& results) {
+  Ints in{data}, out{results.at(0)};
+  const bool known = infer_one_dtype(attrs, in, out);
+  data = in[0];
+  results[0] = out[0];
+  if (results.size() == 1) return known;
+  const int expected = PoolingAttributes(attrs).index_type();
+  CHECK(results[1] == -1 || results[1] == expected) << attrs.op->name << ": dtype of the indices";
+  results[1] = expected;
+  return known;
+}
+
+bool infer_pool_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  return infer_pooled_type(attrs, in.at(0), out);
+}
+
+bool infer_pool_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  return infer_pooled_type(attrs, out.at(0), in);
+}
+
+}  // namespace
+
+void register_pooling() {
+  const std::string backward = "_backward_gluon_amp_pool";
+  nnvm::Op* op = add_op("_gluon_amp_pool", pool, infer_pool_shape, infer_pool_type);
+  op->num_inputs = 1;
+  op->get_num_outputs = arrays_of_result;
+  op->add_argument("data", "NDArray-or-Symbol", "bfloat16 or float32, blocked");
+  set_attr(op, "FNumVisibleOutputs", Count([](const NodeAttrs&) { return 1u; }), kPriority);
+  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    Entries inputs{grads[0]};
+    if (arrays_of_result(node->attrs) == 2) inputs.emplace_back(node, 1, 0);
+    return make_grad_node(backward.c_str(), node, inputs, node->attrs.dict);
+  };
+  set_attr(op, "FGradient", Gradient(gradient), kPriority);
+  nnvm::Op* grad = add_op(backward, pool_grad, infer_pool_grad_shape, infer_pool_grad_type);
+  grad->num_inputs = nnvm::kVarg;
+  grad->get_num_inputs = arrays_of_result;
+  set_attr(grad, "TIsBackward", true, kPriority);
+}
+
+}  // namespace gluon_amp
