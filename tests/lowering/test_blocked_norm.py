@@ -6,6 +6,10 @@ gradients of images are rounded once to the element type. Before the gradient of
 the normalized image is rounded, too, except in the common programs.
 """
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -327,3 +331,34 @@ def test_common_programs_compute_the_same_as_their_instructions(program, inputs,
         np.testing.assert_allclose(ours, general, rtol=1e-5, atol=1e-5)
     ours, general = runs[0].gradients[0], runs[1].gradients[0]
     np.testing.assert_allclose(ours, general, rtol=ROUNDING[dtype], atol=1e-6)
+
+
+BITS = """
+import hashlib
+from tests.lowering.test_blocked_norm import *
+digest = hashlib.sha1()
+for program, inputs in (("relu 0", 1), ("add 0 1; relu 2", 2), ("sigmoid 0; mul 0 1", 1)):
+    images = [normal((3, 48, 28, 28), "bfloat16", seed) for seed in range(inputs)]
+    arrays = arrays_of(statistics_of(48))
+    attrs = {"program": program, "num_extras": str(inputs - 1), **OPTIONS}
+    run = run_operator(NORM, attrs, images, images[0], "bfloat16", 16, arrays)
+    sums = [array.asnumpy() for array in (*arrays, arrays[0].grad, arrays[1].grad)]
+    for array in (run.result, *run.gradients, *sums):
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_the_bits_do_not_depend_on_the_number_of_threads():
+    # Three groups: one thread and three process whole groups, two threads share them.
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", BITS],
+            env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in "123"
+    }
+    assert len(digests) == 1
