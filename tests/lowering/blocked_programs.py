@@ -98,23 +98,17 @@ def run_operator(
     for array in arrays:
         array.attach_grad(grad_req)
     for _ in range(passes):
-        with autograd.record(train_mode=train_mode) if head is not None else _nothing():
+        if head is None:
             out = cached(*data)
-        if head is not None:
-            out.backward(nd.array(to_blocked(head, lanes)))
+            continue
+        with autograd.record(train_mode=train_mode):
+            out = cached(*data)
+        out.backward(nd.array(to_blocked(head, lanes)))
     blocked = [out.asnumpy()]
     if head is not None and grad_req != "null":
         blocked += [array.grad.asnumpy() for array in arrays]
     plain = [to_plain(x, channels) for x in blocked]
     return Run(plain[0], plain[1:], [padding_of(x, channels) for x in blocked])
-
-
-class _nothing:
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *error):
-        pass
 
 
 def _padded_with_ones(plain: np.ndarray, lanes: int) -> np.ndarray:

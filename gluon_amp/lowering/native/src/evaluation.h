@@ -72,30 +72,56 @@ struct FromResult {
   V grad(V g, V, int64_t i) const { return Relu().grad(g, V::load(result + i), i); }
 };
 
+// A step of a value that is rounded first
+template <typename Step>
+struct Rounded {
+  Step step;
+  template <typename V>
+  V value(V x, int64_t i) const { return step.value(x.rounded(), i); }
+  template <typename V>
+  V grad(V g, V x, int64_t i) const { return step.grad(g, x.rounded(), i); }
+};
+
+// Calls body(step), with a rounded step if the program rounds. Returns false if there is none: rounding to
+// bfloat16 takes long, and these programs belong to the emulation of float16.
+template <typename Step, typename Body>
+inline bool with_step(HalfValue, const Program& program, Step step, Body body) {
+  if (program.rounds) {
+    body(Rounded<Step>{step});
+  } else {
+    body(step);
+  }
+  return true;
+}
+
+template <typename Step, typename Body>
+inline bool with_step(Bfloat, const Program& program, Step step, Body body) {
+  if (!program.rounds) body(step);
+  return !program.rounds;
+}
+
 // Calls body(step) for one of the common programs; returns false for others.
 template <typename E, typename Body>
 inline bool with_value(const Program& program, const Operand* inputs, Body body) {
-  const Instruction& first = program.instructions[0];
   const E* other = static_cast<const E*>(inputs[1].data);
   switch (program.kind) {
     case Kind::nothing: return body(Nothing()), true;
     case Kind::relu: return body(Relu()), true;
-    case Kind::clip: return body(Clip{first.x, first.y}), true;
-    case Kind::add: return !inputs[1].per_lane && (body(Add<E>{other}), true);
-    case Kind::add_relu: return !inputs[1].per_lane && (body(AddRelu<E>{other}), true);
+    case Kind::clip: return with_step(E(), program, Clip{program.low, program.high}, body);
+    case Kind::add: return !inputs[1].per_lane && with_step(E(), program, Add<E>{other}, body);
+    case Kind::add_relu: return !inputs[1].per_lane && with_step(E(), program, AddRelu<E>{other}, body);
     default: return false;
   }
 }
 
 template <typename E, typename Body>
 inline bool with_grad(const Program& program, const void* result, Body body) {
-  const Instruction& first = program.instructions[0];
   if (result) return body(FromResult<E>{static_cast<const E*>(result)}), true;
   switch (program.kind) {
     case Kind::nothing:
     case Kind::add: return body(Nothing()), true;
-    case Kind::relu: return body(Relu()), true;
-    case Kind::clip: return body(Clip{first.x, first.y}), true;
+    case Kind::relu: return with_step(E(), program, Relu(), body);
+    case Kind::clip: return with_step(E(), program, Clip{program.low, program.high}, body);
     default: return false;
   }
 }
@@ -179,9 +205,9 @@ class Evaluation {
 
   const float* grad_of(int input) const { return grads_[input]; }
 
-  // Writes the gradients of the inputs from number `from` on, where elements are wanted.
-  void write(const Target* targets, int from, int64_t i, int64_t size) const {
-    for (int v = from; v < program_.inputs; ++v) {
+  // Writes the gradients of the inputs of which elements are wanted.
+  void write(const Target* targets, int64_t i, int64_t size) const {
+    for (int v = 0; v < program_.inputs; ++v) {
       if (targets[v].data) convert(grads_[v], static_cast<E*>(targets[v].data) + i, size);
     }
   }

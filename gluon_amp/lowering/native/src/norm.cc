@@ -3,7 +3,8 @@
 //
 // The numbers are those of MXNet's BatchNorm on a CPU: statistics in float32, the biased variance, and
 // running statistics that the backward pass updates. The gradient normalizes the image again, instead of
-// reading what the forward pass computed.
+// reading what the forward pass computed. For a program that is not among the common ones (kPatterns), the
+// first pass over the image writes the gradient of the normalized image, rounded, to that of the image.
 //
 // All spans of a group are processed by one thread if there are enough groups, so that the second pass
 // over the image reads from the cache. The sums are added in the order of the spans, so the results do
@@ -248,9 +249,18 @@ void normalize_back(const NodeAttrs& attrs, const OpContext& context, const Arra
   const NormAttributes norm(attrs);
   expect_inputs(attrs, norm.inputs_of_grad(), inputs.size());
   const mxnet::TShape& full = inputs[kGrad].shape();
-  CHECK_EQ(inputs[kGradData].shape(), full);
+  CHECK(inputs[kGradData].shape() == full && outputs[kDataGrad].shape() == full &&
+        inputs[kGradData].dtype() == inputs[kGrad].dtype() &&
+        outputs[kDataGrad].dtype() == inputs[kGrad].dtype())
+      << attrs.op->name << ": shapes or dtypes differ";
   const Spans spans(full, checked_channels(attrs, full), inputs[kGrad].dtype());
   const int64_t channels = spans.channels(), lanes = full[4];
+  const auto check_channels = [&](const NDArray& array) {
+    CHECK(array.shape().Size() == static_cast<size_t>(channels) && array.dtype() == mshadow::kFloat32)
+        << attrs.op->name << " expects one float32 per channel";
+  };
+  for (int i = kGradGamma; i < kGradOthers; ++i) check_channels(inputs[i]);
+  for (int i : {kGammaGrad, kBetaGrad}) check_channels(outputs[i]);
   std::vector<float> gamma_grad(channels), beta_grad(channels);
   const auto write_sums = [&]() {
     // As in MXNet, a fixed gamma's gradient is zero even if it is to be added.
@@ -317,8 +327,9 @@ void normalize_back(const NodeAttrs& attrs, const OpContext& context, const Arra
           beta_grad[c] = static_cast<float>(sum);
           gamma_grad[c] = norm.fix_gamma ? 0 : static_cast<float>(product * inverses[c]);
           if (!trains) continue;
-          constant[c] = static_cast<float>(affine.scale[c] * sum / count);
-          slope[c] = static_cast<float>(affine.scale[c] * product * inverses[c] * inverses[c] / count);
+          constant[c] = static_cast<float>(-affine.scale[c] * sum / count);
+          slope[c] =
+              static_cast<float>(-affine.scale[c] * product * inverses[c] * inverses[c] / count);
         }
       },
       [&](int64_t group, int64_t i) {

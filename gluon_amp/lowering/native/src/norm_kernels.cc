@@ -28,10 +28,11 @@ void moments_of(const E* x, const Span& span, float* mean, float* squares, float
   sums.finish();
   for (int64_t lane = 0; lane < span.lanes; ++lane) mean[lane] /= sample;
 
-  const LaneTable<kRepeats> near(mean, span.lanes);
+  const LaneTable<kRepeats> table(mean, span.lanes);
+  const auto near = table.values();
   differences.start(scratch, span.lanes);
   products.start(squares, span.lanes);
-  sum_pairs(span, differences, products, [=, &near](auto v, int64_t i, int64_t j, auto& s) {
+  sum_pairs(span, differences, products, [=](auto v, int64_t i, int64_t j, auto& s) {
     const auto difference = v.load(x + i) - near.at(v, j);
     s.a = s.a + difference;
     s.b = fused(difference, difference, s.b);
@@ -53,48 +54,54 @@ void moments(const void* data, const Span& span, float* mean, float* squares, fl
   moments_of<E, false>(x, span, mean, squares, scratch);
 }
 
+template <bool kRepeats>
+struct NormTables {
+  const LaneTable<kRepeats> mean, scale, shift;
+
+  NormTables(const Span& span, const LaneConstants& c)
+      : mean(c.mean, span.lanes), scale(c.scale, span.lanes), shift(c.shift, span.lanes) {}
+};
+
 // The normalized data
 template <typename E, bool kRepeats>
-class Normalized {
- public:
-  Normalized(const void* data, const Span& span, const LaneConstants& c)
-      : x_(static_cast<const E*>(data)),
-        mean_(c.mean, span.lanes),
-        scale_(c.scale, span.lanes),
-        shift_(c.shift, span.lanes) {}
+struct Normalized {
+  const E* x;
+  LaneValues<kRepeats> mean, scale, shift;
+
+  Normalized(const void* data, const NormTables<kRepeats>& tables)
+      : x(static_cast<const E*>(data)),
+        mean(tables.mean.values()),
+        scale(tables.scale.values()),
+        shift(tables.shift.values()) {}
 
   template <typename V>
   V centered(V v, int64_t i, int64_t j) const {
-    return v.load(x_ + i) - mean_.at(v, j);
+    return v.load(x + i) - mean.at(v, j);
   }
   template <typename V>
   V of_centered(V centered, int64_t j) const {
-    return fused(centered, scale_.at(centered, j), shift_.at(centered, j));
+    return fused(centered, scale.at(centered, j), shift.at(centered, j));
   }
   template <typename V>
   V at(V v, int64_t i, int64_t j) const {
     return of_centered(centered(v, i, j), j);
   }
-  template <typename V>
-  V scaled(V x, int64_t j) const {
-    return x * scale_.at(x, j);
-  }
-
- private:
-  const E* x_;
-  const LaneTable<kRepeats> mean_, scale_, shift_;
 };
+
+// Calls step(Many or One, k) for all elements of a piece.
+template <typename Step>
+void each_of_piece(int64_t size, Step step) {
+  int64_t k = 0;
+  for (; k + Many::width <= size; k += Many::width) step(Many(), k);
+  for (; k < size; ++k) step(One(), k);
+}
 
 // Computes the values of the program for a piece of a span.
 template <typename E>
 const float* evaluate(Evaluation<E>& evaluation, const Normalized<E, false>& normalized, int64_t i,
                       int64_t j, int64_t size) {
   float* first = evaluation.first();
-  int64_t k = 0;
-  for (; k + Many::width <= size; k += Many::width) {
-    normalized.at(Many(), i + k, j + k).store(first + k);
-  }
-  for (; k < size; ++k) normalized.at(One(), i + k, j + k).store(first + k);
+  each_of_piece(size, [=](auto v, int64_t k) { normalized.at(v, i + k, j + k).store(first + k); });
   evaluation.load(1, i, j, size);
   return evaluation.run(size);
 }
@@ -103,8 +110,9 @@ template <typename E, bool kRepeats>
 bool forward_in_registers(const Program& program, const Span& span, const LaneConstants& constants,
                           const Operand* inputs, E* out) {
   return with_value<E>(program, inputs, [&](auto step) {
-    const Normalized<E, kRepeats> normalized(inputs[0].data, span, constants);
-    each<kRepeats>(span, [=, &normalized](auto v, int64_t i, int64_t j) {
+    const NormTables<kRepeats> tables(span, constants);
+    const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
+    each<kRepeats>(span, [=](auto v, int64_t i, int64_t j) {
       step.value(normalized.at(v, i, j), i).store(out + i);
     });
   });
@@ -118,7 +126,8 @@ void forward(const Program& program, const Span& span, const LaneConstants& cons
                           ? forward_in_registers<E, true>(program, span, constants, inputs, y)
                           : forward_in_registers<E, false>(program, span, constants, inputs, y);
   if (!common) {
-    const Normalized<E, false> normalized(inputs[0].data, span, constants);
+    const NormTables<false> tables(span, constants);
+    const Normalized<E, false> normalized(inputs[0].data, tables);
     Evaluation<E> evaluation(program, span, inputs);
     each_piece(span, [&](int64_t i, int64_t j, int64_t size) {
       convert(evaluate(evaluation, normalized, i, j, size), y + i, size);
@@ -133,9 +142,10 @@ bool sums_in_registers(const Program& program, const Span& span, const LaneConst
                        float* product) {
   return with_grad<E>(program, result, [&](auto step) {
     const E* g = static_cast<const E*>(grad);
-    const Normalized<E, kRepeats> normalized(inputs[0].data, span, constants);
+    const NormTables<kRepeats> tables(span, constants);
+    const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
     LaneSums<kRepeats> sums(sum, span.lanes), products(product, span.lanes);
-    sum_pairs(span, sums, products, [=, &normalized](auto v, int64_t i, int64_t j, auto& s) {
+    sum_pairs(span, sums, products, [=](auto v, int64_t i, int64_t j, auto& s) {
       const auto centered = normalized.centered(v, i, j);
       const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
       s.a = s.a + gradient;
@@ -146,23 +156,14 @@ bool sums_in_registers(const Program& program, const Span& span, const LaneConst
   });
 }
 
+// The sums of a general program; the gradients of its inputs replace that of its result.
 template <typename E>
-void sums(const Program& program, const Span& span, const LaneConstants& constants, const void* grad,
-          const void* result, const Operand* inputs, const Target* targets, float* sum,
-          float* product) {
-  const bool common =
-      repeats(span.lanes)
-          ? sums_in_registers<E, true>(program, span, constants, grad, result, inputs, sum, product)
-          : sums_in_registers<E, false>(program, span, constants, grad, result, inputs, sum, product);
-  if (common) {
-    // In these programs, all inputs have the gradient of the normalized data.
-    for (int v = 1; v < program.inputs; ++v) {
-      for (int64_t k = 0; targets[v].sums && k < span.lanes; ++k) targets[v].sums[k] = sum[k];
-    }
-    return;
-  }
+void general_sums(const Program& program, const Span& span, const LaneConstants& constants,
+                  const void* grad, const Operand* inputs, const Target* targets, float* sum,
+                  float* product) {
   const E* g = static_cast<const E*>(grad);
-  const Normalized<E, false> normalized(inputs[0].data, span, constants);
+  const NormTables<false> tables(span, constants);
+  const Normalized<E, false> normalized(inputs[0].data, tables);
   Evaluation<E> evaluation(program, span, inputs);
   GradientSums<E> others(program.inputs, span, targets);
   LaneSums<false> sums(sum, span.lanes), products(product, span.lanes);
@@ -171,97 +172,87 @@ void sums(const Program& program, const Span& span, const LaneConstants& constan
     convert(g + i, evaluation.grad(), size);
     evaluation.run_back(size);
     const float* gradient = evaluation.grad_of(0);
-    const auto add = [&](auto v, int64_t k) {
-      const auto d = v.load(gradient + k);
-      (v.load(sums.at(j + k)) + d).store(sums.at(j + k));
-      fused(d, normalized.centered(v, i + k, j + k), v.load(products.at(j + k)))
-          .store(products.at(j + k));
-    };
-    int64_t k = 0;
-    for (; k + Many::width <= size; k += Many::width) add(Many(), k);
-    for (; k < size; ++k) add(One(), k);
+    float *const sums_here = sums.at(j), *const products_here = products.at(j);
+    each_of_piece(size, [=](auto v, int64_t k) {
+      const auto d = v.load(gradient + k), centered = normalized.centered(v, i + k, j + k);
+      (v.load(sums_here + k) + d).store(sums_here + k);
+      fused(d, centered, v.load(products_here + k)).store(products_here + k);
+    });
     others.add(evaluation, j, size);
+    evaluation.write(targets, i, size);
   });
   sums.finish();
   products.finish();
   others.finish();
 }
 
-// The gradient of the data, from that of the normalized data
-template <typename E, bool kRepeats>
-class DataGradient {
- public:
-  DataGradient(const Normalized<E, kRepeats>& normalized, const Span& span, const LaneConstants& c)
-      : normalized_(normalized), constant_(c.constant, span.lanes), slope_(c.slope, span.lanes) {}
-
-  template <typename V>
-  V at(V gradient, V centered, int64_t j) const {
-    const V straight = normalized_.scaled(gradient, j) - constant_.at(gradient, j);
-    return straight - centered * slope_.at(gradient, j);
+template <typename E>
+void sums(const Program& program, const Span& span, const LaneConstants& constants, const void* grad,
+          const void* result, const Operand* inputs, const Target* targets, float* sum,
+          float* product) {
+  const bool common =
+      repeats(span.lanes)
+          ? sums_in_registers<E, true>(program, span, constants, grad, result, inputs, sum, product)
+          : sums_in_registers<E, false>(program, span, constants, grad, result, inputs, sum, product);
+  if (!common) {
+    return general_sums<E>(program, span, constants, grad, inputs, targets, sum, product);
   }
-
- private:
-  const Normalized<E, kRepeats>& normalized_;
-  const LaneTable<kRepeats> constant_, slope_;
-};
+  // In these programs, all inputs have the gradient of the normalized data.
+  for (int v = 1; v < program.inputs; ++v) {
+    for (int64_t k = 0; targets[v].sums && k < span.lanes; ++k) targets[v].sums[k] = sum[k];
+  }
+}
 
 template <bool flag>
 struct Flag {
   static constexpr bool value = flag;
 };
 
+// Writes the gradients of the data to `first`, and that of the normalized data to `second`.
+template <typename E, bool kRepeats, typename Step>
+void write_gradients(const Span& span, const LaneConstants& constants, const void* grad,
+                     const void* data, Step step, E* first, E* second) {
+  const E* g = static_cast<const E*>(grad);
+  const NormTables<kRepeats> tables(span, constants);
+  const Normalized<E, kRepeats> normalized(data, tables);
+  const LaneTable<kRepeats> constant_table(constants.constant, span.lanes);
+  const LaneTable<kRepeats> slope_table(constants.slope, span.lanes);
+  const auto constant = constant_table.values(), slope = slope_table.values();
+  const auto run = [=, &span](auto has_first, auto has_second) {
+    each<kRepeats>(span, [=](auto v, int64_t i, int64_t j) {
+      const auto centered = normalized.centered(v, i, j);
+      const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
+      if (has_second.value) gradient.store(second + i);
+      if (!has_first.value) return;
+      const auto rest = fused(centered, slope.at(v, j), constant.at(v, j));
+      fused(gradient, normalized.scale.at(v, j), rest).store(first + i);
+    });
+  };
+  if (first && second) run(Flag<true>(), Flag<true>());
+  if (first && !second) run(Flag<true>(), Flag<false>());
+  if (!first && second) run(Flag<false>(), Flag<true>());
+}
+
 template <typename E, bool kRepeats>
-bool backward_in_registers(const Program& program, const Span& span, const LaneConstants& constants,
-                           const void* grad, const void* result, const Operand* inputs,
-                           const Target* targets) {
-  return with_grad<E>(program, result, [&](auto step) {
-    const E* g = static_cast<const E*>(grad);
-    E* first = static_cast<E*>(targets[0].data);
-    E* second = program.inputs > 1 ? static_cast<E*>(targets[1].data) : nullptr;
-    const Normalized<E, kRepeats> normalized(inputs[0].data, span, constants);
-    const DataGradient<E, kRepeats> of_data(normalized, span, constants);
-    const auto run = [&](auto has_first, auto has_second) {
-      each<kRepeats>(span, [=, &normalized, &of_data](auto v, int64_t i, int64_t j) {
-        const auto centered = normalized.centered(v, i, j);
-        const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
-        if (has_second.value) gradient.store(second + i);
-        if (has_first.value) of_data.at(gradient, centered, j).store(first + i);
-      });
-    };
-    if (first && second) run(Flag<true>(), Flag<true>());
-    if (first && !second) run(Flag<true>(), Flag<false>());
-    if (!first && second) run(Flag<false>(), Flag<true>());
+void write_all(const Program& program, const Span& span, const LaneConstants& constants,
+               const void* grad, const void* result, const void* data, const Target* targets) {
+  E* first = static_cast<E*>(targets[0].data);
+  E* second = program.inputs > 1 ? static_cast<E*>(targets[1].data) : nullptr;
+  const bool common = with_grad<E>(program, result, [&](auto step) {
+    write_gradients<E, kRepeats>(span, constants, grad, data, step, first, second);
   });
+  // Otherwise, `sums` has written the gradient of the normalized data, and all others.
+  if (common) return;
+  write_gradients<E, kRepeats>(span, constants, first, data, Nothing(), first, static_cast<E*>(nullptr));
 }
 
 template <typename E>
 void backward(const Program& program, const Span& span, const LaneConstants& constants,
               const void* grad, const void* result, const Operand* inputs, const Target* targets) {
-  const bool common =
-      repeats(span.lanes)
-          ? backward_in_registers<E, true>(program, span, constants, grad, result, inputs, targets)
-          : backward_in_registers<E, false>(program, span, constants, grad, result, inputs, targets);
-  if (!common) {
-    const E* g = static_cast<const E*>(grad);
-    E* first = static_cast<E*>(targets[0].data);
-    const Normalized<E, false> normalized(inputs[0].data, span, constants);
-    const DataGradient<E, false> of_data(normalized, span, constants);
-    Evaluation<E> evaluation(program, span, inputs);
-    each_piece(span, [&](int64_t i, int64_t j, int64_t size) {
-      evaluate(evaluation, normalized, i, j, size);
-      convert(g + i, evaluation.grad(), size);
-      evaluation.run_back(size);
-      evaluation.write(targets, 1, i, size);
-      if (!first) return;
-      const float* gradient = evaluation.grad_of(0);
-      const auto write = [&](auto v, int64_t k) {
-        const auto centered = normalized.centered(v, i + k, j + k);
-        of_data.at(v.load(gradient + k), centered, j + k).store(first + i + k);
-      };
-      int64_t k = 0;
-      for (; k + Many::width <= size; k += Many::width) write(Many(), k);
-      for (; k < size; ++k) write(One(), k);
-    });
+  if (repeats(span.lanes)) {
+    write_all<E, true>(program, span, constants, grad, result, inputs[0].data, targets);
+  } else {
+    write_all<E, false>(program, span, constants, grad, result, inputs[0].data, targets);
   }
   for (int v = 0; v < program.inputs; ++v) {
     if (targets[v].data) clear_padding(static_cast<E*>(targets[v].data), span);

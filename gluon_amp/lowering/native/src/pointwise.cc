@@ -56,6 +56,7 @@ void apply_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   expect_inputs(attrs, inputs_of_grad(program), inputs.size());
   const mxnet::TShape& full = inputs[0].shape();
   if (full.Size() == 0) return;
+  CHECK_EQ(outputs[0].dtype(), inputs[0].dtype()) << attrs.op->name << ": dtypes differ";
   const Needs needs = needs_of(program);
   const Spans spans(full, checked_channels(attrs, full), inputs[0].dtype());
   std::vector<int> indices;

@@ -45,16 +45,50 @@ inline double next_number(std::istringstream& words, const std::string& text) {
   return number;
 }
 
-inline Kind kind_of(const Program& program) {
-  const Instruction *first = program.instructions, *second = first + 1;
-  const bool one = program.inputs == 1, two = program.inputs == 2;
-  if (one && program.count == 0) return Kind::nothing;
-  if (one && program.count == 1 && first->what == Do::relu) return Kind::relu;
-  if (one && program.count == 1 && first->what == Do::clip) return Kind::clip;
-  if (!two || first->what != Do::add || first->a + first->b != 1) return Kind::general;
-  if (program.count == 1) return Kind::add;
-  const bool relu = program.count == 2 && second->what == Do::relu && second->a == 2;
-  return relu ? Kind::add_relu : Kind::general;
+// The common programs. They may round value 0 first. They may also round a sum before its relu: the
+// result is rounded anyway, and so is its gradient.
+struct Pattern {
+  Kind kind;
+  bool rounds;
+  int inputs, count;
+  Instruction instructions[4];
+};
+
+constexpr Pattern kPatterns[] = {
+    {Kind::nothing, false, 1, 0, {}},
+    {Kind::nothing, true, 1, 1, {{Do::round, 0}}},
+    {Kind::relu, false, 1, 1, {{Do::relu, 0}}},
+    {Kind::relu, true, 1, 2, {{Do::round, 0}, {Do::relu, 1}}},
+    {Kind::clip, false, 1, 1, {{Do::clip, 0}}},
+    {Kind::clip, true, 1, 2, {{Do::round, 0}, {Do::clip, 1}}},
+    {Kind::add, false, 2, 1, {{Do::add, 0, 1}}},
+    {Kind::add, true, 2, 2, {{Do::round, 0}, {Do::add, 2, 1}}},
+    {Kind::add_relu, false, 2, 2, {{Do::add, 0, 1}, {Do::relu, 2}}},
+    {Kind::add_relu, false, 2, 3, {{Do::add, 0, 1}, {Do::round, 2}, {Do::relu, 3}}},
+    {Kind::add_relu, true, 2, 3, {{Do::round, 0}, {Do::add, 2, 1}, {Do::relu, 3}}},
+    {Kind::add_relu, true, 2, 4, {{Do::round, 0}, {Do::add, 2, 1}, {Do::round, 3}, {Do::relu, 4}}},
+};
+
+inline bool matches(const Program& program, const Pattern& pattern) {
+  bool same = program.inputs == pattern.inputs && program.count == pattern.count;
+  for (int k = 0; same && k < program.count; ++k) {
+    const Instruction &a = program.instructions[k], &b = pattern.instructions[k];
+    const bool swapped = a.what == Do::add && a.a == b.b && a.b == b.a;
+    same = a.what == b.what && (swapped || (a.a == b.a && a.b == b.b));
+  }
+  return same;
+}
+
+inline void set_kind(Program& program) {
+  for (const auto& pattern : kPatterns) {
+    if (!matches(program, pattern)) continue;
+    program.kind = pattern.kind;
+    program.rounds = pattern.rounds;
+    if (program.kind == Kind::clip) {
+      program.low = program.instructions[program.count - 1].x;
+      program.high = program.instructions[program.count - 1].y;
+    }
+  }
 }
 
 inline Program parse_program(const std::string& text, int64_t inputs) {
@@ -91,7 +125,7 @@ inline Program parse_program(const std::string& text, int64_t inputs) {
   }
   program.values = program.inputs + program.count;
   program.result = program.count ? program.values - 1 : 0;
-  program.kind = kind_of(program);
+  set_kind(program);
   return program;
 }
 

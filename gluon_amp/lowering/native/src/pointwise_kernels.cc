@@ -37,8 +37,9 @@ template <typename E, typename Grad>
 void write(const Span& span, const Target& target, Grad grad) {
   if (target.sums) {
     LaneSums<false> sums(target.sums, span.lanes);
-    each<false>(span, [&](auto v, int64_t i, int64_t j) {
-      (v.load(sums.at(j)) + grad(v, i)).store(sums.at(j));
+    float* const table = sums.at(0);
+    each<false>(span, [=](auto v, int64_t i, int64_t j) {
+      (v.load(table + j) + grad(v, i)).store(table + j);
     });
     sums.finish();
   } else if (target.data) {
@@ -70,7 +71,7 @@ void backward(const Program& program, const Span& span, const void* grad, const 
     convert(g + i, evaluation.grad(), size);
     evaluation.run_back(size);
     sums.add(evaluation, j, size);
-    evaluation.write(targets, 0, i, size);
+    evaluation.write(targets, i, size);
   });
   sums.finish();
   for (int v = 0; v < program.inputs; ++v) {

@@ -28,8 +28,10 @@ enum class Kind { general, nothing, relu, clip, add, add_relu };
 
 struct Program {
   int inputs, count, values, result;  // values = inputs + count
-  Kind kind;
   Instruction instructions[kMaxInstructions];
+  Kind kind;
+  bool rounds;      // a program of this kind reads value 0 rounded
+  float low, high;  // bounds of Kind::clip
 };
 
 // The gradient reads the values of all inputs, or only the result of the program, or neither.

@@ -44,11 +44,13 @@ inline bool is_per_lane(const NodeAttrs& attrs, const mxnet::TShape& shape,
   return shape != full;
 }
 
-// The inputs of a program from number `first` on
+// The inputs of a program from number `first` on; number 0 is an image, too. MXNet has not checked those of
+// a gradient in a forged graph.
 inline std::vector<Operand> operands_of(const NodeAttrs& attrs, const Arrays& inputs, size_t first,
                                         const mxnet::TShape& full) {
   std::vector<Operand> operands;
   for (size_t i = first; i < inputs.size(); ++i) {
+    CHECK_EQ(inputs[i].dtype(), inputs[0].dtype()) << attrs.op->name << ": dtypes differ";
     operands.push_back({values_of<char>(inputs[i]), is_per_lane(attrs, inputs[i].shape(), full)});
   }
   return operands;
@@ -114,6 +116,7 @@ class TargetArrays {
       const OpReqType request = req[indices[v]];
       const NDArray& output = outputs[indices[v]];
       CHECK_NE(request, mxnet::kAddTo);
+      CHECK_EQ(output.dtype(), outputs[indices[0]].dtype()) << attrs.op->name << ": dtypes differ";
       per_lane_.push_back(is_per_lane(attrs, output.shape(), full));
       data_.push_back(request == mxnet::kNullOp ? nullptr : result_of<char>(output));
       const bool sums = data_[v] && per_lane_[v];

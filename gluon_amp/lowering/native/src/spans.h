@@ -12,7 +12,7 @@ namespace {
 
 using gluon_amp::Span;
 
-constexpr int64_t kChunk = 512;  // floats of a table or a piece of a span: 2 KiB, so that many fit in L1
+constexpr int64_t kChunk = 256;  // floats of a table or a piece of a span: 1 KiB, so that many fit in L1
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -46,7 +46,7 @@ inline void each(const Span& span, Step step) {
     for (; i + Many::width <= span.size; i += Many::width) step(Many(), i, 0);
     for (; i < span.size; ++i) step(One(), i, i % Many::width);
   } else {
-    each_piece(span, [&](int64_t first, int64_t j, int64_t size) {
+    each_piece(span, [=](int64_t first, int64_t j, int64_t size) {
       int64_t k = 0;
       for (; k + Many::width <= size; k += Many::width) step(Many(), first + k, j + k);
       for (; k < size; ++k) step(One(), first + k, j + k);
@@ -54,31 +54,41 @@ inline void each(const Span& span, Step step) {
   }
 }
 
+// The floats of a LaneTable, in registers where possible. A loop must own a copy: it would read another
+// one again after each store.
+template <bool kRepeats>
+struct LaneValues {
+  const float* table;
+  Many first;
+
+  template <typename V>
+  V at(V, int64_t j) const {
+    return V::load(table + j);
+  }
+  Many at(Many, int64_t j) const { return kRepeats ? first : Many::load(table + j); }
+};
+
 // One float per lane, repeated for a period
 template <bool kRepeats>
 class LaneTable {
  public:
-  LaneTable(const float* values, int64_t lanes) : table_(lanes > kChunk ? values : storage_) {
-    if (lanes <= kChunk) {
-      const int64_t size = kRepeats ? Many::width : period_of(lanes);
-      for (int64_t j = 0; j < size; j += lanes) {
-        for (int64_t lane = 0; lane < lanes; ++lane) storage_[j + lane] = values[lane];
-      }
+  LaneTable(const float* lane_values, int64_t lanes)
+      : table_(lanes > kChunk ? lane_values : storage_) {
+    if (lanes > kChunk) return;
+    const int64_t size = kRepeats ? Many::width : period_of(lanes);
+    for (int64_t j = 0; j < size; j += lanes) {
+      for (int64_t lane = 0; lane < lanes; ++lane) storage_[j + lane] = lane_values[lane];
     }
-    if (kRepeats) first_ = Many::load(storage_);
   }
   LaneTable(const LaneTable&) = delete;
 
-  template <typename V>
-  V at(V, int64_t j) const {
-    return V::load(table_ + j);
+  LaneValues<kRepeats> values() const {
+    return {table_, kRepeats ? Many::load(table_) : Many::all(0)};
   }
-  Many at(Many, int64_t j) const { return kRepeats ? first_ : Many::load(table_ + j); }
 
  private:
   alignas(64) float storage_[kChunk];
   const float* table_;
-  Many first_;
 };
 
 // Sums of floats, one per lane of a span. They are written by finish().
@@ -122,11 +132,12 @@ struct Pair {
 // Calls step(Many or One, i, j, sums) for all elements, which adds to the two sums.
 template <bool kRepeats, typename Step>
 inline void sum_pairs(const Span& span, LaneSums<kRepeats>& a, LaneSums<kRepeats>& b, Step step) {
-  const auto step_in_memory = [&](auto v, int64_t i, int64_t j) {
-    Pair<decltype(v)> sums{v.load(a.at(j)), v.load(b.at(j))};
+  float *const a_table = a.at(0), *const b_table = b.at(0);
+  const auto step_in_memory = [=](auto v, int64_t i, int64_t j) {
+    Pair<decltype(v)> sums{v.load(a_table + j), v.load(b_table + j)};
     step(v, i, j, sums);
-    sums.a.store(a.at(j));
-    sums.b.store(b.at(j));
+    sums.a.store(a_table + j);
+    sums.b.store(b_table + j);
   };
   if (!kRepeats) return each<kRepeats>(span, step_in_memory);
   // Two pairs in registers, since each addition waits for the one before it
@@ -140,8 +151,8 @@ inline void sum_pairs(const Span& span, LaneSums<kRepeats>& a, LaneSums<kRepeats
     step(Many(), i, 0, even);
     i += Many::width;
   }
-  (even.a + odd.a).store(a.at(0));
-  (even.b + odd.b).store(b.at(0));
+  (even.a + odd.a).store(a_table);
+  (even.b + odd.b).store(b_table);
   for (; i < span.size; ++i) step_in_memory(One(), i, i % Many::width);
 }
 
