@@ -171,12 +171,8 @@ class _Blocking:
             return None
         data, filters = self._input(node), int(attrs["num_filter"])
         groups = int(attrs.get("num_group", "1"))
-        if groups > 1:
-            if data is None:
-                return None
-            depthwise = groups == filters == data.channels
-            if not depthwise and (data.channels // groups % 16 or filters // groups % 16):
-                return None
+        if groups > 1 and data is None:
+            return None  # the operator for small groups reads blocked data
         size = data.size if data else ("of", i)
         return Images(filters, _resized(size, attrs))
 
@@ -358,7 +354,9 @@ class _Blocking:
             attrs.update(plain_data="True", lanes=str(lanes))
             return self.out.emit(CONVOLUTION, node["name"], source, *entries, **attrs)
         attrs["channels"] = str(data.channels)
-        if int(attrs.get("num_group", "1")) == data.channels > 1:
+        groups = int(attrs.get("num_group", "1"))
+        small = data.channels // groups % 16 or int(attrs["num_filter"]) // groups % 16
+        if groups > 1 and small:
             return self.out.emit(DEPTHWISE, node["name"], self._data(node), *entries, **attrs)
         attrs["lanes"] = str(lanes)
         return self.out.emit(CONVOLUTION, node["name"], self._data(node), *entries, **attrs)
