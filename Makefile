@@ -44,7 +44,7 @@ format: setup ## rewrite the code in house style
 zoo: setup ## cast every network of the Model Zoo and 56 of GluonCV's (half an hour)
 	$(BIN)/python -m experiments.zoo_coverage $(ARGS)
 
-benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of an hour)
+benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of an hour; see README)
 	$(BIN)/python scripts/benchmark.py --suite all --output docs/benchmarks $(ARGS)
 
 input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)

@@ -18,3 +18,4 @@ def _load(name: str) -> ModuleType:
 
 
 command_line, hardware = _load("command_line"), _load("hardware")
+waiting = _load("startup/waiting")

@@ -50,6 +50,23 @@ def count_cores() -> int:
     return len(siblings)
 
 
+def count_all_cores() -> int:
+    """Return how many physical cores this machine has; 0 if the system does not report it."""
+    siblings = PROCESSORS.glob("cpu[0-9]*/topology/thread_siblings_list")
+    return len({path.read_text() for path in siblings})
+
+
+def load_average() -> Optional[float]:
+    """Return how many threads of the machine ran or were ready to run, in the last minute.
+
+    It is None if the system does not report it.
+    """
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
 def peak_mebibytes() -> Optional[float]:
     """Return the peak memory of this process in MiB; None on systems other than Linux."""
     peak = _field(STATUS, "VmHWM")  # such as '204800 kB'

@@ -15,7 +15,13 @@ from gluon_amp.recipes.language.run import train
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train; return the exit status."""
-    return script.guarded(lambda: train(read(arguments)))
+
+    def work() -> None:
+        recipe = read(arguments)
+        script.apply_wait_policy(recipe, arguments)
+        train(recipe)
+
+    return script.guarded(work)
 
 
 if __name__ == "__main__":

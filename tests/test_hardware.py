@@ -20,6 +20,16 @@ def test_cores_are_not_hyperthreads(tmp_path, monkeypatch):
     assert hardware.count_cores() == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {9})
     assert hardware.count_cores() == 0
+    assert hardware.count_all_cores() == 2
+    monkeypatch.setattr(hardware, "PROCESSORS", tmp_path / "absent")
+    assert hardware.count_all_cores() == 0
+
+
+def test_the_load_is_that_of_the_last_minute(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 1.0, 0.5))
+    assert hardware.load_average() == 2.5
+    monkeypatch.delattr(os, "getloadavg")
+    assert hardware.load_average() is None
 
 
 def test_the_peak_is_in_mebibytes(tmp_path, monkeypatch):

@@ -1,14 +1,17 @@
 """Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, in turns."""
 
 import argparse
+import itertools
 import os
+import re
 import sys
 from typing import Optional, Sequence
 
-from experiments.benchmarks import measure, profile, report
+from experiments.benchmarks import family_run, measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
-from experiments.standalone import command_line, hardware
+from experiments.standalone import command_line, hardware, waiting
 
+ROUNDS = 7
 EPILOG = """Every case runs in a process of its own. The cases take turns, so that a disturbance
 affects all of them. The float32 and contrib.amp cases do not import gluon_amp.
 Close other programs first: the figures are those of the whole machine."""
@@ -19,19 +22,33 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__, epilog=EPILOG)
     positive = command_line.positive_int
     add = parser.add_argument
-    add("--suite", choices=(*SUITES, "all"), default="step", help="default: %(default)s")
     add(
-        "--network",
-        nargs="+",
-        default=[REFERENCE["network"]],
-        help="networks of MXNet's Model Zoo (default: resnet50_v1)",
+        "--suite",
+        choices=(*SUITES, "families", "all"),
+        default="step",
+        help="default: %(default)s; 'all' is all but families, which takes 25 minutes",
     )
-    add("--batch-size", type=positive, default=REFERENCE["batch"], help="default: %(default)s")
+    add(
+        "--networks",
+        "--network",
+        dest="networks",
+        nargs="+",
+        type=command_line.several(str, "names"),
+        metavar="NAME",
+        help="networks of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all)",
+    )
+    add(
+        "--batch-size",
+        type=positive,
+        metavar="N",
+        help=f"default: {REFERENCE['batch']}; with families, that of each",
+    )
     add(
         "--pixels",
         type=command_line.whole(1, 8192),
-        default=REFERENCE["pixels"],
-        help="height and width of the images (default: %(default)s)",
+        metavar="N",
+        help="height and width of the images "
+        f"(default: {REFERENCE['pixels']}; with families, those of each)",
     )
     add(
         "--dtypes",
@@ -40,13 +57,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=list(DTYPES),
         help="what to compare (default: all three)",
     )
-    add("--rounds", type=positive, default=7, help="turns of each case (default: %(default)s)")
+    add(
+        "--rounds",
+        type=positive,
+        metavar="N",
+        help=f"turns of each case (default: {ROUNDS}; with families, {family_run.ROUNDS})",
+    )
+    add(
+        "--peer-python",
+        type=command_line.path,
+        metavar="FILE",
+        help="a Python interpreter with torch and torchvision, to measure PyTorch with families",
+    )
     add(
         "--threads",
         type=command_line.whole(1, 1024),
         metavar="N",
         default=hardware.count_cores() or hardware.count_processors(),
         help="default: one for each core",
+    )
+    add(
+        "--wait-policy",
+        choices=waiting.POLICIES,
+        help="how OpenMP's threads wait for work, unless OMP_WAIT_POLICY is set; active is faster "
+        "on an idle machine, and very slow on a busy one (default: that of MXNet)",
     )
     add(
         "--profile",
@@ -59,14 +93,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="DIR",
         help="write NAME.json, NAME.png and NAME.md to this directory",
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.networks = list(itertools.chain(*options.networks or ()))
+    return options
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Measure, print the tables, write the files; return the status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    command = " ".join(["python", "scripts/benchmark.py", *arguments])
+    command = shown_command(arguments)
     try:
         return command_line.status_of("benchmark.py", lambda: run(options, command))
     except KeyboardInterrupt:
@@ -74,15 +110,29 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 130
 
 
+def shown_command(arguments: Sequence[str]) -> str:
+    """Return the command for the report, without the path of another interpreter."""
+    command = " ".join(["python", "scripts/benchmark.py", *arguments])
+    return re.sub(r"(--peer-python)[ =]\S+", r"\1 PYTHON", command)
+
+
 def run(options: argparse.Namespace, command: str) -> None:
     """Measure, print the tables, write the files."""
     # MXNet's default depends on what is imported, and on x86 it is half of the cores
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    if options.wait_policy:
+        os.environ.setdefault(waiting.VARIABLE, options.wait_policy)
+    if options.suite == "families" and not options.profile:
+        family_run.run(options, command, print_progress)
+        return
+    options.networks = options.networks or [REFERENCE["network"]]
+    options.batch_size = options.batch_size or REFERENCE["batch"]
+    options.pixels = options.pixels or REFERENCE["pixels"]
     if options.profile:
         print_profiles(options)
         return
     for name in SUITES if options.suite == "all" else [options.suite]:
-        for network in options.network:
+        for network in options.networks:
             run_suite(name, network, options, command)
 
 
@@ -94,7 +144,7 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
         raise command_line.UsageError(
             f"--suite {name} has nothing in {' or '.join(options.dtypes)}."
         )
-    measured = measure.measure(suite, options.rounds, print_progress)
+    measured = measure.measure(suite, options.rounds or ROUNDS, print_progress)
     ratios = measure.ratios(suite, measured)
     result = report.as_json(suite, measured, ratios, report.machine(options.threads), command)
     print(f"\n{suite.title}\n")
@@ -114,7 +164,7 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
 
 def print_profiles(options: argparse.Namespace) -> None:
     """Print a table of kernels for each network and dtype."""
-    for network in options.network:
+    for network in options.networks:
         size = {"network": network, "batch": options.batch_size, "pixels": options.pixels}
         for case in build_suite("step", options.dtypes, **size).cases:
             if case.label in DTYPES:

@@ -4,13 +4,21 @@ This process computes nothing. It does not import MXNet, which would hold memory
 """
 
 import contextlib
+import json
 import multiprocessing
+import os
+import signal
 import statistics
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
+from experiments import ROOT
 from experiments.benchmarks.suites import Case, Ratio, Suite
-from experiments.standalone import command_line
+from experiments.standalone import command_line, waiting
 
 # A sample is the median of as many runs as fit into this time, at least one.
 SECONDS_PER_SAMPLE = 0.3
@@ -30,6 +38,8 @@ class Measured:
     seconds: List[float]  # a sample for each round
     mebibytes: float  # peak memory of the process
     parameters: int  # number of trained parameters
+    flop: int = 0  # operations of all products in one run, if they are counted
+    moved: int = 0  # bytes that these products and the update read and write at least
 
     @property
     def median(self) -> float:
@@ -66,23 +76,45 @@ class MeasuredRatio:
         return "missed"
 
 
-def measure(suite: Suite, rounds: int, progress: Callable[[str], None]) -> List[Measured]:
-    """Time all cases of a suite; `progress` is called with one line of text at each step.
+def measure(
+    suite: Suite,
+    rounds: int,
+    progress: Callable[[str], None],
+    peer_python: Optional[Path] = None,
+    failed: Optional[Dict[str, str]] = None,
+) -> List[Measured]:
+    """Time all cases of a suite.
 
-    A case that cannot run is a `BenchmarkError`.
+    Parameters
+    ----------
+    suite : Suite
+    rounds : int
+    progress : callable
+        Called with one line of text at each step.
+    peer_python : Path, optional
+        The interpreter of the cases of PyTorch.
+    failed : dict of str to str, optional
+        Filled with the reasons, by label, why cases could not run. They are left out.
+
+    Raises
+    ------
+    BenchmarkError
+        A case cannot run, and `failed` is None.
     """
     measured = []
     for number, group in enumerate(suite.groups, 1):
         progress(f"{suite.title}: group {number} of {len(suite.groups)}")
-        measured += _measure_group(group, rounds, progress)
+        measured += _Group(group, progress, peer_python, failed).measure(rounds)
     return measured
 
 
 def ratios(suite: Suite, measured: List[Measured]) -> List[MeasuredRatio]:
-    """Return the ratios of a suite: of times for each round, of memory once."""
+    """Return the ratios of the measured cases: of times for each round, of memory once."""
     by_label = {one.case.label: one for one in measured}
     result = []
     for ratio in suite.ratios:
+        if not {ratio.over, ratio.under} <= by_label.keys():
+            continue
         over, under = by_label[ratio.over], by_label[ratio.under]
         if ratio.figure == "seconds":
             values = [a / b for a, b in zip(over.seconds, under.seconds)]
@@ -97,62 +129,103 @@ def runs_per_sample(warm_up: List[float]) -> int:
     return max(1, round(SECONDS_PER_SAMPLE / min(warm_up)))
 
 
-def _measure_group(
-    cases: List[Case], rounds: int, progress: Callable[[str], None]
-) -> List[Measured]:
-    with contextlib.ExitStack() as stack:
-        workers = []
+class _Group:
+    """The cases that take turns. One that fails is left out from then on, or raises."""
+
+    def __init__(
+        self,
+        cases: List[Case],
+        progress: Callable[[str], None],
+        peer_python: Optional[Path],
+        failed: Optional[Dict[str, str]],
+    ):
+        self.cases = cases
+        self.progress = progress
+        self.peer_python = peer_python
+        self.failed = failed
+
+    def measure(self, rounds: int) -> List[Measured]:
+        with contextlib.ExitStack() as stack:
+
+            def start(case: Case) -> Callable[[Optional[int]], Any]:
+                self.progress(f"  preparing {case.label}")
+                return stack.enter_context(_worker(case, self.peer_python))
+
+            workers = self._each(self.cases, start)
+            runs = self._each(workers, lambda one: runs_per_sample(workers[one](WARM_UP_RUNS)))
+            samples: Dict[Case, List[float]] = {one: [] for one in runs}
+            for number in range(rounds):
+                self.progress(f"  round {number + 1} of {rounds}")
+                turn = self._each(samples, lambda one: statistics.median(workers[one](runs[one])))
+                samples = {one: [*samples[one], seconds] for one, seconds in turn.items()}
+            figures = self._each(samples, lambda one: workers[one](None))
+        return [Measured(one, samples[one], **figure) for one, figure in figures.items()]
+
+    def _each(self, cases: Iterable[Case], action: Callable[[Case], Any]) -> Dict[Case, Any]:
+        """Return what the action returns for each case, without those in which it fails."""
+        results = {}
         for case in cases:
-            progress(f"  preparing {case.label}")
-            workers.append(stack.enter_context(_worker(case)))
-        runs = [runs_per_sample(worker(WARM_UP_RUNS)) for worker in workers]
-        samples: List[List[float]] = [[] for _ in workers]
-        for number in range(rounds):
-            progress(f"  round {number + 1} of {rounds}")
-            for worker, count, seconds in zip(workers, runs, samples):
-                seconds.append(statistics.median(worker(count)))
-        figures: List[Dict[str, Any]] = [worker(None) for worker in workers]
-    return [Measured(c, s, **f) for c, s, f in zip(cases, samples, figures)]
+            try:
+                results[case] = action(case)
+            except BenchmarkError as error:
+                if self.failed is None:
+                    raise
+                self.failed[case.label] = str(error)
+        return results
 
 
 @contextlib.contextmanager
-def _worker(case: Case) -> Iterator[Callable[[Optional[int]], Any]]:
+def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optional[int]], Any]]:
     """Start the process of a case; yield a function that sends a message and returns the reply."""
-    here, there = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=_serve, args=(case, there), daemon=True)
-    process.start()
-    there.close()
+    connection, process = _start(case, peer_python)
+    # Threads that wait actively would take the cores from the case whose turn it is
+    pauses = os.environ.get(waiting.VARIABLE, "").lower() == "active"
 
     def receive() -> Any:
         try:
-            reply = here.recv()
-        except EOFError:
-            process.join()
+            reply = connection.recv()
+        except (EOFError, ConnectionError):
             raise BenchmarkError(
-                f"{case.label}: its process died with status {process.exitcode}; "
+                f"{case.label}: its process died with status {process.wait()}; "
                 "is there enough memory for --batch-size and --pixels?"
             ) from None
         if isinstance(reply, str):
             raise BenchmarkError(reply)
+        if pauses:
+            process.send_signal(signal.SIGSTOP)
         return reply
 
     def request(message: Optional[int]) -> Any:
-        here.send(message)
+        if pauses:
+            process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ConnectionError):  # receiving reports it
+            connection.send(message)
         return receive()
 
     try:
         receive()  # the process is ready
         yield request
     finally:
-        here.close()
-        process.join(5)
-        if process.is_alive():
+        process.send_signal(signal.SIGCONT)
+        connection.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
             process.kill()
-            process.join()
+            process.wait()
 
 
-def _serve(case: Case, connection) -> None:
-    from experiments.benchmarks.work import serve
-
-    serve(case, connection)
+def _start(case: Case, peer_python: Optional[Path]) -> Tuple[Connection, subprocess.Popen]:
+    here, there = multiprocessing.Pipe()
+    if case.library == "pytorch":
+        # isolated, so that this folder's modules do not hide those of the standard library
+        program = [str(peer_python), "-I", str(Path(__file__).with_name("peer_torch.py"))]
+    else:
+        program = [sys.executable, "-m", "experiments.benchmarks.work"]
+    with there:
+        process = subprocess.Popen(
+            [*program, json.dumps(asdict(case)), str(there.fileno())],
+            pass_fds=[there.fileno()],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    return here, process

@@ -1,5 +1,6 @@
 """Writes the results of a benchmark as tables, JSON and a figure."""
 
+import datetime
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,8 @@ from experiments.standalone import hardware
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
 PACKAGES = ("mxnet", "gluon_amp", "numpy")
+# environment variables that decide it too, or how threads wait
+VARIABLES = ("DNNL_MAX_CPU_ISA", "GLUON_AMP_NATIVE", "OMP_WAIT_POLICY")
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 # Okabe and Ito's colours, which colour-blind readers distinguish
@@ -22,15 +25,17 @@ COLOURS = dict(zip(DTYPES, ("#0072B2", "#D55E00", "#009E73")))
 
 
 def machine(threads: int) -> Dict[str, Any]:
-    """Return what the figures depend on: processor, memory, threads and versions."""
+    """Return what the figures depend on: date, processor, memory, threads and versions."""
     flags, memory = hardware.cpu_flags(), None
     if platform.system() == "Linux":
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return {
+        "date": datetime.date.today().isoformat(),
         "processor": hardware.cpu_name(),
         "instructions": [flag for flag in FLAGS if flag in flags],
         "processors": hardware.count_processors(),
         "threads": threads,
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "memory_gib": memory,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -63,6 +68,8 @@ def as_json(
             "images_per_second": one.images_per_second,
             "peak_mebibytes": one.mebibytes,
             "parameters": one.parameters,
+            "flop": one.flop,
+            "moved": one.moved,
         }
         for one in measured
     ]
@@ -81,24 +88,32 @@ def as_json(
 
 def as_markdown(result: Dict[str, Any], picture: str) -> str:
     """Return a page with the ratios, the cases, the command and the machine."""
-    about = result["machine"]
     parts = [f"# {result['suite']}"]
     if result["ratios"]:
         parts.append(ratio_table(result))
-    parts += [
-        case_table(result),
-        f"![{result['suite']}]({picture})",
-        f"Measured with `{result['command']}`: {len(result['cases'][0]['seconds'])} rounds, in "
-        "which the cases take turns, each in a process of its own. A time is the median over the "
-        "rounds, followed by the fastest and the slowest round. A ratio is the median over the "
-        "rounds' ratios. Memory is the peak of the process, including Python and MXNet.",
-        f"On {about['processor']} ({', '.join(about['instructions'])}), "
-        f"{about['processors']} processors, {about['threads']} threads, "
-        f"{about['memory_gib']} GiB, {about['system']}, "
-        f"Python {about['python']}, MXNet {about['mxnet']}, numpy {about['numpy']}, "
-        f"gluon_amp {about['gluon_amp']}.",
-    ]
+    parts += [case_table(result), f"![{result['suite']}]({picture})", method(result)]
     return "\n\n".join(parts) + "\n"
+
+
+def method(result: Dict[str, Any]) -> str:
+    """Return how, on which machine and when the figures were measured."""
+    about = result["machine"]
+    variables = "".join(f", {name}={value}" for name, value in about["variables"].items())
+    peer = f", {about['peer']}" if "peer" in about else ""
+    return "\n\n".join(
+        [
+            f"Measured on {about['date']} with `{result['command']}`: "
+            f"{len(result['cases'][0]['seconds'])} rounds, in "
+            "which the cases take turns, each in a process of its own. A time is the median over "
+            "the rounds, followed by the fastest and the slowest round. A ratio is the median over "
+            "the rounds' ratios. Memory is the peak of the process, including Python and MXNet.",
+            f"On {about['processor']} ({', '.join(about['instructions'])}), "
+            f"{about['processors']} processors, {about['threads']} threads{variables}, "
+            f"{about['memory_gib']} GiB, {about['system']}, "
+            f"Python {about['python']}, MXNet {about['mxnet']}, numpy {about['numpy']}, "
+            f"gluon_amp {about['gluon_amp']}{peer}.",
+        ]
+    )
 
 
 def ratio_table(result: Dict[str, Any]) -> str:
@@ -111,7 +126,7 @@ def ratio_table(result: Dict[str, Any]) -> str:
         ]
         spread = f"{min(ratio['values']):.3f} to {max(ratio['values']):.3f}"
         rows.append([ratio["label"], f"{ratio['median']:.3f}", spread, *bounds, ratio["verdict"]])
-    return _table(["ratio", "median", "rounds", "must", "aim", "reached"], rows)
+    return table(["ratio", "median", "rounds", "must", "aim", "reached"], rows)
 
 
 def case_table(result: Dict[str, Any]) -> str:
@@ -129,10 +144,11 @@ def case_table(result: Dict[str, Any]) -> str:
             row.append(f"{case['images_per_second']:.1f}")
         rows.append([*row, f"{case['peak_mebibytes']:.0f}"])
     images = ["images/s"] if with_images else []
-    return _table(["case", "ms", "rounds", *images, "MiB"], rows)
+    return table(["case", "ms", "rounds", *images, "MiB"], rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; all columns but the first are aligned to the right."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     ruler = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     lines = []

@@ -9,14 +9,15 @@ class Case:
     """One measurement, in a process of its own.
 
     The work is 'train' (whole training steps), 'infer' (forward passes), 'check' (overflow checks)
-    or 'update' (of all parameters). The last two do not use the images.
+    or 'update' (of all parameters), which do not use the images, and 'convolutions' or 'copy',
+    whose rates bound those of networks.
     """
 
     label: str  # unique in its suite
     work: str
-    library: str  # 'gluon_amp', 'contrib.amp', or 'mxnet' for plain MXNet
+    library: str  # 'gluon_amp', 'contrib.amp', 'pytorch', or 'mxnet' for plain MXNet
     dtype: str  # one of DTYPES
-    network: str = "resnet50_v1"  # of MXNet's Model Zoo, with 1000 classes
+    network: str = "resnet50_v1"  # of the Model Zoo or GluonCV, with 1000 classes; '' for none
     batch: int = 16  # images
     pixels: int = 112  # their height and width
     loss_scale: Union[str, float, None] = "dynamic"  # of `gluon_amp.Trainer`

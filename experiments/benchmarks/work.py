@@ -1,15 +1,18 @@
-"""Runs a case in a process of its own.
+"""Runs a case in a process of its own, whose arguments are the case and the end of a pipe.
 
 Only this module imports MXNet: the process that compares must not hold memory or threads. Only the
 cases of gluon_amp import gluon_amp, because that enables AMX in oneDNN.
 """
 
+import json
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
+from experiments.benchmarks import products
 from experiments.benchmarks.suites import Case
 from experiments.standalone import hardware
 
@@ -23,6 +26,9 @@ SETTINGS = {
     "adam": {"learning_rate": 1e-6, "wd": 1e-4},
 }
 CLASSES = 1000
+# The size of what is measured for the rates of products and copies
+LAYERS, CHANNELS = 8, 256
+COPIED = 2**28  # bytes
 
 
 def serve(case: Case, connection: Connection) -> None:
@@ -37,7 +43,7 @@ def serve(case: Case, connection: Connection) -> None:
         connection.send(None)
         for number in iter(connection.recv, None):
             connection.send([_timed(run) for _ in range(number)])
-        connection.send({"mebibytes": hardware.peak_mebibytes(), "parameters": parameters(case)})
+        connection.send({"mebibytes": hardware.peak_mebibytes(), **figures(case)})
     except (EOFError, KeyboardInterrupt):
         pass  # the parent has ended, and has reported why
     except Exception as error:  # whatever it is, the parent reports it
@@ -45,9 +51,26 @@ def serve(case: Case, connection: Connection) -> None:
         connection.send(f"{case.label}: {lines[0]}")
 
 
-def parameters(case: Case) -> int:
-    """Return the number of trained parameters of the case's network."""
-    return sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
+def figures(case: Case) -> Dict[str, int]:
+    """Return the number of trained parameters, the operations of products, and the bytes moved."""
+    if case.work == "copy":
+        return {"parameters": 0, "flop": 0, "moved": 2 * COPIED}
+    net = network(case)
+    trained = trained_parameters(net, case)
+    count = sum(int(np.prod(p.shape)) for p in trained.values())
+    if case.work not in ("train", "infer", "convolutions"):
+        return {"parameters": count, "flop": 0, "moved": 0}
+    names = {p.name for p in trained.values()}
+    shape, training = (case.batch, *_image(case)), case.work == "train"
+    counted = products.count(net(mx.sym.var("data")), shape, names, training)
+    return {"parameters": count, **counted._asdict()}
+
+
+def _image(case: Case) -> Tuple[int, int, int]:
+    """Return the shape of an image; without images, that which most networks expect."""
+    channels = CHANNELS if case.work == "convolutions" else 3
+    pixels = 224 if case.work in ("check", "update") else case.pixels
+    return channels, pixels, pixels
 
 
 def _timed(run: Callable[[], None]) -> float:
@@ -64,8 +87,28 @@ def _timed(run: Callable[[], None]) -> float:
 def network(case: Case) -> mx.gluon.HybridBlock:
     """Return the case's network, initialized, neither hybridized nor cast."""
     mx.random.seed(0)
-    net = vision.get_model(case.network, classes=CLASSES)
+    net = _model(case.network) if case.network else _large_convolutions()
     net.initialize(mx.init.Xavier())
+    return net
+
+
+def _model(name: str) -> mx.gluon.HybridBlock:
+    try:
+        return vision.get_model(name, classes=CLASSES)
+    except ValueError:
+        try:
+            from gluoncv import model_zoo
+        except ImportError:
+            model_zoo = None
+        if model_zoo is None or name not in model_zoo.get_model_list():
+            raise
+    return model_zoo.get_model(name, classes=CLASSES)
+
+
+def _large_convolutions() -> mx.gluon.HybridBlock:
+    net = mx.gluon.nn.HybridSequential()
+    for _ in range(LAYERS):
+        net.add(mx.gluon.nn.Conv2D(CHANNELS, 3, padding=1, in_channels=CHANNELS, use_bias=False))
     return net
 
 
@@ -141,22 +184,50 @@ def _step(
 def infer(case: Case) -> Callable[[], None]:
     """Return a forward pass without gradients."""
     net = network(case)
+    images, _ = batch_of(case)
     if case.library == "gluon_amp":
         import gluon_amp
 
         net = gluon_amp.cast(net, case.dtype)
+    if case.library == "contrib.amp":
+        from mxnet.contrib import amp
+
+        net.hybridize()
+        net(images)  # determines the shapes, which the conversion needs
+        net = amp.convert_hybrid_block(net, target_dtype=case.dtype, ctx=images.context)
     net.hybridize(static_alloc=True, static_shape=True)
-    images, _ = batch_of(case)
     return lambda: net(images)
+
+
+# ------------------------------------------------------------------------------------------ rates
+
+
+def convolutions(case: Case) -> Callable[[], None]:
+    """Return a forward pass of large convolutions in a row, whose rate bounds that of a network.
+
+    There are several, so that the conversion of the images hardly counts.
+    """
+    import gluon_amp
+
+    net = gluon_amp.cast(network(case), case.dtype)
+    net.hybridize(static_alloc=True, static_shape=True)
+    images = nd.random.normal(shape=(case.batch, *_image(case)))
+    return lambda: net(images)
+
+
+def copy(case: Case) -> Callable[[], None]:
+    """Return a copy of an array that no cache holds."""
+    source = nd.ones(COPIED // 4)
+    target = nd.zeros_like(source)
+    return lambda: nd.identity(source, out=target)
 
 
 # ------------------------------------------------------------------------------------- parameters
 
 
-def trained_parameters(case: Case) -> Dict[str, mx.gluon.Parameter]:
-    """Return the network's trained parameters by name, with known shapes."""
-    net = network(case)
-    net(nd.zeros((1, 3, 224, 224)))  # determines the shapes; the networks expect 224 px
+def trained_parameters(net: mx.gluon.HybridBlock, case: Case) -> Dict[str, mx.gluon.Parameter]:
+    """Return the trained parameters of the case's network by name, with known shapes."""
+    net(nd.zeros((1, *_image(case))))  # determines the shapes
     return {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
 
 
@@ -165,7 +236,7 @@ def gradients(case: Case) -> Dict[str, nd.NDArray]:
     random = np.random.RandomState(0)
     return {
         name: nd.array(random.normal(0, 1e-2, p.shape), dtype=case.dtype)
-        for name, p in trained_parameters(case).items()
+        for name, p in trained_parameters(network(case), case).items()
     }
 
 
@@ -205,4 +276,15 @@ def update(case: Case) -> Callable[[], None]:
     return one_by_one
 
 
-WORK = {"train": train, "infer": infer, "check": check, "update": update}
+WORK = {
+    "train": train,
+    "infer": infer,
+    "check": check,
+    "update": update,
+    "convolutions": convolutions,
+    "copy": copy,
+}
+
+
+if __name__ == "__main__":
+    serve(Case(**json.loads(sys.argv[1])), Connection(int(sys.argv[2])))

@@ -34,6 +34,8 @@ CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 # Operators that read parameters as they are stored, in float32 or float16
 READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
 
+ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
+
 Edge = Tuple[int, int]  # a tensor of the old graph: node and output
 
 TRUE = ("True", "true", "1")
@@ -102,7 +104,9 @@ class _Blocking:
         self.out = Writer()
         self.images: Dict[Edge, Images] = {}
         self.wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`
-        self.groups: Dict[int, Set[int]] = {}  # elementwise node -> nodes whose results it is part of
+        self.groups: Dict[
+            int, Set[int]
+        ] = {}  # elementwise node -> nodes whose results it is part of
         self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
         self.blocked: Dict[Edge, list] = {}  # and blocked
         self.readers: Dict[Edge, List[int]] = {}
@@ -167,12 +171,8 @@ class _Blocking:
             return None
         data, filters = self._input(node), int(attrs["num_filter"])
         groups = int(attrs.get("num_group", "1"))
-        if groups > 1:
-            if data is None:
-                return None
-            depthwise = groups == filters == data.channels
-            if not depthwise and (data.channels // groups % 16 or filters // groups % 16):
-                return None
+        if groups > 1 and data is None:
+            return None  # the operator for small groups reads blocked data
         size = data.size if data else ("of", i)
         return Images(filters, _resized(size, attrs))
 
@@ -203,6 +203,13 @@ class _Blocking:
         if attrs["pooling_convention"] == "full":
             return Images(data.channels, ("of", i))
         return None
+
+    def _find_adaptive_pooling(self, i: int, node: dict) -> Optional[Images]:
+        data = self._input(node)
+        if data is None or not self._is_low((i, 0)):
+            return None
+        ones = set(tuple_of(node["attrs"].get("output_size", ""))) <= {1}
+        return Images(data.channels, ONE if ones else ("of", i))
 
     def _find_concat(self, i: int, node: dict) -> Optional[Images]:
         inputs = [self._input(node, k) for k in range(len(node["inputs"]))]
@@ -301,7 +308,9 @@ class _Blocking:
         """Return an entry of the emulation, whose arrays are float32, as one of the cast graph."""
         if dtype != "float16":
             return entry
-        return self.out.emit("amp_cast", f"{self.out.nodes[entry[0]]['name']}_half", entry, dtype=dtype)
+        return self.out.emit(
+            "amp_cast", f"{self.out.nodes[entry[0]]['name']}_half", entry, dtype=dtype
+        )
 
     def _blocked(self, edge: Edge) -> list:
         """Return the entry of a tensor in the blocked layout."""
@@ -345,7 +354,9 @@ class _Blocking:
             attrs.update(plain_data="True", lanes=str(lanes))
             return self.out.emit(CONVOLUTION, node["name"], source, *entries, **attrs)
         attrs["channels"] = str(data.channels)
-        if int(attrs.get("num_group", "1")) == data.channels > 1:
+        groups = int(attrs.get("num_group", "1"))
+        small = data.channels // groups % 16 or int(attrs["num_filter"]) // groups % 16
+        if groups > 1 and small:
             return self.out.emit(DEPTHWISE, node["name"], self._data(node), *entries, **attrs)
         attrs["lanes"] = str(lanes)
         return self.out.emit(CONVOLUTION, node["name"], self._data(node), *entries, **attrs)
@@ -366,10 +377,11 @@ class _Blocking:
 
     def _write_pooling(self, i: int, node: dict) -> list:
         kept = ("kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention")
+        kept = (*kept, "count_include_pad", "output_size")
         attrs = {key: node["attrs"][key] for key in kept if key in node["attrs"]}
-        if "count_include_pad" in node["attrs"]:
-            attrs["count_include_pad"] = node["attrs"]["count_include_pad"]
         attrs["channels"] = str(self.images[i, 0].channels)
+        if canonical(node["op"]) == ADAPTIVE_POOLING:
+            attrs = {"output_size": "(1, 1)", **attrs, "pool_type": "avg"}
         return self.out.emit(POOL, node["name"], self._data(node), **attrs)
 
     def _write_concat(self, i: int, node: dict) -> list:
@@ -461,12 +473,14 @@ _FINDERS = {
     "Concat": _Blocking._find_concat,
     "Convolution": _Blocking._find_convolution,
     "Pooling": _Blocking._find_pooling,
+    ADAPTIVE_POOLING: _Blocking._find_adaptive_pooling,
     **dict.fromkeys(CASTS, _Blocking._find_cast),
 }
 _WRITERS = {
     "Concat": _Blocking._write_concat,
     "Convolution": _Blocking._write_convolution,
     "Pooling": _Blocking._write_pooling,
+    ADAPTIVE_POOLING: _Blocking._write_pooling,
 }
 
 

@@ -1,7 +1,4 @@
-"""Workarounds for three kernels of oneDNN 2.4, the version in MXNet 1.9.1, in bfloat16 on a CPU.
-
-BatchNorm is slow if its data and its gradient have two different layouts, as they have between the
-AMX kernels and those of depthwise convolutions; see `native/src/layouts.cc`.
+"""Workarounds for two kernels of oneDNN 2.4, the version in MXNet 1.9.1, in bfloat16 on a CPU.
 
 1×1 convolutions have an AMX kernel that writes past the end of its result if the positions of an
 image fill three tiles: 27, 33, 36, 39, 42, 45 or 48 positions, such as 6×6. Such convolutions are
@@ -11,27 +8,26 @@ kernel does not support dilation.
 The gradient of a convolution's weight is garbage if an image is narrower than the last stride, such
 as a 1×1 image with a stride of 2. The shape is only known when the operator runs. An operator of
 gluon_amp's C++ library therefore replaces each convolution with strides: it computes such gradients
-in float32 and calls MXNet's kernels otherwise; see `native/src/convolutions.cc`. Without the
-library, all convolutions with strides run in float32.
+in float32 and calls MXNet's kernels otherwise; see `native/src/convolutions.cc`. (Convolutions in the
+blocked layout do so by themselves.) Without the library, all convolutions with strides run in float32.
 """
 
 from typing import Dict
 
 from gluon_amp import hardware
-from gluon_amp.lowering import native
+from gluon_amp.lowering import blocked, native
 from gluon_amp.lowering.deconvolution import tuple_of
 from gluon_amp.policy.graph import Writer, edge_dtypes
 
-NORM_LAYOUT = "_gluon_amp_norm_layout"
 CONVOLUTION = "_gluon_amp_convolution"
 
 
 def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
     """Return a graph of the same values that does not use these kernels.
 
-    It is `graph` itself if it has no bfloat16 BatchNorm, 1×1 convolution or strided convolution.
+    It is `graph` itself if it has no bfloat16 1×1 convolution or strided convolution.
     """
-    affected = ("BatchNorm", "Convolution")
+    affected = ("Convolution", blocked.CONVOLUTION)
     if not any(node["op"] in affected or "subgraphs" in node for node in graph["nodes"]):
         return graph
     edges = edge_dtypes(graph, dtypes)
@@ -44,7 +40,7 @@ def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
             changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
             node = {**node, "subgraphs": bodies}
         in_float32 = False
-        if low and node["op"] == "Convolution":
+        if low and node["op"] in affected:
             convolution = _safe_convolution(node)
             changed = changed or convolution is not node
             node = convolution
@@ -58,8 +54,6 @@ def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
         out.numbers.append(entry[0])
         if in_float32:
             out.replaced[i, 0] = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
-        if low and node["op"] == "BatchNorm" and native.available():
-            out.replaced[i, 0] = out.emit(NORM_LAYOUT, f"{name}_layout", entry, inputs[0])
     return out.graph(graph) if changed or out.replaced else graph
 
 
@@ -68,7 +62,7 @@ def _safe_convolution(node: dict) -> dict:
     attrs = node["attrs"]
     if hardware.has_amx() and set(tuple_of(attrs["kernel"])) == {1}:
         node = {**node, "attrs": {**attrs, "dilate": attrs["kernel"].replace("1", "2")}}
-    if _is_strided(node) and native.available():
+    if node["op"] == "Convolution" and _is_strided(node) and native.available():
         node = {**node, "op": CONVOLUTION}
     return node
 

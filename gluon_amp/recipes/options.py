@@ -20,6 +20,7 @@ from gluon_amp.command_line import (
     whole,
 )
 from gluon_amp.recipes.parser import Add, TrainingParser
+from gluon_amp.startup import waiting
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -74,6 +75,11 @@ def add_devices(parser: TrainingParser) -> Add:
     add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
     emulated = "train on N CPU devices, to test what several GPUs would do"
     add("--cpus", emulated, type=whole(1, 1024), metavar="N")
+    waits = (
+        "how CPU threads wait for work: active is faster on an idle machine and very slow on a "
+        "busy one (default: OMP_WAIT_POLICY, or else that of MXNet)"
+    )
+    add("--wait-policy", waits, choices=waiting.POLICIES)
     return add
 
 

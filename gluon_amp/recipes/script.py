@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
@@ -15,6 +16,7 @@ from gluon_amp.recipes.loop import TrainingError
 from gluon_amp.recipes.recipe import Recipe
 from gluon_amp.recipes.run import train
 from gluon_amp.recipes.speed import loading_speed, training_speed
+from gluon_amp.startup import waiting
 
 Read = Callable[[Optional[Sequence[str]]], Tuple[Recipe, Dict[str, Any]]]
 
@@ -35,7 +37,29 @@ def run(read: Read, arguments: Optional[Sequence[str]] = None) -> int:
         The exit status: 0; 2 if the options are wrong; 1 if training failed; 128 plus the number
         of the signal that ended the run.
     """
-    return guarded(lambda: _run_images(*read(arguments)))
+
+    def work() -> None:
+        recipe, options = read(arguments)
+        apply_wait_policy(recipe, arguments)
+        _run_images(recipe, options)
+
+    return guarded(work)
+
+
+def apply_wait_policy(recipe: Namespace, arguments: Optional[Sequence[str]]) -> None:
+    """Start the script anew with its ``--wait-policy``; see `gluon_amp.startup.waiting`.
+
+    Raises
+    ------
+    UsageError
+        The arguments are not those of the process.
+    """
+    if arguments is not None and recipe.wait_policy and waiting.VARIABLE not in os.environ:
+        raise UsageError(
+            f"--wait-policy {recipe.wait_policy} is for a process of its own: set "
+            f"{waiting.VARIABLE} before MXNet is imported."
+        )
+    waiting.apply(recipe.wait_policy)
 
 
 def _run_images(recipe: Recipe, options: Dict[str, Any]) -> None:

@@ -50,6 +50,8 @@ def machine(*gpus, driver=True, cuda=True, flags="f16c avx2 avx512f avx512_bf16"
         "driver": Driver(driver, list(gpus)),
         "cpu_name": "AMD EPYC 9R14",
         "cores": 2,
+        "all_cores": 2,
+        "load": 0.5,
         "cpu_flags": frozenset(flags.split()),
         "cpu_bfloat16": True,
         "compiler": "g++",
@@ -128,8 +130,8 @@ def test_bfloat16_without_avx512_is_found_by_trying():
     assert process.returncode == 1, process.stdout
     assert process.stdout.endswith(
         "Policy bfloat16 cannot run here: this CPU has no AVX512 that oneDNN may use (see\n"
-        "DNNL_MAX_CPU_ISA and MXNET_MKLDNN_ENABLED): use float16, which is emulated on\n"
-        "any CPU.\n"
+        "DNNL_MAX_CPU_ISA and MXNET_MKLDNN_ENABLED): float32 with amp.Trainer trains\n"
+        "fastest here, and float16, which is emulated on any CPU, at about its speed.\n"
     )
 
 
@@ -278,7 +280,7 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
             "float16",
             {},
             True,
-            "emulated by C++ kernels: the values of a GPU, slower than float32.",
+            "emulated by C++ kernels: the values of a GPU, about as fast as float32.",
         ),
         (
             "float16",
@@ -310,7 +312,8 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
             {"flags": "avx2 f16c", "cpu_bfloat16": False},
             False,
             "this CPU has no AVX512 that oneDNN may use (see DNNL_MAX_CPU_ISA and "
-            "MXNET_MKLDNN_ENABLED): use float16, which is emulated on any CPU.",
+            "MXNET_MKLDNN_ENABLED): float32 with amp.Trainer trains fastest here, and float16, "
+            "which is emulated on any CPU, at about its speed.",
         ),
     ],
 )
@@ -322,6 +325,24 @@ def test_how_a_policy_runs_on_a_cpu(pretend, policy, options, runs, how):
         how,
     )
     assert report.ok is runs
+
+
+@pytest.mark.parametrize(
+    "load, cores, warns",
+    [(2.1, 2, True), (2.0, 2, False), (None, 2, False), (9.0, 0, False), (9.0, 64, False)],
+)
+def test_a_load_above_the_cores_is_warned_of(pretend, load, cores, warns):
+    pretend(load=load, all_cores=cores)
+    report = amp.doctor()
+    warning = (
+        f"the load, {load}, exceeds the {cores} cores of this machine: threads of MXNet wait for "
+        "each other while other programs run, and a step takes several times as long. Close them, "
+        "or give MXNet fewer threads (OMP_NUM_THREADS)."
+    )
+    assert (f"WARNING: {warning}" in " ".join(str(report).split())) is warns
+    assert ("WARNING" in str(report)) is warns
+    cpu = report.to_dict()["cpu"]
+    assert (cpu["load"], cpu["warning"]) == (load, warning if warns else None)
 
 
 def test_cpu_features_need_all_their_flags(pretend):
@@ -389,6 +410,11 @@ def test_the_whole_report_of_a_machine(pretend):
             "GLUON_AMP_NATIVE",
             "0",
             "emulated float16 is several times slower without the C++ kernels: unset it.",
+        ),
+        (
+            "OMP_WAIT_POLICY",
+            "ACTIVE",
+            "a step takes several times as long while other programs run: unset it there.",
         ),
     ],
 )

@@ -23,11 +23,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def stock(plain, head_seed, **attrs):
-    """Return the result of MXNet's Pooling, a gradient of it, and the gradient of the data."""
+    """Return the result of MXNet's pooling, a gradient of it, and the gradient of the data."""
+    pooling = nd.contrib.AdaptiveAvgPooling2D if "output_size" in attrs else nd.Pooling
     data = nd.array(plain)
     data.attach_grad()
     with autograd.record():
-        out = nd.Pooling(data, **attrs)
+        out = pooling(data, **attrs)
     head = integers(*out.shape, seed=head_seed)
     out.backward(nd.array(head))
     return out.asnumpy(), head, data.grad.asnumpy()
@@ -40,15 +41,15 @@ def compare(plain, lanes, dtype, seed=0, **attrs):
     texts = {name: str(value) for name, value in attrs.items()}
     (actual,), (actual_grad,) = run(
         "_gluon_amp_pool",
-        {**texts, "channels": str(channels)},
+        {"pool_type": "avg", **texts, "channels": str(channels)},
         [to_blocked(plain, lanes)],
         dtype,
         [to_blocked(head, lanes)],
     )
-    # Averages and their gradients, which may cancel, differ in the last bits of float32. That rarely
-    # changes the last bit of the low precision.
+    # Averages and their gradients, which may cancel, differ in the last bits of float32. That
+    # rarely changes the last bit of the low precision.
     tolerance = {"rtol": {"bfloat16": 2.0**-8, "float32": 2.0**-11}[dtype], "atol": 1e-5}
-    if attrs["pool_type"] == "max":
+    if attrs.get("pool_type") == "max":
         tolerance = {"rtol": 0, "atol": 0}
     for blocked, expected in ((actual, out), (actual_grad, grad)):
         with np.errstate(over="ignore"):
@@ -95,6 +96,13 @@ def test_random_windows(instruction_set, dtype):  # noqa: F811
 )
 def test_global_pooling(instruction_set, dtype, pool_type, shape, lanes):  # noqa: F811
     compare(integers(*shape), lanes, dtype, kernel=(2, 2), global_pool=True, pool_type=pool_type)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lanes", [16, 0])
+@pytest.mark.parametrize("output_size", [1, (3, 2), (7, 5), (13, 11)])
+def test_adaptive_averages(instruction_set, dtype, lanes, output_size):  # noqa: F811
+    compare(integers(2, 18, 10, 7), lanes, dtype, output_size=output_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -150,6 +158,10 @@ def test_inference_has_the_same_result_without_indices():
         {"kernel": "(1000000000, 1000000000)"},
         {"channels": "0"},
         {"channels": "17"},
+        {"output_size": "(2, 2)", "pool_type": "max"},
+        {"output_size": "(2, 2, 2)", "pool_type": "avg"},
+        {"output_size": "(-1, 2)", "pool_type": "avg"},
+        {"output_size": "(1000000, 1000000)", "pool_type": "avg"},
     ],
 )
 def test_wrong_attributes_are_refused(attrs):

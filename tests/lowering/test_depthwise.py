@@ -1,4 +1,4 @@
-"""Depthwise convolutions in the blocked layout, compared with MXNet's Convolution in float32."""
+"""Convolutions with few channels in a group, compared with MXNet's Convolution in float32."""
 
 import hashlib
 import os
@@ -87,17 +87,21 @@ def random_case(random):
     height, width = (random.randint(max(1, least), max(1, least) + 70) for least in reach)
     if random.rand() < 0.5:
         height = max(1, reach[0], height // 8)
-    channels = random.randint(1, 68)
+    groups, group_in, group_out = random.randint(1, 68), 1, 1
+    if random.rand() < 0.5:
+        groups, group_in = random.randint(1, 13), random.choice([1, 2, 3, 4, 5, 8])
+        group_out = random.choice([group_in, group_in, 1, 2, 4])
+    channels = groups * group_in
     lanes = random.choice([16, 16, 8, channels, 5, 24])
     pairs = {"kernel": kernel, "stride": stride, "pad": pad, "dilate": dilate}
     attributes = {name: f"({a}, {b})" for name, (a, b) in pairs.items()}
-    attributes.update(num_filter=channels, num_group=channels)
+    attributes.update(num_filter=groups * group_out, num_group=groups, channels=channels)
     return attributes, (random.randint(1, 6), channels, height, width), int(lanes)
 
 
 def compute(element, attributes, arrays, lanes, head, grad_req="write"):
     """Return the result and the gradients of blocked arrays, without their padding, which is 0."""
-    channels = arrays["data"].shape[1]
+    channels = {"data": arrays["data"].shape[1], "result": head.shape[1]}
     symbol = depthwise(element, bias="bias" in arrays, **attributes)
     given = {**arrays, "data": blocked(arrays["data"], lanes)}
     given = {name: nd.array(value, dtype=value.dtype) for name, value in given.items()}
@@ -107,8 +111,8 @@ def compute(element, attributes, arrays, lanes, head, grad_req="write"):
     (out,) = executor.forward(is_train=True)
     executor.backward(nd.array(blocked(head, lanes)))
     results = {"result": out.asnumpy(), **{name: g.asnumpy() for name, g in grads.items()}}
-    for name in ("result", "data"):
-        results[name], padding = plain(results[name], channels)
+    for name in channels:
+        results[name], padding = plain(results[name], channels[name])
         np.testing.assert_array_equal(padding, 0)
     return results
 
@@ -118,8 +122,9 @@ def expected(attributes, arrays, head_of):
     arrays = {name: nd.array(value) for name, value in arrays.items()}
     for array in arrays.values():
         array.attach_grad()
+    known = {name: value for name, value in attributes.items() if name != "channels"}
     with autograd.record():
-        out = nd.Convolution(*arrays.values(), no_bias="bias" not in arrays, **attributes)
+        out = nd.Convolution(*arrays.values(), no_bias="bias" not in arrays, **known)
     head = head_of(out.shape)
     out.backward(nd.array(head))
     results = {"result": out.asnumpy()}
@@ -130,12 +135,13 @@ def expected(attributes, arrays, head_of):
 def check(element, attributes, shape, lanes, seed=0, bias=True):
     random = np.random.RandomState(seed)
     kernel = tuple(map(int, attributes["kernel"].strip("()").split(",")))
+    filters, groups = attributes["num_filter"], attributes["num_group"]
     arrays = {
         "data": rounded(random.normal(size=shape), element),
-        "weight": rounded(random.normal(size=(shape[1], 1, *kernel)), element),
+        "weight": rounded(random.normal(size=(filters, shape[1] // groups, *kernel)), element),
     }
     if bias:
-        arrays["bias"] = rounded(random.normal(size=shape[1]), element)
+        arrays["bias"] = rounded(random.normal(size=filters), element)
     wanted, head = expected(
         attributes, arrays, lambda shape: rounded(random.normal(size=shape), element)
     )
@@ -179,6 +185,15 @@ def test_layers(element, kernel, stride, pad, size, lanes):
     check(element, attributes, (3, 20, size, size), lanes)
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("lanes", [16, 48])
+@pytest.mark.parametrize("group_in, group_out", [(4, 4), (8, 8), (3, 3), (2, 4), (1, 2), (24, 6)])
+def test_groups(element, lanes, group_in, group_out):
+    attributes = {"kernel": "(3, 3)", "stride": "(2, 1)", "pad": "(1, 1)"}
+    attributes.update(num_filter=2 * group_out, num_group=2, channels=2 * group_in)
+    check(element, attributes, (2, 2 * group_in, 13, 14), lanes)
+
+
 @pytest.fixture(params=["plain", "avx2", "avx512"])
 def instruction_set(request):
     if not native.select(request.param):
@@ -189,9 +204,10 @@ def instruction_set(request):
 
 def test_instruction_sets(instruction_set):
     attributes = {"kernel": "(3, 5)", "stride": "(1, 2)", "pad": "(1, 2)"}
-    attributes.update(num_filter=19, num_group=19)
-    for lanes in (16, 8, 19):
-        check("float16", attributes, (2, 19, 9, 33), lanes)
+    for groups, channels in [(19, 19), (9, 36)]:
+        attributes.update(num_filter=channels, num_group=groups)
+        for lanes in (16, 8, channels):
+            check("float16", attributes, (2, channels, 9, 33), lanes)
 
 
 LITERAL = {"kernel": "(1, 3)", "pad": "(0, 1)", "num_filter": 2, "num_group": 2}
@@ -318,8 +334,12 @@ def test_threads_do_not_change_the_bits():
     "changed",
     [
         {"num_filter": 17},
-        {"num_group": 1},
+        {"num_group": 3},
+        {"num_group": 0},
+        {"num_group": -1},
         {"channels": 3},
+        {"channels": 18},
+        {"channels": 0},
         {"num_filter": 0},
         {"num_filter": -2},
         {"kernel": "(1,)"},
@@ -329,6 +349,7 @@ def test_threads_do_not_change_the_bits():
         {"stride": "(0, 1)"},
         {"pad": "(-1, 1)"},
         {"dilate": "(1, 0)"},
+        {"kernel": "(3, 1)", "pad": "(999999, 9)", "dilate": "(999999, 1)"},
         {"no_bias": "True"},
     ],
 )
@@ -336,6 +357,13 @@ def test_wrong_attributes(changed):
     symbol = depthwise("float16", **{**LITERAL, **changed})
     with pytest.raises(mx.base.MXNetError, match="_gluon_amp_depthwise"):
         symbol.infer_shape(data=(1, 1, 1, 3, 16))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0, 3, 16), (1, 1, 1, 0, 16)])
+def test_empty_images(shape):
+    symbol = depthwise("float16", **{**LITERAL, "pad": "(9, 9)"})
+    with mx.util.np_shape(True), pytest.raises(mx.base.MXNetError, match="images are empty"):
+        symbol.infer_shape(data=shape)
 
 
 @pytest.mark.parametrize(

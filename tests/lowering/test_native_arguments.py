@@ -34,11 +34,20 @@ random = random.Random(seed)
 assert native.available()
 
 FIXED = {"_gluon_amp_round": 1, "_gluon_amp_round_relu": 1, "_gluon_amp_widen": 1,
-         "_gluon_amp_narrow": 1, "_gluon_amp_norm_layout": 2,
+         "_gluon_amp_narrow": 1,
          "_backward_gluon_amp_round": 1, "_backward_gluon_amp_round_relu": 2,
-         "_backward_gluon_amp_widen": 1, "_backward_gluon_amp_narrow": 1,
-         "_backward_gluon_amp_norm_layout": 2}
+         "_backward_gluon_amp_widen": 1, "_backward_gluon_amp_narrow": 1}
 CONVOLUTIONS = {"_gluon_amp_convolution": 3, "_backward_gluon_amp_convolution": 4}
+IMAGES = (2, 3, 3, 4, 8)
+BLOCKED = {"_gluon_amp_block": ([(2, 17, 3, 4)], {"lanes": "8"}),
+           "_gluon_amp_unblock": ([IMAGES], {"channels": "17"}),
+           "_gluon_amp_fork": ([IMAGES] * 2, {"num_outputs": "2"}),
+           "_gluon_amp_sum": ([IMAGES] * 2, {"num_args": "2"}),
+           "_gluon_amp_concat": ([IMAGES, (2, 1, 3, 4, 8)],
+                                 {"num_args": "2", "channels": "(17, 8)", "lanes": "8"}),
+           "_gluon_amp_pool": ([IMAGES], {"kernel": "(2, 2)", "stride": "(2, 2)", "pad": "(1, 0)",
+                                          "pool_type": "avg", "global_pool": "0", "channels": "17",
+                                          "output_size": ""})}
 UPDATES = {"_gluon_amp_sgd_update": (2, 3, 4), "_gluon_amp_adam_update": (4, 5)}
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", bfloat16]
 SHAPES = [(2,), (3,), (1,), (2, 3), (3, 2), (1, 1, 1, 1), (), (0,), (0, 3), (70000,), (2, 0, 2)]
@@ -88,6 +97,11 @@ def call():
         arrays = [array(bfloat16, shape) for shape in shapes[-CONVOLUTIONS[op]:]]
         attributes = {"kernel": f"({kernel},)", "stride": f"({stride},)", "pad": "(1,)",
                       "num_filter": "16"}
+    elif random.random() < 0.6:
+        op = random.choice(sorted(BLOCKED))
+        shapes, attributes = BLOCKED[op]
+        dtype, attributes = random.choice(["float32", bfloat16]), dict(attributes)
+        arrays = [array(dtype, shape) for shape in shapes]
     else:
         op = random.choice(sorted(FIXED))
         shape, dtype = random.choice(SHAPES), random.choice(DTYPES[:2] + [bfloat16])
@@ -96,7 +110,7 @@ def call():
     for _ in range(random.choice([0, 1, 1, 1, 2])):
         mutation = random.randrange(7)
         if mutation == 0:
-            names = sorted(attributes) if op in CONVOLUTIONS else NAMES
+            names = sorted(attributes) if op in {**CONVOLUTIONS, **BLOCKED} else NAMES
             attributes[random.choice(names)] = random.choice(TEXTS)
         elif mutation == 1 and attributes:
             del attributes[random.choice(sorted(attributes))]
@@ -165,7 +179,7 @@ for case in range(cases):
         try:
             # No updates in graphs: MXNet does not check the number of inputs that they write,
             # and crashes with its own updates too.
-            graphs = op in FIXED or op in CONVOLUTIONS
+            graphs = op in {**FIXED, **CONVOLUTIONS, **BLOCKED}
             (in_a_graph if graphs and random.random() < 0.7 else alone)(op, arrays, attributes)
             counts["done"] += 1
         except (mx.base.MXNetError, ValueError) as error:
@@ -276,7 +290,9 @@ def test_wrong_number_of_arrays_to_check(count):
 def test_a_graph_with_a_wrong_number_of_inputs(inputs):
     nodes = [{"op": "null", "name": f"x{i}", "inputs": []} for i in range(3)]
     places = [[i, 0, 0] for i in range(inputs)]
-    nodes.append({"op": "_gluon_amp_norm_layout", "name": "o", "attrs": {}, "inputs": places})
+    nodes.append(
+        {"op": "_backward_gluon_amp_round_relu", "name": "o", "attrs": {}, "inputs": places}
+    )
     text = {"nodes": nodes, "arg_nodes": [0, 1, 2], "heads": [[3, 0, 0]]}
     text["attrs"] = {"mxnet_version": ["int", 10901]}  # otherwise MXNet adds the missing inputs
     graph = mx.sym.load_json(json.dumps(text))

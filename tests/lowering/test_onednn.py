@@ -10,7 +10,7 @@ import pytest
 
 from gluon_amp import hardware
 from gluon_amp.lowering import bfloat16, lower, native, onednn
-from gluon_amp.lowering.onednn import CONVOLUTION, NORM_LAYOUT
+from gluon_amp.lowering.onednn import CONVOLUTION
 from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
 
@@ -42,46 +42,6 @@ def ops(symbol):
 # ------------------------------------------------------------------------------------- the rewrite
 
 
-def test_symbols_without_a_bfloat16_batchnorm_stay_themselves():
-    data = mx.sym.var("data")
-    for symbol in (mx.sym.relu(low(data)), norm_of(data), norm_of(mx.sym.relu(data))):
-        assert apply_workarounds(symbol, {}) is symbol
-
-
-@needs_native
-def test_the_operator_follows_each_bfloat16_batchnorm():
-    first = norm_of(low(mx.sym.var("data")), "first")
-    second = norm_of(mx.sym.Activation(first, act_type="relu"), "second")
-    rewritten = apply_workarounds(norm_of(mx.sym.amp_cast(second, dtype="float32"), "third"), {})
-    low_norm = ["BatchNorm", NORM_LAYOUT]
-    expected = ["amp_cast", *low_norm, "Activation", *low_norm, "amp_cast", "BatchNorm"]
-    assert ops(rewritten) == expected
-    assert rewritten.list_outputs() == ["third_output"]
-    arguments = ["data", "first_gamma", "first_beta", "second_gamma", "second_beta"]
-    assert rewritten.list_arguments() == [*arguments, "third_gamma", "third_beta"]
-
-
-@needs_native
-def test_all_readers_and_outputs_read_the_layout_operator():
-    norm = norm_of(low(mx.sym.var("data")))
-    both = mx.sym.Group([mx.sym.Activation(norm, act_type="relu") + norm, norm])
-    nodes = to_json(apply_workarounds(both, {}))
-    operators = [node["op"] for node in nodes["nodes"]]
-    readers = [
-        node for node in nodes["nodes"] if [operators.index("BatchNorm"), 0, 0] in node["inputs"]
-    ]
-    assert [node["op"] for node in readers] == [NORM_LAYOUT]
-    assert nodes["heads"][1][:2] == [operators.index(NORM_LAYOUT), 0]
-
-
-@needs_native
-def test_other_outputs_of_a_batchnorm_are_left_alone():
-    norm = mx.sym.BatchNorm(low(mx.sym.var("data")), name="norm", output_mean_var=True)
-    rewritten = apply_workarounds(norm, {})
-    assert len(rewritten.list_outputs()) == 3
-    assert ops(rewritten).count(NORM_LAYOUT) == 1
-
-
 # ---------------------------------------------------------------------------------- the gradients
 
 
@@ -97,51 +57,6 @@ def run(symbol, **arrays):
         out = block(*inputs.values())
     out.backward(nd.arange(1, 1 + out.size).reshape(out.shape))
     return out.asnumpy(), *(array.grad.asnumpy() for array in inputs.values())
-
-
-def passed_on(data, other):
-    """The operator alone, between casts; integers up to 256 are bfloat16 values."""
-    graph = to_json(mx.sym.Group([low(data), low(other)]))
-    nodes = graph["nodes"]
-    heads = [[*entry[:2], 0] for entry in graph["heads"]]
-    nodes.append({"op": NORM_LAYOUT, "name": "passed", "attrs": {}, "inputs": heads})
-    graph["heads"] = [[len(nodes) - 1, 0, 0]]
-    return mx.sym.load_json(json.dumps(graph))
-
-
-@needs_native
-def test_values_and_gradients_pass_as_they_are():
-    symbol = passed_on(mx.sym.var("data"), mx.sym.var("other"))
-    values = [[-3.0, 0.5, np.inf], [2.0, -np.inf, 256.0]]
-    out, grad, other = run(mx.sym.amp_cast(symbol, dtype="float32"), data=values, other=values)
-    np.testing.assert_array_equal(out, values)
-    np.testing.assert_array_equal(grad, [[1, 2, 3], [4, 5, 6]])
-    np.testing.assert_array_equal(other, np.zeros((2, 3)))
-
-
-@needs_native
-def test_gradients_of_two_readers_are_added():
-    data, other = mx.sym.var("data"), mx.sym.var("other")
-    symbol = passed_on(data, other)
-    twice = mx.sym.amp_cast(mx.sym.elemwise_add(symbol, symbol), dtype="float32")
-    out, grad, _ = run(twice + data, data=[[1.0, 2.0]], other=[[0.0, 0.0]])
-    np.testing.assert_array_equal(out, [[3, 6]])
-    np.testing.assert_array_equal(grad, [[3, 6]])
-
-
-@needs_native
-def test_shapes_and_dtypes_that_cannot_be():
-    symbol = passed_on(mx.sym.var("data"), mx.sym.var("other"))
-    with pytest.raises(mx.base.MXNetError, match="shapes differ"):
-        symbol.infer_shape(data=(2, 3), other=(3, 2))
-    assert symbol.infer_shape(data=(2, 3))[0] == [(2, 3), (2, 3)]
-    graph = to_json(symbol)
-    graph["nodes"] = [n for n in graph["nodes"] if n["op"] != "amp_cast"]
-    graph["nodes"][-1]["inputs"] = [[0, 0, 0], [1, 0, 0]]
-    graph.update(arg_nodes=[0, 1], heads=[[2, 0, 0]])
-    graph.pop("node_row_ptr", None)
-    with pytest.raises(mx.base.MXNetError, match="dtype 0, not 12"):
-        mx.sym.load_json(json.dumps(graph)).infer_type(data="float32", other="float32")
 
 
 DEPTHWISE = """

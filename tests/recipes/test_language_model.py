@@ -415,6 +415,19 @@ def test_another_run_is_not_gone_on_with(changed, words, script, tmp_path, capsy
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("chosen", "policies"), [({}, "pa"), ({"OMP_WAIT_POLICY": "passive"}, "p")]
+)
+def test_the_wait_policy_reaches_openmp_unless_the_user_has_set_one(chosen, policies):
+    # libgomp prints its settings whenever it loads; one thread has nobody to wait for
+    changes = {"OMP_DISPLAY_ENV": "true", "OMP_NUM_THREADS": "1", **chosen}
+    short = [*SHORT, "--num-epochs", "1", "--max-batches", "1", "--wait-policy", "active"]
+    done = run(*short, **changes)
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"OMP_WAIT_POLICY = '(\w)", done.stderr)
+    assert "".join(dict.fromkeys(shown)).lower() == policies
+
+
 @pytest.fixture(scope="module")
 def script():
     return load("train_lstm")

@@ -23,6 +23,7 @@ FLAGS = {
     "num_gpus": "--num-gpus",
     "gpus": "--gpus",
     "cpus": "--cpus",
+    "wait_policy": "--wait-policy",
     "kv_store": "--kv-store --kvstore",
     "dataset": "--dataset",
     "data_dir": "--data-dir --data",
@@ -107,6 +108,7 @@ TEXTS = {
     "momentum": ("0.5", 0.5),
     "lr_decay_epoch": ("10,20", (10, 20)),
     "optimizer": ("nag", "nag"),
+    "wait_policy": ("active", "active"),
 }
 
 SWITCHES = (

@@ -37,6 +37,13 @@ CPU_FEATURES = (
 )
 
 
+# What to do where bfloat16 cannot run
+WITHOUT_AVX512 = (
+    "float32 with amp.Trainer trains fastest here, and float16, which is emulated on any CPU, at "
+    "about its speed"
+)
+
+
 def generation(capability: Tuple[int, int]) -> str:
     """Return the name of a GPU generation, as in 'Volta'."""
     names = [name for first, name in GENERATIONS.items() if first <= capability]
@@ -86,6 +93,17 @@ def about_no_gpu(machine: Machine) -> str:
     if not machine.driver.found:
         return "no NVIDIA driver here (libcuda.so.1 is not found)."
     return "the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and `nvidia-smi`."
+
+
+def about_load(machine: Machine) -> str:
+    """Return a warning if other programs leave too few cores; '' if they do not."""
+    if machine.load is None or not 0 < machine.all_cores < machine.load:
+        return ""
+    return (
+        f"the load, {machine.load:.1f}, exceeds the {machine.all_cores} cores of this machine: "
+        "threads of MXNet wait for each other while other programs run, and a step takes several "
+        "times as long. Close them, or give MXNet fewer threads (OMP_NUM_THREADS)."
+    )
 
 
 class Outcome(NamedTuple):
@@ -144,7 +162,7 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
         return True, "by oneDNN, on all cores."
     if dtype == "float16":
         if machine.native:
-            return True, "emulated by C++ kernels: the values of a GPU, slower than float32."
+            return True, "emulated by C++ kernels: the values of a GPU, about as fast as float32."
         return True, (
             "emulated by MXNet's own operators, several times slower than float32: install a C++ "
             "compiler (`apt-get install g++`)."
@@ -152,7 +170,7 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
     if not machine.cpu_bfloat16:
         return False, (
             "this CPU has no AVX512 that oneDNN may use (see DNNL_MAX_CPU_ISA and "
-            "MXNET_MKLDNN_ENABLED): use float16, which is emulated on any CPU."
+            f"MXNET_MKLDNN_ENABLED): {WITHOUT_AVX512}."
         )
     if "amx_bf16" in machine.cpu_flags:
         return True, "by oneDNN, with AMX if Linux permits it (5.16 or later)."

@@ -57,7 +57,9 @@ class Machine(NamedTuple):
     cuda_build: bool
     driver: Driver
     cpu_name: str
-    cores: int
+    cores: int  # that this process may use; 0 if unknown
+    all_cores: int
+    load: Optional[float]  # of the last minute
     cpu_flags: FrozenSet[str]
     cpu_bfloat16: bool
     compiler: Optional[str]
@@ -66,6 +68,7 @@ class Machine(NamedTuple):
 
 def read_machine() -> Machine:
     """Read what this machine has; the first call may build the C++ kernels (seconds)."""
+    load = hardware.load_average()  # before the kernels are built, which raises it
     compiler = build.compiler()
     return Machine(
         python=platform.python_version(),
@@ -77,6 +80,8 @@ def read_machine() -> Machine:
         driver=read_driver(),
         cpu_name=hardware.cpu_name(),
         cores=hardware.count_cores(),
+        all_cores=hardware.count_all_cores(),
+        load=load,
         cpu_flags=hardware.cpu_flags(),
         cpu_bfloat16=bfloat16.runs_on_cpu(),
         compiler=" ".join(compiler) if compiler else None,

@@ -71,6 +71,8 @@ class Report:
                 "bfloat16": machine.cpu_bfloat16,
                 "compiler": machine.compiler,
                 "native": machine.native,
+                "load": machine.load,
+                "warning": advice.about_load(machine) or None,
             },
             "policies": [outcome._asdict() for outcome in self.outcomes],
             "environment": [setting._asdict() for setting in self.settings],
@@ -106,10 +108,12 @@ class Report:
         native = f"C++ compiler: {m.compiler or 'none found'}; C++ kernels: " + (
             "in use" if m.native else "not in use"
         )
+        busy = advice.about_load(m)
         return [
             *_hanging("CPU     ", f"{m.cpu_name}, {cores}"),
             *_hanging("        ", ", ".join(features)),
             *_hanging("        ", native),
+            *(_hanging("        WARNING: ", busy) if busy else []),
         ]
 
     def _gpus(self) -> List[str]:

@@ -20,7 +20,14 @@ logger = logging.getLogger("gluon_amp")
 SOURCES = Path(__file__).with_name("src")
 
 # Files with loops, each compiled for every instruction set
-KERNELS = ("kernels", "depthwise_kernels", "moves_kernels", "pooling_kernels")
+KERNELS = (
+    "kernels",
+    "depthwise_kernels",
+    "moves_kernels",
+    "norm_kernels",
+    "pointwise_kernels",
+    "pooling_kernels",
+)
 
 COMPILERS = ("g++", "c++", "clang++")
 

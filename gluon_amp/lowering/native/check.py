@@ -27,16 +27,6 @@ ROUNDING = [
     ("_gluon_amp_narrow", "narrow", [6], {}),
 ]
 
-# An operator whose gradient function reads the inputs of its node
-LAYOUT = [
-    ("null", "data", [], {}),
-    ("null", "other", [], {}),
-    ("amp_cast", "bfloat0", [0], {"dtype": "bfloat16"}),
-    ("amp_cast", "bfloat1", [1], {"dtype": "bfloat16"}),
-    ("_gluon_amp_norm_layout", "passed", [2, 3], {}),
-    ("amp_cast", "float32", [4], {"dtype": "float32"}),
-]
-
 # An operator that calls MXNet's own cast, and adds its gradient
 CAST = [
     ("null", "data", [], {}),
@@ -112,15 +102,6 @@ def check_rounding() -> None:
     np.testing.assert_allclose(actual, weight_grad, rtol=1e-2, atol=1)
 
 
-def check_layouts() -> None:
-    """Pass integers, which bfloat16 holds, forward and back; the other input has no gradient."""
-    data, other = nd.arange(6).reshape((2, 3)), nd.ones((2, 3))
-    out = train(LAYOUT, (data, other), out_grad=nd.arange(6, 12).reshape((2, 3)))
-    np.testing.assert_array_equal(out, data.asnumpy())
-    np.testing.assert_array_equal(data.grad.asnumpy(), [[6, 7, 8], [9, 10, 11]])
-    np.testing.assert_array_equal(other.grad.asnumpy(), np.zeros((2, 3)))
-
-
 def check_casts() -> None:
     """Multiply integers, which bfloat16 holds, in two passes and add their gradients."""
     data, other = nd.arange(6).reshape((2, 3)), nd.arange(6, 12).reshape((2, 3))
@@ -144,7 +125,6 @@ if __name__ == "__main__":
     try:
         native.load(sys.argv[1])
         check_rounding()
-        check_layouts()
         check_casts()
         if bfloat16.runs_on_cpu():
             check_convolutions()

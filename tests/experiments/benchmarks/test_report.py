@@ -49,12 +49,21 @@ def test_written_files_hold_the_same_figures(tmp_path):
     assert json.loads(paths[0].read_text()) == result
     assert paths[1].read_bytes().startswith(b"\x89PNG")
     page = paths[2].read_text()
-    for part in ("# Steps", "2.000", "python scripts/benchmark.py", "2 threads", "3 rounds"):
+    for part in (
+        result["machine"]["date"],
+        "# Steps",
+        "2.000",
+        "python scripts/benchmark.py",
+        "2 threads",
+        "3 rounds",
+    ):
         assert part in page
 
 
-def test_the_machine_is_described():
+def test_the_machine_is_described(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     about = report.machine(3)
+    assert about["variables"]["OMP_WAIT_POLICY"] == "active"
     assert about["threads"] == 3
     assert about["processors"] == len(os.sched_getaffinity(0))
     assert about["mxnet"].startswith("1.9.1")

@@ -51,14 +51,6 @@ inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
   return true;
 }
 
-// Whether two arrays have two different layouts, neither of which is the plain one.
-inline bool layouts_differ(const mxnet::NDArray& a, const mxnet::NDArray& b) {
-  if (!a.IsMKLDNNData() || !b.IsMKLDNNData()) return false;
-  const auto x = describe(a.GetMKLDNNData()), y = describe(b.GetMKLDNNData());
-  submit(get_stream(), true);  // as in ~SameLayout
-  return !alike(x, y);
-}
-
 // Float32 arrays of the same shape, read in the same layout: a blocked layout that all of them have,
 // otherwise the plain one.
 class SameLayout {
@@ -132,7 +124,6 @@ class SameLayout {
 
 inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) { return array; }
 inline void make_plain(const mxnet::NDArray&) {}
-inline bool layouts_differ(const mxnet::NDArray&, const mxnet::NDArray&) { return false; }
 
 struct SameLayout {
   explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) {

@@ -35,8 +35,7 @@ bool relate_layouts(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape&
 bool infer_block(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
   set_rank(attrs, plain, 4);
   set_rank(attrs, blocked, 5);
-  const int64_t lanes = integer_of(attrs, "lanes", 0);
-  CHECK_GE(lanes, 0) << attrs.op->name << ": lanes";
+  const int64_t lanes = lanes_of(attrs);
   if (lanes > 0) {
     set_size(attrs, blocked, 4, lanes);
   } else {
@@ -71,7 +70,10 @@ template <bool to_blocked, typename T>
 void move_groups(const T* in, T* out, int64_t channels, const Blocked& shape) {
   const bool in_place = in == out;
   const int64_t positions = shape.positions(), lanes = shape.lanes, plane = shape.plane();
-  if (in_place && positions == 1) return;
+  if (positions == 1 && channels == shape.groups * lanes) {  // the layouts are the same
+    if (!in_place) std::copy(in, in + shape.size(), out);
+    return;
+  }
   std::vector<T> copies(in_place ? omp_get_max_threads() * plane : 0);
 #pragma omp parallel for schedule(static) if (shape.size() > 2 * kBlock)
   for (int64_t i = 0; i < shape.images * shape.groups; ++i) {

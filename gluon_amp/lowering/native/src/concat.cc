@@ -1,7 +1,8 @@
 // Concatenates blocked images along their channels. The gradient splits them.
 //
 // Both move the same parts: ranges of channels that are lanes of one group in an input and of one group
-// in the result. The arrays may have different numbers of lanes, as those with one group have.
+// in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group;
+// without it, all arrays have the same number of lanes.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -46,18 +47,21 @@ std::vector<Part> parts_of(const NodeAttrs& attrs, const Arrays& narrow, const N
   int64_t before = 0;
   for (size_t i = 0; i < channels.size(); ++i) {
     const Blocked shape(narrow[i].shape());
+    const int64_t lanes = shape.lanes, padding = shape.groups * lanes - channels[i];
+    CHECK_EQ(narrow[i].shape(),
+             blocked_shape(result.images, channels[i], result.height, result.width, lanes));
     int64_t count;
     for (int64_t channel = 0; channel < channels[i]; channel += count) {
-      const int64_t in_narrow = shape.lanes - channel % shape.lanes;
+      const int64_t in_narrow = lanes - channel % lanes;
       const int64_t in_wide = result.lanes - (before + channel) % result.lanes;
       count = std::min({channels[i] - channel, in_narrow, in_wide});
       parts.push_back({i, channel, before + channel, count});
     }
-    const int64_t padding = shape.groups * shape.lanes - channels[i];
     if (padding > 0) parts.push_back({i, channels[i], Part::kNone, padding});
     before += channels[i];
   }
   const int64_t padding = result.groups * result.lanes - before;
+  CHECK(0 <= padding && padding < result.lanes);
   if (padding > 0) parts.push_back({0, Part::kNone, before, padding});
   return parts;
 }
@@ -154,20 +158,21 @@ void set_groups(const NodeAttrs& attrs, mxnet::TShape& shape, int64_t channels) 
 bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TShape& wide) {
   const auto channels = channels_of(attrs);
   expect_inputs(attrs, channels.size(), narrow.size());
-  const int64_t lanes = integer_of(attrs, "lanes", 0), all = total_of(channels);
-  CHECK_GE(lanes, 0) << attrs.op->name << ": lanes";
+  const bool same_lanes = text_of(attrs, "lanes").empty();
+  const int64_t lanes = lanes_of(attrs), all = total_of(channels);
   set_rank(attrs, wide, 5);
-  set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
-  set_groups(attrs, wide, all);
+  if (!same_lanes) set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
   // Twice, since a size that is known only for the last array holds for the first, too.
   bool known = true;
   for (size_t i = 0; i < 2 * narrow.size(); ++i) {
     mxnet::TShape& shape = narrow[i % narrow.size()];
     set_rank(attrs, shape, 5);
     for (int common : {0, 2, 3}) share_size(attrs, shape, common, wide, common);
+    if (same_lanes) share_size(attrs, shape, 4, wide, 4);
     set_groups(attrs, shape, channels[i % narrow.size()]);
     if (i >= narrow.size()) known = known && mxnet::shape_is_known(shape);
   }
+  set_groups(attrs, wide, all);
   return known && mxnet::shape_is_known(wide);
 }
 

@@ -103,24 +103,47 @@ struct PhasePair {
   int64_t first_tap, taps;  // in Plan
 };
 
+// The channels of an array, how many of them are in a group of the convolution, and how far the weights of
+// two channels of a group are apart
+struct Side {
+  int64_t channels, each, step;
+};
+
+// A result reads all channels of its group in the sources. They are copied to as many buffers, in which
+// each lane holds a channel that the result of this lane reads. So they only add taps to each position of
+// the kernel.
 struct Plan {
   Axis rows, columns;
-  int64_t pitch;  // positions in a row of the buffer
+  Side source, result;
+  int64_t pitch;        // positions in a row of the buffer
+  int64_t at_once;      // rows of results, of one phase, that a buffer serves
+  int64_t buffer_size;  // of one channel of each group
   std::vector<PhasePair> pairs;
-  std::vector<int64_t> taps;     // indexes in a channel's kernel, in the order of the pairs
-  std::vector<int64_t> offsets;  // of these taps in the buffer
+  // The taps in the order of the pairs: where the weight of a tap is, relative to that of the first tap of
+  // the result's channel; and where its sources are in the buffers
+  std::vector<int64_t> weights, offsets;
 
-  Plan(Axis of_rows, Axis of_columns, int64_t kernel_w, int64_t width)
-      : rows(std::move(of_rows)), columns(std::move(of_columns)), pitch(columns.reach(columns.most)) {
+  Plan(Axis of_rows, Axis of_columns, Side of_source, Side of_result, int64_t kernel_w, int64_t width)
+      : rows(std::move(of_rows)),
+        columns(std::move(of_columns)),
+        source(of_source),
+        result(of_result),
+        pitch(columns.reach(columns.most)) {
+    const int64_t row_bytes = pitch * width * source.each * sizeof(float);
+    const int64_t kept = kBufferBytes / row_bytes - (rows.highest - rows.lowest + 1);
+    at_once = std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
+    buffer_size = whole_lines(rows.reach(at_once) * pitch * width);
     for (const Phase& y : rows.phases) {
       for (const Phase& x : columns.phases) {
-        pairs.push_back({&y, &x, static_cast<int64_t>(taps.size()),
-                         static_cast<int64_t>(y.taps.size() * x.taps.size())});
-        for (size_t i = 0; i < y.taps.size(); ++i) {
-          for (size_t j = 0; j < x.taps.size(); ++j) {
-            const int64_t row = y.offsets[i] - rows.lowest, column = x.offsets[j] - columns.lowest;
-            taps.push_back(y.taps[i] * kernel_w + x.taps[j]);
-            offsets.push_back((row * pitch + column) * width);
+        const int64_t taps = source.each * y.taps.size() * x.taps.size();
+        pairs.push_back({&y, &x, static_cast<int64_t>(weights.size()), taps});
+        for (int64_t channel = 0; channel < source.each; ++channel) {
+          for (size_t i = 0; i < y.taps.size(); ++i) {
+            for (size_t j = 0; j < x.taps.size(); ++j) {
+              const int64_t row = y.offsets[i] - rows.lowest, column = x.offsets[j] - columns.lowest;
+              weights.push_back(channel * source.step + y.taps[i] * kernel_w + x.taps[j]);
+              offsets.push_back(channel * buffer_size + (row * pitch + column) * width);
+            }
           }
         }
       }
@@ -128,13 +151,6 @@ struct Plan {
   }
 
   Plan(Plan&&) = default;
-
-  // How many rows of results, of one phase, a buffer serves
-  int64_t rows_at_once(int64_t width) const {
-    const int64_t affordable = kBufferBytes / static_cast<int64_t>(sizeof(float)) / (pitch * width);
-    const int64_t kept = affordable - (rows.highest - rows.lowest + 1);
-    return std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
-  }
 };
 
 // ----------------------------------------------------------------------------------------- slices
@@ -145,15 +161,16 @@ const DepthwiseLoops<HalfValue>& loops_for(const DepthwiseKernels& k, HalfValue)
 // The channels of a blocked array, `width` at a time. If width does not divide the lanes, the last two
 // slices of a group overlap; both then compute the same values.
 struct Slices {
-  int64_t lanes, channels, in_group, count;
+  int64_t lanes, channels, in_group, groups, count;
   int width;
 
-  Slices(const DepthwiseShape& s, int vector_width)
-      : lanes(s.lanes),
-        channels(s.channels),
-        in_group(ceil_div(s.lanes, vector_width)),
-        count(s.groups * in_group),
-        width(vector_width) {}
+  Slices(int64_t lanes, int64_t channels, int width)
+      : lanes(lanes),
+        channels(channels),
+        in_group(ceil_div(lanes, width)),
+        groups(ceil_div(channels, lanes)),
+        count(groups * in_group),
+        width(width) {}
 
   int64_t group(int64_t slice) const { return slice / in_group; }
   int64_t first_lane(int64_t slice) const {
@@ -167,27 +184,72 @@ struct Slices {
   }
 };
 
-// Copies the sources of results [first, last) of each phase to the buffer.
+// Where each lane of a buffer comes from
+struct Origins {
+  Slices slices;  // of the results
+  int64_t each;   // buffers
+  int64_t plane;  // values in one group of the sources
+  std::vector<LaneOffsets> all;  // of each slice and each buffer
+
+  Origins(const Plan& plan, const Slices& of_results)
+      : slices(of_results),
+        each(plan.source.each),
+        plane(plan.rows.sources * plan.columns.sources * of_results.lanes),
+        all(slices.count * each) {
+    const int64_t lanes = slices.lanes;
+    for (int64_t i = 0; i < slices.count; ++i) {
+      for (int64_t channel = 0; channel < each; ++channel) {
+        LaneOffsets& from = all[i * each + channel];
+        from.window = -1;
+        int64_t lowest = plan.source.channels, highest = 0;
+        for (int lane = 0; lane < slices[i].channels; ++lane) {
+          const int64_t group = (slices.first_channel(i) + lane) / plan.result.each;
+          const int64_t source = group * each + channel;
+          from.offsets[lane] = source / lanes * plane + source % lanes;
+          lowest = std::min(lowest, source);
+          highest = std::max(highest, source);
+        }
+        const int64_t group = lowest / lanes, first = std::min(lowest % lanes, lanes - slices.width);
+        const int64_t begin = group * lanes + first;
+        if (first >= 0 && highest / lanes == group && highest < begin + slices.width) {
+          from.window = group * plane + first;
+        }
+      }
+    }
+  }
+};
+
+// Copies the sources of results [first, last) of each phase to the buffers.
 template <typename T>
-void fill(const DepthwiseLoops<T>& loops, const Plan& plan, const T* plane, int64_t lanes,
-          const Slice& slice, int width, int64_t first, int64_t last, float* buffer) {
+void fill(const DepthwiseLoops<T>& loops, const Plan& plan, const Origins& origins, int64_t slice,
+          const T* image, int64_t first, int64_t last, float* buffers) {
+  const int64_t lanes = origins.slices.lanes, width = origins.slices.width;
   const int64_t top = first * plan.rows.stride + plan.rows.lowest;
   const int64_t height = plan.rows.reach(last - first);
   const int64_t left = std::max<int64_t>(0, std::min(plan.pitch, -plan.columns.lowest));
   const int64_t begin = std::max<int64_t>(0, plan.columns.lowest);
   const int64_t end = std::min(plan.columns.sources, plan.columns.lowest + plan.pitch);
   const int64_t inside = std::max<int64_t>(0, end - begin);
-  for (int64_t row = 0; row < height; ++row, buffer += plan.pitch * width) {
-    const int64_t y = top + row;
-    float* const middle = buffer + left * width;
-    float* const stop = buffer + plan.pitch * width;
-    if (y < 0 || y >= plan.rows.sources || inside == 0) {
-      std::fill(buffer, stop, 0.f);
-      continue;
+  for (int64_t channel = 0; channel < origins.each; ++channel) {
+    const LaneOffsets& from = origins.all[slice * origins.each + channel];
+    float* buffer = buffers + channel * plan.buffer_size;
+    for (int64_t row = 0; row < height; ++row, buffer += plan.pitch * width) {
+      const int64_t y = top + row;
+      float* const middle = buffer + left * width;
+      float* const stop = buffer + plan.pitch * width;
+      if (y < 0 || y >= plan.rows.sources || inside == 0) {
+        std::fill(buffer, stop, 0.f);
+        continue;
+      }
+      std::fill(buffer, middle, 0.f);
+      const T* const in = image + (y * plan.columns.sources + begin) * lanes;
+      if (plan.source.each == 1 && plan.result.each == 1) {
+        loops.load(in + from.offsets[0], lanes, inside, origins.slices[slice], middle);
+      } else {
+        loops.mix(in, lanes, inside, from, origins.slices[slice], middle);
+      }
+      std::fill(middle + inside * width, stop, 0.f);
     }
-    std::fill(buffer, middle, 0.f);
-    loops.load(plane + (y * plan.columns.sources + begin) * lanes, lanes, inside, slice, middle);
-    std::fill(middle + inside * width, stop, 0.f);
   }
 }
 
@@ -196,38 +258,57 @@ int threads_for(int64_t steps, int64_t tasks) {
   return steps < few ? 1 : static_cast<int>(std::min<int64_t>(tasks, omp_get_max_threads()));
 }
 
+int64_t weights_of_group(const DepthwiseShape& s) {
+  return s.group_in * s.group_out * s.kernel_h * s.kernel_w;
+}
+
+// Where the weights of the channels of a slice start
+LaneOffsets first_weights(const Plan& plan, const Slices& slices, int64_t slice, int64_t group_size) {
+  LaneOffsets result{};
+  for (int lane = 0; lane < slices[slice].channels; ++lane) {
+    const int64_t channel = slices.first_channel(slice) + lane;
+    result.offsets[lane] =
+        channel / plan.result.each * group_size + channel % plan.result.each * plan.result.step;
+  }
+  return result;
+}
+
 // Computes the results of a plan.
 template <typename T>
 void gather(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernels& kernels,
             const T* source, const float* weights, const float* bias, T* result) {
   const auto& loops = loops_for(kernels, T());
-  const Slices slices(shape, kernels.width);
-  const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.taps.size();
-  const int64_t source_plane = plan.rows.sources * plan.columns.sources * lanes;
+  const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
+  const Slices slices(lanes, plan.result.channels, width);
+  const Origins origins(plan, slices);
+  const int64_t source_image = ceil_div(plan.source.channels, lanes) * origins.plane;
   const int64_t result_plane = plan.rows.results * plan.columns.results * lanes;
-  const int64_t at_once = plan.rows_at_once(width), chunks = ceil_div(plan.rows.most, at_once);
+  const int64_t at_once = plan.at_once, chunks = ceil_div(plan.rows.most, at_once);
   const int64_t tasks = shape.images * slices.count * chunks;
   const int64_t packed_size = (taps + 1) * width;  // the bias is the last one
-  const int64_t buffer_size = whole_lines(plan.rows.reach(at_once) * plan.pitch * width);
+  const int64_t buffers_size = plan.source.each * plan.buffer_size;
   const int64_t steps = shape.images * slices.count * plan.rows.results * plan.columns.results;
   const int threads = threads_for(steps * (taps + 1), tasks);
 
-  float* const buffers = scratch(threads * buffer_size + slices.count * packed_size);
-  float* const all_packed = buffers + threads * buffer_size;
-  const int64_t kernel = shape.kernel_h * shape.kernel_w, only = 0;
+  float* const all_buffers = scratch(threads * buffers_size + slices.count * packed_size);
+  float* const all_packed = all_buffers + threads * buffers_size;
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < slices.count; ++i) {
       float* const packed = all_packed + i * packed_size;
-      const Slice slice = slices[i];
-      const int64_t channel = slices.first_channel(i);
-      loops.pack(weights + channel * kernel, kernel, plan.taps.data(), taps, slice, packed);
+      const LaneOffsets first = first_weights(plan, slices, i, weights_of_group(shape));
+      loops.pack(weights, first, plan.weights.data(), taps, slices[i], packed);
       float* const packed_bias = packed + taps * width;
       std::fill(packed_bias, packed_bias + width, 0.f);
-      if (bias) loops.pack(bias + channel, 1, &only, 1, slice, packed_bias);
+      if (bias) {
+        LaneOffsets own{};
+        for (int lane = 0; lane < slices[i].channels; ++lane) own.offsets[lane] = lane;
+        const int64_t only = 0;
+        loops.pack(bias + slices.first_channel(i), own, &only, 1, slices[i], packed_bias);
+      }
     }
-    float* const buffer = buffers + omp_get_thread_num() * buffer_size;
+    float* const buffers = all_buffers + omp_get_thread_num() * buffers_size;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; ++task) {
       // Slices of one group come one after another, since their values share cache lines.
@@ -236,13 +317,12 @@ void gather(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernel
       rest /= slices.in_group;
       const int64_t chunk = rest % chunks;
       rest /= chunks;
-      const int64_t group = rest % shape.groups, image = rest / shape.groups;
+      const int64_t group = rest % slices.groups, image = rest / slices.groups;
       const int64_t i = group * slices.in_group + in_group;
-      const Slice slice = slices[i];
       const int64_t first = chunk * at_once, last = std::min(plan.rows.most, first + at_once);
-      const int64_t plane = image * shape.groups + group, lane = slices.first_lane(i);
-      fill(loops, plan, source + plane * source_plane + lane, lanes, slice, width, first, last, buffer);
+      fill(loops, plan, origins, i, source + image * source_image, first, last, buffers);
       const float* packed = all_packed + i * packed_size;
+      T* const out = result + (image * slices.groups + group) * result_plane + slices.first_lane(i);
       for (const PhasePair& pair : plan.pairs) {
         GatheredRow row;
         row.stride = plan.columns.stride * width;
@@ -252,24 +332,14 @@ void gather(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernel
         row.offsets = plan.offsets.data() + pair.first_tap;
         row.taps = pair.taps;
         for (int64_t m = first; m < std::min(last, pair.rows->count); ++m) {
-          row.source = buffer + (m - first) * plan.rows.stride * plan.pitch * width;
+          row.source = buffers + (m - first) * plan.rows.stride * plan.pitch * width;
           const int64_t y = pair.rows->first + m * pair.rows->step;
-          T* const out = result + plane * result_plane + lane +
-                         (y * plan.columns.results + pair.columns->first) * lanes;
-          loops.gather(row, slice, out, pair.columns->step * lanes);
+          T* const at = out + (y * plan.columns.results + pair.columns->first) * lanes;
+          loops.gather(row, slices[i], at, pair.columns->step * lanes);
         }
       }
     }
   }
-}
-
-using MakeAxis = Axis (*)(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
-                          int64_t dilate);
-
-Plan plan_of(const DepthwiseShape& s, MakeAxis axis, int64_t width) {
-  return Plan(axis(s.in_height, s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h),
-              axis(s.in_width, s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w), s.kernel_w,
-              width);
 }
 
 // Gradients are summed by parts of the images, whose number does not depend on that of the threads.
@@ -279,45 +349,43 @@ template <typename T>
 void correlate(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernels& kernels,
                const T* data, const T* grad, float* weight_grad, float* bias_grad) {
   const auto& loops = loops_for(kernels, T());
-  const Slices slices(shape, kernels.width);
-  const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.taps.size();
-  const int64_t data_plane = shape.in_height * shape.in_width * lanes;
+  const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
+  const Slices slices(lanes, plan.result.channels, width);
+  const Origins origins(plan, slices);
+  const int64_t data_image = ceil_div(plan.source.channels, lanes) * origins.plane;
   const int64_t grad_plane = shape.out_height * shape.out_width * lanes;
-  const int64_t at_once = plan.rows_at_once(width), chunks = ceil_div(shape.out_height, at_once);
+  const int64_t at_once = plan.at_once, chunks = ceil_div(shape.out_height, at_once);
   const int64_t units = shape.images * chunks;
   const int64_t parts = std::min(units, ceil_div(kTasks, slices.count));
   const int64_t tasks = parts * slices.count;
   const int64_t sums_size = (taps + 1) * width;  // the bias is the last one
-  const int64_t data_size = whole_lines(plan.rows.reach(at_once) * plan.pitch * width);
-  const int64_t buffer_size = data_size + whole_lines(at_once * shape.out_width * width);
+  const int64_t data_size = plan.source.each * plan.buffer_size;
+  const int64_t buffers_size = data_size + whole_lines(at_once * shape.out_width * width);
   const int64_t steps = shape.images * slices.count * shape.out_height * shape.out_width;
   const int threads = threads_for(steps * (taps + 1), tasks);
 
-  float* const buffers = scratch(threads * buffer_size + tasks * sums_size);
-  float* const all_sums = buffers + threads * buffer_size;
+  float* const all_buffers = scratch(threads * buffers_size + tasks * sums_size);
+  float* const all_sums = all_buffers + threads * buffers_size;
 #pragma omp parallel num_threads(threads)
   {
-    float* const data_buffer = buffers + omp_get_thread_num() * buffer_size;
-    float* const grad_buffer = data_buffer + data_size;
+    float* const data_buffers = all_buffers + omp_get_thread_num() * buffers_size;
+    float* const grad_buffer = data_buffers + data_size;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t part = task / slices.count, i = task % slices.count;
-      const Slice slice = slices[i];
       float* const sums = all_sums + task * sums_size;
       std::fill(sums, sums + sums_size, 0.f);
       for (int64_t unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
-        const int64_t plane = unit / chunks * shape.groups + slices.group(i);
-        const int64_t first = unit % chunks * at_once;
+        const int64_t image = unit / chunks, first = unit % chunks * at_once;
         const int64_t last = std::min(shape.out_height, first + at_once);
-        const int64_t lane = slices.first_lane(i);
-        fill(loops, plan, data + plane * data_plane + lane, lanes, slice, width, first, last,
-             data_buffer);
+        fill(loops, plan, origins, i, data + image * data_image, first, last, data_buffers);
         const int64_t positions = (last - first) * shape.out_width;
-        loops.load(grad + plane * grad_plane + first * shape.out_width * lanes + lane, lanes, positions,
-                   slice, grad_buffer);
+        const T* const own = grad + (image * slices.groups + slices.group(i)) * grad_plane +
+                             first * shape.out_width * lanes + slices.first_lane(i);
+        loops.load(own, lanes, positions, slices[i], grad_buffer);
         const Positions all{last - first, shape.out_width, shape.out_width * width,
                             plan.rows.stride * plan.pitch * width, plan.columns.stride * width};
-        kernels.correlate(all, data_buffer, grad_buffer, plan.offsets.data(), taps, sums);
+        kernels.correlate(all, data_buffers, grad_buffer, plan.offsets.data(), taps, sums);
         if (bias_grad) kernels.add_up(grad_buffer, positions, sums + taps * width);
       }
     }
@@ -328,14 +396,32 @@ void correlate(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKer
         const float* const more = sums + part * slices.count * sums_size;
         for (int64_t j = 0; j < sums_size; ++j) sums[j] += more[j];
       }
-      const int64_t channel = slices.first_channel(i);
+      const LaneOffsets first = first_weights(plan, slices, i, weights_of_group(shape));
       for (int64_t lane = 0; lane < slices[i].channels; ++lane) {
-        float* const out = weight_grad + (channel + lane) * taps;
-        for (int64_t t = 0; t < taps; ++t) out[t] = sums[t * width + lane];
-        if (bias_grad) bias_grad[channel + lane] = sums[taps * width + lane];
+        float* const out = weight_grad + first.offsets[lane];
+        for (int64_t t = 0; t < taps; ++t) out[plan.weights[t]] = sums[t * width + lane];
+        if (bias_grad) bias_grad[slices.first_channel(i) + lane] = sums[taps * width + lane];
       }
     }
   }
+}
+
+Side data_side(const DepthwiseShape& s) { return {s.channels, s.group_in, s.kernel_h * s.kernel_w}; }
+
+Side result_side(const DepthwiseShape& s) {
+  return {s.channels / s.group_in * s.group_out, s.group_out, s.group_in * s.kernel_h * s.kernel_w};
+}
+
+Plan forward_plan(const DepthwiseShape& s, int64_t width) {
+  return Plan(forward_axis(s.in_height, s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h),
+              forward_axis(s.in_width, s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w),
+              data_side(s), result_side(s), s.kernel_w, width);
+}
+
+Plan grad_plan(const DepthwiseShape& s, int64_t width) {
+  return Plan(grad_axis(s.in_height, s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h),
+              grad_axis(s.in_width, s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w),
+              result_side(s), data_side(s), s.kernel_w, width);
 }
 
 }  // namespace depthwise
@@ -345,7 +431,7 @@ void depthwise_forward(const DepthwiseShape& shape, const T* data, const float* 
                        const float* bias, T* result) {
   using namespace depthwise;
   const auto& loops = *kernels().depthwise;
-  gather(shape, plan_of(shape, forward_axis, loops.width), loops, data, weights, bias, result);
+  gather(shape, forward_plan(shape, loops.width), loops, data, weights, bias, result);
 }
 
 template <typename T>
@@ -354,7 +440,7 @@ void depthwise_data_grad(const DepthwiseShape& shape, const T* grad, const float
   using namespace depthwise;
   const auto& loops = *kernels().depthwise;
   const float* const no_bias = nullptr;
-  gather(shape, plan_of(shape, grad_axis, loops.width), loops, grad, weights, no_bias, data_grad);
+  gather(shape, grad_plan(shape, loops.width), loops, grad, weights, no_bias, data_grad);
 }
 
 template <typename T>
@@ -363,11 +449,12 @@ void depthwise_weight_grad(const DepthwiseShape& shape, const T* data, const T* 
   using namespace depthwise;
   const auto& loops = *kernels().depthwise;
   if (shape.images == 0) {
-    std::fill(weight_grad, weight_grad + shape.channels * shape.kernel_h * shape.kernel_w, 0.f);
-    if (bias_grad) std::fill(bias_grad, bias_grad + shape.channels, 0.f);
+    const int64_t groups = shape.channels / shape.group_in;
+    std::fill(weight_grad, weight_grad + groups * weights_of_group(shape), 0.f);
+    if (bias_grad) std::fill(bias_grad, bias_grad + groups * shape.group_out, 0.f);
     return;
   }
-  correlate(shape, plan_of(shape, forward_axis, loops.width), loops, data, grad, weight_grad, bias_grad);
+  correlate(shape, forward_plan(shape, loops.width), loops, data, grad, weight_grad, bias_grad);
 }
 
 #define GLUON_AMP_DEPTHWISE(T)                                                                      \

@@ -1,9 +1,9 @@
-// The operator of depthwise convolutions in the blocked layout, _gluon_amp_depthwise.
+// The operator of convolutions with few channels in a group, in the blocked layout: _gluon_amp_depthwise.
 //
-// It has the attributes of MXNet's Convolution, with num_group and num_filter equal to the number of
-// channels. The weight is read as the parameter is stored, and its gradient is written in that form.
+// It has the attributes of MXNet's Convolution, and the number of the data's `channels`, by default that of
+// the result's. The weight is read as the parameter is stored, and its gradient is written in that form.
+#include <algorithm>
 #include <cstring>
-
 #include <vector>
 
 #include "blocked.h"
@@ -15,6 +15,8 @@ namespace depthwise {
 
 // Larger numbers could overflow in products.
 constexpr int64_t kLargest = 1 << 20;
+// Positions under a kernel moved along one row. They are copied at once.
+constexpr int64_t kMostPositions = 1 << 22;
 
 void read_pair(const NodeAttrs& attrs, const char* name, int64_t least, int64_t missing, int64_t* first,
                int64_t* second) {
@@ -45,21 +47,29 @@ DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
   s.lanes = blocked.lanes;
   s.in_height = blocked.height;
   s.in_width = blocked.width;
-  s.channels = integer_of(attrs, "num_filter", 0);
-  for (const char* name : {"num_group", "channels"}) {
-    CHECK_EQ(integer_of(attrs, name, s.channels), s.channels)
-        << attrs.op->name << ": " << name << " and num_filter differ";
-  }
+  const int64_t filters = integer_of(attrs, "num_filter", 0);
+  const int64_t groups = integer_of(attrs, "num_group", 1);
+  s.channels = integer_of(attrs, "channels", filters);
+  CHECK(groups > 0 && filters > 0 && filters % groups == 0 && s.channels % groups == 0)
+      << attrs.op->name << ": num_group must divide channels and num_filter";
+  s.group_in = s.channels / groups;
+  s.group_out = filters / groups;
   CHECK(s.channels > 0 && s.lanes > 0 && (s.channels + s.lanes - 1) / s.lanes == s.groups)
       << attrs.op->name << ": the data does not have " << s.channels << " channels";
+  CHECK(s.in_height > 0 && s.in_width > 0) << attrs.op->name << ": the images are empty";
   read_pair(attrs, "kernel", 1, 0, &s.kernel_h, &s.kernel_w);
   read_pair(attrs, "stride", 1, 1, &s.stride_h, &s.stride_w);
   read_pair(attrs, "pad", 0, 0, &s.pad_h, &s.pad_w);
   read_pair(attrs, "dilate", 1, 1, &s.dilate_h, &s.dilate_w);
   s.out_height = size_of_result(attrs, s.in_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h);
   s.out_width = size_of_result(attrs, s.in_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
+  const int64_t rows = s.dilate_h * (s.kernel_h - 1) + 1;
+  CHECK_LE(rows, kMostPositions / (s.in_width + 2 * s.pad_w) / std::max(s.group_in, s.group_out))
+      << attrs.op->name << ": the kernel is too large";
   return s;
 }
+
+int64_t filters_of(const DepthwiseShape& s) { return s.channels / s.group_in * s.group_out; }
 
 bool has_bias(const NodeAttrs& attrs) { return !flag_of(attrs, "no_bias"); }
 
@@ -128,7 +138,7 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   with_elements(data.dtype(), [&](auto element) {
     using T = decltype(element);
     if (req[1] != mxnet::kNullOp || bias) {
-      std::vector<float> weight_grad(outputs[1].shape().Size()), bias_grad(shape.channels);
+      std::vector<float> weight_grad(outputs[1].shape().Size()), bias_grad(filters_of(shape));
       depthwise_weight_grad(shape, values_of<T>(data), values_of<T>(grad), weight_grad.data(),
                             bias ? bias_grad.data() : nullptr);
       write_gradient(weight_grad, req[1], outputs[1]);
@@ -146,11 +156,12 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   expect_inputs(attrs, has_bias(attrs) ? 3 : 2, in.size());
   if (!mxnet::shape_is_known(in[0])) return false;
   const DepthwiseShape s = shape_of(attrs, in[0]);
-  mxnet::TShape weight(4, 1), bias(1, s.channels);
-  weight[0] = s.channels;
+  const int64_t filters = filters_of(s);
+  mxnet::TShape weight(4, filters), bias(1, filters);
+  weight[1] = s.group_in;
   weight[2] = s.kernel_h;
   weight[3] = s.kernel_w;
-  mxnet::TShape result = blocked_shape(s.images, s.channels, s.out_height, s.out_width, s.lanes);
+  mxnet::TShape result = blocked_shape(s.images, filters, s.out_height, s.out_width, s.lanes);
   unify(attrs, {&in[1], &weight});
   if (has_bias(attrs)) unify(attrs, {&in[2], &bias});
   unify(attrs, {&out.at(0), &result});
@@ -197,8 +208,8 @@ void register_depthwise() {
   nnvm::Op* op = add_op("_gluon_amp_depthwise", own::convolve, own::infer_shape, own::infer_type);
   op->get_num_inputs = own::count_arrays;
   op->add_argument("data", "NDArray-or-Symbol", "in the blocked layout");
-  op->add_argument("weight", "NDArray-or-Symbol", "(channels, 1, height, width)");
-  op->add_argument("bias", "NDArray-or-Symbol", "(channels)");
+  op->add_argument("weight", "NDArray-or-Symbol", "(num_filter, channels / num_group, height, width)");
+  op->add_argument("bias", "NDArray-or-Symbol", "(num_filter)");
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     const Entries& inputs = inputs_of(node);
     expect_inputs(node->attrs, own::count_arrays(node->attrs), inputs.size());

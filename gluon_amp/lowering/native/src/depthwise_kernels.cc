@@ -17,6 +17,7 @@ namespace gluon_amp {
 namespace {
 
 constexpr int kWidth = Many::width;
+static_assert(kWidth <= LaneOffsets::kMost, "a slice is one vector");
 
 // a * b + sum
 #if defined(GLUON_AMP_AVX512)
@@ -27,6 +28,23 @@ inline Many fused(Many a, Many b, Many sum) { return {_mm256_fmadd_ps(a.x, b.x, 
 inline Many fused(Many a, Many b, Many sum) { return a * b + sum; }
 #endif
 
+// Value i of the result is value index[i].
+struct Permutation {
+#if defined(GLUON_AMP_AVX512)
+  __m512i index;
+  explicit Permutation(const int* i) : index(_mm512_loadu_si512(i)) {}
+  Many apply(Many values) const { return {_mm512_permutexvar_ps(index, values.x)}; }
+#elif defined(GLUON_AMP_AVX2)
+  __m256i index;
+  explicit Permutation(const int* i)
+      : index(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(i))) {}
+  Many apply(Many values) const { return {_mm256_permutevar8x32_ps(values.x, index)}; }
+#else
+  explicit Permutation(const int*) {}
+  Many apply(Many value) const { return value; }
+#endif
+};
+
 template <typename T>
 inline Many load_lanes(const T* in, int lanes) {
   if (lanes == kWidth) return Many::load(in);
@@ -36,15 +54,31 @@ inline Many load_lanes(const T* in, int lanes) {
 }
 
 template <typename T>
-inline void store_lanes(Many x, T* out, int lanes) {
-  if (lanes == kWidth) return x.store(out);
-  T part[kWidth];
-  x.store(part);
-  for (int i = 0; i < lanes; ++i) out[i] = part[i];
+__attribute__((noinline)) void store_part(Many value, T* out, int lanes) {
+  T all[kWidth];
+  value.store(all);
+  for (int i = 0; i < lanes; ++i) out[i] = all[i];
+}
+
+// Writes n values that are `step` values apart. The loops are unrolled, so that the values stay in
+// registers.
+template <int n, typename T>
+inline void store_lanes(const Many* values, T* out, int64_t step, int lanes) {
+  if (lanes == kWidth) {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) values[i].store(out + i * step);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) store_part(values[i], out + i * step, lanes);
+  }
 }
 
 template <typename T>
 void load(const T* in, int64_t step, int64_t count, Slice slice, float* out) {
+  if (slice.channels == kWidth) {
+    for (int64_t i = 0; i < count; ++i) Many::load(in + i * step).store(out + i * kWidth);
+    return;
+  }
   float real[kWidth];
   for (int i = 0; i < kWidth; ++i) real[i] = i < slice.channels;
   const Many mask = Many::load(real), zero = Many::all(0);
@@ -54,11 +88,35 @@ void load(const T* in, int64_t step, int64_t count, Slice slice, float* out) {
 }
 
 template <typename T>
-void pack(const float* weights, int64_t kernel, const int64_t* order, int64_t taps, Slice slice,
-          float* out) {
-  for (int64_t t = 0; t < taps; ++t, out += kWidth) {
+void mix(const T* in, int64_t step, int64_t count, const LaneOffsets& from, Slice slice, float* out) {
+  if (from.window >= 0) {
+    int index[kWidth];
+    float real[kWidth];
     for (int i = 0; i < kWidth; ++i) {
-      out[i] = i < slice.channels ? weights[i * kernel + order[t]] : 0;
+      real[i] = i < slice.channels;
+      index[i] = i < slice.channels ? static_cast<int>(from.offsets[i] - from.window) : 0;
+    }
+    const Many mask = Many::load(real), zero = Many::all(0);
+    const Permutation order(index);
+    for (int64_t i = 0; i < count; ++i) {
+      const Many values = order.apply(Many::load(in + from.window + i * step));
+      values.where_positive(mask, zero).store(out + i * kWidth);
+    }
+    return;
+  }
+  T values[kWidth] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    for (int lane = 0; lane < slice.channels; ++lane) values[lane] = in[from.offsets[lane] + i * step];
+    Many::load(values).store(out + i * kWidth);
+  }
+}
+
+template <typename T>
+void pack(const float* weights, const LaneOffsets& first, const int64_t* taps, int64_t count, Slice slice,
+          float* out) {
+  for (int64_t t = 0; t < count; ++t, out += kWidth) {
+    for (int i = 0; i < kWidth; ++i) {
+      out[i] = i < slice.channels ? weights[first.offsets[i] + taps[t]] : 0;
     }
     T rounded[kWidth];
     Many::load(out).store(rounded);
@@ -80,7 +138,7 @@ void gather_some(const GatheredRow& row, const float* source, Slice slice, T* ou
     const float* at = source + row.offsets[t];
     for (int i = 0; i < n; ++i) sums[i] = fused(weight, Many::load(at + i * row.stride), sums[i]);
   }
-  for (int i = 0; i < n; ++i) store_lanes(sums[i], out + i * step, slice.lanes);
+  store_lanes<n>(sums, out, step, slice.lanes);
 }
 
 template <typename T>
@@ -150,8 +208,8 @@ void add_up(const float* grad, int64_t count, float* sum) {
 
 const DepthwiseKernels table = {
     kWidth,
-    {load<Bfloat>, pack<Bfloat>, gather<Bfloat>},
-    {load<HalfValue>, pack<HalfValue>, gather<HalfValue>},
+    {load<Bfloat>, mix<Bfloat>, pack<Bfloat>, gather<Bfloat>},
+    {load<HalfValue>, mix<HalfValue>, pack<HalfValue>, gather<HalfValue>},
     correlate,
     add_up,
 };

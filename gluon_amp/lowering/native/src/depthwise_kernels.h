@@ -16,6 +16,14 @@ struct Slice {
   int channels;  // how many of these lanes are channels, the others are padding
 };
 
+// An offset for each lane of a slice. If all these values are in one vector, it starts at `window`,
+// otherwise that is -1.
+struct LaneOffsets {
+  static constexpr int kMost = 16;
+  int64_t offsets[kMost];
+  int64_t window;
+};
+
 // Results of one row: result i is bias + the sum over taps t of weights[t] * source[i * stride +
 // offsets[t]]. All distances count values, and `weights` and `bias` have `width` values for each tap.
 struct GatheredRow {
@@ -37,9 +45,11 @@ template <typename T>
 struct DepthwiseLoops {
   // Reads `count` positions that are `step` values apart. Padding becomes 0.
   void (*load)(const T* in, int64_t step, int64_t count, Slice, float* out);
-  // Packs the weights of one slice: tap t is number order[t] of the `kernel` weights of each channel.
-  // Weights are rounded to the element type; those of padding are 0.
-  void (*pack)(const float* weights, int64_t kernel, const int64_t* order, int64_t taps, Slice,
+  // The same, but each lane has an offset of its own.
+  void (*mix)(const T* in, int64_t step, int64_t count, const LaneOffsets&, Slice, float* out);
+  // Packs the weights of one slice: tap t of a lane is weights[first.offsets[lane] + taps[t]]. Weights are
+  // rounded to the element type; those of padding are 0.
+  void (*pack)(const float* weights, const LaneOffsets& first, const int64_t* taps, int64_t count, Slice,
                float* out);
   // Writes a row of results that are `step` values apart.
   void (*gather)(const GatheredRow&, Slice, T* out, int64_t step);

@@ -7,6 +7,8 @@
 #include "moves_kernels.h"
 #include "depthwise_kernels.h"
 #include "pooling_kernels.h"
+#include "norm_kernels.h"
+#include "pointwise_kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
@@ -149,6 +151,8 @@ const Kernels table = {
     GLUON_AMP_NAMED(moves_kernels)(),
     GLUON_AMP_NAMED(depthwise_kernels)(),
     GLUON_AMP_NAMED(pooling_kernels)(),
+    GLUON_AMP_NAMED(norm_kernels)(),
+    GLUON_AMP_NAMED(pointwise_kernels)(),
 };
 
 }  // namespace

@@ -31,6 +31,8 @@ using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* 
                             half_bits* weight, int64_t n, const AdamConstants&);
 
 struct MovesKernels;
+struct NormKernels;
+struct PointwiseKernels;
 struct DepthwiseKernels;
 struct PoolingKernels;
 
@@ -62,6 +64,8 @@ struct Kernels {
   const MovesKernels* moves;
   const DepthwiseKernels* depthwise;
   const PoolingKernels* pooling;
+  const NormKernels* norm;  // an array: of Bfloat, of HalfValue
+  const PointwiseKernels* pointwise;
 };
 
 // kernels.cc, compiled once for each instruction set.

@@ -13,9 +13,10 @@
 #include "fork.cc"
 #include "depthwise.cc"
 #include "depthwise_convolution.cc"
-#include "layouts.cc"
+#include "norm.cc"
 #include "packed_weights.cc"
 #include "pooling.cc"
+#include "pointwise.cc"
 #include "rounding.cc"
 #include "updates.cc"
 
@@ -35,8 +36,9 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_dense();
     gluon_amp::register_fork();
     gluon_amp::register_depthwise();
-    gluon_amp::register_layouts();
     gluon_amp::register_pooling();
+    gluon_amp::register_norm();
+    gluon_amp::register_pointwise();
     gluon_amp::register_rounding();
     gluon_amp::register_updates();
     return 1;

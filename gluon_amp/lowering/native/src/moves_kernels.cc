@@ -89,14 +89,13 @@ void transpose(const T* in, T* out, const Transposition& t) {
   if (t.out_rows < Tiles::rows || t.columns < Tiles::columns) {
     return transpose_one_by_one(in, out, t, 0, t.columns);
   }
-  // Tiles of one piece write the same cache lines, so a piece is small enough for the first cache.
-  constexpr int64_t piece = 64;
-  for (int64_t first = 0; first < t.columns; first += piece) {
-    const int64_t end = std::min(first + piece, t.columns);
-    for (int64_t i = 0; i < t.out_rows; i += Tiles::rows) {
-      const int64_t row = std::min(i, t.out_rows - Tiles::rows);
-      for (int64_t j = first; j < end; j += Tiles::columns) {
-        const int64_t column = std::min(j, t.columns - Tiles::columns);
+  // Two tiles write whole cache lines.
+  constexpr int64_t pair = 2 * Tiles::rows;
+  for (int64_t first = 0; first < t.out_rows; first += pair) {
+    for (int64_t j = 0; j < t.columns; j += Tiles::columns) {
+      const int64_t column = std::min(j, t.columns - Tiles::columns);
+      for (int64_t i = first; i < std::min(first + pair, t.out_rows); i += Tiles::rows) {
+        const int64_t row = std::min(i, t.out_rows - Tiles::rows);
         Tiles::transpose(in + row * t.in_stride + column, t.in_stride, t.rows - row,
                          out + column * t.out_stride + row, t.out_stride);
       }

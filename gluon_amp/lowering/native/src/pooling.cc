@@ -1,4 +1,5 @@
-// Pooling of blocked images, with the attributes and the results of MXNet's Pooling.
+// Pooling of blocked images, with the attributes and the results of MXNet's Pooling; with the attribute
+// `output_size`, those of its AdaptiveAvgPooling2D.
 //
 // Max pooling keeps the index of each maximum in its window for the gradient: one byte per value of the
 // result, instead of the data and the result. The gradient gathers: each value of the data adds up the
@@ -16,12 +17,14 @@
 namespace gluon_amp {
 namespace {
 
-constexpr int64_t kLargest = 1 << 30;  // of sizes and attributes, so that products fit into an int64_t
+constexpr int64_t kLongest = 1 << 24;  // along one dimension, of images and attributes
+constexpr int64_t kLargest = 1 << 30;  // positions of a window or an image, so that an int32_t counts them
 
 struct PoolingAttributes {
-  bool max, global, full, include_pad;
+  bool max, adaptive, global, full, include_pad;
   int64_t channels;
-  std::vector<int64_t> kernel, stride, pad;
+  std::vector<int64_t> output_size;          // of adaptive pooling
+  std::vector<int64_t> kernel, stride, pad;  // of pooling that is neither adaptive nor global
 
   explicit PoolingAttributes(const NodeAttrs& attrs) {
     const std::string& op = attrs.op->name;
@@ -31,17 +34,27 @@ struct PoolingAttributes {
     const std::string count_include_pad = text_of(attrs, "count_include_pad", "None");
     include_pad = count_include_pad == "None" || flag_of(attrs, "count_include_pad");
     channels = integer_of(attrs, "channels", 0);
-    CHECK(0 < channels && channels <= kLargest) << op << ": channels is " << channels;
-    if (global) return;
+    CHECK(0 < channels && channels <= INT32_MAX) << op << ": channels is " << channels;
+    adaptive = !text_of(attrs, "output_size").empty();
+    if (adaptive) {
+      output_size = integers_of(attrs, "output_size");
+      if (output_size.empty()) output_size = {1};
+      if (output_size.size() == 1) output_size.push_back(output_size[0]);
+      CHECK(!max && output_size.size() == 2) << op << ": output_size";
+      for (int64_t size : output_size) {
+        CHECK(0 < size && size <= kLongest) << op << ": output_size is " << size;
+      }
+    }
+    if (adaptive || global) return;
     kernel = two_integers(attrs, "kernel", 0);
     stride = two_integers(attrs, "stride", 1);
     pad = two_integers(attrs, "pad", 0);
     for (int i : {0, 1}) {
-      CHECK(0 < kernel[i] && kernel[i] <= kLargest) << op << ": kernel is " << kernel[i];
-      CHECK(0 < stride[i] && stride[i] <= kLargest) << op << ": stride is " << stride[i];
+      CHECK(0 < kernel[i] && kernel[i] <= kLongest) << op << ": kernel is " << kernel[i];
+      CHECK(0 < stride[i] && stride[i] <= kLongest) << op << ": stride is " << stride[i];
       CHECK(0 <= pad[i] && pad[i] < kernel[i]) << op << ": pad is " << pad[i];
     }
-    CHECK_LT(kernel[0] * kernel[1], kLargest) << op << ": kernel";
+    CHECK_LE(kernel[0] * kernel[1], kLargest) << op << ": kernel";
   }
 
   // The dtype of the indices. The windows of global pooling have a size that the attributes do not tell.
@@ -69,33 +82,46 @@ struct PoolingAttributes {
 
 // The number of windows along the height (i = 0) or the width (1)
 int64_t windows_in(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs) {
-  CHECK(0 < size && size <= kLargest) << attrs.op->name << " expects pixels";
+  CHECK(0 < size && size <= kLongest) << attrs.op->name << ": height or width is " << size;
+  if (pooling.adaptive) return pooling.output_size[i];
   if (pooling.global) return 1;
   const int64_t rest = size + 2 * pooling.pad[i] - pooling.kernel[i], stride = pooling.stride[i];
   CHECK_GE(rest, 0) << attrs.op->name << ": the kernel is larger than the padded data";
   return (pooling.full ? rest + stride - 1 : rest) / stride + 1;
 }
 
+mxnet::TShape pooled_shape(const NodeAttrs& attrs, const PoolingAttributes& pooling,
+                           const Blocked& images) {
+  const int64_t height = windows_in(images.height, 0, pooling, attrs);
+  const int64_t width = windows_in(images.width, 1, pooling, attrs);
+  CHECK(images.positions() <= kLargest && height * width <= kLargest)
+      << attrs.op->name << ": images of too many pixels";
+  CHECK_GT(images.lanes, 0) << attrs.op->name << " expects at least one lane";
+  const auto shape = blocked_shape(images.images, pooling.channels, height, width, images.lanes);
+  CHECK_EQ(shape[1], images.groups) << attrs.op->name << ": channels";
+  return shape;
+}
+
 // The windows along one dimension, with the memory of their tables
 class WindowTables {
  public:
   WindowTables(int64_t size, int i, const PoolingAttributes& pooling, const NodeAttrs& attrs)
-      : size_(size),
-        kernel_(pooling.global ? size : pooling.kernel[i]),
-        stride_(pooling.global ? 1 : pooling.stride[i]),
-        pad_(pooling.global ? 0 : pooling.pad[i]),
-        first_(size),
-        last_(size) {
+      : first_(size), last_(size) {
     const int64_t count = windows_in(size, i, pooling, attrs);
+    const bool regular = !pooling.adaptive && !pooling.global;
+    kernel_ = regular ? pooling.kernel[i] : size;
+    stride_ = regular ? pooling.stride[i] : 1;
+    pad_ = regular ? pooling.pad[i] : 0;
     for (int64_t window = 0; window < count; ++window) {
-      const int64_t start = window * stride_ - pad_;
-      begin_.push_back(std::min(std::max<int64_t>(start, 0), size));
-      end_.push_back(std::min(start + kernel_, size));
-    }
-    for (int64_t at = 0; at < size; ++at) {
-      const int64_t padded = at + pad_;
-      first_[at] = padded < kernel_ ? 0 : (padded - kernel_) / stride_ + 1;
-      last_[at] = std::min(padded / stride_ + 1, count);
+      if (pooling.adaptive) {
+        add(window * size / count, ((window + 1) * size + count - 1) / count);
+        divisors_.push_back(end_.back() - begin_.back());
+      } else {
+        const int64_t start = window * stride_ - pad_, end = start + kernel_;
+        add(std::min(std::max<int64_t>(start, 0), size), std::min(end, size));
+        const int64_t padded = std::min(end, size + pad_) - start;
+        divisors_.push_back(pooling.include_pad ? padded : end_.back() - begin_.back());
+      }
     }
   }
 
@@ -105,17 +131,23 @@ class WindowTables {
   }
 
   // The number of values along this dimension that avg pooling divides by
-  int64_t divisor(int64_t window, bool include_pad) const {
-    if (!include_pad) return end_[window] - begin_[window];
-    const int64_t start = window * stride_ - pad_;
-    return std::min(start + kernel_, size_ + pad_) - start;
-  }
+  int64_t divisor(int64_t window) const { return divisors_[window]; }
 
   bool empty_windows() const { return begin_.back() == end_.back(); }  // only the last may be empty
 
  private:
-  int64_t size_, kernel_, stride_, pad_;
-  std::vector<int64_t> begin_, end_, first_, last_;
+  void add(int64_t begin, int64_t end) {
+    const int64_t window = begin_.size();
+    for (int64_t at = begin; at < end; ++at) {
+      if (last_[at] == 0) first_[at] = window;
+      last_[at] = window + 1;
+    }
+    begin_.push_back(begin);
+    end_.push_back(end);
+  }
+
+  int64_t kernel_, stride_, pad_;
+  std::vector<int64_t> begin_, end_, first_, last_, divisors_;
 };
 
 class PoolingTables {
@@ -123,15 +155,13 @@ class PoolingTables {
   PoolingTables(const NodeAttrs& attrs, const mxnet::TShape& data)
       : attributes(attrs),
         images(data),
+        result(pooled_shape(attrs, attributes, images)),
         rows_(images.height, 0, attributes, attrs),
         columns_(images.width, 1, attributes, attrs) {
-    const int64_t height = rows_.windows().count, width = columns_.windows().count;
-    result = blocked_shape(images.images, attributes.channels, height, width, images.lanes);
-    CHECK_EQ(result[1], images.groups) << attrs.op->name << ": channels";
-    for (int64_t row = 0; row < height; ++row) {
-      for (int64_t column = 0; column < width; ++column) {
-        const int64_t divisor = rows_.divisor(row, attributes.include_pad) *
-                                columns_.divisor(column, attributes.include_pad);
+    if (attributes.max) return;
+    for (int64_t row = 0; row < result[2]; ++row) {
+      for (int64_t column = 0; column < result[3]; ++column) {
+        const int64_t divisor = rows_.divisor(row) * columns_.divisor(column);
         divisors_.push_back(std::max<int64_t>(divisor, 1));
         factors_.push_back(1.f / divisors_.back());
       }
@@ -270,13 +300,7 @@ bool infer_pooled(const NodeAttrs& attrs, const mxnet::TShape& data,
   const PoolingAttributes pooling(attrs);
   if (!mxnet::shape_is_known(data)) return false;
   CHECK_EQ(data.ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
-  const Blocked images(data);
-  CHECK_GT(images.lanes, 0) << attrs.op->name << " expects at least one lane";
-  const int64_t height = windows_in(images.height, 0, pooling, attrs);
-  const int64_t width = windows_in(images.width, 1, pooling, attrs);
-  mxnet::TShape expected =
-      blocked_shape(images.images, pooling.channels, height, width, images.lanes);
-  CHECK_EQ(expected[1], images.groups) << attrs.op->name << ": channels";
+  mxnet::TShape expected = pooled_shape(attrs, pooling, Blocked(data));
   auto shapes = results;
   shapes.push_back(&expected);
   return unify(attrs, shapes);

@@ -1,7 +1,9 @@
 // The loops of pooling_kernels.h, compiled three times as kernels.cc is.
 #include "pooling_kernels.h"
 
+#include <algorithm>
 #include <cfloat>
+#include <type_traits>
 
 #include "kernels.h"
 #include "vectors.h"
@@ -61,7 +63,7 @@ struct Largest<Many> {
 
   void see(Many x, int32_t i) {
     const __mmask16 larger = _mm512_cmp_ps_mask(x.x, value.x, _CMP_GT_OQ);
-    value.x = _mm512_mask_mov_ps(value.x, larger, x.x);
+    value.x = _mm512_max_ps(x.x, value.x);  // the second one if one is NaN
     index = _mm512_mask_mov_epi32(index, larger, _mm512_set1_epi32(i));
   }
   void store_index(uint8_t* p) const {
@@ -93,7 +95,7 @@ struct Largest<Many> {
 
   void see(Many x, int32_t i) {
     const __m256 larger = _mm256_cmp_ps(x.x, value.x, _CMP_GT_OQ);
-    value.x = _mm256_blendv_ps(value.x, x.x, larger);
+    value.x = _mm256_max_ps(x.x, value.x);  // the second one if one is NaN
     index = _mm256_blendv_ps(index, _mm256_castsi256_ps(_mm256_set1_epi32(i)), larger);
   }
   void store_index(uint8_t* p) const {
@@ -115,6 +117,12 @@ inline void each_lane(int64_t lanes, Step step) {
   for (; i + Many::width <= lanes; i += Many::width) step(Many(), i);
   for (; i < lanes; ++i) step(One(), i);
 }
+
+// Several windows (or values) at equal distances, which differ only in their place. To compute them
+// together takes fewer instructions, and they do not wait for each other.
+constexpr int kTogether = 4;
+using Several = std::integral_constant<int, kTogether>;
+using Single = std::integral_constant<int, 1>;
 
 // Calls body(offset of the value, index in the window) for the values of a window, in order.
 template <typename Body>
@@ -141,66 +149,118 @@ inline void each_window(int64_t h, int64_t w, const PoolingShape& shape, Body bo
   }
 }
 
+// Calls compute(Single or Several, first column) for the windows of a row.
+template <typename Compute>
+inline void each_column(const Windows& x, Compute compute) {
+  const int64_t distance = (kTogether - 1) * x.stride;
+  for (int64_t column = 0; column < x.count;) {
+    const int64_t last = column + kTogether - 1;
+    if (last < x.count && x.begin[last] - x.begin[column] == distance &&
+        x.end[last] - x.end[column] == distance) {
+      compute(Several(), column);
+      column += kTogether;
+    } else {
+      compute(Single(), column++);
+    }
+  }
+}
+
+// Calls compute(Single or Several, first position) for the positions of a row of the data. Those that are
+// computed together are a stride apart, so that each is in the next windows.
+template <typename Compute>
+inline void each_position(const PoolingShape& shape, Compute compute) {
+  const Windows& x = shape.columns;
+  const int64_t distance = (kTogether - 1) * x.stride;
+  for (int64_t phase = 0; phase < std::min(x.stride, shape.width); ++phase) {
+    for (int64_t w = phase; w < shape.width;) {
+      const int64_t last = w + distance;
+      if (last < shape.width && x.first[last] - x.first[w] == kTogether - 1 &&
+          x.last[last] - x.last[w] == kTogether - 1) {
+        compute(Several(), w);
+        w += kTogether * x.stride;
+      } else {
+        compute(Single(), w);
+        w += x.stride;
+      }
+    }
+  }
+}
+
 template <typename T, typename Index>
 void max(const T* data, T* out, Index* indices, int64_t row, const PoolingShape& shape) {
-  for (int64_t column = 0; column < shape.columns.count; ++column) {
-    each_lane(shape.lanes, [&](auto v, int64_t lane) {
+  const int64_t lanes = shape.lanes, step = shape.columns.stride * lanes;
+  each_column(shape.columns, [&](auto several, int64_t column) {
+    constexpr int n = decltype(several)::value;
+    each_lane(lanes, [&](auto v, int64_t lane) {
       using V = decltype(v);
-      Largest<V> largest;
+      Largest<V> largest[n];
       each_value(row, column, shape, [&](int64_t at, int32_t i) {
-        largest.see(V::load(data + at + lane), i);
+        for (int k = 0; k < n; ++k) largest[k].see(V::load(data + at + k * step + lane), i);
       });
-      const int64_t at = column * shape.lanes + lane;
-      largest.value.store(out + at);
-      if (indices) largest.store_index(indices + at);
+      for (int k = 0; k < n; ++k) {
+        const int64_t at = (column + k) * lanes + lane;
+        largest[k].value.store(out + at);
+        if (indices) largest[k].store_index(indices + at);
+      }
     });
-  }
+  });
+}
+
+template <typename T>
+void avg(const T* data, T* out, int64_t row, const PoolingShape& shape) {
+  const int64_t lanes = shape.lanes, step = shape.columns.stride * lanes;
+  const float* divisors = shape.divisors + row * shape.columns.count;
+  each_column(shape.columns, [&](auto several, int64_t column) {
+    constexpr int n = decltype(several)::value;
+    each_lane(lanes, [&](auto v, int64_t lane) {
+      using V = decltype(v);
+      V sums[n];
+      for (V& sum : sums) sum = V::all(0);
+      each_value(row, column, shape, [&](int64_t at, int32_t) {
+        for (int k = 0; k < n; ++k) sums[k] = sums[k] + V::load(data + at + k * step + lane);
+      });
+      for (int k = 0; k < n; ++k) {
+        (sums[k] / V::all(divisors[column + k])).store(out + (column + k) * lanes + lane);
+      }
+    });
+  });
+}
+
+// Writes a row of the data's gradient: the sum of share(offset, window, index, lanes) of all windows that
+// contain a value.
+template <typename T, typename Share>
+inline void gather(T* grad, int64_t row, const PoolingShape& shape, Share share) {
+  const int64_t lanes = shape.lanes, stride = shape.columns.stride;
+  each_position(shape, [&](auto several, int64_t w) {
+    constexpr int n = decltype(several)::value;
+    each_lane(lanes, [&](auto v, int64_t lane) {
+      using V = decltype(v);
+      V sums[n];
+      for (V& sum : sums) sum = V::all(0);
+      each_window(row, w, shape, [&](int64_t window, int32_t i) {
+        for (int k = 0; k < n; ++k) {
+          sums[k] = sums[k] + share(v, (window + k) * lanes + lane, window + k, i);
+        }
+      });
+      for (int k = 0; k < n; ++k) sums[k].store(grad + (w + k * stride) * lanes + lane);
+    });
+  });
 }
 
 template <typename T, typename Index>
 void max_grad(const T* out_grad, const Index* indices, T* grad, int64_t row,
               const PoolingShape& shape) {
-  for (int64_t w = 0; w < shape.width; ++w) {
-    each_lane(shape.lanes, [&](auto v, int64_t lane) {
-      using V = decltype(v);
-      V sum = V::all(0);
-      each_window(row, w, shape, [&](int64_t window, int32_t i) {
-        const int64_t at = window * shape.lanes + lane;
-        sum = sum + where_index(V::load(out_grad + at), indices + at, i);
-      });
-      sum.store(grad + w * shape.lanes + lane);
-    });
-  }
-}
-
-template <typename T>
-void avg(const T* data, T* out, int64_t row, const PoolingShape& shape) {
-  for (int64_t column = 0; column < shape.columns.count; ++column) {
-    const float divisor = shape.divisors[row * shape.columns.count + column];
-    each_lane(shape.lanes, [&](auto v, int64_t lane) {
-      using V = decltype(v);
-      V sum = V::all(0);
-      each_value(row, column, shape, [&](int64_t at, int32_t) {
-        sum = sum + V::load(data + at + lane);
-      });
-      (sum / V::all(divisor)).store(out + column * shape.lanes + lane);
-    });
-  }
+  gather(grad, row, shape, [=](auto v, int64_t at, int64_t, int32_t i) {
+    return where_index(v.load(out_grad + at), indices + at, i);
+  });
 }
 
 template <typename T>
 void avg_grad(const T* out_grad, T* grad, int64_t row, const PoolingShape& shape) {
-  for (int64_t w = 0; w < shape.width; ++w) {
-    each_lane(shape.lanes, [&](auto v, int64_t lane) {
-      using V = decltype(v);
-      V sum = V::all(0);
-      each_window(row, w, shape, [&](int64_t window, int32_t) {
-        const V g = V::load(out_grad + window * shape.lanes + lane);
-        sum = sum + g * V::all(shape.factors[window]);
-      });
-      sum.store(grad + w * shape.lanes + lane);
-    });
-  }
+  const float* factors = shape.factors;
+  gather(grad, row, shape, [=](auto v, int64_t at, int64_t window, int32_t) {
+    return v.load(out_grad + at) * v.all(factors[window]);
+  });
 }
 
 template <typename T>

@@ -58,4 +58,11 @@ inline uint32_t count_of(const NodeAttrs& attrs, const std::string& name) {
   return count;
 }
 
+// The number of lanes that a node asks for; 0: all channels in one group
+inline int64_t lanes_of(const NodeAttrs& attrs) {
+  const int64_t lanes = integer_of(attrs, "lanes", 0);
+  CHECK(0 <= lanes && lanes <= 1 << 16) << attrs.op->name << ": lanes is " << lanes;
+  return lanes;
+}
+
 }  // namespace gluon_amp

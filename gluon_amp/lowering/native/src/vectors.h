@@ -152,10 +152,12 @@ struct Many {
   // NaN keeps its upper bits and becomes quiet.
   __m512i bfloat_bits() const {
     const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i high = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_mask_or_epi32(high, nan, bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const __m512i half =
+        _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x8000));
+    const __m512 sum = _mm512_castsi512_ps(_mm512_add_epi32(bits, half));
+    // The table says: x, made quiet, for both kinds of NaN, otherwise the sum.
+    return _mm512_castps_si512(_mm512_fixupimm_ps(sum, x, _mm512_set1_epi32(0x22), 0));
   }
   void store(Bfloat* p) const {
     const __m256i result = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bfloat_bits(), 16));

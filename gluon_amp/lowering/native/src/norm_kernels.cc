@@ -1,0 +1,270 @@
+// The loops of norm_kernels.h, compiled once for each instruction set.
+#include "norm_kernels.h"
+
+#include "evaluation.h"
+
+namespace gluon_amp {
+
+#if defined(GLUON_AMP_AVX512)
+#define GLUON_AMP_TABLE avx512_norm_kernels
+#elif defined(GLUON_AMP_AVX2)
+#define GLUON_AMP_TABLE avx2_norm_kernels
+#else
+#define GLUON_AMP_TABLE plain_norm_kernels
+#endif
+
+namespace {
+
+// The mean of the first positions is close enough to that of all, so that the sums of the differences
+// from it lose no precision: they are a sixteenth of all, and so the square of its error is at most 15
+// times the variance.
+template <typename E, bool kRepeats>
+void moments_of(const E* x, const Span& span, float* mean, float* squares, float* scratch) {
+  const int64_t positions = span.size / span.lanes, sample = (positions + 15) / 16;
+  const Span first{sample * span.lanes, span.lanes, span.channels};
+  LaneSums<kRepeats> sums(mean, span.lanes), differences(scratch, span.lanes), products;
+  sum_pairs(first, sums, differences,
+            [=](auto v, int64_t i, int64_t, auto& s) { s.a = s.a + v.load(x + i); });
+  sums.finish();
+  for (int64_t lane = 0; lane < span.lanes; ++lane) mean[lane] /= sample;
+
+  const LaneTable<kRepeats> table(mean, span.lanes);
+  const auto near = table.values();
+  differences.start(scratch, span.lanes);
+  products.start(squares, span.lanes);
+  sum_pairs(span, differences, products, [=](auto v, int64_t i, int64_t j, auto& s) {
+    const auto difference = v.load(x + i) - near.at(v, j);
+    s.a = s.a + difference;
+    s.b = fused(difference, difference, s.b);
+  });
+  differences.finish();
+  products.finish();
+  for (int64_t lane = 0; lane < span.lanes; ++lane) {
+    const float shift = scratch[lane] / positions;
+    mean[lane] += shift;
+    squares[lane] -= shift * scratch[lane];
+    if (squares[lane] < 0) squares[lane] = 0;
+  }
+}
+
+template <typename E>
+void moments(const void* data, const Span& span, float* mean, float* squares, float* scratch) {
+  const E* x = static_cast<const E*>(data);
+  if (repeats(span.lanes)) return moments_of<E, true>(x, span, mean, squares, scratch);
+  moments_of<E, false>(x, span, mean, squares, scratch);
+}
+
+template <bool kRepeats>
+struct NormTables {
+  const LaneTable<kRepeats> mean, scale, shift;
+
+  NormTables(const Span& span, const LaneConstants& c)
+      : mean(c.mean, span.lanes), scale(c.scale, span.lanes), shift(c.shift, span.lanes) {}
+};
+
+// The normalized data
+template <typename E, bool kRepeats>
+struct Normalized {
+  const E* x;
+  LaneValues<kRepeats> mean, scale, shift;
+
+  Normalized(const void* data, const NormTables<kRepeats>& tables)
+      : x(static_cast<const E*>(data)),
+        mean(tables.mean.values()),
+        scale(tables.scale.values()),
+        shift(tables.shift.values()) {}
+
+  template <typename V>
+  V centered(V v, int64_t i, int64_t j) const {
+    return v.load(x + i) - mean.at(v, j);
+  }
+  template <typename V>
+  V of_centered(V centered, int64_t j) const {
+    return fused(centered, scale.at(centered, j), shift.at(centered, j));
+  }
+  template <typename V>
+  V at(V v, int64_t i, int64_t j) const {
+    return of_centered(centered(v, i, j), j);
+  }
+};
+
+// Calls step(Many or One, k) for all elements of a piece.
+template <typename Step>
+void each_of_piece(int64_t size, Step step) {
+  int64_t k = 0;
+  for (; k + Many::width <= size; k += Many::width) step(Many(), k);
+  for (; k < size; ++k) step(One(), k);
+}
+
+// Computes the values of the program for a piece of a span.
+template <typename E>
+const float* evaluate(Evaluation<E>& evaluation, const Normalized<E, false>& normalized, int64_t i,
+                      int64_t j, int64_t size) {
+  float* first = evaluation.first();
+  each_of_piece(size, [=](auto v, int64_t k) { normalized.at(v, i + k, j + k).store(first + k); });
+  evaluation.load(1, i, j, size);
+  return evaluation.run(size);
+}
+
+template <typename E, bool kRepeats>
+bool forward_in_registers(const Program& program, const Span& span, const LaneConstants& constants,
+                          const Operand* inputs, E* out) {
+  return with_value<E>(program, inputs, [&](auto step) {
+    const NormTables<kRepeats> tables(span, constants);
+    const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
+    each<kRepeats>(span, [=](auto v, int64_t i, int64_t j) {
+      step.value(normalized.at(v, i, j), i).store(out + i);
+    });
+  });
+}
+
+template <typename E>
+void forward(const Program& program, const Span& span, const LaneConstants& constants,
+             const Operand* inputs, void* out) {
+  E* y = static_cast<E*>(out);
+  const bool common = repeats(span.lanes)
+                          ? forward_in_registers<E, true>(program, span, constants, inputs, y)
+                          : forward_in_registers<E, false>(program, span, constants, inputs, y);
+  if (!common) {
+    const NormTables<false> tables(span, constants);
+    const Normalized<E, false> normalized(inputs[0].data, tables);
+    Evaluation<E> evaluation(program, span, inputs);
+    each_piece(span, [&](int64_t i, int64_t j, int64_t size) {
+      convert(evaluate(evaluation, normalized, i, j, size), y + i, size);
+    });
+  }
+  clear_padding(y, span);
+}
+
+template <typename E, bool kRepeats>
+bool sums_in_registers(const Program& program, const Span& span, const LaneConstants& constants,
+                       const void* grad, const void* result, const Operand* inputs, float* sum,
+                       float* product) {
+  return with_grad<E>(program, result, [&](auto step) {
+    const E* g = static_cast<const E*>(grad);
+    const NormTables<kRepeats> tables(span, constants);
+    const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
+    LaneSums<kRepeats> sums(sum, span.lanes), products(product, span.lanes);
+    sum_pairs(span, sums, products, [=](auto v, int64_t i, int64_t j, auto& s) {
+      const auto centered = normalized.centered(v, i, j);
+      const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
+      s.a = s.a + gradient;
+      s.b = fused(gradient, centered, s.b);
+    });
+    sums.finish();
+    products.finish();
+  });
+}
+
+// The sums of a general program; the gradients of its inputs replace that of its result.
+template <typename E>
+void general_sums(const Program& program, const Span& span, const LaneConstants& constants,
+                  const void* grad, const Operand* inputs, const Target* targets, float* sum,
+                  float* product) {
+  const E* g = static_cast<const E*>(grad);
+  const NormTables<false> tables(span, constants);
+  const Normalized<E, false> normalized(inputs[0].data, tables);
+  Evaluation<E> evaluation(program, span, inputs);
+  GradientSums<E> others(program.inputs, span, targets);
+  LaneSums<false> sums(sum, span.lanes), products(product, span.lanes);
+  each_piece(span, [&](int64_t i, int64_t j, int64_t size) {
+    evaluate(evaluation, normalized, i, j, size);
+    convert(g + i, evaluation.grad(), size);
+    evaluation.run_back(size);
+    const float* gradient = evaluation.grad_of(0);
+    float *const sums_here = sums.at(j), *const products_here = products.at(j);
+    each_of_piece(size, [=](auto v, int64_t k) {
+      const auto d = v.load(gradient + k), centered = normalized.centered(v, i + k, j + k);
+      (v.load(sums_here + k) + d).store(sums_here + k);
+      fused(d, centered, v.load(products_here + k)).store(products_here + k);
+    });
+    others.add(evaluation, j, size);
+    evaluation.write(targets, i, size);
+  });
+  sums.finish();
+  products.finish();
+  others.finish();
+}
+
+template <typename E>
+void sums(const Program& program, const Span& span, const LaneConstants& constants, const void* grad,
+          const void* result, const Operand* inputs, const Target* targets, float* sum,
+          float* product) {
+  const bool common =
+      repeats(span.lanes)
+          ? sums_in_registers<E, true>(program, span, constants, grad, result, inputs, sum, product)
+          : sums_in_registers<E, false>(program, span, constants, grad, result, inputs, sum, product);
+  if (!common) {
+    return general_sums<E>(program, span, constants, grad, inputs, targets, sum, product);
+  }
+  // In these programs, all inputs have the gradient of the normalized data.
+  for (int v = 1; v < program.inputs; ++v) {
+    for (int64_t k = 0; targets[v].sums && k < span.lanes; ++k) targets[v].sums[k] = sum[k];
+  }
+}
+
+template <bool flag>
+struct Flag {
+  static constexpr bool value = flag;
+};
+
+// Writes the gradients of the data to `first`, and that of the normalized data to `second`.
+template <typename E, bool kRepeats, typename Step>
+void write_gradients(const Span& span, const LaneConstants& constants, const void* grad,
+                     const void* data, Step step, E* first, E* second) {
+  const E* g = static_cast<const E*>(grad);
+  const NormTables<kRepeats> tables(span, constants);
+  const Normalized<E, kRepeats> normalized(data, tables);
+  const LaneTable<kRepeats> constant_table(constants.constant, span.lanes);
+  const LaneTable<kRepeats> slope_table(constants.slope, span.lanes);
+  const auto constant = constant_table.values(), slope = slope_table.values();
+  const auto run = [=, &span](auto has_first, auto has_second) {
+    each<kRepeats>(span, [=](auto v, int64_t i, int64_t j) {
+      const auto centered = normalized.centered(v, i, j);
+      const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
+      if (has_second.value) gradient.store(second + i);
+      if (!has_first.value) return;
+      const auto rest = fused(centered, slope.at(v, j), constant.at(v, j));
+      fused(gradient, normalized.scale.at(v, j), rest).store(first + i);
+    });
+  };
+  if (first && second) run(Flag<true>(), Flag<true>());
+  if (first && !second) run(Flag<true>(), Flag<false>());
+  if (!first && second) run(Flag<false>(), Flag<true>());
+}
+
+template <typename E, bool kRepeats>
+void write_all(const Program& program, const Span& span, const LaneConstants& constants,
+               const void* grad, const void* result, const void* data, const Target* targets) {
+  E* first = static_cast<E*>(targets[0].data);
+  E* second = program.inputs > 1 ? static_cast<E*>(targets[1].data) : nullptr;
+  const bool common = with_grad<E>(program, result, [&](auto step) {
+    write_gradients<E, kRepeats>(span, constants, grad, data, step, first, second);
+  });
+  // Otherwise, `sums` has written the gradient of the normalized data, and all others.
+  if (common) return;
+  write_gradients<E, kRepeats>(span, constants, first, data, Nothing(), first, static_cast<E*>(nullptr));
+}
+
+template <typename E>
+void backward(const Program& program, const Span& span, const LaneConstants& constants,
+              const void* grad, const void* result, const Operand* inputs, const Target* targets) {
+  if (repeats(span.lanes)) {
+    write_all<E, true>(program, span, constants, grad, result, inputs[0].data, targets);
+  } else {
+    write_all<E, false>(program, span, constants, grad, result, inputs[0].data, targets);
+  }
+  for (int v = 0; v < program.inputs; ++v) {
+    if (targets[v].data) clear_padding(static_cast<E*>(targets[v].data), span);
+  }
+}
+
+const NormKernels table[] = {
+    {moments<Bfloat>, forward<Bfloat>, sums<Bfloat>, backward<Bfloat>},
+    {moments<HalfValue>, forward<HalfValue>, sums<HalfValue>, backward<HalfValue>}};
+
+}  // namespace
+
+const NormKernels* GLUON_AMP_TABLE() { return table; }
+
+}  // namespace gluon_amp

@@ -1,0 +1,152 @@
+// An operator that applies a program (pointwise.h) to blocked arrays. Inputs with one value per image and
+// channel are broadcast.
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pointwise_kernels.h"
+#include "programs.h"
+#include "shapes.h"
+
+namespace gluon_amp {
+namespace {
+
+const PointwiseKernels& pointwise_kernels(int dtype) {
+  return kernels().pointwise[dtype == mshadow::kBfloat16 ? 0 : 1];
+}
+
+Program pointwise_program(const NodeAttrs& attrs) {
+  return program_of(attrs, inputs_in(attrs, "num_inputs", 0));
+}
+
+uint32_t inputs_of_grad(const Program& program) {
+  const Needs needs = needs_of(program);
+  return needs == Needs::nothing ? 1 : needs == Needs::result ? 2 : 1 + program.inputs;
+}
+
+// Calls body(group, span number) for all spans.
+template <typename Body>
+void for_each_span(const Spans& spans, Body body) {
+  const int64_t per_group = spans.per_group(), count = spans.shape().groups * per_group;
+#pragma omp parallel for schedule(static) if (spans.shape().size() > 2 * kBlock)
+  for (int64_t k = 0; k < count; ++k) body(k / per_group, k % per_group);
+}
+
+void apply(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+           const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  const mxnet::TShape& full = outputs[0].shape();
+  const Program program = pointwise_program(attrs);
+  const Spans spans(full, checked_channels(attrs, full), outputs[0].dtype());
+  const auto operands = operands_of(attrs, inputs, 0, full);
+  char* out = result_of<char>(outputs[0]);
+  const auto& kernel = pointwise_kernels(outputs[0].dtype());
+  for_each_span(spans, [&](int64_t group, int64_t i) {
+    Operand parts[kMaxInputs] = {};
+    for (int v = 0; v < program.inputs; ++v) parts[v] = spans.operand(operands[v], group, i);
+    kernel.forward(program, spans.span(group, i), parts, spans.at(out, false, group, i));
+  });
+}
+
+// inputs: the gradient of the result, then what needs_of says; outputs: the gradients of all inputs
+void apply_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                const Arrays& outputs) {
+  const Program program = pointwise_program(attrs);
+  expect_inputs(attrs, inputs_of_grad(program), inputs.size());
+  const mxnet::TShape& full = inputs[0].shape();
+  if (full.Size() == 0) return;
+  CHECK_EQ(outputs[0].dtype(), inputs[0].dtype()) << attrs.op->name << ": dtypes differ";
+  const Needs needs = needs_of(program);
+  const Spans spans(full, checked_channels(attrs, full), inputs[0].dtype());
+  std::vector<int> indices;
+  for (int v = 0; v < program.inputs; ++v) indices.push_back(v);
+  TargetArrays targets(attrs, spans, outputs, req, indices, full);
+  auto operands = operands_of(attrs, inputs, 1, full);
+  const char* grad = values_of<char>(inputs[0]);
+  const char* result = nullptr;
+  if (needs == Needs::result) {
+    CHECK(!operands[0].per_lane);
+    result = static_cast<const char*>(operands[0].data);
+    operands.clear();
+  }
+  const auto& kernel = pointwise_kernels(inputs[0].dtype());
+  for_each_span(spans, [&](int64_t group, int64_t i) {
+    Operand parts[kMaxInputs] = {};
+    Target part_targets[kMaxInputs];
+    for (size_t v = 0; v < operands.size(); ++v) parts[v] = spans.operand(operands[v], group, i);
+    targets.at(group, i, part_targets);
+    kernel.backward(program, spans.span(group, i), spans.at(grad, false, group, i),
+                    spans.at(result, false, group, i), parts, part_targets);
+  });
+  targets.finish();
+}
+
+// The largest of the inputs' shapes
+mxnet::TShape largest(const NodeAttrs& attrs, const mxnet::ShapeVector& shapes) {
+  mxnet::TShape full = shapes[0];
+  for (const auto& shape : shapes) {
+    CHECK_EQ(shape.ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
+    for (int i : {2, 3}) full[i] = std::max(full[i], shape[i]);
+  }
+  return full;
+}
+
+bool infer_pointwise_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  const Program program = pointwise_program(attrs);
+  expect_inputs(attrs, program.inputs, in.size());
+  for (const auto& shape : in) {
+    if (!mxnet::shape_is_known(shape)) return false;
+  }
+  mxnet::TShape full = largest(attrs, in);
+  checked_channels(attrs, full);
+  bool any = false;
+  for (const auto& shape : in) any = !is_per_lane(attrs, shape, full) || any;
+  CHECK(any) << attrs.op->name << ": no input has the shape of the result, " << full;
+  return unify(attrs, {&full, &out.at(0)});
+}
+
+// MXNet infers the shapes of the gradients from those of the inputs, and calls this only for a graph that
+// has the backward operator without the forward one.
+bool infer_pointwise_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  const Program program = pointwise_program(attrs);
+  expect_inputs(attrs, inputs_of_grad(program), in.size());
+  bool known = true;
+  for (size_t v = 0; v < out.size(); ++v) {
+    known = unify(attrs, {&out[v], &in[needs_of(program) == Needs::values ? v + 1 : 0]}) && known;
+  }
+  return known;
+}
+
+}  // namespace
+
+void register_pointwise() {
+  const std::string backward = "_backward_gluon_amp_pointwise";
+  const auto inputs = [](const NodeAttrs& attrs) -> uint32_t { return pointwise_program(attrs).inputs; };
+  const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
+
+  nnvm::Op* op = add_op("_gluon_amp_pointwise", apply, infer_pointwise_shape, infer_one_dtype);
+  op->num_inputs = nnvm::kVarg;
+  op->get_num_inputs = inputs;
+  set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
+  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    const Program program = pointwise_program(node->attrs);
+    const Entries& data = inputs_of(node);
+    expect_inputs(node->attrs, program.inputs, data.size());
+    Entries read{grads[0]};
+    const Needs needs = needs_of(program);
+    if (needs == Needs::result) read.emplace_back(node, 0, 0);
+    if (needs == Needs::values) read.insert(read.end(), data.begin(), data.end());
+    return make_grad_node(backward.c_str(), node, read, node->attrs.dict);
+  };
+  set_attr(op, "FGradient", Gradient(gradient), kPriority);
+
+  nnvm::Op* grad = add_op(backward, apply_back, infer_pointwise_grad_shape, infer_one_dtype);
+  grad->num_inputs = nnvm::kVarg;
+  grad->get_num_inputs = [](const NodeAttrs& attrs) { return inputs_of_grad(pointwise_program(attrs)); };
+  grad->get_num_outputs = inputs;
+  set_attr(grad, "FInplaceOption", InplaceOption(first), kPriority);
+  set_attr(grad, "TIsBackward", true, kPriority);
+}
+
+}  // namespace gluon_amp

@@ -1,0 +1,22 @@
+// Programs over blocked arrays, for three instruction sets. Each function is serial and processes one
+// span.
+#pragma once
+
+#include "program.h"
+
+namespace gluon_amp {
+
+struct PointwiseKernels {
+  void (*forward)(const Program&, const Span&, const Operand* inputs, void* out);
+  // `result` and `inputs` are read as needs_of says (pointwise.h). The gradient of the first input may
+  // be the memory of `grad`.
+  void (*backward)(const Program&, const Span&, const void* grad, const void* result,
+                   const Operand* inputs, const Target* targets);
+};
+
+// pointwise_kernels.cc; the kernels of Bfloat, then those of HalfValue
+const PointwiseKernels* plain_pointwise_kernels();
+const PointwiseKernels* avx2_pointwise_kernels();
+const PointwiseKernels* avx512_pointwise_kernels();
+
+}  // namespace gluon_amp
