@@ -322,13 +322,16 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
   const auto* values = static_cast<const float*>(packed);
   const bool half = gradient.dtype() == mshadow::kFloat16, adds = req == mxnet::kAddTo;
   const int64_t positions = layout.positions;
+  // NDArray::data() writes to the array itself, so only one thread may call it.
+  float* floats = plain_data<float>(gradient);
+  half_bits* halves = reinterpret_cast<half_bits*>(floats);
   each_block(layout, [&](const Block& b) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
     const bool direct = !half && !adds && !emulated;
     std::vector<float> packed_rows(count * 16), rows(b.filters * count);
-    float* target = direct ? plain_data<float>(gradient) + start : rows.data();
+    float* target = direct ? floats + start : rows.data();
     const int64_t stride = direct ? row : count;
     if (order_of<HalfValue>(layout, b) == Order::kFilters) {
       float* next = packed_rows.data();
@@ -353,13 +356,13 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
     for (int64_t f = 0; f < b.filters && !direct; ++f) {
       float* from = rows.data() + f * count;
       if (half) {
-        half_bits* to = plain_data<half_bits>(gradient) + start + f * row;
+        half_bits* to = halves + start + f * row;
         std::vector<half_bits> rounded(count);
         kernels().narrow(from, adds ? rounded.data() : to, count);
         if (adds) kernels().add_half(rounded.data(), to, count);
         continue;
       }
-      float* to = plain_data<float>(gradient) + start + f * row;
+      float* to = floats + start + f * row;
       if (emulated) kernels().round(from, from, count);
       if (adds) {
         kernels().add(from, to, count);
