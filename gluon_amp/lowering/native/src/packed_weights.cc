@@ -97,7 +97,7 @@ void each_block(const Layout& layout, Body body) {
 enum class Order { kFilters, kChannels, kOther };
 
 template <typename To>
-Order order_of(const Layout& layout, const Block& b) {
+Order find_order(const Layout& layout, const Block& b) {
   const bool pairs = sizeof(To) == 2;
   const auto side_by_side = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t step) {
     for (int64_t i = 0; i < 16; ++i) {
@@ -123,6 +123,25 @@ Order order_of(const Layout& layout, const Block& b) {
   return Order::kOther;
 }
 
+// Calls body(block, order) for all blocks; whole blocks have the order of the first one.
+template <typename To, typename Body>
+void each_ordered_block(const Layout& layout, Body body) {
+  const bool whole = layout.filters >= kFilters && layout.channels >= kChannels;
+  const Block first{0, 0, 0, kFilters, kChannels};
+  const Order order = whole ? find_order<To>(layout, first) : Order::kOther;
+  each_block(layout, [&](const Block& b) {
+    const bool is_whole = b.filters == kFilters && b.channels == kChannels;
+    body(b, is_whole ? order : find_order<To>(layout, b));
+  });
+}
+
+// Memory of this thread for at least `count` values
+float* memory_of_thread(size_t count) {
+  static thread_local std::vector<float> memory;
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+
 void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
 void convert(const float* in, HalfValue* out, int64_t n) { kernels().to_half_value(in, out, n); }
 
@@ -133,15 +152,15 @@ void transpose(const float* in, float* out, const Transposition& t) {
   kernels().moves->transpose4(reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), t);
 }
 
-// Packs a float32 weight. `memory` has room for two rows of a block for each filter of the block.
+// Packs a block of a float32 weight.
 template <typename To>
-void pack_block(const float* weight, const Layout& layout, const Block& b, float* memory, To* packed) {
+void pack_block(const float* weight, const Layout& layout, const Block& b, Order order, To* packed) {
+  float* memory = memory_of_thread(kFilters * kChannels * layout.positions);
   const int64_t positions = layout.positions, row = layout.channels * positions;
   const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
   const float* source =
       weight + ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
   To* target = packed + layout.of_group[b.group];
-  const Order order = order_of<To>(layout, b);
   if (order == Order::kFilters) {
     transpose(source, memory, {16, count, row, 16, 16});
     target += layout.of_filter[b.filter];
@@ -179,9 +198,8 @@ void pack_block(const float* weight, const Layout& layout, const Block& b, float
 
 template <typename To>
 void pack(const float* weight, const Layout& layout, To* packed) {
-  each_block(layout, [&](const Block& block) {
-    std::vector<float> memory(kFilters * kChannels * layout.positions);
-    pack_block(weight, layout, block, memory.data(), packed);
+  each_ordered_block<To>(layout, [&](const Block& block, Order order) {
+    pack_block(weight, layout, block, order, packed);
   });
 }
 
@@ -325,23 +343,24 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
   // NDArray::data() writes to the array itself, so only one thread may call it.
   float* floats = plain_data<float>(gradient);
   half_bits* halves = reinterpret_cast<half_bits*>(floats);
-  each_block(layout, [&](const Block& b) {
+  each_ordered_block<HalfValue>(layout, [&](const Block& b, Order order) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
     const bool direct = !half && !adds && !emulated;
-    std::vector<float> packed_rows(count * 16), rows(b.filters * count);
-    float* target = direct ? floats + start : rows.data();
+    float* packed_rows = memory_of_thread(2 * kFilters * count);
+    float* rows = packed_rows + kFilters * count;
+    float* target = direct ? floats + start : rows;
     const int64_t stride = direct ? row : count;
-    if (order_of<HalfValue>(layout, b) == Order::kFilters) {
-      float* next = packed_rows.data();
+    if (order == Order::kFilters) {
+      float* next = packed_rows;
       for (int64_t c = 0; c < b.channels; ++c) {
         const float* place = source + layout.of_filter[b.filter] + layout.of_channel[b.channel + c];
         for (int64_t k = 0; k < positions; ++k, next += 16) {
           std::memcpy(next, place + layout.of_position[k], 16 * sizeof(float));
         }
       }
-      transpose(packed_rows.data(), target, {count, 16, 16, stride, count});
+      transpose(packed_rows, target, {count, 16, 16, stride, count});
     } else {
       for (int64_t f = 0; f < b.filters; ++f) {
         const float* place = source + layout.of_filter[b.filter + f];
@@ -354,7 +373,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
       }
     }
     for (int64_t f = 0; f < b.filters && !direct; ++f) {
-      float* from = rows.data() + f * count;
+      float* from = rows + f * count;
       if (half) {
         half_bits* to = halves + start + f * row;
         std::vector<half_bits> rounded(count);
