@@ -10,7 +10,7 @@ from gluon_amp.policy.registry import canonical
 
 
 class Instruction(NamedTuple):
-    """One instruction; operands are 'a' and 'b' (inputs) or the number of an instruction before it."""
+    """One instruction; operands are 'a' and 'b' (inputs) or numbers of instructions before it."""
 
     name: str
     operands: Tuple[object, ...]
