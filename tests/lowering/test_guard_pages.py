@@ -101,8 +101,16 @@ def cases(seed):
         yield "_gluon_amp_concat", concat, [blocked] * 2
         for kind in ("max", "avg"):
             yield "_gluon_amp_pool", {**window, "pool_type": kind}, [blocked]
-        yield "_gluon_amp_pool", {"channels": channels, "pool_type": "avg", "output_size": 2}, [blocked]
-        pointwise = {"channels": channels, "num_inputs": 2, "program": "adds 0 3; clip 2 0 6; mul 1 3"}
+        yield (
+            "_gluon_amp_pool",
+            {"channels": channels, "pool_type": "avg", "output_size": 2},
+            [blocked],
+        )
+        pointwise = {
+            "channels": channels,
+            "num_inputs": 2,
+            "program": "adds 0 3; clip 2 0 6; mul 1 3",
+        }
         yield "_gluon_amp_pointwise", pointwise, [blocked] * 2
         per_channel = [(channels,)] * 4
         for program in ("", "relu 0"):
@@ -154,6 +162,29 @@ import sys
 from tests.lowering.test_guard_pages import call_all
 call_all(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "end")
 """
+
+
+BEYOND = """
+import ctypes, sys
+from tests.lowering.test_guard_pages import guarded, kept
+guarded((3, 5), "float32", at_end=sys.argv[1] == "end")
+values = kept[-1][1]
+print("guarded", flush=True)
+ctypes.string_at(values.ctypes.data + int(sys.argv[2]), 1)
+print("read", flush=True)
+"""
+
+
+@pytest.mark.parametrize("side, byte, inside", [("end", 59, 1), ("end", 60, 0), ("start", -1, 0)])
+def test_a_guarded_array_has_no_neighbours(side, byte, inside):
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND, side, str(byte)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.split() == ["guarded"] + ["read"] * inside
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
