@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gluon_amp.lowering import native
+from tests.lowering.blocked_images import operator
 
 import mxnet as mx
 
@@ -68,21 +69,22 @@ assert native.available()
 DTYPES = [bfloat16, "float32", "float16", "float64", "int8", "int64"]
 SHAPES = [(2,), (20,), (1,), (2, 3), (), (0,), (0, 2, 5, 6, 16), (2, 2, 0, 6, 16), (2, 20, 5, 6),
           (2, 2, 5, 6, 16), (2, 2, 5, 6, 8), (2, 3, 5, 6, 8), (2, 1, 5, 6, 20), (2, 1, 5, 6, 32),
-          (2, 2, 5, 6, 0), (2, 0, 5, 6, 16), (2, 20, 1, 1), (2, 2, 1, 1, 16), (7, 5), (24, 20, 3, 3),
-          (24, 10, 3, 3), (0, 20, 3, 3), (20, 1, 3, 3), (2, 20, 5, 6, 1), (2, 2, 5, 6, 16, 1)]
-TEXTS = ["", "abc", "0", "1", "-1", "2", "7", "8", "16", "17", "20", "24", "True", "(0, 0)", "(1, 1)",
-         "(2,)", "(3, 3, 3)", "(-1, 1)", "(1, 99999999999999)", "2147483647", "2147483648",
-         "4294967297", "1000000000000", "9223372036854775807", "-9223372036854775808",
-         "18446744073709551617", "9" * 400, "(4611686018427387904, 4611686018427387904)",
-         "(2147483647, 2147483647)", "nan", "1e400", "max", "avg", "(20, 20)", "(20, -20)",
-         "relu 9", "relu -1", "add 0", "add 0 1", "add 0 2", "relu 1; relu 0", "clip 0 1 nan", "mul 0 5;",
-         ";;", "adds 0 1e400", "relu 0; " * 5000, "relu 0 x", "relu 99999999999999999999",
-         "round 0; add 2 1; relu 3"]
+          (2, 2, 5, 6, 0), (2, 0, 5, 6, 16), (2, 20, 1, 1), (2, 2, 1, 1, 16), (7, 5),
+          (24, 20, 3, 3), (24, 10, 3, 3), (0, 20, 3, 3), (20, 1, 3, 3), (2, 20, 5, 6, 1),
+          (2, 2, 5, 6, 16, 1)]
+TEXTS = ["", "abc", "0", "1", "-1", "2", "7", "8", "16", "17", "20", "24", "True", "(0, 0)",
+         "(1, 1)", "(2,)", "(3, 3, 3)", "(-1, 1)", "(1, 99999999999999)", "2147483647",
+         "2147483648", "4294967297", "1000000000000", "9223372036854775807",
+         "-9223372036854775808", "18446744073709551617", "9" * 400,
+         "(4611686018427387904, 4611686018427387904)", "(2147483647, 2147483647)", "nan", "1e400",
+         "max", "avg", "(20, 20)", "(20, -20)", "relu 9", "relu -1", "add 0", "add 0 1", "add 0 2",
+         "relu 1; relu 0", "clip 0 1 nan", "mul 0 5;", ";;", "adds 0 1e400", "relu 0; " * 5000,
+         "relu 0 x", "relu 99999999999999999999", "round 0; add 2 1; relu 3"]
 NAMES = ["kernel", "stride", "pad", "dilate", "num_filter", "num_group", "channels", "lanes",
-         "plain_data", "no_bias", "num_hidden", "flatten", "num_outputs", "num_args", "num_inputs", "num_extras",
-         "program", "pool_type", "global_pool", "output_size", "pooling_convention",
-         "count_include_pad", "eps", "momentum", "fix_gamma", "use_global_stats", "axis",
-         "variable_weight", "rounds", "others"]
+         "plain_data", "no_bias", "num_hidden", "flatten", "num_outputs", "num_args", "num_inputs",
+         "num_extras", "program", "pool_type", "global_pool", "output_size", "pooling_convention",
+         "count_include_pad", "eps", "momentum", "fix_gamma", "use_global_stats",
+         "variable_weight"]
 counts = {"done": 0, "refused": 0}
 
 
@@ -99,7 +101,8 @@ def mutate(attributes, arrays):
         elif kind == 3 and attributes:
             del attributes[random.choice(sorted(attributes))]
         elif kind == 4 and arrays:
-            arrays[random.randrange(len(arrays))] = (random.choice(SHAPES), random.choice(DTYPES[:2]))
+            i = random.randrange(len(arrays))
+            arrays[i] = (random.choice(SHAPES), random.choice(DTYPES[:2]))
         elif kind == 5 and arrays:
             i = random.randrange(len(arrays))
             arrays[i] = (arrays[i][0], random.choice(DTYPES))
@@ -156,6 +159,58 @@ for case in range(right + cases):
             counts["refused"] += 1
 print(json.dumps(counts))
 """
+
+
+# Arguments that shape inference must refuse
+WRONG = [
+    ("_gluon_amp_blocked_convolution", {"lanes": "5"}),
+    ("_gluon_amp_blocked_convolution", {"lanes": "-1"}),
+    ("_gluon_amp_blocked_convolution", {"lanes": "1000000000000"}),
+    ("_gluon_amp_blocked_convolution", {"channels": "1000000000000"}),
+    ("_gluon_amp_blocked_convolution", {"channels": "40"}),
+    ("_gluon_amp_blocked_convolution", {"channels": None}),
+    ("_gluon_amp_blocked_convolution", {"kernel": "(0, 0)"}),
+    ("_gluon_amp_blocked_convolution", {"kernel": "(9, 9)"}),
+    ("_gluon_amp_blocked_convolution", {"kernel": None}),
+    ("_gluon_amp_blocked_convolution", {"kernel": "(4611686018427387904, 1)"}),
+    ("_gluon_amp_blocked_convolution", {"pad": "(2147483647, 2147483647)"}),
+    ("_gluon_amp_blocked_convolution", {"pad": "(-1, 0)"}),
+    ("_gluon_amp_blocked_convolution", {"dilate": "(4611686018427387904, 1)"}),
+    ("_gluon_amp_blocked_convolution", {"num_group": "0"}),
+    ("_gluon_amp_blocked_convolution", {"num_group": "3"}),
+    ("_gluon_amp_blocked_convolution", {"num_filter": "9223372036854775807"}),
+    ("_gluon_amp_blocked_convolution", {"no_bias": "True"}),
+    ("_gluon_amp_blocked_convolution", {"plain_data": "True"}),
+    ("_gluon_amp_dense", {"num_hidden": "0"}),
+    ("_gluon_amp_dense", {"num_hidden": "9223372036854775807"}),
+    ("_gluon_amp_dense", {"no_bias": "True"}),
+    ("_gluon_amp_pool", {"channels": "40"}),
+    ("_gluon_amp_pointwise", {"program": "relu 2; relu 0"}),  # value 2 is its own result
+    ("_gluon_amp_pointwise", {"program": "relu 3; relu 2"}),
+    ("_gluon_amp_pointwise", {"program": "relu"}),
+    ("_gluon_amp_pointwise", {"num_inputs": "-1"}),
+    ("_gluon_amp_norm", {"program": "relu 1; relu 0"}),
+    ("_gluon_amp_norm", {"channels": "1000000000000"}),
+]
+
+
+@pytest.mark.parametrize("op, changed", WRONG)
+def test_wrong_attributes(op, changed):
+    right, shapes = CALLS[op]
+    attributes = {**right, **changed}
+    attributes = {name: text for name, text in attributes.items() if text is not None}
+    names = [f"x{i}" for i in range(len(shapes))]
+    symbol = operator(op, names, "float16", **attributes)
+    with pytest.raises(mx.base.MXNetError, match=op):
+        symbol.infer_shape(**dict(zip(names, shapes)))
+
+
+@pytest.mark.parametrize("op", sorted(CALLS))
+def test_right_attributes(op):
+    attributes, shapes = CALLS[op]
+    names = [f"x{i}" for i in range(len(shapes))]
+    symbol = operator(op, names, "float16", **attributes)
+    assert symbol.infer_shape(**dict(zip(names, shapes)))[0] is not None
 
 
 def random_graphs(seed, cases):

@@ -1,7 +1,7 @@
 """The operators of the blocked layout neither read nor write beyond an array's end.
 
-Each array ends, or begins, at a page that the process cannot access. So a kernel of ours or of oneDNN
-that reads or writes beyond it ends the process, which AddressSanitizer only sees in our own code.
+Each array ends, or begins, at a page that the process cannot access. So the process ends when a
+kernel, of ours or of oneDNN, reads or writes beyond it. AddressSanitizer sees only our own code.
 """
 
 import ctypes
