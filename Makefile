@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
 
 .PHONY: help setup train test lint format zoo benchmark input results ablation \
-  clients notebooks matrix docs clean
+  clients notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -64,6 +64,9 @@ notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write noth
 
 matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 	$(PYTHON) -m experiments.matrix
+
+asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)
+	$(BIN)/python -m experiments.address_sanitizer $(ARGS)
 
 # gluon_amp's own names, its public modules, and the base classes of Trainer.
 # pdoc stops imported libraries from asking lscpu about the CPU unless told not to.

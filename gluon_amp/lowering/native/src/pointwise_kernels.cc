@@ -54,7 +54,8 @@ void backward(const Program& program, const Span& span, const void* grad, const 
               const Operand* inputs, const Target* targets) {
   const E* g = static_cast<const E*>(grad);
   const bool common = with_grad<E>(program, result, [&](auto step) {
-    const E* x = inputs ? static_cast<const E*>(inputs[0].data) : g;
+    // Steps whose gradient does not depend on the value have none, but the loop below loads one.
+    const E* x = inputs[0].data ? static_cast<const E*>(inputs[0].data) : g;
     // The first gradient comes last, since it may overwrite `grad`.
     for (int v = program.inputs - 1; v >= 0; --v) {
       write<E>(span, targets[v], [=](auto v, int64_t i) {

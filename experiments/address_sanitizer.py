@@ -1,0 +1,70 @@
+"""Run the tests of the C++ operators with a library that AddressSanitizer checks.
+
+    make asan
+
+MXNet and oneDNN are not checked, but their arrays are: each has its own memory, and our kernels are
+stopped at the first byte beyond it. Reads and writes of oneDNN are checked by guard pages instead
+(`tests/lowering/test_guard_pages.py`). The library is built with its own compiler flags, in its own
+folder, so that nobody takes it for the normal one.
+"""
+
+import os
+import subprocess
+import sys
+from typing import Dict, List, Optional, Sequence
+
+from experiments import ROOT
+from gluon_amp.lowering.native import build
+
+FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
+
+# Python's own allocations are not freed at exit. The quarantine of freed memory is small, because a
+# test measures that memory is freed.
+OPTIONS = "detect_leaks=0:quarantine_size_mb=16"
+
+TESTS = [
+    "test_blocked_convolution",
+    "test_blocked_moves",
+    "test_blocked_norm",
+    "test_blocked_pointwise",
+    "test_blocked_pooling",
+    "test_dense",
+    "test_depthwise",
+    "test_forged_graphs",
+    "test_guard_pages",
+    "test_native_arguments",
+    "test_native_updates",
+    "test_packed_weights",
+]
+
+
+def environment(compiler: Sequence[str]) -> Dict[str, str]:
+    """Return the environment in which gluon_amp builds and loads a checked library.
+
+    Python does not link the sanitizer, which must be loaded first, and with it the C++ library
+    whose exceptions it intercepts.
+    """
+    libraries = ("libasan.so", "libstdc++.so.6")
+    loaded = [build.run([*compiler, f"-print-file-name={name}"]).strip() for name in libraries]
+    return {
+        **os.environ,
+        "CXX": " ".join([*compiler, *FLAGS]),
+        "XDG_CACHE_HOME": str(ROOT / "build" / "asan"),
+        "LD_PRELOAD": " ".join(loaded),
+        "ASAN_OPTIONS": OPTIONS,
+    }
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run the tests; arguments are passed to pytest."""
+    compiler = build.compiler()
+    if compiler is None:
+        sys.exit("error: no C++ compiler was found")
+    tests = [str(ROOT / "tests" / "lowering" / f"{name}.py") for name in TESTS]
+    arguments = sys.argv[1:] if argv is None else argv
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
+    return subprocess.run(command, env=environment(compiler), cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
