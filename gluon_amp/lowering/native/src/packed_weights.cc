@@ -152,14 +152,13 @@ void transpose(const float* in, float* out, const Transposition& t) {
   kernels().moves->transpose4(reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), t);
 }
 
-// Packs a block of a float32 weight.
+// Packs a block. Its rows, one for each filter, begin at `source` and are `row` values apart.
 template <typename To>
-void pack_block(const float* weight, const Layout& layout, const Block& b, Order order, To* packed) {
+void pack_block(const float* source, int64_t row, const Layout& layout, const Block& b, Order order,
+                To* packed) {
   float* memory = memory_of_thread(kFilters * kChannels * layout.positions);
-  const int64_t positions = layout.positions, row = layout.channels * positions;
+  const int64_t positions = layout.positions;
   const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
-  const float* source =
-      weight + ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
   To* target = packed + layout.of_group[b.group];
   if (order == Order::kFilters) {
     transpose(source, memory, {16, count, row, 16, 16});
@@ -198,27 +197,57 @@ void pack_block(const float* weight, const Layout& layout, const Block& b, Order
 
 template <typename To>
 void pack(const float* weight, const Layout& layout, To* packed) {
-  each_ordered_block<To>(layout, [&](const Block& block, Order order) {
-    pack_block(weight, layout, block, order, packed);
+  each_ordered_block<To>(layout, [&](const Block& b, Order order) {
+    const int64_t row = layout.channels * layout.positions;
+    const float* source =
+        weight + (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
+    pack_block(source, row, layout, b, order, packed);
   });
 }
 
+// Packs a float16 weight block by block: each row of a block is widened first.
+template <typename To>
+void pack(const half_bits* weight, const Layout& layout, To* packed) {
+  each_ordered_block<To>(layout, [&](const Block& b, Order order) {
+    const int64_t count = b.channels * layout.positions, row = layout.channels * layout.positions;
+    std::vector<float> wide(b.filters * count);
+    const half_bits* source =
+        weight + (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
+    for (int64_t f = 0; f < b.filters; ++f) {
+      kernels().widen(source + f * row, wide.data() + f * count, count);
+    }
+    pack_block(wide.data(), count, layout, b, order, packed);
+  });
+}
+
+// Whether the layout is the plain one
+bool is_plain(const dnnl_memory_desc_t& desc) {
+  int64_t stride = 1;
+  for (int i = desc.ndims - 1; i >= 0; stride *= desc.dims[i--]) {
+    if (desc.dims[i] != desc.padded_dims[i] || desc.format_desc.blocking.strides[i] != stride) return false;
+  }
+  return desc.format_desc.blocking.inner_nblks == 0;
+}
+
 void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, const Buffer& buffer) {
+  const NDArray plain = plain_copy(weight);
+  const float* floats = plain_data<float>(plain);
+  const half_bits* halves = reinterpret_cast<const half_bits*>(floats);
+  const bool half = plain.dtype() == mshadow::kFloat16;
+  auto* values = static_cast<HalfValue*>(buffer.data());
+  if (desc.data_type == dnnl_f32 && is_plain(desc)) {
+    return in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
+      if (half) return kernels().widen(halves + first, &values[first].value, count);
+      kernels().to_half_value(floats + first, values + first, count);
+    });
+  }
   const Layout layout(desc);
   if (layout.padded) std::memset(buffer.data(), 0, buffer.bytes());
-  const NDArray plain = plain_copy(weight);
-  const float* values = plain_data<float>(plain);
-  std::vector<float> wide;
-  if (plain.dtype() == mshadow::kFloat16) {
-    wide.resize(plain.shape().Size());
-    const half_bits* halves = reinterpret_cast<const half_bits*>(values);
-    in_parallel(wide.size(), [&](int64_t first, int64_t count) {
-      kernels().widen(halves + first, wide.data() + first, count);
-    });
-    values = wide.data();
+  auto* bfloats = static_cast<Bfloat*>(buffer.data());
+  if (desc.data_type == dnnl_bf16) {
+    return half ? pack(halves, layout, bfloats) : pack(floats, layout, bfloats);
   }
-  if (desc.data_type == dnnl_bf16) return pack(values, layout, static_cast<Bfloat*>(buffer.data()));
-  pack(values, layout, static_cast<HalfValue*>(buffer.data()));
+  half ? pack(halves, layout, values) : pack(floats, layout, values);
 }
 
 // --------------------------------------------------------------------------------------- cache
@@ -336,13 +365,41 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
                      const NDArray& gradient) {
   if (req == mxnet::kNullOp) return;
   make_plain(gradient);
-  const Layout layout(desc);
   const auto* values = static_cast<const float*>(packed);
   const bool half = gradient.dtype() == mshadow::kFloat16, adds = req == mxnet::kAddTo;
-  const int64_t positions = layout.positions;
   // NDArray::data() writes to the array itself, so only one thread may call it.
   float* floats = plain_data<float>(gradient);
   half_bits* halves = reinterpret_cast<half_bits*>(floats);
+  // Writes values that are next to each other in the gradient, from `start` on.
+  const auto write = [&](const float* from, int64_t start, int64_t count) {
+    float rounded[kBlock];
+    half_bits rounded_halves[kBlock];
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const int64_t n = std::min(kBlock, count - i);
+      const float* next = from + i;
+      if (half) {
+        kernels().narrow(next, adds ? rounded_halves : halves + start + i, n);
+        if (adds) kernels().add_half(rounded_halves, halves + start + i, n);
+        continue;
+      }
+      if (emulated) {
+        kernels().round(next, rounded, n);
+        next = rounded;
+      }
+      if (adds) {
+        kernels().add(next, floats + start + i, n);
+      } else {
+        std::memcpy(floats + start + i, next, n * sizeof(float));
+      }
+    }
+  };
+  if (is_plain(desc)) {
+    return in_parallel(gradient.shape().Size(), [&](int64_t first, int64_t count) {
+      write(values + first, first, count);
+    });
+  }
+  const Layout layout(desc);
+  const int64_t positions = layout.positions;
   each_ordered_block<HalfValue>(layout, [&](const Block& b, Order order) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
@@ -372,23 +429,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
         }
       }
     }
-    for (int64_t f = 0; f < b.filters && !direct; ++f) {
-      float* from = rows + f * count;
-      if (half) {
-        half_bits* to = halves + start + f * row;
-        std::vector<half_bits> rounded(count);
-        kernels().narrow(from, adds ? rounded.data() : to, count);
-        if (adds) kernels().add_half(rounded.data(), to, count);
-        continue;
-      }
-      float* to = floats + start + f * row;
-      if (emulated) kernels().round(from, from, count);
-      if (adds) {
-        kernels().add(from, to, count);
-      } else {
-        std::memcpy(to, from, count * sizeof(float));
-      }
-    }
+    for (int64_t f = 0; f < b.filters && !direct; ++f) write(rows + f * count, start + f * row, count);
   });
 }
 
