@@ -2,10 +2,10 @@
 
 A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, so float16 is emulated
 there (`float16_emulation`). Only CPUs run bfloat16, with oneDNN, and some of its kernels need a
-workaround (`onednn`, `frozen_weights`). In both, images have a layout of our own (`blocked`). On all
-devices, gradients that are added to others need
-some more changes (`added_gradients`). Each of these modules rewrites the graph as `graph.to_json`
-returns it, given the dtypes of its variables, and returns the graph itself if nothing changes.
+workaround (`onednn`, `frozen_weights`). Under both dtypes, images on a CPU have a layout of our own
+(`blocked`). On all devices, gradients that are added to others need some more changes
+(`added_gradients`). Each of these modules rewrites the graph as `graph.to_json` returns it, given
+the dtypes of its variables, and returns the graph itself if nothing changes.
 """
 
 from typing import Dict, FrozenSet

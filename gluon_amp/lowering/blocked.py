@@ -1,13 +1,13 @@
-"""Keeps the images of a convolutional network in one blocked layout, from convolution to convolution.
+"""Keeps the images of a convolutional network in one blocked layout, between all convolutions.
 
-MXNet's operators exchange arrays in the plain layout or in one of oneDNN's, and reorder them wherever
+MXNet's operators exchange arrays in the plain layout or in one of oneDNN's, and reorder them where
 two of them differ: 424 times in a training step of a ResNet-50 in bfloat16, which is a third of its
-time. Here, operators of gluon_amp's C++ library replace the convolutions in low precision and what
-stands between them. They exchange arrays of five dimensions, which MXNet regards as plain
+time. Here, operators of gluon_amp's C++ library replace the products in low precision and what
+stands between convolutions. They exchange arrays of five dimensions, which MXNet regards as plain
 (`native/src/blocked.h`). Arrays are converted only where another operator reads them.
 
-Elementwise operators, and casts to float32 and back between them, become one program that is computed
-in one pass over memory, with the BatchNorm before it (`pointwise`).
+Elementwise operators, and casts to float32 and back between them, become one program that is
+computed in one pass over memory, with the BatchNorm before it (`pointwise`).
 """
 
 import os
@@ -36,17 +36,19 @@ READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
 
 ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 
+NOT_ELEMENTWISE = ("Concat", "Convolution", "Pooling", ADAPTIVE_POOLING)
+
 Edge = Tuple[int, int]  # a tensor of the old graph: node and output
 
 TRUE = ("True", "true", "1")
 UNSET = ("None", "NCHW")  # of the attribute `layout`
 
-# The limits of a program: of its elementwise operators, of those with two inputs, and of the arrays from
-# which one of its float32 values follows. The C++ library accepts more.
+# The limits of a program: of its elementwise operators, of those with two inputs, and of the arrays
+# from which one of its float32 values follows. The C++ library accepts more.
 MOST_OPERATORS, MOST_BINARY, MOST_ARRAYS = 24, 3, 3
 
-# The height and width of an image, as far as a graph without shapes determines them: two equal values
-# stand for equal sizes.
+# The height and width of an image, as far as a graph without shapes determines them: two equal
+# values stand for equal sizes.
 Size = tuple
 ONE: Size = ("one",)  # one pixel
 
@@ -61,7 +63,8 @@ class Images(NamedTuple):
 def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     """Return a graph of the same values in which images in low precision have the blocked layout.
 
-    It is `graph` itself if it has no product in low precision, or without the C++ library or oneDNN.
+    It is `graph` itself if it has no product in low precision, or if there is no C++ library or no
+    oneDNN.
     """
     products = ("Convolution", "FullyConnected")
     if not any(node["op"] in products for node in graph["nodes"]) or not available():
@@ -95,8 +98,8 @@ def lanes_for(dtype: str) -> int:
 class _Blocking:
     """One graph being rewritten.
 
-    The old graph is analyzed twice, from the inputs to the outputs for what can be blocked (`images`),
-    and back for which elementwise operators are computed together (`groups`).
+    The old graph is analyzed twice: from the inputs to the outputs for what can be blocked
+    (`images`), and back for which elementwise operators are computed together (`groups`).
     """
 
     def __init__(self, graph: dict, edges: Dict[Edge, str]) -> None:
@@ -114,6 +117,20 @@ class _Blocking:
             for source, output, *_ in node["inputs"]:
                 self.readers.setdefault((source, output), []).append(i)
         self.heads = {tuple(entry[:2]) for entry in graph["heads"]}
+        self._finders = {
+            "BatchNorm": self._find_norm,
+            "Concat": self._find_concat,
+            "Convolution": self._find_convolution,
+            "Pooling": self._find_pooling,
+            ADAPTIVE_POOLING: self._find_adaptive_pooling,
+            **dict.fromkeys(CASTS, self._find_cast),
+        }
+        self._writers = {
+            "Concat": self._write_concat,
+            "Convolution": self._write_convolution,
+            "Pooling": self._write_pooling,
+            ADAPTIVE_POOLING: self._write_pooling,
+        }
 
     def rewrite(self) -> dict:
         self._find_images()
@@ -134,9 +151,8 @@ class _Blocking:
     def _find_images(self) -> None:
         """Find the tensors that can have the blocked layout: results of convolutions, and so on."""
         for i, node in enumerate(self.nodes):
-            op = canonical(node["op"])
-            find = _FINDERS.get(op, _Blocking._find_elementwise)
-            found = find(self, i, node)
+            find = self._finders.get(canonical(node["op"]), self._find_elementwise)
+            found = find(i, node)
             if found is not None and self._is_short(i, node):
                 self.images[i, 0] = found
 
@@ -316,15 +332,15 @@ class _Blocking:
         """Return the entry of a tensor in the blocked layout."""
         if edge not in self.blocked:
             i = edge[0]
-            write = _WRITERS.get(canonical(self.nodes[i]["op"]), _Blocking._write_group)
-            self.blocked[edge] = write(self, i, self.nodes[i])
+            write = self._writers.get(canonical(self.nodes[i]["op"]), self._write_group)
+            self.blocked[edge] = write(i, self.nodes[i])
         return list(self.blocked[edge])
 
     def _data(self, node: dict, k: int = 0) -> list:
         return self._blocked(tuple(node["inputs"][k][:2]))
 
     def _parameter(self, node: dict, k: int) -> Tuple[list, bool]:
-        """Return the float32 or float16 tensor that a weight is cast from, and if it is a variable."""
+        """Return the tensor that a weight is cast from, and whether it is a variable."""
         edge = tuple(node["inputs"][k][:2])
         source = self.nodes[edge[0]]
         while source["op"] in CASTS and self.edges.get(edge) in LOW_PRECISION:
@@ -468,32 +484,16 @@ class _Blocking:
         return members
 
 
-_FINDERS = {
-    "BatchNorm": _Blocking._find_norm,
-    "Concat": _Blocking._find_concat,
-    "Convolution": _Blocking._find_convolution,
-    "Pooling": _Blocking._find_pooling,
-    ADAPTIVE_POOLING: _Blocking._find_adaptive_pooling,
-    **dict.fromkeys(CASTS, _Blocking._find_cast),
-}
-_WRITERS = {
-    "Concat": _Blocking._write_concat,
-    "Convolution": _Blocking._write_convolution,
-    "Pooling": _Blocking._write_pooling,
-    ADAPTIVE_POOLING: _Blocking._write_pooling,
-}
-
-
 def _is_elementwise(node: dict) -> bool:
     """Return whether a node that can be blocked is part of programs."""
-    return canonical(node["op"]) not in _WRITERS
+    return canonical(node["op"]) not in NOT_ELEMENTWISE
 
 
 def _resized(size: Size, attrs: Dict[str, str]) -> Size:
     """Return the size of an image after a convolution or pooling.
 
-    It depends on how much the image shrinks beyond the stride: a 3×3 kernel with padding 1 and a 1×1
-    kernel without padding give the same size.
+    It depends on how much the image shrinks beyond the stride: a 3×3 kernel with padding 1 and a
+    1×1 kernel without padding give the same size.
     """
     steps = []
     for k in range(2):
