@@ -19,6 +19,7 @@ struct Convolution {
   int64_t filters, out_height, out_width, groups;
   Sizes kernel, stride, pad, dilate;
   int64_t lanes;       // of the result
+  bool nhwc;           // the channels of an image have one group, as AMX's kernels read them
   int64_t data_lanes;  // 0 if the data has the plain layout
   bool plain_data, bias;
 
@@ -27,14 +28,25 @@ struct Convolution {
   }
 };
 
-// oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels. There
-// is none for the gradient of the data.
+// oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels, and
+// write groups of lanes. There is none for the gradient of the data.
 constexpr int64_t kMostPlainChannels = 3;
 
 // The same convolution of data in the blocked layout
 Convolution blocked(Convolution c) {
-  if (!c.data_lanes) c.data_lanes = c.lanes == c.filters ? c.channels : c.lanes;
+  if (!c.data_lanes) c.data_lanes = c.nhwc ? c.channels : c.lanes;
   return c;
+}
+
+// How the data is read to compute the result and the gradient of the weight
+Convolution readable(const Convolution& c) {
+  return c.channels > kMostPlainChannels || c.nhwc ? blocked(c) : c;
+}
+
+dnnl_memory_desc_t images_desc(const Convolution& c, int64_t channels, int64_t height, int64_t width,
+                               int64_t lanes, dnnl_data_type_t dtype) {
+  const bool nhwc = lanes == channels && (c.nhwc || (lanes != 8 && lanes != 16));
+  return blocked_desc(c.images, channels, height, width, nhwc ? 0 : lanes, dtype);
 }
 
 // oneDNN's kernels read 8 or 16 lanes, or all channels.
@@ -73,6 +85,7 @@ Convolution parse(const NodeAttrs& attrs) {
         result.filters % result.groups == 0)
       << attrs.op->name << ": num_filter or num_group is wrong";
   result.lanes = lanes ? lanes : result.filters;
+  result.nhwc = lanes == 0;
   expect_lanes(attrs, result.lanes, result.filters);
   return result;
 }
@@ -116,8 +129,8 @@ Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_ki
   const Sizes sizes{c.images, c.channels, c.height, c.width};
   d.data = c.data_lanes == 0
                ? plain_desc(sizes, dtype)
-               : blocked_desc(c.images, c.channels, c.height, c.width, c.data_lanes, dtype);
-  d.result = blocked_desc(c.images, c.filters, c.out_height, c.out_width, c.lanes, dtype);
+               : images_desc(c, c.channels, c.height, c.width, c.data_lanes, dtype);
+  d.result = images_desc(c, c.filters, c.out_height, c.out_width, c.lanes, dtype);
   if (c.bias && kind != dnnl_backward_data) d.bias = plain_desc({c.filters}, dnnl_f32);
   Sizes of_weight{c.filters / c.groups, c.channels / c.groups, c.kernel[0], c.kernel[1]};
   if (c.groups > 1) of_weight.insert(of_weight.begin(), c.groups);
@@ -144,8 +157,8 @@ std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype
                                     dnnl_prop_kind_t kind) {
   const Sizes key{dtype,        kind,         c.images,     c.channels,    c.height,     c.width,
                   c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
-                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,  c.data_lanes,
-                  c.bias};
+                  c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,      c.data_lanes,
+                  c.bias,       c.nhwc};
   static thread_local Plans plans;
   return plans.find_or_make(key, [&] {
     const Descriptions d = describe(c, dtype, kind), hint = describe(c, dtype, dnnl_forward_training);
@@ -172,7 +185,7 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   CHECK_NE(req[0], mxnet::kAddTo);
   Convolution c = parse(attrs);
   set_data(attrs, inputs[0].shape(), &c);
-  if (c.channels > kMostPlainChannels) c = blocked(c);
+  c = readable(c);
   const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
   const auto plan = plan_of(c, dtype_of(inputs[0]), kind);
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
@@ -210,7 +223,7 @@ void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const 
                  const Arrays& outputs) {
   const bool has_bias = c.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
-  if (c.channels > kMostPlainChannels) c = blocked(c);
+  c = readable(c);
   // For an image narrower than the stride, oneDNN 2.4 reads uninitialized memory in bfloat16: its kernels
   // split an image into as many parts as the stride has columns, and the last parts are empty.
   const auto dtype = dtype_of(grad);

@@ -144,18 +144,20 @@ dnnl_memory_desc_t blocked_desc(int64_t images, int64_t channels, int64_t height
   dnnl_memory_desc_t desc = sized({images, channels, height, width}, dtype);
   desc.format_kind = dnnl_blocked;
   auto& blocking = desc.format_desc.blocking;
+  const bool nhwc = lanes == 0;
+  if (nhwc) lanes = channels;
   const int64_t groups = (channels + lanes - 1) / lanes;
   blocking.strides[0] = groups * height * width * lanes;
   blocking.strides[1] = height * width * lanes;
   blocking.strides[2] = width * lanes;
   blocking.strides[3] = lanes;
-  if (lanes == 16 || lanes == 8) {
+  if (!nhwc) {
     desc.padded_dims[1] = groups * lanes;
     blocking.inner_nblks = 1;
     blocking.inner_blks[0] = lanes;
     blocking.inner_idxs[0] = 1;
   } else {
-    blocking.strides[1] = 1;  // nhwc: all channels are lanes of one group
+    blocking.strides[1] = 1;
   }
   return desc;
 }

@@ -37,7 +37,7 @@ class Primitive {
 dnnl_memory_desc_t plain_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype);
 // The description of an array whose layout oneDNN chooses
 dnnl_memory_desc_t any_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype);
-// Images (images, channels, height, width) in the blocked layout (see blocked.h)
+// Images (images, channels, height, width) in the blocked layout (see blocked.h); 0 lanes are nhwc
 dnnl_memory_desc_t blocked_desc(int64_t images, int64_t channels, int64_t height, int64_t width,
                                 int64_t lanes, dnnl_data_type_t dtype);
 // Bytes of memory of a description
