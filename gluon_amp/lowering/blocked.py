@@ -43,9 +43,17 @@ Edge = Tuple[int, int]  # a tensor of the old graph: node and output
 TRUE = ("True", "true", "1")
 UNSET = ("None", "NCHW")  # of the attribute `layout`
 
-# The limits of a program: of its elementwise operators, of those with two inputs, and of the arrays
-# from which one of its float32 values follows. The C++ library accepts more.
-MOST_OPERATORS, MOST_BINARY, MOST_ARRAYS = 24, 3, 3
+
+class Limit(NamedTuple):
+    """How many instructions a program may have, and how many arrays it may read."""
+
+    instructions: int
+    arrays: int
+
+
+# The C++ library accepts 64 instructions and 8 arrays. A float32 value is part of several programs.
+LIMIT, LIMIT_IN_FLOAT32 = Limit(48, 6), Limit(24, 3)
+MOST_JOINED = 4  # arrays; operators that would make a program read more become its inputs
 
 # The height and width of an image, as far as a graph without shapes determines them: two equal
 # values stand for equal sizes.
@@ -157,19 +165,30 @@ class _Blocking:
                 self.images[i, 0] = found
 
     def _is_short(self, i: int, node: dict) -> bool:
-        """Return whether a float32 value follows by few operators from few arrays in low precision.
+        """Return whether a value follows by few instructions from few arrays.
 
-        Such values are never written, but computed anew for each of their readers.
+        Float32 values are never written, but computed anew for each of their readers.
         """
-        operators, arrays = 1, set()
+        if not _is_elementwise(node):
+            return True
+        low = self._is_low((i, 0))
+        instructions, arrays = self._own_instructions(node) + low, set()
         for source, output, *_ in node["inputs"]:
             if self._is_low((source, output)) or (source, output) not in self.images:
                 arrays.add((source, output))
             else:
                 below, read = self.wide[source]
-                operators, arrays = operators + below, arrays | read
-        self.wide[i] = operators, arrays
-        return self._is_low((i, 0)) or (operators <= MOST_OPERATORS and len(arrays) <= MOST_ARRAYS)
+                instructions, arrays = instructions + below, arrays | read
+        self.wide[i] = instructions, arrays
+        if canonical(node["op"]) == "BatchNorm":
+            return True
+        most = LIMIT if low else LIMIT_IN_FLOAT32
+        return instructions <= most.instructions and len(arrays) <= most.arrays
+
+    def _own_instructions(self, node: dict) -> int:
+        if canonical(node["op"]) == "add_n":
+            return len(node["inputs"]) - 1
+        return len(instructions_of(node["op"], node.get("attrs", {})) or ())
 
     def _input(self, node: dict, k: int = 0) -> Optional[Images]:
         return self.images.get(tuple(node["inputs"][k][:2]))
@@ -264,7 +283,7 @@ class _Blocking:
         node in float32 belongs to all groups of its readers: in each it is computed anew, since it
         cannot be written without being rounded.
         """
-        members, binary = Counter(), Counter()
+        lengths, arrays = Counter(), {}  # of programs, by the group's name
         read_plain: Set[int] = set()  # nodes in float32 that are computed in plain arrays, too
         for i in reversed(range(len(self.nodes))):
             node = self.nodes[i]
@@ -279,16 +298,24 @@ class _Blocking:
             low = self._is_low((i, 0))
             if not low and not only_elementwise:
                 read_plain.add(i)
-            two = len(node["inputs"]) > 1 and canonical(node["op"]) != "BatchNorm"
             if low:
-                group = next(iter(above), i)
-                full = members[group] >= MOST_OPERATORS or (two and binary[group] >= MOST_BINARY)
-                if len(above) != 1 or not only_elementwise or full:
-                    above = {i}
+                length, read = self.wide[i]
+                group = next(iter(above), None)
+                if len(above) == 1 and only_elementwise:
+                    if canonical(node["op"]) != "BatchNorm":  # its result is the first input
+                        read = (arrays[group] - {(i, 0)}) | read
+                    else:
+                        read = arrays[group]
+                    more = len(read) > max(MOST_JOINED, len(arrays[group]))
+                    joins = not more and lengths[group] + length <= LIMIT.instructions
+                else:
+                    joins = False
+                if not joins:
+                    group, read = i, self.wide[i][1]
+                lengths[group] += length
+                arrays[group] = read
+                above = {group}
             self.groups[i] = above
-            for group in above:
-                members[group] += 1
-                binary[group] += two
 
     def _joins(self, i: int, reader: int) -> bool:
         """Return whether an operator can be computed together with an elementwise reader."""

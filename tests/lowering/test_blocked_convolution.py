@@ -162,6 +162,7 @@ LAYERS = {
     "groups of 3, nhwc": Case((2, 12, 7, 7), 12, num_group=4, lanes=0, **THREE),
     "8 lanes": Case((2, 24, 9, 9), 40, lanes=8, **THREE),
     "narrower than the stride": Case((5, 19, 1, 1), 21, stride=(2, 2), **THREE),
+    "kernel rows that meet no image": Case((1, 160, 1, 5), 40, kernel=(5, 5), pad=(2, 2)),
     "much narrower": Case((3, 20, 2, 2), 20, stride=(4, 4), **THREE),
     "plain and narrower": Case((2, 24, 1, 1), 40, plain=True, stride=(2, 2), **THREE),
     "results of padding alone": Case((1, 5, 1, 1), 7, kernel=(1, 1), pad=(2, 2)),

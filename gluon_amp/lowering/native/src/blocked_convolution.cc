@@ -219,15 +219,28 @@ void data_grad(const NodeAttrs& attrs, Convolution c, const NDArray& grad, const
   target.finish();
 }
 
+// Whether some row (i = 0) or column (1) of the kernel meets nothing of the image but its padding
+bool meets_only_padding(const Convolution& c, int i) {
+  const int64_t size = i ? c.width : c.height, results = i ? c.out_width : c.out_height;
+  for (int64_t k = 0; k < c.kernel[i]; ++k) {
+    const int64_t start = k * c.dilate[i] - c.pad[i];
+    const int64_t first = start < 0 ? (-start - 1) / c.stride[i] + 1 : 0;  // result that is not before it
+    if (first >= results || start + first * c.stride[i] >= size) return true;
+  }
+  return false;
+}
+
 void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const Requests& req,
                  const Arrays& outputs) {
   const bool has_bias = c.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
   c = readable(c);
-  // For an image narrower than the stride, oneDNN 2.4 reads uninitialized memory in bfloat16: its kernels
-  // split an image into as many parts as the stride has columns, and the last parts are empty.
+  // In bfloat16, oneDNN 2.4 reads uninitialized memory in two cases: for an image narrower than the stride,
+  // since its kernels split an image into as many parts as the stride has columns, and the last parts are
+  // empty; and for a row or column of the kernel that meets no image, which it does not set to zero.
   const auto dtype = dtype_of(grad);
-  const bool wide = dtype == dnnl_bf16 && c.width < c.stride[1];
+  const bool unread = meets_only_padding(c, 0) || meets_only_padding(c, 1);
+  const bool wide = dtype == dnnl_bf16 && (c.width < c.stride[1] || unread);
   const auto plan = plan_of(c, wide ? dnnl_f32 : dtype, dnnl_backward_weights);
   const NDArray plain = plain_copy(data);
   std::vector<float> wide_data, wide_grad, bias(c.bias ? c.filters : 0);
