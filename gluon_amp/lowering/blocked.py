@@ -265,6 +265,7 @@ class _Blocking:
         cannot be written without being rounded.
         """
         members, binary = Counter(), Counter()
+        read_plain: Set[int] = set()  # nodes in float32 that are computed in plain arrays, too
         for i in reversed(range(len(self.nodes))):
             node = self.nodes[i]
             if (i, 0) not in self.images or not _is_elementwise(node):
@@ -272,11 +273,12 @@ class _Blocking:
             above: Set[int] = set()
             only_elementwise = (i, 0) not in self.heads
             for reader in self.readers.get((i, 0), ()):
-                groups = self.groups.get(reader, set())
                 joins = self._joins(i, reader)
-                above |= groups if joins else set()
-                only_elementwise = only_elementwise and joins and bool(groups)
+                above |= self.groups.get(reader, set()) if joins else set()
+                only_elementwise = only_elementwise and joins and reader not in read_plain
             low = self._is_low((i, 0))
+            if not low and not only_elementwise:
+                read_plain.add(i)
             two = len(node["inputs"]) > 1 and canonical(node["op"]) != "BatchNorm"
             if low:
                 group = next(iter(above), i)
