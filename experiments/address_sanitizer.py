@@ -8,6 +8,7 @@ stopped at the first byte beyond it. Reads and writes of oneDNN are checked by g
 folder, so that nobody takes it for the normal one.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -56,12 +57,16 @@ def environment(compiler: Sequence[str]) -> Dict[str, str]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run the tests; arguments are passed to pytest."""
+    """Run the tests, and return pytest's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-k", metavar="EXPRESSION", help="run the tests whose names match")
+    parser.add_argument("-x", action="store_true", help="stop at the first failure")
+    options = parser.parse_args(argv)
     compiler = build.compiler()
     if compiler is None:
         sys.exit("error: no C++ compiler was found")
     tests = [str(ROOT / "tests" / "lowering" / f"{name}.py") for name in TESTS]
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
     return subprocess.run(command, env=environment(compiler), cwd=ROOT).returncode
 
