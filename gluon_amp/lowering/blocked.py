@@ -55,10 +55,10 @@ class Limit(NamedTuple):
 LIMIT, LIMIT_IN_FLOAT32 = Limit(48, 6), Limit(24, 3)
 MOST_JOINED = 4  # arrays; operators that would make a program read more become its inputs
 
-# The height and width of an image, as far as a graph without shapes determines them: two equal
-# values stand for equal sizes.
+# The number, height and width of images, as far as a graph without shapes determines them: two
+# equal values stand for equal sizes. The first tensor has the size ("of", tensor), one pixel for
+# each of its images is ("one", tensor), and other sizes are (size, what changed it).
 Size = tuple
-ONE: Size = ("one",)  # one pixel
 
 
 class Images(NamedTuple):
@@ -208,7 +208,7 @@ class _Blocking:
         groups = int(attrs.get("num_group", "1"))
         if groups > 1 and data is None:
             return None  # the operator for small groups reads blocked data
-        size = data.size if data else ("of", i)
+        size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
         return Images(filters, _resized(size, attrs))
 
     def _find_norm(self, i: int, node: dict) -> Optional[Images]:
@@ -230,13 +230,13 @@ class _Blocking:
         if attrs.get("layout", "None") not in UNSET:
             return None
         if attrs.get("global_pool") in TRUE:
-            return Images(data.channels, ONE)
+            return Images(data.channels, _one(data.size))
         if len(tuple_of(attrs.get("kernel", ""))) != 2:
             return None
         if attrs.get("pooling_convention", "valid") == "valid":
             return Images(data.channels, _resized(data.size, attrs))
         if attrs["pooling_convention"] == "full":
-            return Images(data.channels, ("of", i))
+            return Images(data.channels, (data.size, i))
         return None
 
     def _find_adaptive_pooling(self, i: int, node: dict) -> Optional[Images]:
@@ -244,7 +244,7 @@ class _Blocking:
         if data is None or not self._is_low((i, 0)):
             return None
         ones = set(tuple_of(node["attrs"].get("output_size", ""))) <= {1}
-        return Images(data.channels, ONE if ones else ("of", i))
+        return Images(data.channels, _one(data.size) if ones else (data.size, i))
 
     def _find_concat(self, i: int, node: dict) -> Optional[Images]:
         inputs = [self._input(node, k) for k in range(len(node["inputs"]))]
@@ -270,9 +270,10 @@ class _Blocking:
             return None
         sizes = [image.size for image in inputs]
         if op in BROADCASTING and len(set(sizes)) > 1:
-            if ONE not in sizes:
+            full = [image for image in inputs if not _is_one(image.size)]
+            if len(full) != 1 or _one(full[0].size) not in sizes:
                 return None
-            return next(image for image in inputs if image.size != ONE)
+            return full[0]
         return inputs[0]
 
     def _find_groups(self) -> None:
@@ -518,6 +519,17 @@ def _is_elementwise(node: dict) -> bool:
     return canonical(node["op"]) not in NOT_ELEMENTWISE
 
 
+def _is_one(size: Size) -> bool:
+    return size[0] == "one"
+
+
+def _one(size: Size) -> Size:
+    """Return the size of one pixel for each image."""
+    while isinstance(size[0], tuple):
+        size = size[0]
+    return "one", size[1]
+
+
 def _resized(size: Size, attrs: Dict[str, str]) -> Size:
     """Return the size of an image after a convolution or pooling.
 
@@ -530,7 +542,7 @@ def _resized(size: Size, attrs: Dict[str, str]) -> Size:
         stride, dilate = _number(attrs, "stride", k, 1), _number(attrs, "dilate", k, 1)
         steps.append((2 * pad - dilate * (kernel - 1), stride))
     same = all(grown == 0 for grown, _ in steps)
-    if same and (size == ONE or all(stride == 1 for _, stride in steps)):
+    if same and (_is_one(size) or all(stride == 1 for _, stride in steps)):
         return size
     return (size, *steps)
 
