@@ -80,7 +80,11 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     edges = edge_dtypes(graph, dtypes)
     if not any(dtype in LOW_PRECISION for dtype in edges.values()):
         return graph
-    return _Blocking(graph, edges).rewrite()
+    # The order of the variables is that of the graph, and callers rely on it.
+    blocked = _Blocking(graph, edges).rewrite()
+    if _variables(blocked) != _variables(graph):
+        blocked = _Blocking(graph, edges, keeps_order=True).rewrite()
+    return blocked
 
 
 def available() -> bool:
@@ -108,9 +112,13 @@ class _Blocking:
 
     The old graph is analyzed twice: from the inputs to the outputs for what can be blocked
     (`images`), and back for which elementwise operators are computed together (`groups`).
+
+    With `keeps_order`, a program joins a BatchNorm only if that is what it reads first, so that the
+    variables keep their order.
     """
 
-    def __init__(self, graph: dict, edges: Dict[Edge, str]) -> None:
+    def __init__(self, graph: dict, edges: Dict[Edge, str], keeps_order: bool = False) -> None:
+        self.keeps_order = keeps_order
         self.old, self.nodes, self.edges = graph, graph["nodes"], edges
         self.out = Writer()
         self.images: Dict[Edge, Images] = {}
@@ -441,13 +449,11 @@ class _Blocking:
     def _write_group(self, i: int, node: dict) -> list:
         """Append the program of an elementwise operator and all those in its group before it.
 
-        If a BatchNorm is among them, the program is computed together with the last one.
+        If a BatchNorm is among what the program reads, both are computed together.
         """
-        program, values, leaves = Program(), {}, []
+        program, values = Program(), {}
         members = self._members(i)
-        norms = [j for j in members if canonical(self.nodes[j]["op"]) == "BatchNorm"]
-        norms = [j for j in norms if self.images[j, 0].size == self.images[i, 0].size]
-        norm = max(norms, default=None)
+        norm = self._norm_of(i, members)
         rounds = self.edges[i, 0] == "float16"
 
         def value_of(edge: Edge) -> tuple:
@@ -498,6 +504,20 @@ class _Blocking:
         attrs["num_extras"] = str(len(inputs))
         return self.out.emit(NORM, node["name"], self._data(source), *statistics, *inputs, **attrs)
 
+    def _norm_of(self, i: int, members: Set[int]) -> Optional[int]:
+        """Return the first BatchNorm among the arrays that a program reads, None if there is none."""
+        read, pending = [], [i]
+        while pending:
+            j = pending.pop()
+            if j not in members or canonical(self.nodes[j]["op"]) == "BatchNorm":
+                read.append(j)
+            else:
+                pending += [entry[0] for entry in reversed(self.nodes[j]["inputs"])]
+        for j in read[:1] if self.keeps_order else read:
+            if j in members and self.images[j, 0].size == self.images[i, 0].size:
+                return j
+        return None
+
     def _members(self, i: int) -> Set[int]:
         """Return the nodes that are computed together with node i."""
         members, pending = {i}, [i]
@@ -512,6 +532,20 @@ class _Blocking:
                     members.add(source)
                     pending.append(source)
         return members
+
+
+def _variables(graph: dict) -> List[str]:
+    """Return the names of a graph's variables in the order in which MXNet lists them."""
+    nodes, seen, names = graph["nodes"], set(), []
+    pending = [entry[0] for entry in reversed(graph["heads"])]
+    while pending:
+        i = pending.pop()
+        if i not in seen:
+            seen.add(i)
+            if nodes[i]["op"] == "null":
+                names.append(nodes[i]["name"])
+            pending += [entry[0] for entry in reversed(nodes[i]["inputs"])]
+    return names
 
 
 def _is_elementwise(node: dict) -> bool:

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "products.h"
+#include "shapes.h"
 
 namespace gluon_amp {
 namespace dense {
@@ -117,20 +118,29 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   target.finish();
 }
 
+// The number of rows may be unknown at first, as that of the first state of a recurrent cell.
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   Dense d = parse(attrs);
   expect_inputs(attrs, d.bias ? 3 : 2, in.size());
-  if (!mxnet::shape_is_known(in[0])) return false;
-  set_data(attrs, in[0], &d);
-  mxnet::TShape weight(2, 0), bias(1, 0), result(d.flatten ? 2 : in[0].ndim(), 0);
-  weight[0] = bias[0] = d.hidden;
-  weight[1] = d.columns;
-  for (int i = 0; i < result.ndim() - 1; ++i) result[i] = in[0][i];
-  result[result.ndim() - 1] = d.hidden;
-  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
+  mxnet::TShape& data = in[0];
+  if (!mxnet::ndim_is_known(data) || data.ndim() == 0) return false;
+  const int rows = d.flatten ? 1 : data.ndim() - 1;  // dimensions that data and result share
+  set_rank(attrs, out.at(0), rows + 1);
+  for (int i = 0; i < rows; ++i) share_size(attrs, data, i, out[0], i);
+  set_size(attrs, out[0], rows, d.hidden);
+  mxnet::TShape weight(2, -1), bias(1, d.hidden);
+  weight[0] = d.hidden;
+  int64_t columns = 1;
+  for (int i = rows; i < data.ndim() && columns >= 0; ++i) {
+    columns = mxnet::dim_size_is_known(data, i) ? columns * data[i] : -1;
+  }
+  weight[1] = columns;
   bool known = unify(attrs, {&in[1], &weight});
   if (d.bias) known = unify(attrs, {&in[2], &bias}) && known;
-  return unify(attrs, {&out.at(0), &result}) && known;
+  if (!known || !mxnet::shape_is_known(data)) return false;
+  set_data(attrs, data, &d);
+  for (const auto* shape : {&in[1], &out[0]}) expect_addressable(attrs, *shape);
+  return mxnet::shape_is_known(out[0]);
 }
 
 bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
