@@ -4,6 +4,7 @@ The library's operators depend on how MXNet was compiled. If MXNet was compiled 
 they expect, they may crash. The exit status is 0 if they work.
 """
 
+import os
 import sys
 from typing import Optional, Sequence
 
@@ -49,6 +50,35 @@ CONVOLUTION = [
         {"kernel": "(3,)", "stride": "(2,)", "pad": "(1,)", "num_filter": "2", "no_bias": "True"},
     ),
     ("amp_cast", "float32", [4], {"dtype": "float32"}),
+]
+
+# Operators on blocked images: float32 arrays that hold float16 values, of 2 channels in 16 lanes.
+# The first convolution reads plain data. Entries are [node, output].
+ONE_BY_ONE = {"kernel": "(1, 1)", "num_filter": "2", "no_bias": "True", "lanes": "16"}
+BLOCKED_VARIABLES = ("data", "weight", "gamma", "beta", "mean", "var")
+BLOCKED = [
+    ("_gluon_amp_blocked_convolution", [[0, 0], [1, 0]], {**ONE_BY_ONE, "plain_data": "True"}),
+    (
+        "_gluon_amp_norm",
+        [[6, 0], [2, 0], [3, 0], [4, 0], [5, 0]],
+        {
+            "program": "relu 0",
+            "channels": "2",
+            "eps": "0.0",
+            "fix_gamma": "False",
+            "use_global_stats": "True",
+            "num_extras": "0",
+        },
+    ),
+    ("_gluon_amp_pool", [[7, 0]], {"kernel": "(2, 2)", "pool_type": "max", "channels": "2"}),
+    ("_gluon_amp_fork", [[8, 0], [8, 0]], {"num_outputs": "2"}),
+    ("_gluon_amp_blocked_convolution", [[9, 0], [1, 0]], {**ONE_BY_ONE, "channels": "2"}),
+    (
+        "_gluon_amp_pointwise",
+        [[10, 0], [9, 1]],
+        {"program": "add 0 1", "num_inputs": "2", "channels": "2"},
+    ),
+    ("_gluon_amp_unblock", [[11, 0]], {"channels": "2"}),
 ]
 
 
@@ -121,11 +151,47 @@ def check_convolutions() -> None:
     np.testing.assert_array_equal(weight.grad.asnumpy(), [middle, middle])
 
 
+def runs_onednn() -> bool:
+    """Return whether oneDNN computes the operators of this MXNet."""
+    enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") != "0"
+    return enabled and mx.runtime.Features().is_enabled("MKLDNN")
+
+
+def check_blocked_images() -> None:
+    """Convolve, normalize, pool, convolve and add images of integers; both weights are one."""
+    nodes = [{"op": "null", "name": name, "inputs": []} for name in BLOCKED_VARIABLES]
+    for op, sources, attrs in BLOCKED:
+        inputs = [[*entry, 0] for entry in sources]
+        nodes.append({"op": op, "name": f"{op}{len(nodes)}", "inputs": inputs, "attrs": attrs})
+    symbol = from_json({"nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]})
+    args = {
+        "data": nd.array([[[[1, -3], [2, 0]], [[0, 1], [-1, 2]]]]),
+        "weight": nd.array([[1, 2], [0, 1]]).reshape((2, 2, 1, 1)),
+        "gamma": nd.array([2, 2]),
+        "beta": nd.array([-1, -1]),
+    }
+    grads = {name: nd.zeros(array.shape) for name, array in args.items()}
+    statistics = {"mean": nd.zeros(2), "var": nd.ones(2)}
+    executor = symbol.bind(mx.cpu(), args=args, args_grad=grads, aux_states=statistics)
+    (out,) = executor.forward(is_train=True)
+    executor.backward(nd.ones(out.shape))
+    # convolved: ((1, -1), (0, 4)) and ((0, 1), (-1, 2)); pooled: 7 and 3; convolved: 13 and 3
+    np.testing.assert_array_equal(out.asnumpy(), [[[[20]], [[6]]]])
+    np.testing.assert_array_equal(grads["data"].asnumpy(), [[[[0, 0], [0, 4]], [[0, 0], [0, 16]]]])
+    # the sum of ((7, 3), (7, 3)) and ((0, 8), (0, 16))
+    weight_grad = grads["weight"].asnumpy().reshape(2, 2)
+    np.testing.assert_array_equal(weight_grad, [[7, 11], [7, 19]])
+    np.testing.assert_array_equal(grads["gamma"].asnumpy(), [8, 8])
+    np.testing.assert_array_equal(grads["beta"].asnumpy(), [2, 4])
+
+
 if __name__ == "__main__":
     try:
         native.load(sys.argv[1])
         check_rounding()
         check_casts()
+        if runs_onednn():
+            check_blocked_images()
         if bfloat16.runs_on_cpu():
             check_convolutions()
     except Exception as error:
