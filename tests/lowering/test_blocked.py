@@ -152,7 +152,7 @@ CASES = {
     ),
     "a float32 value that is also read plain": between(
         lambda net, F, h: F.broadcast_add(
-            net.a(F.broadcast_add(net.norm(h), net.norm(h) * 0 + 1)), F.mean(h, axis=1, keepdims=1)
+            net.a(s := F.broadcast_add(n := net.norm(h), n)), F.mean(s, axis=1, keepdims=True)
         ),
         norm=nn.BatchNorm,
         a=conv(),
@@ -334,7 +334,7 @@ def test_a_norm_is_computed_once(policy, monkeypatch):
     """Its running statistics would be updated twice."""
     function, blocks = CASES["a float32 value that is also read plain"]
     ops = lowered_ops(Net(function, **blocks), policy, (2, 4, 5, 5), monkeypatch)
-    assert ops[blocked.NORM] == 2  # as the function calls it
+    assert ops[blocked.NORM] == 1
 
 
 @pytest.mark.parametrize(("network", "most"), [("resnet50_v1", 60), ("mobilenetv2_1.0", 80)])
