@@ -505,7 +505,7 @@ class _Blocking:
         return self.out.emit(NORM, node["name"], self._data(source), *statistics, *inputs, **attrs)
 
     def _norm_of(self, i: int, members: Set[int]) -> Optional[int]:
-        """Return the first BatchNorm among the arrays that a program reads, None if there is none."""
+        """Return the first BatchNorm among the arrays that a program reads, None without one."""
         read, pending = [], [i]
         while pending:
             j = pending.pop()
