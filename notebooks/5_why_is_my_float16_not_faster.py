@@ -131,10 +131,10 @@ def operators(step, data):
 
 
 KINDS = {  # the first that has one of the words in the operator's name
-    "casts, rounding": ("amp_cast", "round", "widen", "layout"),
-    "products": ("Convolution", "FullyConnected"),
-    "BatchNorm": ("BatchNorm",),
-    "ReLU, add, pool": ("Activation", "add", "Pooling"),
+    "casts, rounding": ("amp_cast", "round", "widen", "unblock"),
+    "products": ("Convolution", "FullyConnected", "convolution", "dense"),
+    "BatchNorm": ("BatchNorm", "amp_norm"),
+    "ReLU, add, pool": ("Activation", "add", "Pooling", "pool", "pointwise", "sum"),
     "update, check, undo": ("update", "finite", "Concat"),
 }
 OTHERS = "loss and others"
