@@ -202,18 +202,18 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   round_values(outputs[0]);
 }
 
-void data_grad(const NodeAttrs& attrs, Convolution c, const NDArray& grad, const NDArray& weight,
+void data_grad(Convolution c, const NDArray& grad, const NDArray& weight,
                OpReqType req, const NDArray& output) {
   if (req == mxnet::kNullOp) return;
   c = blocked(c);
   const auto plan = plan_of(c, dtype_of(grad), dnnl_backward_data);
-  const auto packed = packed_weight(weight, plan->weight, flag_of(attrs, "variable_weight"));
+  const void* packed = packed_for_one_use(weight, plan->weight);
   const Blocked shape = c.blocked_data();
   const int bytes = output.dtype() == mshadow::kBfloat16 ? 2 : 4;
   Result target(output, req);
   void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
-                            {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
   if (c.plain_data) to_plain(result, target.data(), c.channels, shape, bytes);
   target.finish();
@@ -279,7 +279,7 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   // The gradient of the weight comes first: that of the data may be written to the memory of the
   // result's gradient or of the data.
   weight_grad(c, inputs[0], inputs[1], req, outputs);
-  data_grad(attrs, c, inputs[0], inputs[2], req[0], outputs[0]);
+  data_grad(c, inputs[0], inputs[2], req[0], outputs[0]);
 }
 
 // ------------------------------------------------------------------------------------- inference

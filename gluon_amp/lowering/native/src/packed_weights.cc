@@ -229,12 +229,12 @@ bool is_plain(const dnnl_memory_desc_t& desc) {
   return desc.format_desc.blocking.inner_nblks == 0;
 }
 
-void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, const Buffer& buffer) {
+void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, void* memory) {
   const NDArray plain = plain_copy(weight);
   const float* floats = plain_data<float>(plain);
   const half_bits* halves = reinterpret_cast<const half_bits*>(floats);
   const bool half = plain.dtype() == mshadow::kFloat16;
-  auto* values = static_cast<HalfValue*>(buffer.data());
+  auto* values = static_cast<HalfValue*>(memory);
   if (desc.data_type == dnnl_f32 && is_plain(desc)) {
     return in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
       if (half) return kernels().widen(halves + first, &values[first].value, count);
@@ -242,8 +242,8 @@ void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, const Buffer& b
     });
   }
   const Layout layout(desc);
-  if (layout.padded) std::memset(buffer.data(), 0, buffer.bytes());
-  auto* bfloats = static_cast<Bfloat*>(buffer.data());
+  if (layout.padded) std::memset(memory, 0, bytes_of(desc));
+  auto* bfloats = static_cast<Bfloat*>(memory);
   if (desc.data_type == dnnl_bf16) {
     return half ? pack(halves, layout, bfloats) : pack(floats, layout, bfloats);
   }
@@ -336,7 +336,7 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
   std::shared_ptr<const Buffer> buffer;
   if (!is_variable || is_foreign(weight) || is_being_written(weight)) {
     buffer = std::make_shared<Buffer>(bytes_of(desc));
-    fill(weight, desc, *buffer);
+    fill(weight, desc, buffer->data());
     return buffer;
   }
   const Key key = key_of(weight, desc);
@@ -355,10 +355,16 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
     }
   }
   if (!buffer) buffer = std::make_shared<Buffer>(bytes_of(desc));
-  fill(weight, desc, *buffer);
+  fill(weight, desc, buffer->data());
   std::lock_guard<std::mutex> lock(mutex);
   cache()[key] = Packed{chunk_of(weight), version, buffer};
   return buffer;
+}
+
+const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+  void* memory = scratch(Purpose::kWeight, bytes_of(desc));
+  fill(weight, desc, memory);
+  return memory;
 }
 
 void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,

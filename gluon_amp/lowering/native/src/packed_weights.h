@@ -30,7 +30,7 @@ class Buffer {
 
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
-enum class Purpose { kWeightGradient, kImages, kCount };
+enum class Purpose { kWeight, kWeightGradient, kImages, kCount };
 void* scratch(Purpose purpose, size_t bytes);
 
 // The weight, rounded to the dtype of `desc` (bfloat16, or float32 for values of float16), in its layout.
@@ -41,6 +41,10 @@ void* scratch(Purpose purpose, size_t bytes);
 // shared memory) must then write the array through MXNet, too, as by array[:] = array.
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             bool is_variable);
+
+// The same in memory of this thread that the next call reuses. In the backward pass each weight is read
+// once, and to keep a second copy of all weights would cost memory.
+const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc);
 
 // Copies a float32 gradient of the weight from the layout of `desc` to the plain one, rounded to float16 if
 // the array has this dtype or `emulated`.
