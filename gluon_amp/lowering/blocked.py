@@ -123,9 +123,8 @@ class _Blocking:
         self.out = Writer()
         self.images: Dict[Edge, Images] = {}
         self.wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`
-        self.groups: Dict[
-            int, Set[int]
-        ] = {}  # elementwise node -> nodes whose results it is part of
+        # elementwise node -> nodes whose results it is part of
+        self.groups: Dict[int, Set[int]] = {}
         self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
         self.blocked: Dict[Edge, list] = {}  # and blocked
         self.readers: Dict[Edge, List[int]] = {}

@@ -145,8 +145,10 @@ def check(element, attributes, shape, lanes, seed=0, bias=True):
     )
     actual = compute(element, attributes, arrays, lanes, head)
     for name, value in wanted.items():
-        # Sums of up to 25,000 products in float32, in another order
-        rtol = PRECISION[element] if name in ("result", "data") else 1e-4
+        # Sums of up to 25,000 products in float32, in another order. Gradients of parameters are not
+        # rounded to bfloat16.
+        is_rounded = element == "float16" or name in ("result", "data")
+        rtol = PRECISION[element] if is_rounded else 1e-4
         np.testing.assert_allclose(actual[name], value, rtol=rtol, atol=2e-4, err_msg=name)
 
 
@@ -190,6 +192,19 @@ def test_groups(element, lanes, group_in, group_out):
     attributes = {"kernel": "(3, 3)", "stride": "(2, 1)", "pad": "(1, 1)"}
     attributes.update(num_filter=2 * group_out, num_group=2, channels=2 * group_in)
     check(element, attributes, (2, 2 * group_in, 13, 14), lanes)
+
+
+def test_gradients_of_float32_weights_are_values_of_float16_in_the_emulation():
+    attributes = {"kernel": "(3, 3)", "num_filter": 5, "num_group": 5}
+    random = np.random.RandomState(3)
+    shapes = {"data": (2, 5, 9, 9), "weight": (5, 1, 3, 3), "bias": (5,)}
+    arrays = {name: random.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    head = random.normal(size=(2, 5, 7, 7)).astype("float32")
+    results = compute("float16", attributes, arrays, 16, head)
+    for name in arrays:
+        values = results[name]
+        assert len(np.unique(values)) > 2
+        np.testing.assert_array_equal(values, values.astype("float16").astype("float32"), name)
 
 
 def test_instruction_sets(instruction_set):

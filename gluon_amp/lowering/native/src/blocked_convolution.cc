@@ -190,15 +190,11 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   const auto plan = plan_of(c, dtype_of(inputs[0]), kind);
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
-  const Argument source{DNNL_ARG_SRC, &plan->data, read_data(c, data)};
-  const Argument kernel{DNNL_ARG_WEIGHTS, &plan->weight, weight->data()};
-  const Argument result{DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])};
-  if (c.bias) {
-    const Bias bias(inputs[2], inputs[0].dtype());
-    plan->primitive->execute({source, kernel, {DNNL_ARG_BIAS, &plan->bias, bias.data()}, result});
-  } else {
-    plan->primitive->execute({source, kernel, result});
-  }
+  const Bias bias(inputs);
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, data)},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
+                            {DNNL_ARG_BIAS, &plan->bias, bias.data()},
+                            {DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])}});
   round_values(outputs[0]);
 }
 
@@ -253,16 +249,11 @@ void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const 
     above = wide_grad.data();
   }
   void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-  const Argument argument{DNNL_ARG_SRC, &plan->data, source};
-  const Argument result{DNNL_ARG_DIFF_DST, &plan->result, above};
-  const Argument weight{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
-  if (c.bias) {
-    plan->primitive->execute(
-        {argument, result, weight, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
-    write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
-  } else {
-    plan->primitive->execute({argument, result, weight});
-  }
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, source},
+                            {DNNL_ARG_DIFF_DST, &plan->result, above},
+                            {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
+                            {DNNL_ARG_DIFF_BIAS, &plan->bias, c.bias ? bias.data() : nullptr}});
+  if (c.bias) write_gradient(bias, req[2], dtype == dnnl_f32, outputs[2]);
   unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
 }
 
@@ -271,11 +262,7 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
                    const Arrays& outputs) {
   Convolution c = parse(attrs);
   set_data(attrs, inputs[1].shape(), &c);
-  if (inputs[1].shape().Size() == 0) {
-    std::vector<float> zeros(outputs[1].shape().Size());
-    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
-    return;
-  }
+  if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
   // The gradient of the weight comes first: that of the data may be written to the memory of the
   // result's gradient or of the data.
   weight_grad(c, inputs[0], inputs[1], req, outputs);
@@ -303,24 +290,11 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   return unify(attrs, {&out.at(0), &result}) && known;
 }
 
-bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  const Convolution c = parse(attrs);
-  expect_inputs(attrs, 3, in.size());
-  expect_inputs(attrs, c.bias ? 3 : 2, out.size());
-  mxnet::ShapeVector read{in[1], in[2]}, result{in[0]};
-  if (c.bias) read.push_back(out[2]);
-  const bool known = infer_shape(attrs, read, result);
-  in = {result[0], read[0], read[1]};
-  out = read;
-  return known;
-}
-
 }  // namespace blocked_convolution
 
 void register_blocked_convolution() {
   add_product("_gluon_amp_blocked_convolution", blocked_convolution::convolve,
-              blocked_convolution::infer_shape, blocked_convolution::convolve_grad,
-              blocked_convolution::infer_grad_shape);
+              blocked_convolution::infer_shape, blocked_convolution::convolve_grad);
 }
 
 }  // namespace gluon_amp

@@ -68,15 +68,11 @@ void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   const auto plan = plan_of(d, dtype_of(inputs[0]), kind);
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
-  const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
-  const Argument matrix{DNNL_ARG_WEIGHTS, &plan->weight, weight->data()};
-  const Argument result{DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])};
-  if (d.bias) {
-    const Bias bias(inputs[2], inputs[0].dtype());
-    plan->primitive->execute({source, matrix, {DNNL_ARG_BIAS, &plan->bias, bias.data()}, result});
-  } else {
-    plan->primitive->execute({source, matrix, result});
-  }
+  const Bias bias(inputs);
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, values_of<char>(data)},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
+                            {DNNL_ARG_BIAS, &plan->bias, bias.data()},
+                            {DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])}});
   round_values(outputs[0]);
 }
 
@@ -85,27 +81,18 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
                    const Arrays& outputs) {
   Dense d = parse(attrs);
   set_data(attrs, inputs[1].shape(), &d);
-  if (inputs[1].shape().Size() == 0) {
-    std::vector<float> zeros(outputs[1].shape().Size());
-    for (size_t i = 1; i < outputs.size(); ++i) write_bias_grad(zeros.data(), req[i], false, outputs[i]);
-    return;
-  }
+  if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
   const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
   const auto dtype = dtype_of(grad);
   if (req[1] != mxnet::kNullOp || (d.bias && req[2] != mxnet::kNullOp)) {
     const auto plan = plan_of(d, dtype, dnnl_backward_weights);
     std::vector<float> bias(d.bias ? d.hidden : 0);
     void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-    const Argument source{DNNL_ARG_SRC, &plan->data, values_of<char>(data)};
-    const Argument result{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)};
-    const Argument matrix{DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed};
-    if (d.bias) {
-      plan->primitive->execute(
-          {source, result, matrix, {DNNL_ARG_DIFF_BIAS, &plan->bias, bias.data()}});
-      write_bias_grad(bias.data(), req[2], dtype == dnnl_f32, outputs[2]);
-    } else {
-      plan->primitive->execute({source, result, matrix});
-    }
+    plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, values_of<char>(data)},
+                              {DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
+                              {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
+                              {DNNL_ARG_DIFF_BIAS, &plan->bias, d.bias ? bias.data() : nullptr}});
+    if (d.bias) write_gradient(bias, req[2], dtype == dnnl_f32, outputs[2]);
     unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
   }
   if (req[0] == mxnet::kNullOp) return;
@@ -143,23 +130,10 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   return mxnet::shape_is_known(out[0]);
 }
 
-bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  const Dense d = parse(attrs);
-  expect_inputs(attrs, 3, in.size());
-  expect_inputs(attrs, d.bias ? 3 : 2, out.size());
-  mxnet::ShapeVector read{in[1], in[2]}, result{in[0]};
-  if (d.bias) read.push_back(out[2]);
-  const bool known = infer_shape(attrs, read, result);
-  in = {result[0], read[0], read[1]};
-  out = read;
-  return known;
-}
-
 }  // namespace dense
 
 void register_dense() {
-  add_product("_gluon_amp_dense", dense::multiply, dense::infer_shape, dense::multiply_grad,
-              dense::infer_grad_shape);
+  add_product("_gluon_amp_dense", dense::multiply, dense::infer_shape, dense::multiply_grad);
 }
 
 }  // namespace gluon_amp

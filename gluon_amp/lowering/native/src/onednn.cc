@@ -84,15 +84,17 @@ class OnednnPrimitive : public Primitive {
   void execute(std::initializer_list<Argument> arguments) const override {
     static thread_local const Stream stream;
     std::vector<Entry> entries(arguments.size());
-    size_t i = 0;
+    size_t count = 0;
     for (const Argument& argument : arguments) {
+      if (!argument.data) continue;
       const Description desc{*argument.desc};
-      construct_memory(&entries[i].memory, &desc, &engine(), const_cast<void*>(argument.data));
-      entries[i].kind = argument.kind;
-      entries[i].next = i + 1 < entries.size() ? &entries[i + 1] : nullptr;
-      ++i;
+      construct_memory(&entries[count].memory, &desc, &engine(), const_cast<void*>(argument.data));
+      entries[count].kind = argument.kind;
+      entries[count].next = nullptr;
+      if (count) entries[count - 1].next = &entries[count];
+      ++count;
     }
-    const Map map{nullptr, 0, entries.data(), entries.size(), 1.f, 0};
+    const Map map{nullptr, 0, entries.data(), count, 1.f, 0};
     execute_primitive(&primitive_, &stream.handle, map);
   }
 

@@ -30,6 +30,7 @@ class Primitive {
 
   // A memory description: dnnl_query_weights_md and others
   virtual dnnl_memory_desc_t query(dnnl_query_t what) const = 0;
+  // Arguments without memory, such as the bias of a layer that has none, are left out.
   virtual void execute(std::initializer_list<Argument> arguments) const = 0;
 };
 

@@ -14,6 +14,7 @@
 #include "kernels.h"
 #include "moves_kernels.h"
 #include "parallel.h"
+#include "parameters.h"
 
 namespace gluon_amp {
 namespace {
@@ -370,38 +371,11 @@ const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& 
 void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqType req, bool emulated,
                      const NDArray& gradient) {
   if (req == mxnet::kNullOp) return;
-  make_plain(gradient);
   const auto* values = static_cast<const float*>(packed);
-  const bool half = gradient.dtype() == mshadow::kFloat16, adds = req == mxnet::kAddTo;
-  // NDArray::data() writes to the array itself, so only one thread may call it.
-  float* floats = plain_data<float>(gradient);
-  half_bits* halves = reinterpret_cast<half_bits*>(floats);
-  // Writes values that are next to each other in the gradient, from `start` on.
-  const auto write = [&](const float* from, int64_t start, int64_t count) {
-    float rounded[kBlock];
-    half_bits rounded_halves[kBlock];
-    for (int64_t i = 0; i < count; i += kBlock) {
-      const int64_t n = std::min(kBlock, count - i);
-      const float* next = from + i;
-      if (half) {
-        kernels().narrow(next, adds ? rounded_halves : halves + start + i, n);
-        if (adds) kernels().add_half(rounded_halves, halves + start + i, n);
-        continue;
-      }
-      if (emulated) {
-        kernels().round(next, rounded, n);
-        next = rounded;
-      }
-      if (adds) {
-        kernels().add(next, floats + start + i, n);
-      } else {
-        std::memcpy(floats + start + i, next, n * sizeof(float));
-      }
-    }
-  };
+  const ParameterGradient output(gradient, req, emulated);
   if (is_plain(desc)) {
     return in_parallel(gradient.shape().Size(), [&](int64_t first, int64_t count) {
-      write(values + first, first, count);
+      output.write(values + first, first, count);
     });
   }
   const Layout layout(desc);
@@ -410,10 +384,10 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
-    const bool direct = !half && !adds && !emulated;
     float* packed_rows = memory_of_thread(2 * kFilters * count);
     float* rows = packed_rows + kFilters * count;
-    float* target = direct ? floats + start : rows;
+    float* const direct = output.direct();
+    float* target = direct ? direct + start : rows;
     const int64_t stride = direct ? row : count;
     if (order == Order::kFilters) {
       float* next = packed_rows;
@@ -435,7 +409,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
         }
       }
     }
-    for (int64_t f = 0; f < b.filters && !direct; ++f) write(rows + f * count, start + f * row, count);
+    for (int64_t f = 0; f < b.filters && !direct; ++f) output.write(rows + f * count, start + f * row, count);
   });
 }
 

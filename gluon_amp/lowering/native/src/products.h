@@ -11,6 +11,7 @@
 #include "onednn.h"
 #include "packed_weights.h"
 #include "parallel.h"
+#include "parameters.h"
 #include "shapes.h"
 #include "sums.h"
 
@@ -63,43 +64,29 @@ inline dnnl_data_type_t dtype_of(const NDArray& array) {
   return array.dtype() == mshadow::kBfloat16 ? dnnl_bf16 : dnnl_f32;
 }
 
-// A bias in float32, as oneDNN reads it, rounded as the data
+// The bias of a product's inputs in float32, as oneDNN reads it, rounded as the data; without a bias, no
+// memory
 class Bias {
  public:
-  Bias(const NDArray& bias, int dtype) : values_(bias.shape().Size()) {
-    const NDArray plain = plain_copy(bias);
-    const int64_t n = values_.size();
-    if (plain.dtype() == mshadow::kFloat16) {
-      kernels().widen(plain_data<half_bits>(plain), values_.data(), n);
-    } else if (dtype == mshadow::kBfloat16) {
+  explicit Bias(const Arrays& inputs) {
+    if (inputs.size() < 3) return;
+    const NDArray& bias = inputs[2];
+    const WideParameter wide(bias);
+    const int64_t n = wide.size();
+    values_.resize(n);
+    if (inputs[0].dtype() == mshadow::kBfloat16 && bias.dtype() == mshadow::kFloat32) {
       std::vector<Bfloat> rounded(n);
-      kernels().to_bfloat(plain_data<float>(plain), rounded.data(), n);
+      kernels().to_bfloat(wide.data(), rounded.data(), n);
       kernels().from_bfloat(rounded.data(), values_.data(), n);
     } else {
-      kernels().round(plain_data<float>(plain), values_.data(), n);
+      kernels().round(wide.data(), values_.data(), n);
     }
   }
-  const float* data() const { return values_.data(); }
+  const float* data() const { return values_.empty() ? nullptr : values_.data(); }
 
  private:
   std::vector<float> values_;
 };
-
-// Writes the gradient of a bias, rounded to float16 if the array has this dtype or `emulated`.
-inline void write_bias_grad(float* values, OpReqType req, bool emulated, const NDArray& output) {
-  if (req == mxnet::kNullOp) return;
-  const int64_t n = output.shape().Size();
-  if (emulated) kernels().round(values, values, n);
-  const bool adds = req == mxnet::kAddTo;
-  if (output.dtype() == mshadow::kFloat32) {
-    float* out = result_of<float>(output);
-    return adds ? kernels().add(values, out, n) : (void)std::memcpy(out, values, n * sizeof(float));
-  }
-  std::vector<half_bits> rounded(n);
-  half_bits* out = result_of<half_bits>(output);
-  kernels().narrow(values, adds ? rounded.data() : out, n);
-  if (adds) kernels().add_half(rounded.data(), out, n);
-}
 
 // The emulation's float16: rounds float32 results of oneDNN.
 inline void round_floats(float* values, int64_t n) {
@@ -142,12 +129,15 @@ inline std::vector<float> widened(const void* values, int64_t count) {
   return wide;
 }
 
-// ----------------------------------------------------------------------------------------- dtypes
+// ------------------------------------------------------------------------------------- operators
+
+// The arrays of a product: data, weight and bias
+inline uint32_t product_inputs(const NodeAttrs& attrs) { return flag_of(attrs, "no_bias") ? 2 : 3; }
 
 inline bool is_weight_type(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
 
 inline bool infer_product_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, flag_of(attrs, "no_bias") ? 2 : 3, in.size());
+  expect_inputs(attrs, product_inputs(attrs), in.size());
   int& type = in.at(0);
   if (type == -1) type = out.at(0);
   if (type == -1) return false;
@@ -161,33 +151,45 @@ inline bool infer_product_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   return true;
 }
 
-inline bool infer_product_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, 3, in.size());
-  Ints read{in[1], in[2]}, result{in[0]};
-  if (out.size() == 3) read.push_back(out[2]);
-  const bool known = infer_product_type(attrs, read, result);
-  in = {result[0], read[0], read[1]};
-  out = read;
-  return known;
+// Infers the shapes or dtypes of a product's gradient by those of the product. It reads the gradient of the
+// result, data and weight; its outputs are the gradients of data, weight and bias.
+template <typename List, typename Infer>
+auto infer_product_grad(Infer infer) {
+  return [=](const NodeAttrs& attrs, List& in, List& out) {
+    expect_inputs(attrs, 3, in.size());
+    expect_inputs(attrs, product_inputs(attrs), out.size());
+    List read{in[1], in[2]}, result{in[0]};
+    if (out.size() == 3) read.push_back(out[2]);
+    const bool known = infer(attrs, read, result);
+    in = {result[0], read[0], read[1]};
+    out = read;
+    return known;
+  };
 }
 
-// Adds the operator of a product and its gradient. The operator reads data, weight and bias; the gradient
-// reads the gradient of the result, data and weight.
+// The gradients of weight and bias from no images
+inline void write_zero_gradients(const Requests& req, const Arrays& outputs) {
+  for (size_t i = 1; i < outputs.size(); ++i) {
+    write_gradient(std::vector<float>(outputs[i].shape().Size()), req[i], false, outputs[i]);
+  }
+}
+
+// Adds the operator of a product and its gradient.
 inline void add_product(const std::string& name, const Compute& compute, const InferShape& infer,
-                        const Compute& compute_grad, const InferShape& infer_grad) {
+                        const Compute& compute_grad) {
   const std::string backward = "_backward" + name;
-  const auto arrays = [](const NodeAttrs& attrs) { return flag_of(attrs, "no_bias") ? 2u : 3u; };
   nnvm::Op* op = add_op(name, compute, infer, infer_product_type);
-  op->get_num_inputs = arrays;
+  op->get_num_inputs = product_inputs;
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     const Entries& inputs = inputs_of(node);
-    expect_inputs(node->attrs, arrays(node->attrs), inputs.size());
+    expect_inputs(node->attrs, product_inputs(node->attrs), inputs.size());
     return make_grad_node(backward.c_str(), node, {grads[0], inputs[0], inputs[1]}, node->attrs.dict);
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, compute_grad, infer_grad, infer_product_grad_type);
+  nnvm::Op* grad = add_op(backward, compute_grad, infer_product_grad<mxnet::ShapeVector>(infer),
+                          infer_product_grad<Ints>(infer_product_type));
   grad->num_inputs = 3;
-  grad->get_num_outputs = arrays;
+  grad->get_num_outputs = product_inputs;
   set_attr(grad, "TIsBackward", true, kPriority);
 }
 
