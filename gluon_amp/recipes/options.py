@@ -38,16 +38,20 @@ DECAY = {"type": non_negative, "metavar": "WD"}
 
 
 def loss_scale(text: str) -> Union[str, float]:
-    """Read a loss scale: 'dynamic', 'none', or a power of two."""
+    """Read a loss scale: 'dynamic', 'none', or a power of two.
+
+    'dynamic:65536' is a dynamic one that begins at 65536.
+    """
     if text in ("dynamic", "none"):
         return text
-    value = positive(text)
+    kind, _, number = text.rpartition(":")
+    value = positive(number) if kind in ("", "dynamic") else 0.0
     if math.frexp(value)[0] != 0.5 or not 2.0**-24 <= value <= 2.0**24:
         raise argparse.ArgumentTypeError(
-            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, "
-            f"got {text!r}"
+            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, or "
+            f"dynamic:1024 to begin there, got {text!r}"
         )
-    return value
+    return text if kind else value
 
 
 def checkpoint(text: str) -> str:
@@ -62,8 +66,11 @@ def add_precision(parser: TrainingParser) -> Add:
     """Add the dtype and the loss scale."""
     add = parser.group("precision")
     add("--dtype", "dtype of the matrix products", choices=DTYPES, default="float32")
-    scale = "factor of the loss (default: dynamic for float16, none for the others)"
-    add("--loss-scale", scale, type=loss_scale, metavar="dynamic|none|NUMBER")
+    scale = (
+        "factor of the loss (default: dynamic for float16, none for the others; the first dynamic "
+        "one is N, or found from the first gradients)"
+    )
+    add("--loss-scale", scale, type=loss_scale, metavar="dynamic[:N]|none|N")
     return add
 
 

@@ -145,8 +145,8 @@ def check(element, attributes, shape, lanes, seed=0, bias=True):
     )
     actual = compute(element, attributes, arrays, lanes, head)
     for name, value in wanted.items():
-        # Sums of up to 25,000 products in float32, in another order. Gradients of parameters are not
-        # rounded to bfloat16.
+        # Sums of up to 25,000 products in float32, in another order. Gradients of parameters are
+        # not rounded to bfloat16.
         is_rounded = element == "float16" or name in ("result", "data")
         rtol = PRECISION[element] if is_rounded else 1e-4
         np.testing.assert_allclose(actual[name], value, rtol=rtol, atol=2e-4, err_msg=name)

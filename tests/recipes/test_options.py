@@ -5,9 +5,11 @@ import argparse
 import pytest
 
 import gluon_amp  # noqa: F401
+from gluon_amp.recipes.engines.build import loss_scale_option
 from gluon_amp.recipes.image_options import REFUSED
 from gluon_amp.recipes.network.models import build, full_name
 from gluon_amp.recipes.recipe import read, train_parser
+from gluon_amp.trainer.loss_scale import resolve
 
 from mxnet import gluon
 
@@ -195,6 +197,16 @@ def test_commands_of_the_faq_and_of_gluoncv_are_understood(line):
     assert len(options) >= 6
 
 
+@pytest.mark.parametrize(
+    "text, expected",
+    [("dynamic", (65536, True)), ("dynamic:1024", (1024, False)), ("dynamic:0.5", (0.5, False))],
+)
+def test_the_first_dynamic_loss_scale(text, expected):
+    recipe = read(["--loss-scale", text])[0]
+    scale = resolve(loss_scale_option(recipe)["loss_scale"])
+    assert (scale.scale, scale.searching) == expected
+
+
 @pytest.mark.parametrize("flag", REFUSED)
 def test_options_of_other_scripts_name_their_replacement(flag, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -216,8 +228,12 @@ def test_options_of_other_scripts_name_their_replacement(flag, capsys):
         ("--lr nan", "expected a number of at least 0, got 'nan'"),
         (
             "--loss-scale 3",
-            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, got '3'",
+            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, or "
+            "dynamic:1024 to begin there, got '3'",
         ),
+        ("--loss-scale dynamic:3", "dynamic:1024 to begin there, got 'dynamic:3'"),
+        ("--loss-scale static:4", "dynamic:1024 to begin there, got 'static:4'"),
+        ("--loss-scale dynamic:", "expected a number above 0, got ''"),
         ("--loss-scale inf", "expected a number above 0, got 'inf'"),
         ("--gpus 0,x", "expected the numbers of devices, as in 0,1, got '0,x'"),
         ("--lr-steps 30,-1", "expected whole numbers of at least 0, as in 30,60,80, got '30,-1'"),

@@ -13,6 +13,7 @@ from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.recipe import Recipe
 from gluon_amp.recipes.seeds import step_seed
 from gluon_amp.trainer import Trainer
+from gluon_amp.trainer.loss_scale import DynamicLossScale
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -37,7 +38,12 @@ def loss_scale_option(recipe: Any) -> Dict[str, Any]:
     """Return the argument for the recipe's loss scale; empty for the policy's default."""
     if recipe.loss_scale is None:
         return {}
-    return {"loss_scale": None if recipe.loss_scale == "none" else recipe.loss_scale}
+    if recipe.loss_scale == "none":
+        return {"loss_scale": None}
+    first = str(recipe.loss_scale).partition(":")[2]
+    if first:
+        return {"loss_scale": DynamicLossScale(init_scale=float(first))}
+    return {"loss_scale": recipe.loss_scale}
 
 
 def build_trainer(recipe: Any, net: HybridBlock, rate: float, kvstore: Any = "device") -> Trainer:
