@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.lowering import native
-from tests.lowering.blocked_images import ELEMENTS, operator
+from tests.lowering.blocked_images import ELEMENTS, operator, rounded, to_blocked
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -241,3 +241,36 @@ def test_threads_that_call_the_same_layer(engine):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def gradient_of_data(element, channels, filters, kernel, groups, variable, written=False):
+    """Return the gradient of a convolution's data; the weight may be written before it."""
+    attrs = {"kernel": (kernel, kernel), "num_filter": filters, "num_group": groups}
+    attrs.update(no_bias=True, channels=channels, variable_weight=variable)
+    names = ["data", "weight"]
+    layer = nd.CachedOp(operator("_gluon_amp_blocked_convolution", names, element, **attrs))
+    random = np.random.RandomState(1)
+    images = random.normal(size=(2, channels, 5, 6)).astype("float32")
+    data = nd.array(to_blocked(images, 16))
+    weight = nd.array(random.normal(size=(filters, channels // groups, kernel, kernel)))
+    data.attach_grad()
+    with autograd.record():
+        out = layer(data, weight)
+    if written:
+        weight *= 2
+    out.backward(nd.array(rounded(random.normal(size=out.shape), element)))
+    return data.grad.asnumpy()
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(
+    "channels, filters, kernel, groups",
+    [(16, 16, 1, 1), (32, 64, 3, 1), (20, 40, 3, 1), (67, 17, 1, 1), (3, 5, 2, 1), (64, 32, 3, 2)],
+)
+def test_the_gradient_of_the_data_reads_the_same_weight(element, channels, filters, kernel, groups):
+    """It is packed from the convolution's packed weight, if that is kept and still right."""
+    case = element, channels, filters, kernel, groups
+    kept = gradient_of_data(*case, variable=True)
+    assert np.abs(kept).max() > 1
+    np.testing.assert_array_equal(kept, gradient_of_data(*case, variable=False))
+    np.testing.assert_array_equal(2 * kept, gradient_of_data(*case, variable=True, written=True))

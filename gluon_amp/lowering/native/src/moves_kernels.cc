@@ -103,6 +103,15 @@ void transpose(const T* in, T* out, const Transposition& t) {
   }
 }
 
+void turn_pairs(const uint64_t* in, uint64_t* out) {
+  for (int i = 0; i < 8; ++i) {
+    for (int j = 0; j < 8; ++j) {
+      const uint64_t x = in[i * 8 + j], low = 0xFFFF0000u, high = low << 16;
+      out[j * 8 + i] = (x & ~(low | high)) | (x >> 16 & low) | (x << 16 & high);
+    }
+  }
+}
+
 template <typename V, typename T>
 inline void sum_at(V, const T* const* in, int64_t count, T* out, int64_t i) {
   V total = V::load(in[0] + i);
@@ -117,7 +126,7 @@ void sum(const T* const* in, int64_t count, T* out, int64_t first, int64_t end) 
   for (; i < end; ++i) sum_at(One(), in, count, out, i);
 }
 
-const MovesKernels table = {transpose<uint16_t>, transpose<uint32_t>, sum<Bfloat>, sum<HalfValue>};
+const MovesKernels table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs, sum<Bfloat>, sum<HalfValue>};
 
 }  // namespace
 

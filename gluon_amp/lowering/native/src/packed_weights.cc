@@ -251,6 +251,54 @@ void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, void* memory) {
   half ? pack(halves, layout, values) : pack(floats, layout, values);
 }
 
+// ------------------------------------------------------------------------------------- squares
+
+// oneDNN's kernels read squares of 16 filters and 16 channels. Those of a convolution have a row for each
+// channel, those of the gradient of its data a row for each filter. In bfloat16, a row has pairs of them.
+bool has_squares(const dnnl_memory_desc_t& desc, int rows, int columns) {
+  const auto& blocking = desc.format_desc.blocking;
+  const bool pairs = desc.data_type == dnnl_bf16;
+  const std::vector<int64_t> sizes = pairs ? std::vector<int64_t>{8, 16, 2} : std::vector<int64_t>{16, 16};
+  const std::vector<int64_t> dimensions =
+      pairs ? std::vector<int64_t>{rows, columns, rows} : std::vector<int64_t>{rows, columns};
+  return blocking.inner_nblks == static_cast<int>(sizes.size()) &&
+         std::equal(sizes.begin(), sizes.end(), blocking.inner_blks) &&
+         std::equal(dimensions.begin(), dimensions.end(), blocking.inner_idxs);
+}
+
+// Whether one layout is that of a convolution's weight, and the other that of the gradient of its data
+bool are_turned(const dnnl_memory_desc_t& forward, const dnnl_memory_desc_t& backward) {
+  const int filters = forward.ndims == 5 ? 1 : 0, channels = filters + 1;
+  return forward.data_type == backward.data_type && forward.ndims == backward.ndims &&
+         std::equal(forward.dims, forward.dims + forward.ndims, backward.dims) &&
+         has_squares(forward, channels, filters) && has_squares(backward, filters, channels);
+}
+
+void turn_square(const Bfloat* in, Bfloat* out) {
+  kernels().moves->turn_pairs(reinterpret_cast<const uint64_t*>(in), reinterpret_cast<uint64_t*>(out));
+}
+void turn_square(const HalfValue* in, HalfValue* out) {
+  transpose(&in->value, &out->value, {16, 16, 16, 16, 16});
+}
+
+// Packs the weight for the gradient of the data from what is packed for the convolution.
+template <typename T>
+void turn(const T* forward, const dnnl_memory_desc_t& from, T* backward, const dnnl_memory_desc_t& to) {
+  const Layout in(from), out(to);
+  const int64_t filters = in.of_filter.size(), channels = in.of_channel.size();
+  const int64_t rows = filters / 16, columns = channels / 16;
+  const int64_t count = in.groups * rows * columns;
+#pragma omp parallel for schedule(static) if (count > 8)
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t group = i / columns / rows, filter = i / columns % rows * 16, channel = i % columns * 16;
+    const T* squares = forward + in.of_group[group] + in.of_filter[filter] + in.of_channel[channel];
+    T* turned = backward + out.of_group[group] + out.of_filter[filter] + out.of_channel[channel];
+    for (int64_t k = 0; k < in.positions; ++k) {
+      turn_square(squares + in.of_position[k], turned + out.of_position[k]);
+    }
+  }
+}
+
 // --------------------------------------------------------------------------------------- cache
 
 // The part of an NDArray that holds its memory and its version. It is the private first member.
@@ -291,6 +339,7 @@ bool is_being_written(const NDArray& array) {
 struct Packed {
   std::weak_ptr<void> chunk;  // while this exists, no other chunk has its address
   size_t version;
+  dnnl_memory_desc_t desc;
   std::shared_ptr<const Buffer> buffer;
 };
 
@@ -312,6 +361,21 @@ std::mutex mutex;
 std::map<Key, Packed>& cache() {
   static auto* packed = new std::map<Key, Packed>;  // never destroyed: threads may outlive main()
   return *packed;
+}
+
+// What is kept of a weight's present value in a layout that can be turned to `desc`; none has no buffer
+Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+  if (is_being_written(weight)) return {};
+  Key key = key_of(weight, desc);
+  std::get<2>(key).clear();  // comes before all layouts
+  std::lock_guard<std::mutex> lock(mutex);
+  for (auto item = cache().lower_bound(key); item != cache().end(); ++item) {
+    if (std::get<0>(item->first) != std::get<0>(key) || std::get<1>(item->first) != std::get<1>(key)) break;
+    const Packed& packed = item->second;
+    const bool same = packed.version == weight.version() && packed.chunk.lock() == chunk_of(weight);
+    if (same && are_turned(packed.desc, desc)) return packed;
+  }
+  return {};
 }
 
 void forget_expired() {
@@ -358,13 +422,21 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
   if (!buffer) buffer = std::make_shared<Buffer>(bytes_of(desc));
   fill(weight, desc, buffer->data());
   std::lock_guard<std::mutex> lock(mutex);
-  cache()[key] = Packed{chunk_of(weight), version, buffer};
+  cache()[key] = Packed{chunk_of(weight), version, desc, buffer};
   return buffer;
 }
 
 const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc) {
   void* memory = scratch(Purpose::kWeight, bytes_of(desc));
-  fill(weight, desc, memory);
+  const Packed forward = find_turned(weight, desc);
+  if (!forward.buffer) {
+    fill(weight, desc, memory);
+  } else if (desc.data_type == dnnl_bf16) {
+    turn(static_cast<const Bfloat*>(forward.buffer->data()), forward.desc, static_cast<Bfloat*>(memory), desc);
+  } else {
+    turn(static_cast<const HalfValue*>(forward.buffer->data()), forward.desc,
+         static_cast<HalfValue*>(memory), desc);
+  }
   return memory;
 }
 
