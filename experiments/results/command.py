@@ -128,8 +128,8 @@ def plan(experiment: Experiment, seeds: int, margin: float) -> str:
 
 def show(table: Table, output: Path, note: str, command: str) -> int:
     """Write the table's files, print their paths and the table; return the status."""
-    for path in write(table, output, note, command):
-        print(path)
+    for written in write(table, output, note, command):
+        print(written)
     print("\n".join(["", render.markdown(table), note]).rstrip())
     return 0
 

@@ -2,9 +2,8 @@
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Tuple
 
-from experiments.results.record import RunRecord
 from experiments.results.statistics import CONFIDENCE
 from experiments.results.table import Table
 from gluon_amp.command_line import UsageError
@@ -46,7 +45,7 @@ def plot(table: Table) -> "Figure":
             "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
         ) from None
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
-    height = 0.9 + len(metrics) * (1.1 + 0.42 * len(table.rows))
+    height = 0.9 + len(metrics) * (1.1 + 0.48 * len(table.rows))
     figure = Figure(figsize=(10, height), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(metrics), 2, sharey="row", squeeze=False)
@@ -60,20 +59,19 @@ def plot(table: Table) -> "Figure":
 
 
 def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
-    of_run: Callable[[RunRecord], Optional[float]] = lambda run: getattr(run, field)  # noqa: E731
+    # a seed has the same place in every row
+    seeds = sorted({run.seed for run in table.runs})
+    step = 2 * SPREAD / max(1, len(seeds) - 1)
     for number, row in enumerate(table.rows):
-        runs = [
-            run
+        values = [
+            (getattr(run, field), number - SPREAD + step * seeds.index(run.seed))
             for run in table.runs
             if run.configuration == row.configuration and run.failure is None
         ]
-        values = [(run, of_run(run)) for run in runs if of_run(run) is not None]
-        # a seed has the same place in every row
-        seeds = sorted({run.seed for run in table.runs})
-        step = 2 * SPREAD / max(1, len(seeds) - 1)
-        heights = [number - SPREAD + step * seeds.index(run.seed) for run, _ in values]
+        points = [point for point in values if point[0] is not None]
         colour = COLOURS[number % len(COLOURS)]
-        axes.scatter([value for _, value in values], heights, s=12, color=colour, alpha=0.7)
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        axes.scatter(xs, ys, s=12, color=colour, alpha=0.7)
         summary = getattr(row, field)
         if summary is not None:
             ends = (number - 1.6 * SPREAD, number + 1.6 * SPREAD)

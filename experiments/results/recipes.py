@@ -64,7 +64,7 @@ DIGITS = Experiment(
     script="train_imagenet.py",
     options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
     margin=0.5,
-    # docs/results/digits/pilot.csv: the largest of its rows, and of their differences from the first
+    # docs/results/digits/pilot.csv: the largest of its rows, and of the differences from the first
     sd=0.40,
     paired_sd=0.62,
     rows=_rows(("float32", 64), ("float16", 64), ("float16", 128), ("bfloat16", 64)),

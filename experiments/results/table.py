@@ -76,7 +76,8 @@ class Table:
     hardware: str
     margin: float  # of the equivalence test of accuracies, percentage points
     cross_entropy_margin: float  # of that of validation cross-entropies, nats
-    target: Optional[float]  # accuracy in percent; None if the first row has no result
+    # accuracy in percent, the lowest with which a run of the first row ended; None if none did
+    target: Optional[float]
     runs: Tuple[RunRecord, ...]
     rows: Tuple[Row, ...]  # the first is the reference
 
@@ -158,7 +159,7 @@ def tabulate(
         raise UsageError(f"no run has a result{': ' if reasons else '.'}{'; '.join(reasons)}")
     _check_comparable(finished)
     results = [[run for run in group if run.failure is None] for group in groups]
-    target = _target(results[0], margin)
+    target = min((run.top1 for run in results[0]), default=None)
     rows = [
         _row(group[0].configuration, group, result, target)
         for group, result in zip(groups, results)
@@ -182,11 +183,6 @@ def tabulate(
     margins = (margin, cross_entropy_margin)
     about = (source, first.data, first.model, first.hardware)
     return Table(*about, *margins, target, tuple(runs), tuple(rows))
-
-
-def _target(reference: Sequence[RunRecord], margin: float) -> Optional[float]:
-    """Return the accuracy that counts as reached: the reference's final mean minus the margin."""
-    return spread([run.top1 for run in reference]).mean - margin if reference else None
 
 
 def _references(rows: Sequence[Row], number: int) -> List[int]:
@@ -217,8 +213,8 @@ def _contrast(
     if row.cross_entropy and reference.cross_entropy:
         pair = ([run.cross_entropy for run in each] for each in (runs, others))
         cross_entropy = test(*pair, cross_entropy_margin)
-    if row.epochs and reference.epochs and None not in (*row.epochs, *reference.epochs):
-        epochs = compare_epochs(row.epochs, reference.epochs)
+    if row.epochs and reference.epochs:
+        epochs = compare_epochs(_at_least(row), _at_least(reference))
     return Contrast(
         reference.configuration.name,
         reference.configuration.label,
@@ -227,6 +223,11 @@ def _contrast(
         cross_entropy,
         epochs,
     )
+
+
+def _at_least(row: Row) -> List[int]:
+    """Return the epochs of each run to the target; if it was not reached, one more than trained."""
+    return [len(row.curve) + 1 if epochs is None else epochs for epochs in row.epochs]
 
 
 def speed_up(row: Row, reference: Row) -> Optional[float]:

@@ -54,9 +54,7 @@ _PROGRESS = {
 SCHEMA = {
     "position": (COUNT, COUNT),
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
-    "progress": Either(
-        "the progress of a run", (_PROGRESS, {**_PROGRESS, "state": [[[[REAL]]]]})
-    ),
+    "progress": Either("the progress of a run", (_PROGRESS, {**_PROGRESS, "state": [[[[REAL]]]]})),
 }
 
 
