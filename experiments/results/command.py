@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
 
-from experiments.results import figure, render
+from experiments.results import figure, imagenet, render
 from experiments.results.recipes import EXPERIMENTS, Experiment
 from experiments.results.record import read_all, read_json
 from experiments.results.runs import Runner, alone_in, interruptible, jobs
 from experiments.results.statistics import power, seeds_needed
-from experiments.results.table import Table, published, restored, tabulate
+from experiments.results.table import Table, restored, tabulate
 from gluon_amp.command_line import Parser, UsageError, path, positive, positive_int, whole
 from gluon_amp.recipes.interruption import RunInterruptedError
 
@@ -66,7 +66,11 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
         metavar="FILE",
         help="do not train; write the files beside a results.json again, from its runs",
     )
-    add("--published", action="store_true", help="print the table of MXNet's float16 FAQ")
+    add(
+        "--published",
+        action="store_true",
+        help="print the table of MXNet's float16 FAQ, how to repeat it and what that should cost",
+    )
     return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
 
 
@@ -77,7 +81,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     experiment = EXPERIMENTS[options.recipe]
     margin = options.margin or experiment.margin
     if options.published:
-        print(render.markdown(published(margin)))
+        print(imagenet.page(options.margin or EXPERIMENTS["imagenet"].margin), end="")
         return 0
     output = options.from_logs or options.output or Path("results") / options.recipe
     try:
