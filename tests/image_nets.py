@@ -8,6 +8,8 @@ import math
 
 import numpy as np
 
+from tests.random_nets import Draw
+
 import mxnet as mx
 from mxnet import gluon, nd
 from mxnet.gluon import nn
@@ -21,7 +23,7 @@ class ImageNet(gluon.HybridBlock):
 
     def __init__(self, seed: int) -> None:
         super().__init__(prefix=f"images{seed}_")
-        self.draw = _Draw(seed)
+        self.draw = Draw(seed)
         batch, channels = self.draw.integer(1, 4), self.draw.one_of(1, 3, self.draw.integer(1, 67))
         shape = (batch, channels, self.draw.integer(2, 12), self.draw.integer(2, 12))
         mx.random.seed(seed)
@@ -73,17 +75,6 @@ class ImageNet(gluon.HybridBlock):
         self.steps.append((function, inputs))
         self.names.append(f"{name}{inputs}")
         self.made.append(made)
-
-
-class _Draw:
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.RandomState(seed)
-
-    def integer(self, low: int, high: int) -> int:
-        return int(self.random.randint(low, high + 1))
-
-    def one_of(self, *choices):
-        return choices[self.random.randint(len(choices))]
 
 
 STEPS = []

@@ -21,7 +21,7 @@ class RandomNet(gluon.HybridBlock):
 
     def __init__(self, seed: int) -> None:
         super().__init__(prefix=f"net{seed}_")
-        draw = _Draw(seed)
+        draw = Draw(seed)
         self.shape = draw.shape()
         self.names, self.steps = [], []
         # relative sizes of random changes to each step's result, and to its gradient alone
@@ -46,7 +46,7 @@ class RandomNet(gluon.HybridBlock):
                 x = x + (change - F.BlockGrad(change))
         return x
 
-    def _try(self, draw: "_Draw", x):
+    def _try(self, draw: "Draw", x):
         options = [step for step in STEPS if step.dims is None or x.ndim in step.dims]
         maker = options[draw.integer(0, len(options) - 1)]
         made = self._append(maker.__name__, lambda: maker(draw, x), x)
@@ -87,7 +87,9 @@ def _largest(F, x, axis):
     return largest + F.log(F.sum(powers, axis=axis, keepdims=True))
 
 
-class _Draw:
+class Draw:
+    """Random choices of a seed."""
+
     def __init__(self, seed: int) -> None:
         self.random = np.random.RandomState(seed)
 

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from experiments.benchmarks.suites import Case
 LAYOUT_CHANGES = re.compile(r"(_backward)?_gluon_amp_(un)?block$")
 
 STEPS = """
-import json, os, sys
+import json, sys
 from experiments.benchmarks.suites import Case
 from experiments.benchmarks.work import WORK
 import mxnet as mx
@@ -30,7 +31,7 @@ for number in range(2):  # the first runs allocate memory and convert weights
     run()
 mx.nd.waitall()
 mx.profiler.set_config(
-    profile_symbolic=True, profile_imperative=True, aggregate_stats=True, filename=os.devnull
+    profile_symbolic=True, profile_imperative=True, aggregate_stats=True, filename=sys.argv[2]
 )
 mx.profiler.set_state("run")
 print("begin", flush=True)
@@ -62,12 +63,15 @@ def count(case: Case) -> Reorders:
     """
     # without bulk execution, in which MXNet's profiler sees several operators as one
     bulk = {"MXNET_EXEC_BULK_EXEC_TRAIN": "0", "MXNET_EXEC_BULK_EXEC_INFERENCE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS, json.dumps(asdict(case))],
-        env={**os.environ, **bulk, "DNNL_VERBOSE": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        # MXNet's profiler deletes its file and creates it anew: as root, /dev/null too
+        profile = os.path.join(folder, "profile.json")
+        done = subprocess.run(
+            [sys.executable, "-c", STEPS, json.dumps(asdict(case)), profile],
+            env={**os.environ, **bulk, "DNNL_VERBOSE": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise BenchmarkError(f"{case.label}: {lines[-1]}")

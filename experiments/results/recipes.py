@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from experiments.results.record import Configuration
+from experiments.results.statistics import CROSS_ENTROPY_MARGIN
 
 Options = Tuple[str, ...]
 
@@ -33,6 +34,10 @@ class Experiment:
     sd: float
     rows: Tuple[Tuple[Configuration, Options], ...]  # each with its own options
     note: str = ""  # what a reader has to know about the rows
+    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN  # the same for cross-entropies, nats
+    # Standard deviation of the differences between two rows with the same seed, percentage points,
+    # from a pilot. If there is one, it decides how many seeds are trained instead of `sd`.
+    paired_sd: Optional[float] = None
 
 
 def _rows(
@@ -59,11 +64,10 @@ DIGITS = Experiment(
     script="train_imagenet.py",
     options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
     margin=0.5,
-    sd=0.47,  # pooled over a pilot of 5 seeds of the three rows in float32 and float16
+    # docs/results/digits/pilot.csv: the largest of its rows, and of the differences from the first
+    sd=0.40,
+    paired_sd=0.62,
     rows=_rows(("float32", 64), ("float16", 64), ("float16", 128), ("bfloat16", 64)),
-    note="On a CPU, half of the time in float32 goes into two reference kernels of oneDNN 2.4: the "
-    "gradients of this network's global pooling and of the BatchNorm before it. So bfloat16 gains "
-    "more here than on the larger network of docs/benchmarks/step.md.",
 )
 
 CALTECH101 = Experiment(
@@ -92,9 +96,8 @@ LSTM = Experiment(
     margin=0.5,
     sd=0.2,  # above the 0.06 of a pilot of 4 seeds in float32, which are too few to rely on
     rows=_rows(("float32", 32), ("float16", 32), ("float16", 64), ("bfloat16", 32)),
-    note="With bfloat16 only the dense layer computes in bfloat16, and the LSTM in float32: MXNet "
-    "1.9.1 has no faster bfloat16 kernel for it. The emulated float16 LSTM rounds the inputs and "
-    "outputs of a chunk, not its state in between.",
+    note="With bfloat16 only the dense layer computes in bfloat16, and the LSTM in float32. The "
+    "emulated float16 LSTM rounds the inputs and outputs of a chunk, not its state in between.",
 )
 
 IMAGENET = Experiment(

@@ -1,5 +1,9 @@
 """Tests of gluon_amp/lowering."""
 
+import os
+import subprocess
+import sys
+
 from gluon_amp.policy.graph import from_json, to_json
 
 
@@ -12,3 +16,16 @@ def on_symbols(rewrite):
         return symbol if result is graph else from_json(result, like=symbol)
 
     return rewritten
+
+
+def printed(program, *arguments, timeout=280, **environment):
+    """Return what a program prints that another process runs, which has to end well."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

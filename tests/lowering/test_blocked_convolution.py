@@ -1,14 +1,12 @@
 """Convolutions in the blocked layout, compared with MXNet's Convolution in float32."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from gluon_amp.lowering import native
+from tests.lowering import printed
 from tests.lowering.blocked_images import (
     ELEMENTS,
     PRECISION,
@@ -298,12 +296,4 @@ def bits():
 
 
 def test_threads_do_not_change_the_bits():
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "3"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == bits()
+    assert printed(THREADS, timeout=100, OMP_NUM_THREADS="3").split()[-1] == bits()

@@ -1,8 +1,5 @@
 """Blocked images: to and from the plain layout, forks, sums and concatenations."""
 
-import os
-import subprocess
-import sys
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -10,6 +7,7 @@ import pytest
 
 from gluon_amp.lowering import native
 from gluon_amp.policy.graph import from_json
+from tests.lowering import printed
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 DTYPES = ["bfloat16", "float32"]
-INSTRUCTION_SETS = ["plain", "avx2", "avx512"]
 
 # Channels, positions and lanes (0: as many as channels): whole tiles, parts of tiles, less than one
 SHAPES = [
@@ -36,14 +33,6 @@ SHAPES = [
     (1, 67, 10, 7, 0),
     (2, 48, 12, 11, 0),
 ]
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request):
-    if not native.select(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.select(None)
 
 
 def run(
@@ -256,6 +245,7 @@ FORK = """
 import sys
 from gluon_amp.lowering import native
 from gluon_amp.policy.graph import from_json
+from tests.lowering import printed
 import mxnet as mx
 from mxnet import autograd, nd, profiler
 
@@ -285,21 +275,11 @@ print(profiler.dumps(format="json"))
 
 @pytest.mark.parametrize("static_alloc", ["True", "False"])
 def test_a_fork_leaves_no_sum_to_mxnet(static_alloc, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, static_alloc, str(tmp_path / "profile.json")],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"_backward_gluon_amp_fork"' in done.stdout
+    profile = tmp_path / "profile.json"
+    executed = printed(FORK, static_alloc, profile, timeout=100, MXNET_EXEC_BULK_EXEC_TRAIN="0")
+    assert '"_backward_gluon_amp_fork"' in executed
     for absent in ("ElementWiseSum", "add_n", "_grad_add", "elemwise_add", "zeros_like", "_copy"):
-        assert f'"{absent}"' not in done.stdout
+        assert f'"{absent}"' not in executed
 
 
 def test_the_outputs_of_a_fork_share_its_memory():

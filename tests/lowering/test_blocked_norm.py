@@ -53,14 +53,6 @@ COMMON = [
 ]
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512"])
-def instruction_set(request):
-    if not native.select(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.select(None)
-
-
 def statistics_of(channels):
     random = np.random.RandomState(5)
     return {

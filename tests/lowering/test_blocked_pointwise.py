@@ -25,14 +25,6 @@ pytestmark = pytest.mark.skipif(
 POINTWISE = "_gluon_amp_pointwise"
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512"])
-def instruction_set(request):
-    if not native.select(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.select(None)
-
-
 def compare(program, function, images, dtype, lanes, seed=9, **options):
     attrs = {"program": program, "num_inputs": str(len(images))}
     expected = run_mxnet(function, images, None)

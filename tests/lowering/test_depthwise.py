@@ -1,15 +1,13 @@
 """Convolutions with few channels in a group, compared with MXNet's Convolution in float32."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from gluon_amp.lowering import bfloat16, native
 from gluon_amp.policy.graph import from_json
+from tests.lowering import printed
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -194,14 +192,6 @@ def test_groups(element, lanes, group_in, group_out):
     check(element, attributes, (2, 2 * group_in, 13, 14), lanes)
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512"])
-def instruction_set(request):
-    if not native.select(request.param):
-        pytest.skip("this processor does not have it")
-    yield
-    native.select(None)
-
-
 def test_instruction_sets(instruction_set):
     attributes = {"kernel": "(3, 5)", "stride": "(1, 2)", "pad": "(1, 2)"}
     for groups, channels in [(19, 19), (9, 36)]:
@@ -319,15 +309,7 @@ def bits():
 
 
 def test_threads_do_not_change_the_bits():
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "3"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == bits()
+    assert printed(THREADS, timeout=100, OMP_NUM_THREADS="3").split()[-1] == bits()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Graphs with wrong attributes, inputs, shapes or dtypes raise an MXNetError, and never crash."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from gluon_amp.lowering import native
+from tests.lowering import printed
 from tests.lowering.blocked_images import operator
 
 import mxnet as mx
@@ -214,15 +212,8 @@ def test_right_attributes(op):
 
 
 def random_graphs(seed, cases):
-    done = subprocess.run(
-        [sys.executable, "-c", RANDOM_GRAPHS, str(seed), str(cases)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_CHECK_": "3"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    lines = printed(RANDOM_GRAPHS, seed, cases, MALLOC_CHECK_="3").splitlines()
+    return json.loads(lines[-1])
 
 
 def test_random_attributes_and_arrays_are_refused_or_done():

@@ -97,14 +97,6 @@ def same(actual, expected):
     assert np.array_equal(actual[~nan].view(unsigned), expected[~nan].view(unsigned))
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512"])
-def instruction_set(request):
-    if not native.select(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.select(None)
-
-
 @needs_library
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_every_value_midpoint_and_neighbour_on_each_instruction_set(instruction_set):

@@ -1,15 +1,13 @@
 """The C++ operators raise an MXNetError for wrong arguments, and never crash."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from gluon_amp.lowering import native
 from gluon_amp.lowering.native import updates
+from tests.lowering import printed
 
 import mxnet as mx
 from mxnet import nd
@@ -189,15 +187,7 @@ print(json.dumps(counts))
 
 
 def random_calls(seed, cases):
-    done = subprocess.run(
-        [sys.executable, "-c", RANDOM_CALLS, str(seed), str(cases)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_CHECK_": "3"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(printed(RANDOM_CALLS, seed, cases, MALLOC_CHECK_="3"))
 
 
 def test_random_arrays_and_text_are_refused_or_done():

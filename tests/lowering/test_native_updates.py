@@ -21,14 +21,6 @@ WDS = [1e-4 * k for k in range(COUNT)]
 RESCALE = 1 / (3 * 256)
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512"])
-def instruction_set(request):
-    if not native.select(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.select(None)
-
-
 def normal(scale, seed, dtype="float32"):
     random = np.random.RandomState(seed)
     return [nd.array(random.normal(0, scale, s).astype(dtype), dtype=dtype) for s in SHAPES]

@@ -1,5 +1,8 @@
 """Changes of layout: from what oneDNN and MXNet's profiler print, and of a small network."""
 
+import os
+import stat
+
 import pytest
 
 from experiments.benchmarks import reorders
@@ -31,6 +34,8 @@ def test_reorders_of_a_small_network_in_training_and_inference():
     train = reorders.count(Case("t", "train", "gluon_amp", "bfloat16", **options))
     infer = reorders.count(Case("i", "infer", "gluon_amp", "bfloat16", **options))
     assert 0 < infer.total < train.total
+    # MXNet's profiler deletes the file that it writes to
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
 def test_a_case_that_fails_is_an_error():

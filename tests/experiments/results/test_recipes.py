@@ -1,15 +1,18 @@
 """The recipes of results_table.py: their rows, and the command of every run."""
 
+import csv
 from pathlib import Path
 
 import pytest
 
+from experiments.results.command import plan
 from experiments.results.recipes import EXPERIMENTS
 from experiments.results.runs import jobs
-from experiments.results.statistics import seeds_needed
+from experiments.results.statistics import seeds_needed, spread
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.language import recipe as language_recipe
 from gluon_amp.recipes.recipe import learning_rate, read, read_fine_tuning
+from tests import ROOT
 
 
 def rows_of(experiment):
@@ -39,7 +42,27 @@ def test_the_digits_recipe_has_enough_seeds_for_its_margin():
         ("bfloat16", 64),
     ]
     assert experiment.margin == 0.5
-    assert seeds_needed(experiment.sd, experiment.margin) == 16
+    assert seeds_needed(experiment.paired_sd, experiment.margin, paired=True) == 15
+
+
+def test_the_deviations_of_the_digits_are_those_of_the_committed_pilot():
+    experiment = EXPERIMENTS["digits"]
+    tops = {}
+    with open(ROOT / "docs" / "results" / "digits" / "pilot.csv") as file:
+        for line in csv.DictReader(file):
+            tops.setdefault(line["configuration"], {})[line["seed"]] = float(line["top1"])
+    first, *others = (tops[configuration.name] for configuration, _ in experiment.rows)
+    paired = [spread([top[seed] - first[seed] for seed in first]).sd for top in others]
+    assert experiment.sd == round(max(spread(top.values()).sd for top in tops.values()), 2)
+    assert experiment.paired_sd == round(max(paired), 2)
+
+
+def test_margins_are_set_before_a_run():
+    for experiment in EXPERIMENTS.values():
+        assert (experiment.margin, experiment.cross_entropy_margin) > (0, 0)
+        text = plan(experiment, 8, experiment.margin)
+        assert f"±{experiment.margin:g} points" in text
+        assert f"±{experiment.cross_entropy_margin:g} nats" in text
 
 
 def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():

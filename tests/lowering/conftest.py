@@ -1,0 +1,16 @@
+"""Fixtures of the tests of gluon_amp/lowering."""
+
+import pytest
+
+from gluon_amp.lowering import native
+
+INSTRUCTION_SETS = ["plain", "avx2", "avx512"]
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request):
+    """Select an instruction set of the C++ library, and yield its name."""
+    if not native.select(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    native.select(None)
