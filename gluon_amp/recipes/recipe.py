@@ -35,7 +35,7 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
     "fashion-mnist": {
         # The run ends in about a minute on one core.
         "model": "convnet",
-        "num_epochs": 6,
+        "num_epochs": 4,
         "lr_per_256": 0.1,
         "lr_mode": "cosine",
         "warmup_epochs": 1,

@@ -25,21 +25,22 @@ def test_a_table_from_nothing_and_again(tmp_path, capsys):
     output = tmp_path / "table"
     arguments = ["--seeds", "2", "--output", str(output), "--margin", "60", "--", *SHORT]
     assert command.main(arguments) == 0
-    assert "[8/8] bfloat16, batch 64, seed 1" in capsys.readouterr().out
+    assert "[10/10] float16, batch 128, seed 1" in capsys.readouterr().out
     for name in ("results.md", "results.json", "results.csv", "results.png"):
         assert (output / name).stat().st_size > 0
     rows = json.loads((output / "results.json").read_text())["rows"]
     assert [row["configuration"]["name"] for row in rows] == [
         "float32-64",
         "float16-64",
-        "float16-128",
         "bfloat16-64",
+        "float32-128",
+        "float16-128",
     ]
     assert "emulated" in (output / "results.md").read_text()
 
     before = {path: path.stat().st_mtime_ns for path in output.rglob(RUN)}
     assert command.main(arguments) == 0
-    assert "8 of 8 runs are finished already" in capsys.readouterr().out
+    assert "10 of 10 runs are finished already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in output.rglob(RUN)} == before
 
     assert command.main([*arguments, "--lr", "1"]) == 2
