@@ -68,6 +68,7 @@ def test_the_fashion_recipe_trains_every_policy_and_a_static_scale():
         "float16-256": ("float16", 256, None),
     }
     assert experiment.margin == 0.3
+    assert seeds_needed(experiment.paired_sd, experiment.margin, paired=True) == 8
 
 
 @pytest.mark.parametrize("name", ["digits", "caltech101", "lstm", "fashion"])
