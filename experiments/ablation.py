@@ -7,6 +7,7 @@ the three.
 """
 
 import argparse
+import datetime
 import json
 import sys
 import warnings
@@ -16,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 import gluon_amp as amp
+from experiments.results.machine import describe_cpu, versions
 from experiments.results.render import difference
 from experiments.results.statistics import compare_pairs, spread
 from gluon_amp.command_line import Parser, path, positive, positive_int, status_of
@@ -199,13 +201,20 @@ def run(options: argparse.Namespace) -> None:
         }
         for study in STUDIES
     }
-    text = page(results, options)
+    about = {
+        "machine": describe_cpu(),
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+    }
+    text = page(results, options, about)
     print(text)
     if options.output:
         folder = options.output
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "ablation.md").write_text(text, encoding="utf-8")
-        (folder / "ablation.json").write_text(json.dumps(results, indent=1) + "\n")
+        (folder / "ablation.json").write_text(
+            json.dumps({**about, "studies": results}, indent=1) + "\n"
+        )
         draw(results, folder / "ablation.png")
 
 
@@ -232,7 +241,7 @@ def table(runs_by_label: Dict[str, List[Dict]], margin: float) -> str:
     return "\n".join(lines)
 
 
-def page(results: Results, options: argparse.Namespace) -> str:
+def page(results: Results, options: argparse.Namespace, about: Dict[str, str]) -> str:
     """Return the page: an explanation and a table of each study, and how they were measured."""
     parts = [
         "# What masters, loss scaling and pins are for",
@@ -248,8 +257,8 @@ def page(results: Results, options: argparse.Namespace) -> str:
         f"Dense networks on scikit-learn's digits; means over {options.seeds} seeds of {epochs} "
         "epochs. Runs of one seed share their initial weights and the order of the images, so the "
         f"tests are paired. “Equivalent” means within ±{options.margin:g} points of float32 by two "
-        "one-sided tests at the 5 % level. float16 is emulated on the CPU. Command: "
-        f"`{command}`."
+        "one-sided tests at the 5 % level. float16 is emulated on the CPU. *Measured* on "
+        f"{about['machine']} on {about['date']}, with {about['versions']}. Command: `{command}`."
     )
     return "\n\n".join(parts) + "\n"
 

@@ -5,6 +5,7 @@ python -m experiments.input_benchmark --output docs/benchmarks/input.md
 """
 
 import argparse
+import datetime
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Dict, List, Optional, Sequence
 
+from experiments.results.machine import versions
 from gluon_amp.command_line import Parser, output_file, whole
 from gluon_amp.data import DataError, Preprocessing, RecordFiles, open_records
 from gluon_amp.data.imagenet_transforms import AREA, ASPECT, INPUT_SIZE, JITTER, LIGHTING, MEAN, STD
@@ -217,9 +219,10 @@ def report(options: argparse.Namespace, result: Comparison, size: float, command
 
 
 def machine() -> str:
-    """Return a sentence about the processor."""
+    """Return a sentence about the processor, the date and the versions."""
     avx512 = ", AVX512" if "avx512f" in cpu_flags() else ""
-    return f"Machine: {count_processors()} processors, {cpu_name().replace('(R)', '')}{avx512}."
+    cpu = f"{count_processors()} processors, {cpu_name().replace('(R)', '')}{avx512}"
+    return f"Machine: {cpu}, on {datetime.date.today().isoformat()}, with {versions()}."
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
-from experiments.results import figure, render
+from experiments.results import figure, imagenet, render
 from experiments.results.recipes import EXPERIMENTS, Experiment
-from experiments.results.record import read_all
+from experiments.results.record import read_all, read_json
 from experiments.results.runs import Runner, alone_in, interruptible, jobs
 from experiments.results.statistics import power, seeds_needed
-from experiments.results.table import Table, published, tabulate
+from experiments.results.table import Table, restored, tabulate
 from gluon_amp.command_line import Parser, UsageError, path, positive, positive_int, whole
 from gluon_amp.recipes.interruption import RunInterruptedError
 
@@ -60,7 +60,17 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
         metavar="DIR",
         help="do not train; make the table of the runs in a directory",
     )
-    add("--published", action="store_true", help="print the table of MXNet's float16 FAQ")
+    add(
+        "--from-json",
+        type=path,
+        metavar="FILE",
+        help="do not train; write the files beside a results.json again, from its runs",
+    )
+    add(
+        "--published",
+        action="store_true",
+        help="print the table of MXNet's float16 FAQ, how to repeat it and what that should cost",
+    )
     return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
 
 
@@ -71,23 +81,26 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     experiment = EXPERIMENTS[options.recipe]
     margin = options.margin or experiment.margin
     if options.published:
-        print(render.markdown(published(margin)))
+        print(imagenet.page(options.margin or EXPERIMENTS["imagenet"].margin), end="")
         return 0
     output = options.from_logs or options.output or Path("results") / options.recipe
     try:
         with interruptible():
+            if options.from_json:
+                written = read_json(options.from_json)
+                return show(restored(written), options.from_json.parent, **about(written))
             if not options.from_logs:
-                seeds = options.seeds or seeds_needed(experiment.sd, margin)
+                sd, paired = deviation(experiment)
+                seeds = options.seeds or seeds_needed(sd, margin, paired)
                 with alone_in(output) as lock:
                     print(plan(experiment, seeds, margin), flush=True)
                     wanted = jobs(experiment, output, range(seeds), options.devices, extra)
                     Runner(options.parallel, lock).train(wanted)
             order = [configuration.name for configuration, _ in experiment.rows]
-            table = tabulate(read_all(output), order, margin)
+            margins = (margin, experiment.cross_entropy_margin)
+            table = tabulate(read_all(output), order, *margins)
             shown_command = " ".join(["python scripts/results_table.py", *arguments])
-            for path in write(table, output, shown_command, experiment.note):
-                print(path)
-            print("\n".join(["", render.markdown(table), experiment.note]).rstrip())
+            return show(table, output, experiment.note, shown_command)
     except UsageError as error:
         return fail(error, 2)
     except OSError as error:  # a full disk has no file name
@@ -96,25 +109,46 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return fail(error, 1)
     except RunInterruptedError as error:
         return fail(error, error.status)
-    return 0
+
+
+def deviation(experiment: Experiment) -> Tuple[float, bool]:
+    """Return the standard deviation that decides the number of seeds, and whether it is paired."""
+    if experiment.paired_sd is not None:
+        return experiment.paired_sd, True
+    return experiment.sd, False
 
 
 def plan(experiment: Experiment, seeds: int, margin: float) -> str:
     """Return what will be trained and which difference it can detect."""
+    sd, paired = deviation(experiment)
+    of = "differences of one seed" if paired else "seeds"
     return (
         f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows. At a standard "
-        f"deviation of {experiment.sd:g} points between seeds, they show equivalence within "
-        f"±{margin:g} with a power of {100 * power(experiment.sd, margin, seeds):.0f} %."
+        f"deviation of {sd:g} points between {of}, they show equivalence within "
+        f"±{margin:g} points with a power of {100 * power(sd, margin, seeds, paired):.0f} %. The "
+        f"margin of the cross-entropy is ±{experiment.cross_entropy_margin:g} nats."
     )
 
 
-def write(table: Table, output: Path, command: str, note: str) -> Tuple[Path, ...]:
-    """Write the table as Markdown, JSON and CSV, and its curves as a PNG; return the paths."""
+def show(table: Table, output: Path, note: str, command: str) -> int:
+    """Write the table's files, print their paths and the table; return the status."""
+    for written in write(table, output, note, command):
+        print(written)
+    print("\n".join(["", render.markdown(table), note]).rstrip())
+    return 0
+
+
+def about(written: Dict) -> Dict[str, str]:
+    """Return what a results.json holds besides its table."""
+    return {name: str(written.get(name, "")) for name in ("note", "command")}
+
+
+def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ...]:
+    """Write the table as Markdown, JSON and CSV, and draw it as a PNG; return the paths."""
     paths = tuple(output / f"results.{suffix}" for suffix in ("md", "json", "csv", "png"))
-    parts = [render.markdown(table), note, "![Top-1 error](results.png)", f"Command: `{command}`."]
-    page = "\n\n".join(part for part in parts if part) + "\n"
-    paths[0].write_text(page, encoding="utf-8")
-    paths[1].write_text(json.dumps(table.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    paths[0].write_text(render.page(table, note, command), encoding="utf-8")
+    values = {**table.as_dict(), "note": note, "command": command}
+    paths[1].write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
     paths[2].write_text(render.as_csv(table))
     figure.draw(table, paths[3])
     return paths

@@ -1,25 +1,42 @@
-"""Draws the curves of a table: top-1 error after each epoch, with a band over the seeds."""
+"""Draws a table: every run as a point, and the differences between rows within the margin."""
 
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING, Tuple
 
+from experiments.results.statistics import CONFIDENCE
 from experiments.results.table import Table
 from gluon_amp.command_line import UsageError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 # Okabe and Ito's colours ("Color Universal Design", 2008), which colour-blind readers distinguish.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES = ("-", "--", "-.", ":")
-LOWEST = 0.1  # percent, the lower end of the logarithmic axis
-TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 40, 50, 70, 100)
-TITLE_WIDTH = 110  # characters that fit above the axes
+BAND = "#E5E5E5"
+TITLE_WIDTH = 120  # characters that fit above the axes
+SPREAD = 0.22  # of the points of a row, to either side of its line
+# The attribute of a run, of a row and of a contrast, with the unit; the margin is the table's.
+METRICS: Tuple[Tuple[str, str, str], ...] = (
+    ("top1", "Top-1 accuracy (%)", "percentage points"),
+    ("cross_entropy", "Validation cross-entropy (nats)", "nats"),
+)
 
 
 def draw(table: Table, path: Path) -> None:
-    """Write a PNG with the top-1 error in percent by epoch, a line for each row.
+    """Write a PNG with a row of panels for the accuracy, and one for the cross-entropy, if any.
 
-    The line is the mean; the band extends one standard deviation to either side. If matplotlib is
-    not installed, that is a `UsageError`.
+    The left panel has a point for each run and a line for each mean. The right one is a forest
+    plot: the differences with their intervals, and the margin as a band. A difference from the row
+    of the same batch is a full circle, one from a row of another batch an open one. If matplotlib
+    is not installed, that is a `UsageError`.
     """
+    plot(table).savefig(path, dpi=120)
+
+
+def plot(table: Table) -> "Figure":
+    """Return the figure that `draw` writes."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -27,29 +44,71 @@ def draw(table: Table, path: Path) -> None:
         raise UsageError(
             "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
         ) from None
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
+    height = 0.9 + len(metrics) * (1.1 + 0.48 * len(table.rows))
+    figure = Figure(figsize=(10, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for number, row in enumerate(row for row in table.rows if row.curve):
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-        means = [max(point.mean, LOWEST) for point in row.curve]
-        epochs = range(1, len(means) + 1)
-        label = f"{row.configuration.label}: {row.curve[-1].mean:.2f} %"
-        axes.plot(epochs, means, color=colour, linestyle=dash, linewidth=1.6, label=label)
-        if all(point.sd is not None for point in row.curve):
-            low = [max(point.mean - point.sd, LOWEST) for point in row.curve]
-            high = [min(point.mean + point.sd, 100) for point in row.curve]
-            axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
-    seeds = max(len(row.seeds) for row in table.rows)
-    over = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
-    axes.set(xlabel="Epoch", ylabel=f"Top-1 error (%){over}", yscale="log")
+    panels = figure.subplots(len(metrics), 2, sharey="row", squeeze=False)
+    margins = {"top1": table.margin, "cross_entropy": table.cross_entropy_margin}
+    for (points, forest), (field, title, unit) in zip(panels, metrics):
+        _draw_runs(points, table, field, title)
+        _draw_differences(forest, table, field, margins[field], unit)
     title = f"{table.model} on {table.data}, {table.source} on {table.hardware}"
-    axes.set_title(textwrap.fill(title, TITLE_WIDTH), fontsize=9)
-    axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.minorticks_off()
-    ends = [point.mean for row in table.rows for point in row.curve]
-    axes.set_ylim(max(LOWEST, 0.7 * min(ends)), 100)
-    axes.grid(alpha=0.3)
-    axes.legend(title="after the last epoch", fontsize=9)
-    figure.savefig(path, dpi=120)
+    figure.suptitle(textwrap.fill(title, TITLE_WIDTH), fontsize=9)
+    return figure
+
+
+def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
+    # a seed has the same place in every row
+    seeds = sorted({run.seed for run in table.runs})
+    step = 2 * SPREAD / max(1, len(seeds) - 1)
+    for number, row in enumerate(table.rows):
+        values = [
+            (getattr(run, field), number - SPREAD + step * seeds.index(run.seed))
+            for run in table.runs
+            if run.configuration == row.configuration and run.failure is None
+        ]
+        points = [point for point in values if point[0] is not None]
+        colour = COLOURS[number % len(COLOURS)]
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        axes.scatter(xs, ys, s=12, color=colour, alpha=0.7)
+        summary = getattr(row, field)
+        if summary is not None:
+            ends = (number - 1.6 * SPREAD, number + 1.6 * SPREAD)
+            axes.vlines(summary.mean, *ends, color=colour, linewidth=1.6)
+    axes.set_yticks(range(len(table.rows)), [row.configuration.label for row in table.rows])
+    axes.set_ylim(len(table.rows) - 0.5, -0.5)
+    axes.set_xlabel(f"{title}: each run, and the mean", fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, unit: str) -> None:
+    axes.axvspan(-margin, margin, color=BAND, zorder=0)
+    axes.axvline(0, color="#777777", linewidth=0.8, zorder=1)
+    furthest = margin
+    for number, row in enumerate(table.rows):
+        tested = [each for each in row.contrasts if getattr(each, field) is not None]
+        for place, contrast in enumerate(tested):
+            comparison = getattr(contrast, field)
+            height = number + 0.36 * (place - (len(tested) - 1) / 2)
+            low, high = comparison.low, comparison.high
+            if low is None:
+                low = high = comparison.difference
+            furthest = max(furthest, -low, high)
+            colour = COLOURS[number % len(COLOURS)]
+            axes.hlines(height, low, high, color=colour, linewidth=1.6)
+            face = colour if contrast.same_batch else "white"
+            style = {"marker": "o", "markersize": 5, "color": colour, "markerfacecolor": face}
+            axes.plot(comparison.difference, height, **style)
+            axes.annotate(
+                f"{comparison}\n(minus {contrast.label})",
+                (1.02, height),
+                xycoords=("axes fraction", "data"),
+                fontsize=6.5,
+                va="center",
+                annotation_clip=False,
+            )
+    axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
+    text = f"Difference, {CONFIDENCE:.0%} interval, ±{margin:g} {unit}"
+    axes.set_xlabel(text, fontsize=9)
+    axes.grid(axis="x", alpha=0.3)

@@ -1,10 +1,16 @@
-"""Describes in words the hardware that the runs of a table used."""
+"""Describes in words the hardware and the software that the runs of a table used."""
 
+import platform
 import re
 import subprocess
 from collections import Counter
 
+import numpy as np
+
+import gluon_amp
 from gluon_amp.hardware import count_cores, cpu_flags, cpu_name
+
+import mxnet as mx
 
 BFLOAT16_FLAGS = {"avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
 
@@ -15,6 +21,17 @@ def describe_cpu() -> str:
     cores = [f"{count} core{'s' if count > 1 else ''}"] if count else []
     bfloat16 = [name for flag, name in BFLOAT16_FLAGS.items() if flag in flags]
     return ", ".join([cpu_name(), *cores, *bfloat16])
+
+
+def versions() -> str:
+    """Return the versions of this package, of MXNet, numpy and Python."""
+    numbers = {
+        "gluon_amp": gluon_amp.__version__,
+        "MXNet": mx.__version__,
+        "numpy": np.__version__,
+        "Python": platform.python_version(),
+    }
+    return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def describe_gpus(names: str) -> str:

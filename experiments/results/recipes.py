@@ -4,9 +4,10 @@ The first row is the reference. A batch is that of all devices together, as in M
 """
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from experiments.results.record import Configuration
+from experiments.results.statistics import CROSS_ENTROPY_MARGIN
 
 Options = Tuple[str, ...]
 
@@ -33,24 +34,49 @@ class Experiment:
     sd: float
     rows: Tuple[Tuple[Configuration, Options], ...]  # each with its own options
     note: str = ""  # what a reader has to know about the rows
+    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN  # the same for cross-entropies, nats
+    # Standard deviation of the differences between two rows with the same seed, percentage points,
+    # from a pilot. If there is one, it decides how many seeds are trained instead of `sd`.
+    paired_sd: Optional[float] = None
+
+
+# The ways to train of a row: the compute dtype, and the options that choose it. The static scale is
+# that of MXNet's float16 FAQ.
+PRECISIONS: Dict[str, Tuple[str, Options]] = {
+    "float32": ("float32", ("--dtype", "float32")),
+    "float16": ("float16", ("--dtype", "float16")),
+    "bfloat16": ("bfloat16", ("--dtype", "bfloat16")),
+    "mixed_float16": ("float16", ("--amp",)),
+    "float16, static scale": ("float16", ("--dtype", "float16", "--loss-scale", "128")),
+}
 
 
 def _rows(
     *pairs: Tuple[str, int], rate: Optional[Tuple[float, int]] = None
 ) -> Tuple[Tuple[Configuration, Options], ...]:
-    """Return a row for each dtype and batch; the first pair is the reference.
+    """Return a row for each of `PRECISIONS` and batch; the first pair is the reference.
 
     `rate` is a learning rate and its batch, for a script whose learning rate does not follow the
     linear scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
     """
     rows = []
-    for dtype, batch in pairs:
-        options = ("--dtype", dtype)
+    for precision, batch in pairs:
+        dtype, options = PRECISIONS[precision]
         if rate is not None:
             options += ("--lr", f"{rate[0] * batch / rate[1]:g}")
-        label = f"{dtype}, batch {batch}"
-        rows.append((Configuration(f"{dtype}-{batch}", label, dtype, batch), options))
+        name = f"{precision.replace(', ', '-').replace(' ', '-')}-{batch}"
+        label = f"{precision}, batch {batch}"
+        rows.append((Configuration(name, label, dtype, batch), options))
     return tuple(rows)
+
+
+def _with_controls(batch: int, *more: str) -> Tuple[Tuple[str, int], ...]:
+    """Return pairs for `_rows`: every dtype and `more`, and at twice the batch two dtypes.
+
+    Without float32 at twice the batch, an effect of the batch looks like one of float16.
+    """
+    once = ("float32", "float16", "bfloat16", *more)
+    return (*((each, batch) for each in once), ("float32", 2 * batch), ("float16", 2 * batch))
 
 
 DIGITS = Experiment(
@@ -59,11 +85,10 @@ DIGITS = Experiment(
     script="train_imagenet.py",
     options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
     margin=0.5,
-    sd=0.47,  # pooled over a pilot of 5 seeds of the three rows in float32 and float16
-    rows=_rows(("float32", 64), ("float16", 64), ("float16", 128), ("bfloat16", 64)),
-    note="On a CPU, half of the time in float32 goes into two reference kernels of oneDNN 2.4: the "
-    "gradients of this network's global pooling and of the BatchNorm before it. So bfloat16 gains "
-    "more here than on the larger network of docs/benchmarks/step.md.",
+    # docs/results/digits/pilot.csv: the largest of its rows, and of the differences from the first
+    sd=0.40,
+    paired_sd=0.62,
+    rows=_rows(*_with_controls(64)),
 )
 
 CALTECH101 = Experiment(
@@ -79,9 +104,7 @@ CALTECH101 = Experiment(
     # Assumed, as there is no pilot: the binomial standard deviation, in points, of an accuracy of
     # 90 % on the 5,647 validation images of prepare_caltech.py, sqrt(0.9 * 0.1 / 5647).
     sd=0.4,
-    rows=_rows(
-        ("float32", 32), ("float16", 32), ("float16", 64), ("bfloat16", 32), rate=(0.01, 32)
-    ),
+    rows=_rows(*_with_controls(32), rate=(0.01, 32)),
 )
 
 LSTM = Experiment(
@@ -91,10 +114,21 @@ LSTM = Experiment(
     options=RESUME,
     margin=0.5,
     sd=0.2,  # above the 0.06 of a pilot of 4 seeds in float32, which are too few to rely on
-    rows=_rows(("float32", 32), ("float16", 32), ("float16", 64), ("bfloat16", 32)),
-    note="With bfloat16 only the dense layer computes in bfloat16, and the LSTM in float32: MXNet "
-    "1.9.1 has no faster bfloat16 kernel for it. The emulated float16 LSTM rounds the inputs and "
-    "outputs of a chunk, not its state in between.",
+    rows=_rows(*_with_controls(32)),
+    note="With bfloat16 only the dense layer computes in bfloat16, and the LSTM in float32. The "
+    "emulated float16 LSTM rounds the inputs and outputs of a chunk, not its state in between.",
+)
+
+FASHION = Experiment(
+    name="fashion",
+    title="Fashion-MNIST",
+    script="train_imagenet.py",
+    options=("--dataset", "fashion-mnist", *RESUME),
+    margin=0.3,
+    # docs/results/fashion/pilot.csv: 4 seeds of the first two rows, other seeds than the table's
+    sd=0.26,
+    paired_sd=0.25,
+    rows=_rows(*_with_controls(128, "mixed_float16", "float16, static scale")),
 )
 
 IMAGENET = Experiment(
@@ -111,4 +145,6 @@ IMAGENET = Experiment(
     rows=_rows(("float32", 1024), ("float16", 1024), ("float16", 2048)),
 )
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (DIGITS, CALTECH101, LSTM, IMAGENET)}
+EXPERIMENTS = {
+    experiment.name: experiment for experiment in (DIGITS, FASHION, CALTECH101, LSTM, IMAGENET)
+}

@@ -37,28 +37,49 @@ class Configuration:
 class RunRecord:
     """The result of one run, or the reason why it failed.
 
-    The times are None if other runs shared the machine.
+    The times are None if other runs shared the machine. `restored` reads a record from JSON.
     """
 
     configuration: Configuration
     seed: int
     hardware: str  # in words
+    versions: str = ""  # of the software, in words; earlier runs did not record it
+    date: str = ""  # on which the run ended, as in 2026-01-31; earlier runs did not record it
     # the name and the numbers of samples, which distinguish data sets of one name
     data: str = ""
     model: str = ""
     emulated: bool = False  # whether a CPU computed with float16 values
     errors: Tuple[float, ...] = ()  # top-1 in percent after each epoch
+    # of the validation samples after each epoch, mean in nats; None where it is not finite; earlier
+    # runs did not record it
+    cross_entropies: Tuple[Optional[float], ...] = ()
     seconds: Optional[float] = None  # training time without validation
     samples_per_second: Optional[float] = None
     peak_memory: Optional[int] = None  # bytes; None on GPUs, whose memory is not measured
-    skipped: int = 0  # steps skipped because of an overflow
-    steps: int = 0  # all steps
+    skipped: Optional[int] = None  # steps skipped because of an overflow
+    steps: Optional[int] = None  # all steps
     failure: Optional[str] = None  # why there is no result
 
     @property
     def top1(self) -> float:
         """Accuracy in percent after the last epoch."""
         return 100 - self.errors[-1]
+
+    @property
+    def cross_entropy(self) -> Optional[float]:
+        """Validation cross-entropy after the last epoch, in nats; None if there is none."""
+        return self.cross_entropies[-1] if self.cross_entropies else None
+
+    def epochs_to(self, top1: float) -> Optional[int]:
+        """Return after how many epochs the accuracy first was `top1` percent or more, if ever."""
+        reached = (n for n, error in enumerate(self.errors, 1) if 100 - error >= top1)
+        return next(reached, None)
+
+    @classmethod
+    def restored(cls, values: Dict) -> "RunRecord":
+        """Return the record whose `dataclasses.asdict`, written as JSON, this is."""
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**{**values, "configuration": Configuration(**values["configuration"])})
 
 
 def read_log(text: str) -> Dict[str, Dict[int, float]]:
@@ -79,7 +100,13 @@ def read(folder: Path) -> RunRecord:
     """
     about = read_json(folder / RUN)
     try:
-        row = Configuration(**about["configuration"]), about["seed"], about["hardware"]
+        row = (
+            Configuration(**about["configuration"]),
+            about["seed"],
+            about["hardware"],
+            about.get("versions", ""),
+            about.get("date", ""),
+        )
         if about["failure"] is not None:
             return RunRecord(*row, failure=about["failure"])
         summary, text = read_json(folder / SUMMARY), _text(folder / LOG)
@@ -97,6 +124,7 @@ def read(folder: Path) -> RunRecord:
             model=summary["model"],
             emulated=summary["emulated"],
             errors=tuple(epochs["error"][epoch] for epoch in range(summary["epochs"])),
+            cross_entropies=tuple(summary.get("cross_entropy_by_epoch", ())),
             seconds=sum(epochs["seconds"].values()) if alone else None,
             samples_per_second=summary["images_per_second"] if alone else None,
             peak_memory=about["peak_memory"],

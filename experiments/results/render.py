@@ -4,7 +4,8 @@ import csv
 import io
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from experiments.results.statistics import CONFIDENCE, Comparison, Spread
+from experiments.results.record import RunRecord
+from experiments.results.statistics import CONFIDENCE, Comparison, Spread, spread
 from experiments.results.table import Row, Table
 
 NONE = "–"
@@ -40,27 +41,20 @@ def _number(value: Optional[float], form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-def difference(comparison: Comparison) -> str:
+def difference(comparison: Comparison, digits: int = 2) -> str:
     """Return a difference and its interval, if there is one. Zero is +0.00, never -0.00."""
     low, high = comparison.low, comparison.high
-    interval = "" if low is None else f" ({low:+.2f} to {high:+.2f})"
-    return f"{round(comparison.difference, 2) + 0.0:+.2f}{interval}"
+    interval = "" if low is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{round(comparison.difference, digits) + 0.0:+.{digits}f}{interval}"
 
 
-def _interval(row: Row) -> str:
-    tested = row.comparison is not None and row.comparison.low is not None
-    return difference(row.comparison) if tested else NONE
+def _test(comparison: Optional[Comparison], field: str, form: str) -> str:
+    return _number(comparison and getattr(comparison, field), form)
 
 
-def _test(field: str, form: str) -> Callable[[Row], str]:
-    return lambda row: _number(row.comparison and getattr(row.comparison, field), form)
-
-
-def _verdict(row: Row) -> str:
-    if row.failures:
-        runs = f"{len(row.failures)} failed: {'; '.join(sorted(set(row.failures)))}"
-        return runs.replace("|", "\\|")
-    return NONE if row.comparison is None else str(row.comparison)
+def _failures(row: Row) -> str:
+    runs = f"{len(row.failures)} failed: {'; '.join(sorted(set(row.failures)))}"
+    return runs.replace("|", "\\|")
 
 
 NAME_COLUMN = ("Configuration", lambda row: row.configuration.label)
@@ -72,15 +66,27 @@ FAQ_COLUMNS: Sequence[Tuple[str, Callable[[Row], str]]] = (
     ("Time to train", lambda row: duration(row.seconds)),
     ("Speed-up", _speed_up),
 )
-STATISTICS_COLUMNS = (
-    NAME_COLUMN,
-    ("Seeds", lambda row: str(len(row.seeds))),
-    ("Top-1 accuracy", lambda row: _percent(row.top1)),
-    (f"Difference ({CONFIDENCE:.0%} interval)", _interval),
-    ("Welch's t", _test("t", ".2f")),
-    ("p (differ)", _test("p", ".3f")),
-    ("p (equivalent)", _test("p_tost", ".3f")),
-    ("Verdict", _verdict),
+TEST_COLUMNS = (
+    "Configuration",
+    "Compared with",
+    "Seeds",
+    "{}",
+    f"Difference ({CONFIDENCE:.0%} interval)",
+    "Test",
+    "t",
+    "p (differ)",
+    "p (equivalent)",
+    "Verdict",
+)
+EPOCHS_COLUMNS = (
+    "Configuration",
+    "Compared with",
+    "Reached by",
+    "Epochs",
+    "Difference",
+    "p (fewer)",
+    "MLPerf's rule",
+    "p (more)",
 )
 COST_COLUMNS = (
     NAME_COLUMN,
@@ -94,8 +100,13 @@ COST_COLUMNS = (
 
 def grid(columns: Sequence[Tuple[str, Callable[[Row], str]]], rows: Sequence[Row]) -> str:
     """Return rows as a Markdown table whose columns are also aligned in the source."""
-    cells = [[title for title, _ in columns]]
-    cells += [[text(row) for _, text in columns] for row in rows]
+    titles = [title for title, _ in columns]
+    return aligned(titles, [[text(row) for _, text in columns] for row in rows])
+
+
+def aligned(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return cells as a Markdown table whose columns are also aligned in the source."""
+    cells = [titles, *cells]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
@@ -117,29 +128,38 @@ def markdown(table: Table) -> str:
     return "\n\n".join([*_heading(table), faq_table(table), *_details(table)]) + "\n"
 
 
+def page(table: Table, note: str, command: str) -> str:
+    """Return results.md: the whole table, its figure, and the command that made it."""
+    parts = [markdown(table), note, "![Every run, and the differences](results.png)"]
+    return "\n\n".join([part.rstrip() for part in parts if part] + [f"Command: `{command}`.\n"])
+
+
 def _heading(table: Table) -> List[str]:
-    hardware = f"{table.model} on {table.data}. *{table.source.capitalize()}* on {table.hardware}."
-    notes = [hardware]
+    dates = sorted({run.date for run in table.runs if run.date})
+    versions = sorted({run.versions for run in table.runs if run.versions})
+    when = f" on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
+    how = f", with {'; and with '.join(versions)}" if versions else ""
+    where = f"*{table.source.capitalize()}* on {table.hardware}{when}{how}."
+    notes = [f"{table.model} on {table.data}. {where}"]
     if any(row.emulated for row in table.rows):
         notes.append(
             "float16 is *emulated* here: values are rounded after every operator as on a GPU. The "
             "times are not a GPU's, so there is no speed-up. float32 and bfloat16 run natively."
         )
-    if table.source == "measured" and all(row.seconds is None for row in table.rows):
+    seconds = [run.seconds for run in table.runs if run.failure is None]
+    if table.source == "measured" and not any(row.seconds for row in table.rows):
         notes.append("Several runs shared the machine, so no times are reported.")
+    elif table.source == "measured" and None not in seconds:
+        notes.append(f"The {len(seconds)} runs trained for {duration(sum(seconds))} in all.")
     return notes
 
 
 def _details(table: Table) -> List[str]:
-    reference, parts = table.rows[0].configuration.label, []
+    parts = []
     if any(row.failures or (row.top1 and row.top1.sd is not None) for row in table.rows):
-        parts += [
-            f"Compared with {reference}, in percentage points. The verdict is “equivalent” if two "
-            f"one-sided tests (TOST) show a difference of less than {table.margin:g} points at the "
-            "5 % level, “different” if Welch's test shows a difference, and “undecided” if neither "
-            "does.",
-            grid(STATISTICS_COLUMNS, table.rows),
-        ]
+        parts += _tests(table)
+    if any(contrast.epochs for row in table.rows for contrast in row.contrasts):
+        parts += _epochs(table)
     if any(row.steps is not None for row in table.rows):
         parts += [
             "Means over the seeds. The time to train excludes validation. The peak memory is that "
@@ -149,37 +169,125 @@ def _details(table: Table) -> List[str]:
     return parts
 
 
-def _numbers(row: Row, table: Table) -> Dict[str, object]:
-    comparison = row.comparison
-    tests = ("difference", "low", "high", "t", "p", "p_tost")
-    return {
-        "source": table.source,
-        "configuration": row.configuration.name,
-        "batch": row.configuration.batch,
-        "dtype": row.configuration.dtype,
-        "emulated": row.emulated,
-        "seeds": len(row.seeds),
-        "top1": row.top1 and row.top1.mean,
-        "top1_sd": row.top1 and row.top1.sd,
-        "seconds": row.seconds,
-        "speed_up": row.speed_up,
-        "samples_per_second": row.samples_per_second,
-        "peak_memory": row.peak_memory,
-        "skipped_steps": row.skipped,
-        "steps": row.steps,
-        **{name: comparison and getattr(comparison, name) for name in tests},
-        "margin": table.margin,
-        "verdict": comparison and str(comparison),
-        "failures": "; ".join(row.failures),
-        "hardware": table.hardware,
-    }
+def _tests(table: Table) -> List[str]:
+    """Return the tests of accuracies, and those of cross-entropies, if there are any."""
+    parts = [
+        "Each row is compared with the row of its own batch in the first row's data type, if there "
+        "is one, and with the first row. If both rows have the same seeds, runs with the same seed "
+        "are pairs. The verdict is “equivalent” if two one-sided tests (TOST) show a difference of "
+        "less than the margin at the 5 % level, “different” if the t test shows a difference, and "
+        "“undecided” if neither does. The margins are the recipe's, set before the runs, unless the "
+        "command below has a --margin.",
+        f"Top-1 accuracy, with a margin of {table.margin:g} percentage points:",
+        _test_table(table, "Top-1 accuracy", "top1", lambda row: _percent(row.top1), 2),
+    ]
+    without = [row.configuration.label for row in table.rows if row.seeds and not row.cross_entropy]
+    if len(without) < len(table.rows):
+        parts += [
+            f"Validation cross-entropy, with a margin of {table.cross_entropy_margin:g} nats:",
+            _test_table(table, "Cross-entropy", "cross_entropy", _cross_entropy, 4),
+        ]
+    if without:
+        parts.append(
+            f"A run has no finite validation cross-entropy in the log of: {'; '.join(without)}."
+        )
+    return parts
+
+
+def _cross_entropy(row: Row) -> str:
+    if row.cross_entropy is None:
+        return NONE
+    sd = "" if row.cross_entropy.sd is None else f" ± {row.cross_entropy.sd:.4f}"
+    return f"{row.cross_entropy.mean:.4f}{sd}"
+
+
+def _test_table(
+    table: Table, title: str, field: str, value: Callable[[Row], str], digits: int
+) -> str:
+    """Return a line for each contrast, and one for each row without any."""
+    lines = []
+    for row in table.rows:
+        for contrast in row.contrasts or (None,):
+            comparison = contrast and getattr(contrast, field)
+            tested = comparison is not None and comparison.low is not None
+            verdict = _failures(row) if row.failures else str(comparison or NONE)
+            lines.append(
+                (
+                    row.configuration.label,
+                    contrast.label if contrast else NONE,
+                    str(len(row.seeds)),
+                    value(row),
+                    difference(comparison, digits) if tested else NONE,
+                    ("paired" if comparison.paired else "Welch") if tested else NONE,
+                    _test(comparison, "t", ".2f"),
+                    _test(comparison, "p", ".3f"),
+                    _test(comparison, "p_tost", ".3f"),
+                    verdict,
+                )
+            )
+    return aligned([column.format(title) for column in TEST_COLUMNS], lines)
+
+
+def _epochs(table: Table) -> List[str]:
+    lines = []
+    for row in table.rows:
+        for contrast in row.contrasts or (None,):
+            test = contrast and contrast.epochs
+            rule = "accepted" if test and test.accepted else "refused"
+            reached = [epochs for epochs in row.epochs if epochs is not None]
+            mean = spread(reached) if reached else None
+            sd = "" if mean is None or mean.sd is None else f" ± {mean.sd:.1f}"
+            lines.append(
+                (
+                    row.configuration.label,
+                    contrast.label if contrast else NONE,
+                    f"{len(reached)} of {len(row.seeds)}",
+                    NONE if mean is None else f"{mean.mean:.1f}{sd}",
+                    NONE if test is None else f"{round(test.difference, 1) + 0.0:+.1f}",
+                    _number(test and test.p_fewer, ".3f"),
+                    rule if test and contrast.same_batch else NONE,
+                    _number(test and test.p_more, ".3f"),
+                )
+            )
+    return [
+        f"Epochs until the top-1 accuracy first is {table.target:.2f} %, the lowest with which a "
+        "run of the first row ended. The means are over the runs that reach it; the tests count "
+        "one epoch more than was trained for a run that does not. MLPerf's rule for reference "
+        "convergence points refuses runs that need fewer epochs than the reference at the same "
+        "batch (one-sided t test at the 5 % level); it does not refuse slower ones, which the last "
+        "column tests.",
+        aligned(EPOCHS_COLUMNS, lines),
+    ]
 
 
 def as_csv(table: Table) -> str:
-    """Return a table as CSV, a line for each row; the numbers are not rounded."""
-    lines = [_numbers(row, table) for row in table.rows]
+    """Return the runs of a table as CSV, a line for each; the numbers are not rounded."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, lines[0], lineterminator="\n")
+    writer = csv.DictWriter(text, _numbers(table.runs[0], table), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows(_numbers(run, table) for run in table.runs)
     return text.getvalue()
+
+
+def _numbers(run: RunRecord, table: Table) -> Dict[str, object]:
+    finished = run.failure is None
+    return {
+        "source": table.source,
+        "configuration": run.configuration.name,
+        "batch": run.configuration.batch,
+        "dtype": run.configuration.dtype,
+        "emulated": run.emulated,
+        "seed": run.seed,
+        "top1": run.top1 if finished else None,
+        "cross_entropy": run.cross_entropy,
+        "epochs_to_target": None if table.target is None else run.epochs_to(table.target),
+        "seconds": run.seconds,
+        "samples_per_second": run.samples_per_second,
+        "peak_memory": run.peak_memory,
+        "skipped_steps": run.skipped,
+        "steps": run.steps,
+        "failure": run.failure,
+        "hardware": run.hardware,
+        "versions": run.versions,
+        "date": run.date,
+    }

@@ -16,11 +16,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from experiments import ROOT
-from experiments.results.machine import describe
+from experiments.results.machine import describe, versions
 from experiments.results.recipes import Experiment, Options
 from experiments.results.record import LOG, RUN, SUMMARY, Configuration, RunRecord, read, read_json
 from gluon_amp.command_line import UsageError, handling_signals
@@ -217,6 +218,8 @@ class Runner:
             "seed": job.seed,
             "script": job.script.name,
             "hardware": describe(devices),
+            "versions": versions(),
+            "date": datetime.now(timezone.utc).date().isoformat(),
             "parallel": _started(job)["parallel"],
             "peak_memory": None if "gpu" in devices else peak_memory,
             "failure": failure,

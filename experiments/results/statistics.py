@@ -15,6 +15,9 @@ from gluon_amp.command_line import UsageError
 CONFIDENCE = 0.95  # of the interval; the tests reject at 1 - CONFIDENCE
 POWER = 0.8
 MAX_SEEDS = 1000
+# Nats. They are a factor of 1.01 of the geometric mean of the right answers' probabilities, and of
+# the perplexity of a text.
+CROSS_ENTROPY_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Comparison:
     t: Optional[float] = None  # t statistic of the same test
     p: Optional[float] = None  # its two-sided p-value: small if the means differ
     p_tost: Optional[float] = None  # small if the means differ by less than the margin
+    paired: bool = False  # whether the test is that of paired differences
 
     @property
     def equivalent(self) -> Optional[bool]:
@@ -109,38 +113,78 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
     differences = [value - other for value, other in zip(values, reference)]
     paired = spread(differences)
     if not paired.sd:
-        return Comparison(paired.mean, margin)
+        return Comparison(paired.mean, margin, paired=True)
     weightstats, _ = statsmodels()
     sample = weightstats.DescrStatsW(differences)
     low, high = sample.tconfint_mean(alpha=1 - CONFIDENCE)
     t, p, _ = sample.ttest_mean()
     p_tost, _, _ = sample.ttost_mean(-margin, margin)
-    return Comparison(paired.mean, margin, *map(float, (low, high, t, p, p_tost)))
+    return Comparison(paired.mean, margin, *map(float, (low, high, t, p, p_tost)), paired=True)
 
 
-def power(sd: float, margin: float, seeds: int) -> float:
+@dataclass(frozen=True)
+class EpochsComparison:
+    """How many epochs one sample of runs needs to reach a target, minus those of another.
+
+    The p-values are None if no value varies or if a sample has one value.
+    """
+
+    difference: float  # of the means
+    p_fewer: Optional[float] = None  # one-sided: small if the runs need fewer epochs
+    p_more: Optional[float] = None  # one-sided: small if they need more
+
+    @property
+    def accepted(self) -> bool:
+        """Whether MLPerf's rule accepts the runs: they are not faster than the reference."""
+        if self.p_fewer is None:
+            return self.difference >= 0
+        return self.p_fewer > 1 - CONFIDENCE
+
+
+def compare_epochs(values: Sequence[float], reference: Sequence[float]) -> EpochsComparison:
+    """Test epochs to a target by MLPerf's rule, and in the other direction as well.
+
+    The rule is that of MLPerf Training's reference convergence points: a submission must not need
+    fewer epochs than the reference, by Student's one-sided t test of independent samples with equal
+    variances at the 5 % level (mlcommons/logging, ``mlperf_logging/rcp_checker/rcp_checker.py``,
+    ``_find_p_value``). If no value varies, the mean itself must not be lower. MLPerf leaves out
+    each sample's fastest and slowest run; here every run counts.
+    """
+    difference = statistics.fmean(values) - statistics.fmean(reference)
+    spreads = (spread(values).sd, spread(reference).sd)
+    if None in spreads or not any(spreads):
+        return EpochsComparison(difference)
+    weightstats, _ = statsmodels()
+    p_fewer, p_more = (
+        weightstats.ttest_ind(list(values), list(reference), alternative, usevar="pooled")[1]
+        for alternative in ("smaller", "larger")
+    )
+    return EpochsComparison(difference, float(p_fewer), float(p_more))
+
+
+def power(sd: float, margin: float, seeds: int, paired: bool = False) -> float:
     """Return the probability that the test shows equivalence if the true means are equal.
 
-    `sd` is the standard deviation between seeds of both samples, which have at least 2 seeds each.
-    Both one-sided tests must reject, and by symmetry each fails to equally often. The result
-    neglects that both can fail at once, so the power of two or three seeds is a little too low.
+    `sd` is the standard deviation between seeds of both samples, which have at least 2 seeds each;
+    of a paired test, that of the differences. Both one-sided tests must reject, and by symmetry
+    each fails to equally often. The result neglects that both can fail at once, so the power of two
+    or three seeds is a little too low.
     """
     if sd == 0:
         return 1.0
     _, tests = statsmodels()
-    one_sided = tests.TTestIndPower().power(
-        margin / sd, seeds, 1 - CONFIDENCE, alternative="larger"
-    )
+    test = tests.TTestPower() if paired else tests.TTestIndPower()
+    one_sided = test.power(margin / sd, seeds, 1 - CONFIDENCE, alternative="larger")
     return max(0.0, 2 * float(one_sided) - 1)
 
 
-def seeds_needed(sd: float, margin: float) -> int:
+def seeds_needed(sd: float, margin: float, paired: bool = False) -> int:
     """Return how many seeds each configuration needs for a power of `POWER`, at least 2.
 
-    If it needs more than `MAX_SEEDS`, that is a `UsageError`.
+    The arguments are those of `power`. If it needs more than `MAX_SEEDS`, that is a `UsageError`.
     """
     for seeds in range(2, MAX_SEEDS + 1):
-        if power(sd, margin, seeds) >= POWER:
+        if power(sd, margin, seeds, paired) >= POWER:
             return seeds
     raise UsageError(
         f"a standard deviation of {sd:g} between seeds is too large for a margin of {margin:g}: "

@@ -9,46 +9,18 @@ from typing import Sequence, Tuple
 import numpy as np
 
 from gluon_amp.data.datasets import Augmented
+from gluon_amp.data.enlarge import enlarge
 from gluon_amp.data.source import DataError, Source
 
 from mxnet.gluon.data import Dataset, SimpleDataset
 
 SIZE = 32
+WHITE = 16  # the highest of the 17 grey levels
 CLASSES = 10
 SPLIT_SEED = 0
 SHARE = 5  # one image in five is for validation
 SHIFT = 16  # images are shifted by up to size / SHIFT in each direction: 2 of 32 pixels
 MEAN, STD = 0.305, 0.324  # of the training pixels, divided by 255
-
-
-def enlarge(images: np.ndarray, size: int = SIZE) -> np.ndarray:
-    """Resize grey levels 0..16 to uint8, with bilinear interpolation.
-
-    The weights are whole numbers, so the sums are exact and the result has the same bytes on every
-    machine. The vectorised resize functions of libraries do not guarantee this.
-
-    Parameters
-    ----------
-    images : ndarray
-        (N, 8, 8), values 0..16.
-    size : int
-        Height and width of the result.
-
-    Returns
-    -------
-    ndarray
-        uint8, (N, size, size).
-    """
-    small, unit = images.shape[-1], 2 * size  # positions and weights are multiples of 1 / unit
-    centre = np.clip((2 * np.arange(size) + 1) * small - size, 0, (small - 1) * unit)
-    left = np.minimum(centre // unit, small - 2)
-    weights = np.zeros((size, small))
-    weights[np.arange(size), left] = (left + 1) * unit - centre
-    weights[np.arange(size), left + 1] = centre - left * unit
-    result = np.empty((len(images), size, size), np.uint8)
-    for image, out in zip(images, result):  # one by one: all of them in float64 may be gigabytes
-        out[...] = np.rint(weights @ (image * 255.0) @ weights.T / (16 * unit**2))
-    return result
 
 
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
@@ -94,7 +66,7 @@ def load_digits(
             "run `pip install 'gluon-amp[data]'`."
         ) from None
     digits = load()
-    images, labels = enlarge(digits.images, size), digits.target.astype(np.int32)
+    images, labels = enlarge(digits.images, size, WHITE), digits.target.astype(np.int32)
     train, val = split(labels)
     return (images[train], labels[train]), (images[val], labels[val])
 

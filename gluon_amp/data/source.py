@@ -4,8 +4,7 @@ import errno
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Iterable, Tuple
+from typing import BinaryIO, Iterable, Tuple
 
 import numpy as np
 
@@ -98,8 +97,8 @@ class Source:
         return len(self.val)
 
 
-def read_file(path: "os.PathLike[str]") -> bytes:
-    """Return the content of a regular file.
+def open_file(path: "os.PathLike[str]") -> BinaryIO:
+    """Open a regular file for reading.
 
     Raises
     ------
@@ -108,7 +107,13 @@ def read_file(path: "os.PathLike[str]") -> bytes:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return Path(path).read_bytes()
+    return open(path, "rb")
+
+
+def read_file(path: "os.PathLike[str]") -> bytes:
+    """Return the content of a regular file; raise `OSError` as `open_file` does."""
+    with open_file(path) as file:
+        return file.read()
 
 
 def describe_unreadable(names: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ SAME_ORDER = {
     "workers": "{} workers",
 }
 
-# What a checkpoint holds besides network and trainer; a language model's has two more fields.
+# What a checkpoint holds besides network and trainer; a language model's has one more field.
 _PROGRESS = {
     "rate": REAL,
     "history": HISTORY,
@@ -54,9 +54,7 @@ _PROGRESS = {
 SCHEMA = {
     "position": (COUNT, COUNT),
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
-    "progress": Either(
-        "the progress of a run", (_PROGRESS, {**_PROGRESS, "bits": REAL, "state": [[[[REAL]]]]})
-    ),
+    "progress": Either("the progress of a run", (_PROGRESS, {**_PROGRESS, "state": [[[[REAL]]]]})),
 }
 
 

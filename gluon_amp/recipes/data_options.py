@@ -6,7 +6,7 @@ from gluon_amp.command_line import real, several, threads, whole
 from gluon_amp.recipes.options import COUNT, FOLDER, INPUT, SWITCH
 from gluon_amp.recipes.parser import TrainingParser
 
-DATASETS = ("imagenet", "caltech101", "caltech256", "folder", "rec", "digits")
+DATASETS = ("imagenet", "caltech101", "caltech256", "folder", "rec", "digits", "fashion-mnist")
 
 
 def image_side(text: str) -> int:
@@ -26,7 +26,7 @@ def add_data(parser: TrainingParser) -> None:
     add = parser.group("data")
     chosen = "data set (default: the one that --data-dir or --rec-train names)"
     add("--dataset", chosen, choices=DATASETS)
-    folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg"
+    folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or the files of --dataset"
     add("--data-dir --data", folders, FOLDER, default=Path("~/.mxnet/datasets/imagenet"))
     index = "index of the {} images (default: the .idx beside the .rec)"
     add("--rec-train --data-train", "packed training images", INPUT)
@@ -38,8 +38,8 @@ def add_data(parser: TrainingParser) -> None:
     add("--num-classes", other.format("classes"), COUNT)
     add("--num-training-samples --num-examples", other.format("training images"), COUNT)
     size = (
-        "height and width of the network's input (default: 224; for the digits, the smallest "
-        "that the network accepts)"
+        "height and width of the network's input (default: 224; for the digits and "
+        "Fashion-MNIST, the smallest that the network accepts)"
     )
     add("--input-size --image-shape", size, type=image_side, metavar="N")
     crop = "validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre"

@@ -50,6 +50,8 @@ class Validation:
     ----------
     top1, top5 : float
         Shares of right answers, from 0 to 1.
+    cross_entropy : float
+        Mean over the images that were read, in nats; computed in float32.
     images : int
         Images that were read.
     unreadable : int
@@ -58,6 +60,7 @@ class Validation:
 
     top1: float
     top5: float
+    cross_entropy: float
     images: int
     unreadable: int = 0
 

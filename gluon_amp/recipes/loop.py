@@ -14,7 +14,7 @@ from gluon_amp.recipes import log
 from gluon_amp.recipes.engines.base import Batch, Engine
 from gluon_amp.recipes.history import Counts, EpochResult, Validation
 from gluon_amp.recipes.log import Records
-from gluon_amp.recipes.meters import TopK
+from gluon_amp.recipes.meters import Mean, TopK
 from gluon_amp.recipes.schedule import Schedule
 from gluon_amp.trainer import StepReport
 
@@ -218,7 +218,9 @@ class Loop:
         )
 
     def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
-        """Count correct answers over every readable image exactly once, and log the result.
+        """Count correct answers over every readable image exactly once, and log them.
+
+        The mean cross entropy is over the same images.
 
         Parameters
         ----------
@@ -232,24 +234,26 @@ class Loop:
         TrainingError
             The batches held more or fewer than `expected` images.
         """
-        top1, top5 = TopK(1), TopK(5)
+        top1, top5, cross_entropy = TopK(1), TopK(5), Mean()
         for batch in batches:
             for label, output in self.engine.predict(batch):
                 top1.update(label, output)
                 top5.update(label, output)
+                cross_entropy.update(self.engine.cross_entropy(label, output))
         if batches.unreadable:
             log.logger.info(
                 log.UNREADABLE, epoch, f"not validated: {describe_unreadable(batches.unreadable)}"
             )
-        right1, right5, images, unreadable = self.workers.total(
-            [top1.right, top5.right, top1.images, len(batches.unreadable)]
+        right1, right5, nats, images, unreadable = self.workers.total(
+            [top1.right, top5.right, cross_entropy.sum, top1.images, len(batches.unreadable)]
         )
         if images + unreadable != expected:
             raise TrainingError(
                 f"validated {images:.0f} images, but there are {expected}, {unreadable:.0f} of "
                 "them unreadable."
             )
-        result = Validation(right1 / images, right5 / images, int(images), int(unreadable))
+        shares = (right1 / images, right5 / images)
+        result = Validation(*shares, nats / images, int(images), int(unreadable))
         log.logger.info(log.VALIDATION, epoch, 1 - result.top1, 1 - result.top5)
         log.logger.info(log.VALIDATED, epoch, result.images, expected)
         self.records.write("validation", self.steps, epoch=epoch, **dataclasses.asdict(result))

@@ -32,6 +32,17 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "num_workers": 0,
         "log_interval": 6,
     },
+    "fashion-mnist": {
+        # The run ends in about a minute on one core.
+        "model": "convnet",
+        "num_epochs": 4,
+        "lr_per_256": 0.1,
+        "lr_mode": "cosine",
+        "warmup_epochs": 1,
+        "wd": 5e-4,
+        "num_workers": 0,
+        "log_interval": 100,
+    },
 }
 
 # Defaults of fine-tuning that differ from those of training: a short run at a low rate, and ten

@@ -52,6 +52,11 @@ class Summary:
         Accuracy after the last epoch, in percent of the validation images that can be read.
     top1_by_epoch : list
         Top-1 after each epoch; None for epochs without a validation.
+    cross_entropy : float or None
+        Mean over the validated images after the last epoch, in nats, computed in float32; None if
+        it is not finite.
+    cross_entropy_by_epoch : list
+        The same after each epoch; None for epochs without a validation, too.
     validated, val_images : int
         Validation images that were read, and of the data set.
     train_loss : float or None
@@ -84,6 +89,8 @@ class Summary:
     top1: float
     top5: float
     top1_by_epoch: List[Optional[float]]
+    cross_entropy: Optional[float]
+    cross_entropy_by_epoch: List[Optional[float]]
     validated: int
     val_images: int
     train_images: int

@@ -1,4 +1,4 @@
-"""The images that a recipe names: digits, folders, packed files, Caltech's or synthetic ones."""
+"""The images that a recipe names: packed with a library, in folders, in records, or synthetic."""
 
 import dataclasses
 from pathlib import Path
@@ -9,13 +9,15 @@ from gluon_amp.data import (
     Preprocessing,
     RecordFiles,
     Source,
+    fashion_mnist,
     open_digits,
+    open_fashion_mnist,
     open_folders,
     open_records,
     open_synthetic,
 )
 from gluon_amp.recipes.devices import contexts
-from gluon_amp.recipes.network.models import full_name, smallest_size
+from gluon_amp.recipes.network.models import SIZES, full_name, smallest_size
 from gluon_amp.recipes.recipe import IMAGENET_SIZE, Recipe, for_data
 
 FINE_TUNED_DIGITS = range(5, 10)
@@ -53,6 +55,8 @@ def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optiona
     if recipe.dataset == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
         return _open_digits(recipe, options, digits), None
+    if recipe.dataset == "fashion-mnist":
+        return _open_fashion_mnist(recipe, options), None
     if recipe.dataset in ("caltech101", "caltech256"):
         records = open_records(_caltech_files(recipe), recipe.seed, preprocessing)
         return dataclasses.replace(records, name=recipe.dataset), None
@@ -77,11 +81,24 @@ def _named(source: Source, recipe: Recipe, folder: Path) -> Source:
 
 
 def _open_digits(recipe: Recipe, options: Dict[str, Any], digits: Sequence[int]) -> Source:
-    """Return the digits in the requested size, or else in the smallest the network accepts."""
-    recipe = for_data(recipe, options, "digits")
-    model = full_name(recipe.model, recipe.num_layers)
-    size = recipe.input_size or smallest_size(model, len(digits))
+    size = _size(recipe, options, "digits", len(digits), SIZES)
     return open_digits(recipe.seed, digits, size)
+
+
+def _open_fashion_mnist(recipe: Recipe, options: Dict[str, Any]) -> Source:
+    sizes = (fashion_mnist.SIZE, *SIZES)
+    size = _size(recipe, options, "fashion-mnist", len(fashion_mnist.CLASSES), sizes)
+    folder = recipe.data_dir.expanduser() if "data_dir" in options else fashion_mnist.FOLDER
+    return open_fashion_mnist(folder, recipe.seed, size)
+
+
+def _size(
+    recipe: Recipe, options: Dict[str, Any], data: str, classes: int, sizes: Sequence[int]
+) -> int:
+    """Return the requested size of images, or else the first of `sizes` the network accepts."""
+    recipe = for_data(recipe, options, data)
+    model = full_name(recipe.model, recipe.num_layers)
+    return recipe.input_size or smallest_size(model, classes, sizes)
 
 
 def _caltech_files(recipe: Recipe) -> RecordFiles:

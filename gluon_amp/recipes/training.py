@@ -274,10 +274,12 @@ class Training:
             "top1": 100 * last.top1,
             "top5": 100 * last.top5,
             "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
+            "cross_entropy": _finite(last.cross_entropy),
+            "cross_entropy_by_epoch": [v and _finite(v.cross_entropy) for v in validated],
             "validated": last.images,
             "val_images": self.data.val_images,
             "train_images": self.data.train_images,
-            "train_loss": None if not trained or math.isnan(trained[-1].loss) else trained[-1].loss,
+            "train_loss": _finite(trained[-1].loss) if trained else None,
             "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
             "skipped_steps": self.loop.skipped,
             "steps": self.loop.steps,
@@ -286,3 +288,8 @@ class Training:
             "train_seconds": seconds,
             "seconds": time.perf_counter() - started,
         }
+
+
+def _finite(value: float) -> Optional[float]:
+    """Return the value, or None if it is infinite or NaN, which JSON does not have."""
+    return value if math.isfinite(value) else None

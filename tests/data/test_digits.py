@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_amp.data import open_digits
-from gluon_amp.data.digits import enlarge, load_digits, normalise, shift
+from gluon_amp.data.digits import load_digits, normalise, shift
+from gluon_amp.data.enlarge import enlarge
 
 
 def test_digits_split_is_fixed():
@@ -28,9 +29,9 @@ def test_no_digit_is_in_both_parts():
 def test_enlarge_interpolates_between_pixels():
     image = np.zeros((1, 8, 8))
     image[0, 0, 0] = 16
-    corner = enlarge(image)[0, :8, 0]
+    corner = enlarge(image, 32, 16)[0, :8, 0]
     assert corner.tolist() == [255, 255, 223, 159, 96, 32, 0, 0]
-    assert enlarge(np.full((1, 8, 8), 16.0)).min() == 255
+    assert enlarge(np.full((1, 8, 8), 16.0), 32, 16).min() == 255
 
 
 @pytest.mark.parametrize("size", [64, 224, 299])
@@ -38,7 +39,7 @@ def test_digits_of_any_size(size):
     images = np.zeros((2, 8, 8))
     images[0, 3:5] = 16  # two white rows of eight
     images[1, :, 2] = 8
-    large = enlarge(images, size)
+    large = enlarge(images, size, 16)
     assert large.shape == (2, size, size)
     rows = [size * 7 // 16, size * 9 // 16 - 1]
     assert large[0, rows[0] : rows[1] + 1].min() > 250 and large[0, 0].max() == 0

@@ -252,16 +252,6 @@ def test_messages_in_the_troubleshooting_table_are_those_of_the_source():
         np.no_such_name  # noqa: B018
 
 
-def test_accuracies_in_the_readme_are_those_of_the_committed_tables():
-    results = text_of("README.md").partition("\n## Results\n")[2].partition("\n## ")[0]
-    figure = re.compile(r"\d+\.\d+ ± \d+\.\d+|[+-]\d+\.\d+ \([^)]+\)")
-    shown = set(figure.findall(results))
-    assert len(shown) >= 15
-    pages = ("digits/results", "lstm/results", "ablation")
-    committed = "".join(text_of(f"docs/results/{page}.md") for page in pages)
-    assert shown - set(figure.findall(committed)) == set()
-
-
 def test_citation_names_this_version():
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [amp.__version__]

@@ -107,7 +107,7 @@ def test_files_are_written(monkeypatch, tmp_path, capsys):
     )
     assert ablation.main(["--seeds", "2", "--output", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "ablation.json").read_text())
-    assert {title: list(rows) for title, rows in written.items()} == {
+    assert {title: list(rows) for title, rows in written["studies"].items()} == {
         study.title: [row.label for row in study.rows] for study in ablation.STUDIES
     }
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
@@ -115,6 +115,7 @@ def test_files_are_written(monkeypatch, tmp_path, capsys):
     assert page == capsys.readouterr().out[:-1]
     assert "| float16, no masters |" in page
     assert "2 seeds of 1, 1, 1 epochs" in page
+    assert f"on {written['machine']} on {written['date']}, with {written['versions']}." in page
 
 
 def test_a_negative_margin_is_refused(capsys):

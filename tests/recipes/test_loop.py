@@ -123,6 +123,20 @@ def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
     assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_validation_is_the_mean_cross_entropy_of_every_image(devices):
+    """Batches of 4, 4 and 1, with smoothed labels in training, against float64."""
+    data = blobs(9)
+    objective = Objective(3, smoothing=0.1)
+    loop = small_loop([mx.cpu(i) for i in range(devices)], objective=objective)
+    result = loop.validate(ValidationBatches(data, 4), 9, 0)
+    points, labels = (np.array(part) for part in zip(*data))
+    outputs = loop.engine.net(nd.array(points)).asnumpy().astype("float64")
+    right = outputs[np.arange(9), labels]
+    expected = np.log(np.exp(outputs).sum(axis=1)) - right
+    assert result.cross_entropy == pytest.approx(expected.mean(), rel=1e-6)
+
+
 def test_max_batches():
     loop = small_loop(max_batches=2)
     assert loop.train(batches_of(blobs()), 0).images == loop.images(batches_of(blobs())) == 8

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.data import TrainingBatches
+from gluon_amp.data import TrainingBatches, ValidationBatches
 from gluon_amp.data.datasets import Augmented
 from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.engines.module import ModuleEngine
@@ -217,3 +217,9 @@ def test_a_modules_smoothing_is_that_of_gluon():
     module_result = Loop(module, Schedule(0.5, 1, 1, "constant")).train(batches, 0)
     assert_same_values(net, twin, module)
     assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
+    validation = ValidationBatches(points(), 24)
+    losses = [
+        Loop(each, Schedule(0.5, 1, 1, "constant")).validate(validation, 24, 0).cross_entropy
+        for each in (engine, module)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # that of the labels, not smoothed

@@ -51,6 +51,7 @@ def test_a_data_set_fills_in_only_what_was_not_given():
     [
         ("digits", 24, 2),
         ("digits", 2, 1 / 6),
+        ("fashion-mnist", 4, 1),
         ("imagenet", 90, 5),
         ("imagenet", 3, 1 / 6),
         ("imagenet", 180, 5),

@@ -166,12 +166,12 @@ def test_checkpoints_kept_and_refused(tmp_path, monkeypatch, capsys):
 
 def test_a_history_survives_json():
     history = History(
-        [EpochResult(0.5, 1.25, 10, 3.0, 0.5, 1)], [None, Validation(0.25, 0.75, 8)], 7, 1
+        [EpochResult(0.5, 1.25, 10, 3.0, 0.5, 1)], [None, Validation(0.25, 0.75, 1.5, 8)], 7, 1
     )
     assert History.restored(json.loads(json.dumps(history.state()))) == history
     assert history.best_epoch == 1
     assert History(validated=[None]).best_epoch is None
-    scores = [Validation(top1, 1.0, 8) for top1 in (0.5, 0.75, 0.75)]
+    scores = [Validation(top1, 1.0, 0.5, 8) for top1 in (0.5, 0.75, 0.75)]
     assert History(validated=scores).best_epoch == 1
 
 

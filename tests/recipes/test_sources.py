@@ -5,8 +5,11 @@ import dataclasses
 import pytest
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.data import DataError
+from gluon_amp.data.fashion_mnist import PACKAGE
 from gluon_amp.recipes.recipe import read
 from gluon_amp.recipes.sources import open_data, record_files
+from tests.idx_files import write_fashion
 
 
 def test_record_files_are_found_beside_each_other(tmp_path):
@@ -24,3 +27,26 @@ def test_digits_are_as_large_as_the_network_needs():
         recipe, options = read(["--dataset", "digits", *line.split()])
         data, _ = open_data(recipe, options)
         assert data.image_shape == (3, size, size)
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [("", 28), ("--model mobilenet0.25", 28), ("--model alexnet", 64), ("--input-size 40", 40)],
+)
+def test_fashion_mnist_has_its_own_size_where_the_network_accepts_it(tmp_path, line, size):
+    folder = write_fashion(tmp_path / "data")
+    recipe, options = read(["--dataset", "fashion-mnist", "--data-dir", str(folder), *line.split()])
+    data, notice = open_data(recipe, options)
+    assert (data.name, data.image_shape, notice) == ("fashion-mnist", (3, size, size), None)
+    assert data.train[0][0].shape == (3, size, size)
+
+
+def test_fashion_mnist_is_looked_for_where_debian_puts_it(tmp_path, monkeypatch):
+    from gluon_amp.data import fashion_mnist
+
+    recipe, options = read(["--dataset", "fashion-mnist"])
+    monkeypatch.setattr(fashion_mnist, "FOLDER", tmp_path / "debian")
+    with pytest.raises(DataError, match=f"/debian has no train-.* install .* {PACKAGE}"):
+        open_data(recipe, options)
+    write_fashion(tmp_path / "debian", train=17)
+    assert open_data(recipe, options)[0].train_images == 17

@@ -9,6 +9,7 @@ from gluon_amp.trainer.loss_scale import LossScale
 
 import mxnet as mx
 from mxnet.gluon import Block, Parameter
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
@@ -54,6 +55,12 @@ class Engine(Protocol):
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
         """Yield labels (N,) and outputs (N, classes) for each device."""
 
+    def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
+        """Return the cross entropy of what `predict` yields: nats, float32 (N,).
+
+        It is that of the labels themselves, also where training smooths or mixes them.
+        """
+
     def wait(self) -> None:
         """Return when the last step is done."""
 
@@ -78,6 +85,9 @@ class TrainerEngine:
 
     def set_learning_rate(self, rate: float) -> None:
         self.trainer.set_learning_rate(rate)
+
+    def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
+        return SoftmaxCrossEntropyLoss()(outputs.astype("float32"), labels)
 
     def wait(self) -> None:
         for array in self.trained[-1].list_data():  # the trainer updates it last

@@ -143,6 +143,9 @@ class ModuleEngine:
         probabilities = self.module.get_outputs()[0]
         yield labels.as_in_context(probabilities.context), probabilities
 
+    def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
+        return -nd.log(nd.pick(outputs.astype("float32"), labels) + TINY)
+
     def wait(self) -> None:
         for param in self.trainer.parameters:
             for array in param.list_data():

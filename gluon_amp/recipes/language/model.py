@@ -8,7 +8,6 @@ import numpy as np
 from gluon_amp.data.text import Chunk
 from gluon_amp.recipes.engines.base import TrainerEngine, split
 from gluon_amp.recipes.history import Counts
-from gluon_amp.recipes.meters import Mean
 from gluon_amp.trainer import StepReport
 
 import mxnet as mx
@@ -79,12 +78,6 @@ class LanguageEngine(TrainerEngine):
         self._states: List[States] = []
         self._loss = SoftmaxCrossEntropyLoss()
         self._predicted: List[States] = []
-        self._nats = Mean()
-
-    @property
-    def nats(self) -> float:
-        """Mean loss of all predictions since the streams of a text last began."""
-        return self._nats.value
 
     def state(self) -> List[List]:
         """Return hidden state and cell of all streams, as nested lists, for `restore`."""
@@ -123,10 +116,9 @@ class LanguageEngine(TrainerEngine):
 
     def predict(self, batch: Chunk) -> Iterator[Tuple[NDArray, NDArray]]:
         if batch.first:
-            self._predicted, self._nats = self._begin(batch), Mean()
+            self._predicted = self._begin(batch)
         parts, self._predicted = self._forward(batch, self._predicted)
         for logits, labels in parts:
-            self._nats.update(self._loss(logits, labels))
             yield labels, logits
 
     def _begin(self, chunk: Chunk) -> List[States]:

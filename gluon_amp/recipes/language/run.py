@@ -160,15 +160,7 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
 
 @dataclass
 class LanguageTraining(Training):
-    """A run of a language model that is ready to start.
-
-    Attributes
-    ----------
-    bits : float
-        Bits per character of the last validation.
-    """
-
-    bits: float = math.nan
+    """A run of a language model that is ready to start."""
 
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data = self.recipe, self.data
@@ -189,8 +181,7 @@ class LanguageTraining(Training):
 
     def validate(self, epoch: int) -> Validation:
         result = super().validate(epoch)
-        self.bits = self.engine.nats / math.log(2)
-        log.logger.info(BITS, epoch, self.bits)
+        log.logger.info(BITS, epoch, _bits(result))
         return result
 
     @property
@@ -199,15 +190,14 @@ class LanguageTraining(Training):
 
     def progress(self, position: Position) -> Dict[str, Any]:
         state = self.engine.state() if position.samples else []  # an epoch begins with zeros
-        return {**super().progress(position), "bits": self.bits, "state": state}
+        return {**super().progress(position), "state": state}
 
     def restore(self, progress: Dict[str, Any]) -> None:
         super().restore(progress)
-        self.bits = progress["bits"]
         self.engine.restore(progress["state"])
 
     def summary(self, last: Validation, started: float) -> LanguageSummary:
-        return LanguageSummary(bits_per_character=self.bits, **self.results(last, started))
+        return LanguageSummary(bits_per_character=_bits(last), **self.results(last, started))
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)
@@ -215,3 +205,8 @@ class LanguageTraining(Training):
             params = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
             outputs.append(Output(partial(save_parameters, self.engine.block, params)))
         return outputs
+
+
+def _bits(validation: Validation) -> float:
+    """Return bits per character, from nats."""
+    return validation.cross_entropy / math.log(2)

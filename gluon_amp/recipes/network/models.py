@@ -1,12 +1,13 @@
-"""Networks by name, from MXNet's model zoo and from GluonCV's."""
+"""Networks by name, from MXNet's model zoo, from GluonCV's, and ours."""
 
 import contextlib
 import difflib
 import io
 import re
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.network.convnet import convnet
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -24,6 +25,8 @@ squeezenet1.0 squeezenet1.1
 vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
 """
 MXNET_MODELS: Tuple[str, ...] = tuple(_MXNET_FAMILIES.split())
+
+OUR_MODELS: Dict[str, Callable[..., HybridBlock]] = {"convnet": convnet}
 
 # GluonCV's list also has detectors, segmenters, and pose, depth and video networks.
 GLUONCV_CLASSIFIER = re.compile(
@@ -99,7 +102,7 @@ def build(name: str, classes: int) -> HybridBlock:
     Parameters
     ----------
     name : str
-        A model of MXNet's zoo, or else of GluonCV's.
+        A model of MXNet's zoo, one of `OUR_MODELS`, or else a model of GluonCV's.
     classes : int
         Number of outputs.
 
@@ -110,13 +113,15 @@ def build(name: str, classes: int) -> HybridBlock:
     """
     if name in MXNET_MODELS:
         return vision.get_model(name, classes=classes)
+    if name in OUR_MODELS:
+        return OUR_MODELS[name](classes)
     others = _gluoncv_models()
     if name in others:
         try:
             return others[name](classes=classes)
         except (KeyError, TypeError, mx.MXNetError) as error:  # not written for this MXNet
             raise _unusable(name, error) from None
-    known = sorted({*MXNET_MODELS, *others})
+    known = sorted({*MXNET_MODELS, *OUR_MODELS, *others})
     near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
     hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
     if not others:
@@ -124,8 +129,8 @@ def build(name: str, classes: int) -> HybridBlock:
     raise UsageError(f"--model {name} is not an image classifier of MXNet or GluonCV: {hint}")
 
 
-def smallest_size(name: str, classes: int) -> int:
-    """Return the smallest of `SIZES` that a network accepts as height and width of its images.
+def smallest_size(name: str, classes: int, sizes: Sequence[int] = SIZES) -> int:
+    """Return the first of `sizes` that a network accepts as height and width of its images.
 
     Raises
     ------
@@ -140,7 +145,7 @@ def smallest_size(name: str, classes: int) -> int:
             # The network has several outputs, or is not written for this MXNet.
             raise _unusable(name, error) from None
     reason = ""
-    for size in SIZES:
+    for size in sizes:
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # infer_shape prints its arguments
                 _, (shape, *_), _ = outputs.infer_shape(data=(1, 3, size, size))
@@ -152,7 +157,7 @@ def smallest_size(name: str, classes: int) -> int:
             reason = f"it has {shape[-1]} outputs for {classes} classes"
             break
     raise UsageError(
-        f"--model {name} fits no size of images from {SIZES[0]} to {SIZES[-1]} ({reason[:150]}): "
+        f"--model {name} fits no size of images from {sizes[0]} to {sizes[-1]} ({reason[:150]}): "
         "give --input-size, or another model."
     )
 

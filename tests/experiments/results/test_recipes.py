@@ -1,15 +1,18 @@
 """The recipes of results_table.py: their rows, and the command of every run."""
 
+import csv
 from pathlib import Path
 
 import pytest
 
+from experiments.results.command import plan
 from experiments.results.recipes import EXPERIMENTS
 from experiments.results.runs import jobs
-from experiments.results.statistics import seeds_needed
+from experiments.results.statistics import seeds_needed, spread
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.language import recipe as language_recipe
-from gluon_amp.recipes.recipe import learning_rate, read, read_fine_tuning
+from gluon_amp.recipes.recipe import for_data, learning_rate, read, read_fine_tuning
+from tests import ROOT
 
 
 def rows_of(experiment):
@@ -35,11 +38,66 @@ def test_the_digits_recipe_has_enough_seeds_for_its_margin():
     assert rows_of(experiment) == [
         ("float32", 64),
         ("float16", 64),
-        ("float16", 128),
         ("bfloat16", 64),
+        ("float32", 128),
+        ("float16", 128),
     ]
     assert experiment.margin == 0.5
-    assert seeds_needed(experiment.sd, experiment.margin) == 16
+    assert seeds_needed(experiment.paired_sd, experiment.margin, paired=True) == 15
+
+
+def test_the_fashion_recipe_trains_every_policy_and_a_static_scale():
+    experiment = EXPERIMENTS["fashion"]
+    seen = {}
+    for job in jobs(experiment, Path("out"), [0], devices=1):
+        recipe, options = read([str(text) for text in job.arguments])
+        recipe = for_data(recipe, options, recipe.dataset)
+        assert (recipe.dataset, recipe.model) == ("fashion-mnist", "convnet")
+        assert recipe.computes_in == job.configuration.dtype
+        assert recipe.batch_size == job.configuration.batch
+        rate = learning_rate(recipe, job.configuration.batch)
+        assert rate == pytest.approx(0.1 * recipe.batch_size / 256)
+        seen[job.configuration.name] = (recipe.policy, recipe.batch_size, recipe.loss_scale)
+    assert seen == {
+        "float32-128": ("float32", 128, None),
+        "float16-128": ("float16", 128, None),
+        "bfloat16-128": ("bfloat16", 128, None),
+        "mixed_float16-128": ("mixed_float16", 128, None),
+        "float16-static-scale-128": ("float16", 128, 128.0),
+        "float32-256": ("float32", 256, None),
+        "float16-256": ("float16", 256, None),
+    }
+    assert experiment.margin == 0.3
+    assert seeds_needed(experiment.paired_sd, experiment.margin, paired=True) == 8
+
+
+@pytest.mark.parametrize("name", ["digits", "caltech101", "lstm", "fashion"])
+def test_float16_at_twice_the_batch_has_its_control(name):
+    rows = rows_of(EXPERIMENTS[name])
+    assert {("float32", batch) for dtype, batch in rows if dtype == "float16"} < set(rows)
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion"])
+def test_the_deviations_are_those_of_the_committed_pilot(name):
+    experiment = EXPERIMENTS[name]
+    tops = {}
+    with open(ROOT / "docs" / "results" / name / "pilot.csv") as file:
+        for line in csv.DictReader(file):
+            tops.setdefault(line["configuration"], {})[line["seed"]] = float(line["top1"])
+    names = [configuration.name for configuration, _ in experiment.rows]
+    assert tops.keys() <= set(names)
+    first, *others = (tops[name] for name in names if name in tops)
+    paired = [spread([top[seed] - first[seed] for seed in first]).sd for top in others]
+    assert experiment.sd == round(max(spread(top.values()).sd for top in tops.values()), 2)
+    assert experiment.paired_sd == round(max(paired), 2)
+
+
+def test_margins_are_set_before_a_run():
+    for experiment in EXPERIMENTS.values():
+        assert (experiment.margin, experiment.cross_entropy_margin) > (0, 0)
+        text = plan(experiment, 8, experiment.margin)
+        assert f"±{experiment.margin:g} points" in text
+        assert f"±{experiment.cross_entropy_margin:g} nats" in text
 
 
 def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
@@ -47,8 +105,9 @@ def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
     assert rows_of(experiment) == [
         ("float32", 32),
         ("float16", 32),
-        ("float16", 64),
         ("bfloat16", 32),
+        ("float32", 64),
+        ("float16", 64),
     ]
     assert seeds_needed(experiment.sd, experiment.margin) == 4
     for job in jobs(experiment, Path("out"), [0], devices=1):

@@ -1,11 +1,13 @@
 """Records of runs, read from their files."""
 
+import json
+
 import pytest
 
 from experiments.results.record import read, read_all, read_log
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes import log
-from tests.experiments.results.example_runs import CONFIGURATIONS, write_run
+from tests.experiments.results.example_runs import CONFIGURATIONS, run, write_run
 
 
 def test_a_run_is_read_from_its_files(tmp_path):
@@ -15,7 +17,27 @@ def test_a_run_is_read_from_its_files(tmp_path):
     assert len(record.errors) == 90
     assert record.errors[0] == pytest.approx(23.66 + 89)
     assert record.seconds == pytest.approx(7.3 * 3600)
+    assert (record.cross_entropies[0], len(record.cross_entropies)) == (1.5, 90)
+    assert record.cross_entropy == pytest.approx(1.5 - 89 / 90)
+    assert (record.versions, record.date) == ("MXNet 1.9.1", "2026-01-31")
     assert (record.skipped, record.steps, record.samples_per_second) == (3, 112680, 2714.0)
+
+
+def test_a_run_from_before_the_cross_entropy_was_recorded_is_read(tmp_path):
+    folder = write_run(tmp_path / "a", "float16-1024", 76.34, 7.3, epochs=2)
+    for name, fields in [("summary", ["cross_entropy_by_epoch"]), ("run", ["versions", "date"])]:
+        values = json.loads((folder / f"{name}.json").read_text())
+        for field in fields:
+            del values[field]
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    record = read(folder)
+    assert (record.cross_entropies, record.cross_entropy) == ((), None)
+    assert (record.versions, record.date) == ("", "")
+
+
+@pytest.mark.parametrize("top1, epochs", [(49.0, 1), (50.0, 1), (50.1, 2), (98.0, 2), (98.1, None)])
+def test_epochs_to_an_accuracy(top1, epochs):
+    assert run(top1=98.0).epochs_to(top1) == epochs
 
 
 def test_an_epoch_that_was_trained_again_counts_once():

@@ -36,13 +36,27 @@ def test_published_figures_in_logs_give_exactly_the_published_table(tmp_path):
     assert "*Published* on 8 NVIDIA V100" in markdown(published(0.3))
 
 
-def test_csv_has_the_numbers_unrounded():
-    runs = [*three_seeds("float32-1024"), *three_seeds("float16-1024", (97.0, 97.4, 98.0))]
-    first, second = csv.DictReader(io.StringIO(as_csv(tabulate(runs, ORDER, 0.5))))
-    assert float(second["top1"]) == pytest.approx((97.0 + 97.4 + 98.0) / 3)
-    assert first["difference"] == "" and float(second["difference"]) < 0
-    assert (first["source"], first["hardware"]) == ("measured", "Xeon, 2 cores")
-    assert float(first["peak_memory"]) == 300 * 2**20
+def test_csv_has_a_line_for_each_run_unrounded():
+    failed = run("float16-1024", 3, failure="out of memory", errors=(), cross_entropies=())
+    runs = [*three_seeds("float32-1024"), *three_seeds("float16-1024", (97.0, 97.4, 98.0)), failed]
+    lines = list(csv.DictReader(io.StringIO(as_csv(tabulate(runs, ORDER, 0.5)))))
+    assert [line["seed"] for line in lines] == ["0", "1", "2", "0", "1", "2", "3"]
+    assert [float(line["top1"]) for line in lines[3:6]] == pytest.approx([97.0, 97.4, 98.0])
+    assert float(lines[4]["cross_entropy"]) == pytest.approx(0.26)
+    assert (lines[2]["epochs_to_target"], lines[3]["epochs_to_target"]) == ("2", "")
+    assert (lines[0]["source"], lines[0]["hardware"]) == ("measured", "Xeon, 2 cores")
+    assert (lines[0]["versions"], lines[0]["date"]) == ("MXNet 1.9.1", "2026-01-31")
+    assert float(lines[0]["peak_memory"]) == 300 * 2**20
+    assert (lines[6]["top1"], lines[6]["failure"]) == ("", "out of memory")
+
+
+def test_the_heading_has_dates_and_versions():
+    runs = [run(), run("float16-1024", date="2026-02-03"), run("float16-2048")]
+    heading = markdown(tabulate(runs, ORDER, 0.5)).splitlines()[0]
+    assert heading.endswith(
+        "*Measured* on Xeon, 2 cores on 2026-01-31 to 2026-02-03, with MXNet 1.9.1."
+    )
+    assert "The 3 runs trained for 90.0 s in all." in markdown(tabulate(runs, ORDER, 0.5))
 
 
 @pytest.mark.parametrize(

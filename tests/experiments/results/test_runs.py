@@ -10,6 +10,7 @@ from experiments.results.recipes import EXPERIMENTS
 from experiments.results.record import RUN
 from experiments.results.runs import Runner, alone_in, jobs
 from gluon_amp.command_line import UsageError
+from tests.experiments.results.example_runs import write_run
 
 SHORT = ("--num-epochs", "1", "--warmup-epochs", "0", "--max-batches", "1")
 
@@ -25,21 +26,22 @@ def test_a_table_from_nothing_and_again(tmp_path, capsys):
     output = tmp_path / "table"
     arguments = ["--seeds", "2", "--output", str(output), "--margin", "60", "--", *SHORT]
     assert command.main(arguments) == 0
-    assert "[8/8] bfloat16, batch 64, seed 1" in capsys.readouterr().out
+    assert "[10/10] float16, batch 128, seed 1" in capsys.readouterr().out
     for name in ("results.md", "results.json", "results.csv", "results.png"):
         assert (output / name).stat().st_size > 0
     rows = json.loads((output / "results.json").read_text())["rows"]
     assert [row["configuration"]["name"] for row in rows] == [
         "float32-64",
         "float16-64",
-        "float16-128",
         "bfloat16-64",
+        "float32-128",
+        "float16-128",
     ]
     assert "emulated" in (output / "results.md").read_text()
 
     before = {path: path.stat().st_mtime_ns for path in output.rglob(RUN)}
     assert command.main(arguments) == 0
-    assert "8 of 8 runs are finished already" in capsys.readouterr().out
+    assert "10 of 10 runs are finished already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in output.rglob(RUN)} == before
 
     assert command.main([*arguments, "--lr", "1"]) == 2
@@ -77,6 +79,29 @@ def test_the_published_table(capsys):
     for cell in ("76.18 %", "11.8 h", "76.34 %", "7.3 h", "1.62x", "76.29 %", "6.5 h", "1.82x"):
         assert cell in printed
     assert printed.startswith("resnet50_v1 on imagenet. *Published* on 8 NVIDIA V100 (")
+
+
+def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
+    write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=3)
+    write_run(tmp_path / "b", "float16-1024", 76.34, 7.3, epochs=3)
+    logs = ["--recipe", "imagenet", "--from-logs", str(tmp_path)]
+    assert command.main(logs) == 0
+    names = ("results.md", "results.json", "results.csv")
+    before = {name: (tmp_path / name).read_text() for name in names}
+    assert f"Command: `python scripts/results_table.py {' '.join(logs)}`." in before["results.md"]
+    alone = tmp_path / "alone"  # without the runs' own files
+    alone.mkdir()
+    (alone / "results.json").write_text(before["results.json"])
+    assert command.main(["--from-json", str(alone / "results.json")]) == 0
+    assert {name: (alone / name).read_text() for name in names} == before
+    assert (alone / "results.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', '{"runs": [], "rows": 3}'])
+def test_a_json_that_is_no_table_is_one_sentence(text, tmp_path, capsys):
+    (tmp_path / "results.json").write_text(text)
+    assert command.main(["--from-json", str(tmp_path / "results.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_an_empty_folder_is_refused(tmp_path, capsys):

@@ -107,7 +107,19 @@ def values(table):
     for row in whole["rows"]:
         for name in ("seconds", "samples_per_second", "peak_memory", "speed_up"):
             del row[name]
-    names = ("top1", "top1_by_epoch", "skipped_steps", "steps", "train_loss", "loss_scale")
+    for run in whole["runs"]:
+        for name in ("seconds", "samples_per_second", "peak_memory", "date"):
+            del run[name]
+    del whole["command"]  # which has the name of the directory
+    names = (
+        "top1",
+        "cross_entropy_by_epoch",
+        "top1_by_epoch",
+        "skipped_steps",
+        "steps",
+        "train_loss",
+        "loss_scale",
+    )
     runs = {}
     for path in table.rglob(SUMMARY):
         summary = json.loads(path.read_text())

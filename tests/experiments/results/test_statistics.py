@@ -7,6 +7,7 @@ import pytest
 
 from experiments.results.statistics import (
     compare,
+    compare_epochs,
     compare_pairs,
     power,
     seeds_needed,
@@ -140,6 +141,39 @@ def test_seeds_needed(sd, margin, seeds):
     """Near the textbook's 2 (z(0.95) + z(0.90))² (sd / margin)² + 1 = 7.2, 18.1 and 2.9."""
     assert seeds_needed(sd, margin) == seeds
     assert power(sd, margin, seeds) >= 0.8 > power(sd, margin, seeds - 1)
+
+
+def test_seeds_needed_for_pairs():
+    """Near the textbook's (z(0.95) + z(0.90))² (sd / margin)² + z(0.95)² / 2 = 9.9 for 0.5."""
+    assert seeds_needed(0.5, 0.5, paired=True) == 11
+    assert power(0.5, 0.5, 11, paired=True) >= 0.8 > power(0.5, 0.5, 10, paired=True)
+    generator = np.random.RandomState(2)
+    shown = [
+        compare_pairs(generator.normal(0, 0.5, 11), np.zeros(11), margin=0.5).equivalent
+        for _ in range(1000)
+    ]
+    assert power(0.5, 0.5, 11, paired=True) == pytest.approx(np.mean(shown), abs=0.04)
+
+
+def test_mlperfs_rule():
+    """t = 1 / sqrt(2 / 3) = 1.2247 with 4 degrees of freedom, for equal variances of 1."""
+    faster = compare_epochs([9, 10, 11], [10, 11, 12])
+    assert faster.difference == -1
+    assert faster.p_fewer == pytest.approx(0.1440, abs=1e-4)
+    assert faster.p_more == pytest.approx(1 - faster.p_fewer)
+    assert faster.accepted
+    # t = 3 / sqrt(2 / 3) = 3.674: p = 0.0107
+    much_faster = compare_epochs([7, 8, 9], [10, 11, 12])
+    assert much_faster.p_fewer == pytest.approx(0.0107, abs=1e-4)
+    assert not much_faster.accepted
+    assert compare_epochs([13, 14, 15], [10, 11, 12]).accepted  # slower runs are not refused
+
+
+@pytest.mark.parametrize("epochs, accepted", [(4, False), (5, True), (6, True)])
+def test_mlperfs_rule_where_nothing_varies(epochs, accepted):
+    for values, reference in (([epochs] * 3, [5] * 3), ([epochs], [5])):
+        test = compare_epochs(values, reference)
+        assert (test.p_fewer, test.p_more, test.accepted) == (None, None, accepted)
 
 
 def test_power_by_simulation():

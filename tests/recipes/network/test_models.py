@@ -33,6 +33,7 @@ def test_a_number_of_layers_needs_a_family():
 @pytest.mark.parametrize(
     ("name", "size"),
     [
+        ("convnet", 32),
         ("cifar_resnet8_v1", 32),
         ("resnet18_v2", 32),
         ("mobilenetv2_0.25", 32),
@@ -94,3 +95,12 @@ def test_gluoncvs_classifiers_are_found():
 def test_an_unknown_model_gets_near_matches(name, hint):
     with pytest.raises(UsageError, match=hint):
         build(name, 10)
+
+
+def test_the_convnet_is_as_small_as_its_docstring_says():
+    net = build("convnet", 10)
+    net.initialize()
+    assert net(nd.zeros((2, 3, 28, 28))).shape == (2, 10)
+    trained = [param for param in net.collect_params().values() if param.grad_req != "null"]
+    assert sum(param.data().size for param in trained) == 29_466
+    assert smallest_size("convnet", 10, (4, 28)) == 28
