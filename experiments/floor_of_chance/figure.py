@@ -13,6 +13,7 @@ from gluon_amp.command_line import UsageError
 STYLES = {
     "floor": {"color": "0.45", "linewidth": 3.5},
     "float16": {"color": COLOURS[1], "linestyle": "-"},
+    "float16_static": {"color": COLOURS[4], "linestyle": ":"},
     "mixed_float16": {"color": COLOURS[2], "linestyle": "--"},
     "bfloat16": {"color": COLOURS[3], "linestyle": "-."},
 }

@@ -18,7 +18,8 @@ Training amplifies the smallest disturbance. Each seed is trained in float32 and
 ways, always from the same initial weights, with the same order and augmentation of the images. In
 the row *{floor}*, each initial weight is moved to its neighbouring float32 number,
 up or down at random. The distance of these runs from float32 is the floor of chance. A dtype that
-ends no farther from float32 adds nothing to it."""
+ends no farther from float32 adds nothing to it. A step that a loss scale skips is a
+disturbance, too."""
 SAME_BITS = """\
 Without a disturbance, float32 trained again ends with the same bits: all outputs and weights of
 seed {seed} are equal after every epoch."""
@@ -26,7 +27,7 @@ OTHER_BITS = """\
 **Float32 trained again without a disturbance does not end with the same bits** (seed {seed}). Runs
 do not repeat on this machine, so a part of the floor is not due to the disturbance."""
 READING = """\
-Numbers are means over {seeds} seeds, with the lowest and the highest in brackets. The difference of
+Numbers are means over the seeds, with the lowest and the highest in brackets. The difference of
 the cross-entropies is taken without its sign. Differences from the floor are of the last epoch and
 paired by seed, with a {confidence:.0%} interval. “Equivalent” means that two one-sided tests (TOST)
 show a difference of less than the margin at the {level:.0%} level, “different” that the paired
@@ -41,13 +42,12 @@ def page(results: Results, figure: str) -> str:
     parts = [
         f"# The floor of chance: {results['dataset']}",
         f"{results['model']} on {results['data']}, batch {results['batch']}, "
-        f"{results['epochs']} epochs, {len(results['seeds'])} seeds.",
+        f"{results['epochs']} epochs; seeds: {', '.join(results['seeds'])}.",
         INTRODUCTION.format(floor=rows["floor"]["label"]),
         (SAME_BITS if results["identical"] else OTHER_BITS).format(seed=first_seed),
         f"![Distances from float32 by epoch]({figure})",
         "\n".join(f"- {sentence(results, name)}" for name in rows if name != "floor"),
         READING.format(
-            seeds=len(results["seeds"]),
             confidence=CONFIDENCE,
             level=1 - CONFIDENCE,
             margins=margins,

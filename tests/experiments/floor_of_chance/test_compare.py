@@ -126,13 +126,15 @@ def test_runs_of_a_seed_differ_in_one_thing_each(tmp_path):
     assert [job.configuration.name for job in by_seed[7]] == ["float32", "control", *names]
     assert [job.configuration.name for job in by_seed[8]] == ["float32", *names]
     reference, control, floor, *dtypes = by_seed[7]
-    assert [job.arguments[0] for job in by_seed[7]] == ["own", "copied", "disturbed"] + ["own"] * 3
+    assert [job.arguments[0] for job in by_seed[7]] == ["own", "copied", "disturbed"] + ["own"] * 4
 
     def options(job):
         return [text.replace(str(job.folder), "") for text in job.arguments[1:]]
 
     assert options(reference) == options(control) == options(floor)
     assert {"--num-epochs", "digits", "32", "7"} <= set(options(floor))
-    for job, precision in zip(dtypes, ("--dtype float16", "--amp", "--dtype bfloat16")):
+    static = "--dtype float16 --loss-scale 64"
+    precisions = ("--dtype float16", static, "--amp", "--dtype bfloat16")
+    for job, precision in zip(dtypes, precisions):
         replaced = " ".join(options(job)).replace(precision, "--dtype float32")
         assert replaced == " ".join(options(reference))
