@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
 
-.PHONY: help setup train test lint format zoo benchmark input results ablation \
+.PHONY: help setup train test lint format zoo benchmark input results ablation floor \
   clients notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
@@ -55,6 +55,11 @@ results: setup ## train the digits in three dtypes over seeds, into results/digi
 
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
+
+# One thread for each run, as sums depend on the number of threads.
+floor: export OMP_NUM_THREADS = 1
+floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (16 minutes)
+	$(BIN)/python -m experiments.floor_of_chance --parallel 2 $(ARGS)
 
 clients: setup ## train clients of MXNet in four dtypes, each in a venv of its own (35 minutes)
 	$(BIN)/python -m experiments.clients $(ARGS)

@@ -1,0 +1,145 @@
+"""Compare float32 with itself, disturbed by one unit in the last place, and with other dtypes.
+
+    python -m experiments.floor_of_chance --dataset digits --output docs/results/floor
+
+Finished runs are not repeated, and killed runs resume. Options after -- go to every run.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from experiments.benchmarks.report import machine
+from experiments.floor_of_chance.compare import (
+    QUANTITIES,
+    Results,
+    cross_entropies,
+    distances,
+    identical,
+    read_trace,
+    top1,
+)
+from experiments.floor_of_chance.figure import draw
+from experiments.floor_of_chance.page import page
+from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
+from experiments.results.record import SUMMARY, RunRecord, read, read_json
+from experiments.results.runs import Job, Runner, alone_in, interruptible
+from gluon_amp.command_line import Parser, UsageError, natural, path, positive_int, status_of
+from gluon_amp.files import atomic
+from gluon_amp.recipes.data_options import DATASETS
+from gluon_amp.recipes.interruption import RunInterruptedError
+
+
+def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
+    """Return the options, and the arguments after ``--``, which are for the runs."""
+    arguments = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
+    count = {"type": positive_int, "metavar": "N"}
+    add("--seeds", default=8, help="pairs of runs of each row (default: %(default)s)", **count)
+    add("--first-seed", default=0, type=natural, metavar="SEED", help="default: %(default)s")
+    add("--batch-size", default=64, help="default: %(default)s", **count)
+    add("--parallel", default=1, help="runs at a time (default: %(default)s)", **count)
+    add(
+        "--output",
+        type=path,
+        default=Path("results/floor"),
+        metavar="DIR",
+        help="for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)",
+    )
+    return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train all pairs and write the page, its values and its figure; return the status."""
+    options, extra = parse(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the runs: sums depend on the threads
+    target = options.output / options.dataset  # the folder of the runs; files add a suffix
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    by_seed = jobs(options.dataset, target, seeds, options.batch_size, extra)
+    try:
+        with interruptible(), alone_in(target) as lock:
+            runner = Runner(options.parallel, lock)
+            runner.train([job for of_seed in by_seed.values() for job in of_seed])
+            results = collect(by_seed, options.parallel)
+    except (RuntimeError, RunInterruptedError) as error:
+        print(f"floor_of_chance: {error}", file=sys.stderr)
+        return getattr(error, "status", 1)
+    results["dataset"] = options.dataset
+    results["command"] = " ".join(["python -m experiments.floor_of_chance", *arguments])
+    text = page(results, f"{options.dataset}.png")
+    atomic.write(target.with_suffix(".json"), (json.dumps(results, indent=1) + "\n").encode())
+    atomic.write(target.with_suffix(".md"), text.encode())
+    draw(results, target.with_suffix(".png"))
+    print(text)
+    return 0
+
+
+def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
+    """Return the distances of all finished runs.
+
+    A run that failed, such as one that diverged, is a `UsageError`.
+    """
+    reference: Dict[str, Any] = {}
+    rows: Dict[str, Dict[str, Any]] = {
+        row.name: {"label": row.label, "seeds": {}} for row in COMPARED
+    }
+    same = True
+    for seed, (first, *others) in by_seed.items():
+        record, original = _finished(first), read_trace(first.folder / TRACE)
+        reference[str(seed)] = {**_scores(first, original), "skipped_steps": record.skipped}
+        for job in others:
+            skipped, trace = _finished(job).skipped, read_trace(job.folder / TRACE)
+            if job.configuration.name not in rows:
+                same = same and identical(trace, original)
+                continue
+            rows[job.configuration.name]["seeds"][str(seed)] = {
+                **distances(trace, original),
+                **_scores(job, trace),
+                "skipped_steps": skipped,
+            }
+    return {
+        "data": record.data,
+        "model": record.model,
+        "hardware": record.hardware,
+        "batch": first.configuration.batch,
+        "epochs": len(record.errors),
+        "weights_compared": original["weights"].shape[1],
+        "parallel": parallel,
+        "about": machine(int(os.environ["OMP_NUM_THREADS"])),
+        "margins": {quantity.name: quantity.margin for quantity in QUANTITIES},
+        "seeds": [str(seed) for seed in by_seed],
+        "identical": same,
+        "reference": {"label": REFERENCE.label, "seeds": reference},
+        "rows": rows,
+    }
+
+
+def _finished(job: Job) -> RunRecord:
+    record = read(job.folder)
+    if record.failure is not None:
+        raise UsageError(f"{job.folder} has no result: {record.failure}")
+    return record
+
+
+def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
+    return {
+        "top1": top1(trace).tolist(),
+        "own_cross_entropy": cross_entropies(trace).tolist(),
+        "seconds": read_json(job.folder / SUMMARY)["train_seconds"],
+    }
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Read the command line and run it; return the status of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return status_of("floor_of_chance", lambda: run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Draws the distances from float32 by epoch: the floor beside each dtype."""
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+
+from experiments.floor_of_chance.compare import QUANTITIES, Results, magnitudes
+from experiments.results.figure import COLOURS
+from gluon_amp.command_line import UsageError
+
+# The floor is a wide grey band, on which the lines of the dtypes are drawn.
+STYLES = {
+    "floor": {"color": "0.45", "linewidth": 3.5},
+    "float16": {"color": COLOURS[1], "linestyle": "-"},
+    "float16_static": {"color": COLOURS[4], "linestyle": ":"},
+    "mixed_float16": {"color": COLOURS[2], "linestyle": "--"},
+    "bfloat16": {"color": COLOURS[3], "linestyle": "-."},
+}
+
+
+def draw(results: Results, path: Path) -> None:
+    """Write a PNG: a panel for each quantity, and a line with a band for each row.
+
+    The line is the mean over the seeds. The band extends from the lowest to the highest seed. If
+    matplotlib is not installed, that is a `UsageError`.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(
+            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
+        ) from None
+    figure = Figure(figsize=(13, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES):
+        values = {name: magnitudes(results, name, quantity) for name in results["rows"]}
+        positive = np.concatenate([each[each > 0] for each in values.values()])
+        lowest = positive.min() / 2 if positive.size else 1.0  # stands for 0 on this axis
+        for name, of_seeds in values.items():
+            mean, low, high = (
+                np.maximum(reduced(of_seeds, axis=0), lowest)
+                for reduced in (np.mean, np.min, np.max)
+            )
+            style, epochs = STYLES[name], range(len(mean))
+            axes.plot(epochs, mean, label=results["rows"][name]["label"], **style)
+            band = {"color": style["color"], "alpha": 0.3 if name == "floor" else 0.13}
+            axes.fill_between(epochs, low, high, linewidth=0, **band)
+        axes.set(xlabel="Epoch", yscale="log", title=quantity.title)
+        axes.set_ylabel(quantity.unit)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+    axes.legend(title="float32 against", fontsize=9)
+    count = len(results["seeds"])
+    title = (
+        f"{results['model']} on {results['data']}, {results['hardware']}: mean, lowest and highest "
+        f"of {count} seeds"
+    )
+    figure.suptitle(textwrap.fill(title, 150), fontsize=9)
+    figure.savefig(path, dpi=110)
