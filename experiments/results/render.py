@@ -176,8 +176,8 @@ def _tests(table: Table) -> List[str]:
         "is one, and with the first row. If both rows have the same seeds, runs with the same seed "
         "are pairs. The verdict is “equivalent” if two one-sided tests (TOST) show a difference of "
         "less than the margin at the 5 % level, “different” if the t test shows a difference, and "
-        "“undecided” if neither does. The margins are the recipe's, set before the runs, unless the "
-        "command below has a --margin.",
+        "“undecided” if neither does. The margins are the recipe's, set before the runs, unless "
+        "the command below has a --margin.",
         f"Top-1 accuracy, with a margin of {table.margin:g} percentage points:",
         _test_table(table, "Top-1 accuracy", "top1", lambda row: _percent(row.top1), 2),
     ]

@@ -109,7 +109,8 @@ def restored(values: Dict) -> Table:
         return tabulate(runs, order, *margins, values["source"])
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"the file is not a results.json with the values of each run: {error!r}."
+            f"the file is not a results.json with the values of each run ({error!r}): make it with "
+            "results_table.py."
         ) from None
 
 
