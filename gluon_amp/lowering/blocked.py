@@ -15,9 +15,10 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp import hardware
-from gluon_amp.lowering import native
+from gluon_amp.lowering import narrowing, native
 from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
 from gluon_amp.lowering.deconvolution import tuple_of
+from gluon_amp.lowering.narrowing import ADAPTIVE_POOLING
 from gluon_amp.lowering.pointwise import BROADCASTING, Program, instructions_of
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION, Writer, edge_dtypes
 from gluon_amp.policy.op_table import EXACT
@@ -33,8 +34,6 @@ CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 
 # Operators that read parameters as they are stored, in float32 or float16
 READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
-
-ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 
 NOT_ELEMENTWISE = ("Concat", "Convolution", "Pooling", ADAPTIVE_POOLING)
 
@@ -80,11 +79,29 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     edges = edge_dtypes(graph, dtypes)
     if not any(dtype in LOW_PRECISION for dtype in edges.values()):
         return graph
+    graph, edges = _narrowed(graph, edges, dtypes)
     # The order of the variables is that of the graph, and callers rely on it.
     blocked = _Blocking(graph, edges).rewrite()
     if _variables(blocked) != _variables(graph):
         blocked = _Blocking(graph, edges, keeps_order=True).rewrite()
     return blocked
+
+
+def _narrowed(
+    graph: dict, edges: Dict[Edge, str], dtypes: Dict[str, object]
+) -> Tuple[dict, Dict[Edge, str]]:
+    """Return the graph with operators brought back to bfloat16, if they are blocked then."""
+    chosen = narrowing.find(graph, edges)
+    while chosen:
+        narrower = narrowing.narrow(graph, edges, chosen)
+        narrower_edges = edge_dtypes(narrower, dtypes)
+        images = _Blocking(narrower, narrower_edges).find_images()
+        names = {narrower["nodes"][i]["name"] for i, _ in images}
+        blocked = {i for i in chosen if graph["nodes"][i]["name"] in names}
+        if blocked == chosen:
+            return narrower, narrower_edges
+        chosen = blocked
+    return graph, edges
 
 
 def available() -> bool:
@@ -149,7 +166,7 @@ class _Blocking:
         }
 
     def rewrite(self) -> dict:
-        self._find_images()
+        self.find_images()
         self._find_groups()
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
@@ -164,13 +181,14 @@ class _Blocking:
 
     # ----------------------------------------------------------------------------------- analysis
 
-    def _find_images(self) -> None:
+    def find_images(self) -> Dict[Edge, Images]:
         """Find the tensors that can have the blocked layout: results of convolutions, and so on."""
         for i, node in enumerate(self.nodes):
             find = self._finders.get(canonical(node["op"]), self._find_elementwise)
             found = find(i, node)
             if found is not None and self._is_short(i, node):
                 self.images[i, 0] = found
+        return self.images
 
     def _is_short(self, i: int, node: dict) -> bool:
         """Return whether a value follows by few instructions from few arrays.
