@@ -10,6 +10,7 @@ cast to bfloat16 again: then a chain's result is rounded once, where it is store
 from typing import Dict, Set, Tuple
 
 from gluon_amp.lowering.pointwise import instructions_of
+from gluon_amp.policy import op_table
 from gluon_amp.policy.graph import CASTS, PINNED_ATTR, Writer
 from gluon_amp.policy.registry import canonical
 
@@ -19,6 +20,9 @@ ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 
 # Operator: how many of its inputs are images; None stands for all of them
 READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}
+
+# Operators that stay in float32 themselves, as elementwise ones do
+PASS_ON = op_table.MOVES | {"add_n", "Dropout"}
 
 
 def find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
@@ -44,7 +48,7 @@ def find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
     for i in reversed(range(len(nodes))):
         op, attrs = canonical(nodes[i]["op"]), nodes[i].get("attrs", {})
         to_low = op in CASTS and edges.get((i, 0)) == "bfloat16"
-        passes = op in READ_IMAGES or op == "add_n" or instructions_of(op, attrs) is not None
+        passes = op in READ_IMAGES or op in PASS_ON or instructions_of(op, attrs) is not None
         passes = passes and PINNED_ATTR not in attrs and i not in exact
         if passes and op in READ_IMAGES and edges.get((i, 0)) == "float32":
             found.add(i)
@@ -71,7 +75,7 @@ def narrow(graph: dict, edges: Dict[Edge, str], chosen: Set[int]) -> dict:
         source = nodes[entry[0]]
         if source["op"] in CASTS and edges.get(tuple(source["inputs"][0][:2])) == "bfloat16":
             return out.remap(source["inputs"][0])
-        return out.remap(entry) if entry[0] in chosen else cast(out.remap(entry), "bfloat16")
+        return out.remap(entry) if is_chosen(entry) else cast(out.remap(entry), "bfloat16")
 
     def wide(entry: list) -> list:
         return cast(out.remap(entry), "float32") if is_chosen(entry) else out.remap(entry)

@@ -47,6 +47,12 @@ def test_pooling_of_a_scaled_image_is_blocked(pool):
     assert (ops.count(blocked.POOL), ops.count(blocked.UNBLOCK)) == (1, 1)
 
 
+def test_pooling_before_the_head_is_blocked():
+    h = pooled(conv(mx.sym.var("data"), "first") * 3 + 1)
+    h = mx.sym.Dropout(mx.sym.Flatten(h), p=0.2)
+    assert blocked.POOL in operators(mx.sym.FullyConnected(h, name="head", num_hidden=2))
+
+
 @pytest.mark.parametrize("pool", [pooled, adaptive])
 def test_an_output_in_float32_is_pooled_in_float32(pool):
     assert blocked.POOL not in operators(pool(conv(mx.sym.var("data"), "first") * 3 + 1))
