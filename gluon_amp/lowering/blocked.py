@@ -19,7 +19,7 @@ from gluon_amp.lowering import narrowing, native
 from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
 from gluon_amp.lowering.deconvolution import tuple_of
 from gluon_amp.lowering.narrowing import ADAPTIVE_POOLING
-from gluon_amp.lowering.pointwise import BROADCASTING, Program, instructions_of
+from gluon_amp.lowering.pointwise import BROADCASTING, RELU, Program, instructions_of
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION, Writer, edge_dtypes
 from gluon_amp.policy.op_table import EXACT
 from gluon_amp.policy.registry import canonical
@@ -424,6 +424,7 @@ class _Blocking:
                 name = f"{node['name']}_data"
                 source = self.out.emit("amp_cast", name, source, dtype="float32")
             attrs.update(plain_data="True", lanes=str(lanes))
+            attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
             return self.out.emit(CONVOLUTION, node["name"], source, *entries, **attrs)
         attrs["channels"] = str(data.channels)
         groups = int(attrs.get("num_group", "1"))
@@ -431,7 +432,17 @@ class _Blocking:
         if groups > 1 and small:
             return self.out.emit(DEPTHWISE, node["name"], self._data(node), *entries, **attrs)
         attrs["lanes"] = str(lanes)
+        attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
         return self.out.emit(CONVOLUTION, node["name"], self._data(node), *entries, **attrs)
+
+    def _is_rounded_by_reader(self, i: int) -> bool:
+        """Return whether all that reads a node is a relu whose result is stored, thus rounded."""
+        readers = self.readers.get((i, 0), ())
+        if len(readers) != 1 or (i, 0) in self.heads:
+            return False
+        node = self.nodes[readers[0]]
+        alone = self.groups.get(readers[0]) == {readers[0]} and self._is_low((readers[0], 0))
+        return alone and instructions_of(node["op"], node.get("attrs", {})) == [RELU]
 
     def _write_dense(self, i: int, node: dict) -> None:
         weights = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]

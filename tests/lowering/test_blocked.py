@@ -321,8 +321,13 @@ def test_one_network_in_two_threads_and_many_sizes(policy):
 # ----------------------------------------------------------------------------------- the graphs
 
 
-def lowered_ops(net, policy, shape, monkeypatch):
+def lowered_ops(*args):
     """Return how often each operator is in the lowered graph of a network's inference."""
+    return Counter(node["op"] for node in lowered_nodes(*args))
+
+
+def lowered_nodes(net, policy, shape, monkeypatch):
+    """Return the nodes of the lowered graph of a network's inference."""
     graphs = []
 
     def lower(*args):
@@ -335,7 +340,7 @@ def lowered_ops(net, policy, shape, monkeypatch):
     net.hybridize()
     amp.cast(net, policy)
     net(nd.zeros(shape)).wait_to_read()
-    return Counter(node["op"] for node in to_json(graphs[-1])["nodes"])
+    return to_json(graphs[-1])["nodes"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -353,6 +358,31 @@ def test_a_norm_is_computed_once(policy, monkeypatch):
     function, blocks = CASES["a float32 value that is also read plain"]
     ops = lowered_ops(Net(function, **blocks), policy, (2, 4, 5, 5), monkeypatch)
     assert ops[blocked.NORM] == 1
+
+
+def test_a_relu_rounds_for_the_convolution_that_it_alone_reads(monkeypatch):
+    """Both orders of rounding and relu give the same bits; other readers need rounded values."""
+    cases = {
+        "relu": (lambda F, h: F.relu(h), "True"),
+        "negative slope": (lambda F, h: F.LeakyReLU(h, slope=0.3), "False"),
+        "sum behind": (lambda F, h: F.relu(h) + h, "False"),
+        "program goes on": (lambda F, h: F.relu(h) * 3, "False"),
+    }
+    for name, (act, expected) in cases.items():
+        case = between(lambda net, F, h, act=act: act(F, h), channels=16)
+        assert rounded_by_reader(case, monkeypatch)["first"] == expected, name
+    values = run(between(lambda net, F, h: F.relu(h)), "float16", True, monkeypatch)
+    monkeypatch.setattr(blocked._Blocking, "_is_rounded_by_reader", lambda self, i: False)
+    others = run(between(lambda net, F, h: F.relu(h)), "float16", True, monkeypatch)
+    for name, value in values.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+def rounded_by_reader(case, monkeypatch):
+    function, blocks = case
+    nodes = lowered_nodes(Net(function, **blocks), "float16", (2, 4, 5, 5), monkeypatch)
+    convolutions = [node["attrs"] for node in nodes if node["op"] == blocked.CONVOLUTION]
+    return dict(zip(("first", "last"), (attrs["reader_rounds"] for attrs in convolutions)))
 
 
 @pytest.mark.parametrize(("network", "most"), [("resnet50_v1", 60), ("mobilenetv2_1.0", 80)])

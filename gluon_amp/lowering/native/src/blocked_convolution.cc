@@ -199,7 +199,8 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   } else {
     plan->primitive->execute({source, kernel, result});
   }
-  round_values(outputs[0]);
+  // a relu that is stored rounded may read what is not: both orders give the same values and gradients
+  if (!flag_of(attrs, "reader_rounds")) round_values(outputs[0]);
 }
 
 void data_grad(Convolution c, const NDArray& grad, const NDArray& weight,
