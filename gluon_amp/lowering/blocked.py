@@ -15,10 +15,11 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp import hardware
-from gluon_amp.lowering import native
+from gluon_amp.lowering import narrowing, native
 from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
 from gluon_amp.lowering.deconvolution import tuple_of
-from gluon_amp.lowering.pointwise import BROADCASTING, Program, instructions_of
+from gluon_amp.lowering.narrowing import ADAPTIVE_POOLING
+from gluon_amp.lowering.pointwise import BROADCASTING, RELU, Program, instructions_of
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION, Writer, edge_dtypes
 from gluon_amp.policy.op_table import EXACT
 from gluon_amp.policy.registry import canonical
@@ -33,8 +34,6 @@ CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 
 # Operators that read parameters as they are stored, in float32 or float16
 READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
-
-ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 
 NOT_ELEMENTWISE = ("Concat", "Convolution", "Pooling", ADAPTIVE_POOLING)
 
@@ -80,11 +79,29 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     edges = edge_dtypes(graph, dtypes)
     if not any(dtype in LOW_PRECISION for dtype in edges.values()):
         return graph
+    graph, edges = _narrowed(graph, edges, dtypes)
     # The order of the variables is that of the graph, and callers rely on it.
     blocked = _Blocking(graph, edges).rewrite()
     if _variables(blocked) != _variables(graph):
         blocked = _Blocking(graph, edges, keeps_order=True).rewrite()
     return blocked
+
+
+def _narrowed(
+    graph: dict, edges: Dict[Edge, str], dtypes: Dict[str, object]
+) -> Tuple[dict, Dict[Edge, str]]:
+    """Return the graph with operators brought back to bfloat16, if they are blocked then."""
+    chosen = narrowing.find(graph, edges)
+    while chosen:
+        narrower = narrowing.narrow(graph, edges, chosen)
+        narrower_edges = edge_dtypes(narrower, dtypes)
+        images = _Blocking(narrower, narrower_edges).find_images()
+        names = {narrower["nodes"][i]["name"] for i, _ in images}
+        blocked = {i for i in chosen if graph["nodes"][i]["name"] in names}
+        if blocked == chosen:
+            return narrower, narrower_edges
+        chosen = blocked
+    return graph, edges
 
 
 def available() -> bool:
@@ -148,7 +165,7 @@ class _Blocking:
         }
 
     def rewrite(self) -> dict:
-        self._find_images()
+        self.find_images()
         self._find_groups()
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
@@ -163,13 +180,14 @@ class _Blocking:
 
     # ----------------------------------------------------------------------------------- analysis
 
-    def _find_images(self) -> None:
+    def find_images(self) -> Dict[Edge, Images]:
         """Find the tensors that can have the blocked layout: results of convolutions, and so on."""
         for i, node in enumerate(self.nodes):
             find = self._finders.get(canonical(node["op"]), self._find_elementwise)
             found = find(i, node)
             if found is not None and self._is_short(i, node):
                 self.images[i, 0] = found
+        return self.images
 
     def _is_short(self, i: int, node: dict) -> bool:
         """Return whether a value follows by few instructions from few arrays.
@@ -405,6 +423,7 @@ class _Blocking:
                 name = f"{node['name']}_data"
                 source = self.out.emit("amp_cast", name, source, dtype="float32")
             attrs.update(plain_data="True", lanes=str(lanes))
+            attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
             return self.out.emit(CONVOLUTION, node["name"], source, *entries, **attrs)
         attrs["channels"] = str(data.channels)
         groups = int(attrs.get("num_group", "1"))
@@ -412,7 +431,17 @@ class _Blocking:
         if groups > 1 and small:
             return self.out.emit(DEPTHWISE, node["name"], self._data(node), *entries, **attrs)
         attrs["lanes"] = str(lanes)
+        attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
         return self.out.emit(CONVOLUTION, node["name"], self._data(node), *entries, **attrs)
+
+    def _is_rounded_by_reader(self, i: int) -> bool:
+        """Return whether all that reads a node is a relu whose result is stored, thus rounded."""
+        readers = self.readers.get((i, 0), ())
+        if len(readers) != 1 or (i, 0) in self.heads:
+            return False
+        node = self.nodes[readers[0]]
+        alone = self.groups.get(readers[0]) == {readers[0]} and self._is_low((readers[0], 0))
+        return alone and instructions_of(node["op"], node.get("attrs", {})) == [RELU]
 
     def _write_dense(self, i: int, node: dict) -> None:
         weights = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]

@@ -17,6 +17,8 @@ class Instruction(NamedTuple):
     constants: Tuple[str, ...] = ()
 
 
+RELU = Instruction("relu", ("a",))
+
 # Operators of one input without attributes, and of two inputs
 UNARY = {
     "relu": "relu",

@@ -24,6 +24,9 @@ BLOCK_ATTR = "__gluon_amp_block__"
 ACCUMULATE_ATTR = "__gluon_amp_accumulate__"
 ACCUMULATING = ("Convolution", "FullyConnected", "dot", "batch_dot")
 
+# Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
+PINNED_ATTR = "__gluon_amp_pinned__"
+
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 LOW_PRECISION = ("float16", "bfloat16")
 
@@ -328,6 +331,8 @@ class _Rewriter:
                 inputs[k] = out.cast(inputs[k], dtype)
         if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
             node["attrs"][ACCUMULATE_ATTR] = "float16"
+        if decision.pinned and dtype == "float32" and self.policy.compute_dtype == "bfloat16":
+            node["attrs"][PINNED_ATTR] = "float32"
         if "subgraphs" in node:
             # A loop or branch reads and returns float32; its body casts what it reads.
             inside = _Rewriter(self.policy, dict.fromkeys(self.param_dtypes, "float32"))

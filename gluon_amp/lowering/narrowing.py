@@ -1,0 +1,97 @@
+"""Brings operators of images that bfloat16 left in float32 back to bfloat16.
+
+MXNet has no bfloat16 kernels of scalar operators, `clip` and so on, so they run in float32, and
+what reads their results follows: the pooling behind a hard-swish, a concatenation, a BatchNorm. The
+blocked layout computes the elementwise operators in its programs, in float32, but it holds its
+arrays in bfloat16. So those readers get casts around them, if everything that follows from them is
+cast to bfloat16 again: then a chain's result is rounded once, where it is stored.
+"""
+
+from typing import Dict, Set, Tuple
+
+from gluon_amp.lowering.pointwise import instructions_of
+from gluon_amp.policy import op_table
+from gluon_amp.policy.graph import CASTS, PINNED_ATTR, Writer
+from gluon_amp.policy.registry import canonical
+
+Edge = Tuple[int, int]  # a tensor: node and output
+
+ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
+
+# Operator: how many of its inputs are images; None stands for all of them
+READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}
+
+# Operators that stay in float32 themselves, as elementwise ones do
+PASS_ON = op_table.MOVES | {"add_n", "Dropout"}
+
+
+def find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
+    """Return the nodes in float32 that may read and return bfloat16.
+
+    Parameters
+    ----------
+    graph : dict
+        A symbol's JSON.
+    edges : dict of (int, int) to str
+        The dtype of every tensor, by node and output.
+
+    Returns
+    -------
+    set of int
+        Of the operators in `READ_IMAGES`, those from which only values in bfloat16 follow, and
+        which no pin keeps in float32.
+    """
+    nodes = graph["nodes"]
+    # nodes whose results something reads in float32, which has to be exact
+    exact = {entry[0] for entry in graph["heads"]}
+    found = set()
+    for i in reversed(range(len(nodes))):
+        op, attrs = canonical(nodes[i]["op"]), nodes[i].get("attrs", {})
+        to_low = op in CASTS and edges.get((i, 0)) == "bfloat16"
+        passes = op in READ_IMAGES or op in PASS_ON or instructions_of(op, attrs) is not None
+        passes = passes and PINNED_ATTR not in attrs and i not in exact
+        if passes and op in READ_IMAGES and edges.get((i, 0)) == "float32":
+            found.add(i)
+        if not (to_low or passes):
+            exact.update(entry[0] for entry in nodes[i]["inputs"])
+    return found
+
+
+def narrow(graph: dict, edges: Dict[Edge, str], chosen: Set[int]) -> dict:
+    """Return a graph in which these nodes read and return bfloat16.
+
+    They are given as `find` returns them. What reads a result in float32 reads a cast of it.
+    """
+    nodes, out, casts = graph["nodes"], Writer(), {}
+
+    def cast(entry: list, dtype: str) -> list:
+        key = (*entry[:2], dtype)
+        if key not in casts:
+            name = f"{out.nodes[entry[0]]['name']}_{entry[1]}_narrowed_{dtype}"
+            casts[key] = out.emit("amp_cast", name, entry, dtype=dtype)
+        return casts[key]
+
+    def low(entry: list) -> list:
+        source = nodes[entry[0]]
+        if source["op"] in CASTS and edges.get(tuple(source["inputs"][0][:2])) == "bfloat16":
+            return out.remap(source["inputs"][0])
+        return out.remap(entry) if is_chosen(entry) else cast(out.remap(entry), "bfloat16")
+
+    def wide(entry: list) -> list:
+        return cast(out.remap(entry), "float32") if is_chosen(entry) else out.remap(entry)
+
+    def is_chosen(entry: list) -> bool:
+        return entry[0] in chosen and entry[1] == 0
+
+    for i, node in enumerate(nodes):
+        inputs = node["inputs"]
+        if node["op"] in CASTS and is_chosen(inputs[0]) and edges.get((i, 0)) == "bfloat16":
+            out.replaced[i, 0] = out.remap(inputs[0])
+            out.numbers.append(out.replaced[i, 0][0])
+            continue
+        images = READ_IMAGES[canonical(node["op"])] if i in chosen else 0
+        images = len(inputs) if images is None else images
+        entries = [low(entry) for entry in inputs[:images]]
+        entries += [wide(entry) for entry in inputs[images:]]
+        out.numbers.append(out.copy(node, entries)[0])
+    return out.graph(graph)

@@ -1,0 +1,91 @@
+"""Pooling and so on behind what bfloat16 computes in float32: brought back to bfloat16 or not."""
+
+import numpy as np
+import pytest
+
+from gluon_amp.lowering import blocked, lower
+from gluon_amp.policy import Policy, graph
+from tests.recipes.scripts import skip_without_bfloat16
+
+import mxnet as mx
+from mxnet import nd
+
+pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def _bfloat16():
+    skip_without_bfloat16()
+
+
+def conv(data, name):
+    return mx.sym.Convolution(data, name=name, kernel=(1, 1), num_filter=2, no_bias=True)
+
+
+def pooled(h):
+    return mx.sym.Pooling(h, kernel=(1, 1), global_pool=True, pool_type="avg", name="pool")
+
+
+def adaptive(h):
+    return mx.sym.contrib.AdaptiveAvgPooling2D(h, output_size=1, name="pool")
+
+
+def lowered(symbol, policy="bfloat16"):
+    policy = Policy.parse(policy)
+    dtypes = graph.parameter_dtypes(symbol, policy, ["data"])
+    return lower(graph.apply(symbol, policy, dtypes), dtypes, "cpu")
+
+
+def operators(symbol, policy="bfloat16"):
+    return [node["op"] for node in graph.to_json(lowered(symbol, policy))["nodes"]]
+
+
+@pytest.mark.parametrize("pool", [pooled, adaptive])
+def test_pooling_of_a_scaled_image_is_blocked(pool):
+    symbol = conv(pool(conv(mx.sym.var("data"), "first") * 3 + 1), "last")
+    ops = operators(symbol)
+    assert (ops.count(blocked.POOL), ops.count(blocked.UNBLOCK)) == (1, 1)
+
+
+def test_pooling_before_the_head_is_blocked():
+    h = pooled(conv(mx.sym.var("data"), "first") * 3 + 1)
+    h = mx.sym.Dropout(mx.sym.Flatten(h), p=0.2)
+    assert blocked.POOL in operators(mx.sym.FullyConnected(h, name="head", num_hidden=2))
+
+
+@pytest.mark.parametrize("pool", [pooled, adaptive])
+def test_an_output_in_float32_is_pooled_in_float32(pool):
+    assert blocked.POOL not in operators(pool(conv(mx.sym.var("data"), "first") * 3 + 1))
+
+
+def test_what_a_sum_in_float32_reads_is_pooled_in_float32():
+    h = pooled(conv(mx.sym.var("data"), "first") * 3 + 1)
+    assert blocked.POOL not in operators(conv(mx.sym.broadcast_add(h, mx.sym.mean(h)), "last"))
+
+
+@pytest.mark.parametrize("pin", [{"ops": ["Pooling"]}, {"blocks": ["pool"]}])
+def test_pins_keep_float32(pin):
+    symbol = conv(pooled(conv(mx.sym.var("data"), "first") * 3 + 1), "last")
+    assert blocked.POOL in operators(symbol)
+    assert blocked.POOL not in operators(symbol, Policy.parse("bfloat16").pin(**pin))
+
+
+def test_pooling_that_the_layout_lacks_stays_float32():
+    """Behind a sum over all channels, which is not blocked, an adaptive pooling has no kernel."""
+    h = mx.sym.sum(conv(mx.sym.var("data"), "first"), axis=1, keepdims=True)
+    ops = operators(conv(adaptive(h), "last"))
+    assert "_contrib_AdaptiveAvgPooling2D" in ops
+
+
+def test_a_chain_is_rounded_once():
+    """(1.0078125 * 1.3 - 1.25) * 64 is 3.85, which bfloat16 rounds to 3.84375.
+
+    With a product rounded to bfloat16 it would be 4, with rounded constants 3.65.
+    """
+    h = conv(mx.sym.var("data"), "first")
+    symbol = conv(pooled((h * 1.3 - 1.25) * 64), "last")
+    data = nd.full((1, 1, 2, 2), 1.0078125)
+    weights = {"first_weight": nd.ones((2, 1, 1, 1)), "last_weight": nd.ones((2, 2, 1, 1))}
+    arrays = {"data": data, **weights}
+    actual = lowered(symbol).bind(mx.cpu(), arrays).forward()[0].asnumpy()
+    np.testing.assert_array_equal(actual.ravel(), [2 * 3.84375] * 2)
