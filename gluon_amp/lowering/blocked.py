@@ -12,14 +12,14 @@ computed in one pass over memory, with the BatchNorm before it (`pointwise`).
 
 import os
 from collections import Counter
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from gluon_amp import hardware
-from gluon_amp.lowering import narrowing, native
+from gluon_amp.lowering import native
 from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
-from gluon_amp.lowering.deconvolution import tuple_of
-from gluon_amp.lowering.narrowing import ADAPTIVE_POOLING
-from gluon_amp.lowering.pointwise import BROADCASTING, RELU, Program, instructions_of
+from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge, is_elementwise
+from gluon_amp.lowering.narrowing import narrowed
+from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION, Writer, edge_dtypes
 from gluon_amp.policy.op_table import EXACT
 from gluon_amp.policy.registry import canonical
@@ -35,37 +35,6 @@ CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 # Operators that read parameters as they are stored, in float32 or float16
 READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
 
-NOT_ELEMENTWISE = ("Concat", "Convolution", "Pooling", ADAPTIVE_POOLING)
-
-Edge = Tuple[int, int]  # a tensor of the old graph: node and output
-
-TRUE = ("True", "true", "1")
-UNSET = ("None", "NCHW")  # of the attribute `layout`
-
-
-class Limit(NamedTuple):
-    """How many instructions a program may have, and how many arrays it may read."""
-
-    instructions: int
-    arrays: int
-
-
-# The C++ library accepts 64 instructions and 8 arrays. A float32 value is part of several programs.
-LIMIT, LIMIT_IN_FLOAT32 = Limit(48, 6), Limit(24, 3)
-MOST_JOINED = 4  # arrays; operators that would make a program read more become its inputs
-
-# The number, height and width of images, as far as a graph without shapes determines them: two
-# equal values stand for equal sizes. The first tensor has the size ("of", tensor), one pixel for
-# each of its images is ("one", tensor), and other sizes are (size, what changed it).
-Size = tuple
-
-
-class Images(NamedTuple):
-    """What the graph says of a tensor of images that can have the blocked layout."""
-
-    channels: int
-    size: Size
-
 
 def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     """Return a graph of the same values in which images in low precision have the blocked layout.
@@ -79,29 +48,13 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     edges = edge_dtypes(graph, dtypes)
     if not any(dtype in LOW_PRECISION for dtype in edges.values()):
         return graph
-    graph, edges = _narrowed(graph, edges, dtypes)
+    graph, edges = narrowed(graph, edges, dtypes)
+    found = Analysis(graph, edges)
     # The order of the variables is that of the graph, and callers rely on it.
-    blocked = _Blocking(graph, edges).rewrite()
+    blocked = _Writing(graph, found).rewrite()
     if _variables(blocked) != _variables(graph):
-        blocked = _Blocking(graph, edges, keeps_order=True).rewrite()
+        blocked = _Writing(graph, found, keeps_order=True).rewrite()
     return blocked
-
-
-def _narrowed(
-    graph: dict, edges: Dict[Edge, str], dtypes: Dict[str, object]
-) -> Tuple[dict, Dict[Edge, str]]:
-    """Return the graph with operators brought back to bfloat16, if they are blocked then."""
-    chosen = narrowing.find(graph, edges)
-    while chosen:
-        narrower = narrowing.narrow(graph, edges, chosen)
-        narrower_edges = edge_dtypes(narrower, dtypes)
-        images = _Blocking(narrower, narrower_edges).find_images()
-        names = {narrower["nodes"][i]["name"] for i, _ in images}
-        blocked = {i for i in chosen if graph["nodes"][i]["name"] in names}
-        if blocked == chosen:
-            return narrower, narrower_edges
-        chosen = blocked
-    return graph, edges
 
 
 def available() -> bool:
@@ -124,39 +77,20 @@ def lanes_for(dtype: str) -> int:
     return 0 if amx and dtype == "bfloat16" else 16
 
 
-class _Blocking:
-    """One graph being rewritten.
-
-    The old graph is analyzed twice: from the inputs to the outputs for what can be blocked
-    (`images`), and back for which elementwise operators are computed together (`groups`).
+class _Writing:
+    """The new graph, while it is written.
 
     With `keeps_order`, a program joins a BatchNorm only if that is what it reads first, so that the
     variables keep their order.
     """
 
-    def __init__(self, graph: dict, edges: Dict[Edge, str], keeps_order: bool = False) -> None:
+    def __init__(self, graph: dict, found: Analysis, keeps_order: bool = False) -> None:
+        self.old, self.nodes, self.edges = graph, found.nodes, found.edges
+        self.found, self.images, self.groups = found, found.images, found.groups
         self.keeps_order = keeps_order
-        self.old, self.nodes, self.edges = graph, graph["nodes"], edges
         self.out = Writer()
-        self.images: Dict[Edge, Images] = {}
-        self.wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`
-        # elementwise node -> nodes whose results it is part of
-        self.groups: Dict[int, Set[int]] = {}
         self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
         self.blocked: Dict[Edge, list] = {}  # and blocked
-        self.readers: Dict[Edge, List[int]] = {}
-        for i, node in enumerate(self.nodes):
-            for source, output, *_ in node["inputs"]:
-                self.readers.setdefault((source, output), []).append(i)
-        self.heads = {tuple(entry[:2]) for entry in graph["heads"]}
-        self._finders = {
-            "BatchNorm": self._find_norm,
-            "Concat": self._find_concat,
-            "Convolution": self._find_convolution,
-            "Pooling": self._find_pooling,
-            ADAPTIVE_POOLING: self._find_adaptive_pooling,
-            **dict.fromkeys(CASTS, self._find_cast),
-        }
         self._writers = {
             "Concat": self._write_concat,
             "Convolution": self._write_convolution,
@@ -165,194 +99,16 @@ class _Blocking:
         }
 
     def rewrite(self) -> dict:
-        self.find_images()
-        self._find_groups()
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
-            if node["op"] == "FullyConnected" and self._is_low((i, 0)) and not accumulates:
+            if node["op"] == "FullyConnected" and self.found.is_low((i, 0)) and not accumulates:
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)
-            elif not _is_elementwise(node) or i in self.groups.get(i, ()):
+            elif not is_elementwise(node) or i in self.groups.get(i, ()):
                 self._blocked((i, 0))
         heads = [[*self._plain(tuple(e[:2]))[:2], *e[2:]] for e in self.old["heads"]]
         return _fork({**self.old, "nodes": self.out.nodes, "heads": heads})
-
-    # ----------------------------------------------------------------------------------- analysis
-
-    def find_images(self) -> Dict[Edge, Images]:
-        """Find the tensors that can have the blocked layout: results of convolutions, and so on."""
-        for i, node in enumerate(self.nodes):
-            find = self._finders.get(canonical(node["op"]), self._find_elementwise)
-            found = find(i, node)
-            if found is not None and self._is_short(i, node):
-                self.images[i, 0] = found
-        return self.images
-
-    def _is_short(self, i: int, node: dict) -> bool:
-        """Return whether a value follows by few instructions from few arrays.
-
-        Float32 values are never written, but computed anew for each of their readers.
-        """
-        if not _is_elementwise(node):
-            return True
-        low = self._is_low((i, 0))
-        instructions, arrays = self._own_instructions(node) + low, set()
-        for source, output, *_ in node["inputs"]:
-            if self._is_low((source, output)) or (source, output) not in self.images:
-                arrays.add((source, output))
-            else:
-                below, read = self.wide[source]
-                instructions, arrays = instructions + below, arrays | read
-        self.wide[i] = instructions, arrays
-        if canonical(node["op"]) == "BatchNorm":
-            return True
-        most = LIMIT if low else LIMIT_IN_FLOAT32
-        return instructions <= most.instructions and len(arrays) <= most.arrays
-
-    def _own_instructions(self, node: dict) -> int:
-        if canonical(node["op"]) == "add_n":
-            return len(node["inputs"]) - 1
-        return len(instructions_of(node["op"], node.get("attrs", {})) or ())
-
-    def _input(self, node: dict, k: int = 0) -> Optional[Images]:
-        return self.images.get(tuple(node["inputs"][k][:2]))
-
-    def _is_low(self, edge: Edge) -> bool:
-        return self.edges.get(edge) in LOW_PRECISION
-
-    def _find_convolution(self, i: int, node: dict) -> Optional[Images]:
-        attrs = node["attrs"]
-        kernel = tuple_of(attrs["kernel"])
-        layout = attrs.get("layout", "None")
-        if not self._is_low((i, 0)) or len(kernel) != 2 or layout not in UNSET:
-            return None
-        if attrs.get(ACCUMULATE_ATTR):
-            return None
-        data, filters = self._input(node), int(attrs["num_filter"])
-        groups = int(attrs.get("num_group", "1"))
-        if groups > 1 and data is None:
-            return None  # the operator for small groups reads blocked data
-        size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
-        return Images(filters, _resized(size, attrs))
-
-    def _find_norm(self, i: int, node: dict) -> Optional[Images]:
-        attrs, data = node["attrs"], self._input(node)
-        if data is None or not self._is_low(tuple(node["inputs"][0][:2])):
-            return None
-        if attrs.get("axis", "1") != "1" or attrs.get("output_mean_var", "False") in TRUE:
-            return None
-        if any(self.readers.get((i, k)) or (i, k) in self.heads for k in (1, 2)):
-            return None
-        return data
-
-    def _find_pooling(self, i: int, node: dict) -> Optional[Images]:
-        attrs, data = node["attrs"], self._input(node)
-        if data is None or not self._is_low((i, 0)):
-            return None
-        if attrs.get("pool_type", "max") not in ("max", "avg"):
-            return None
-        if attrs.get("layout", "None") not in UNSET:
-            return None
-        if attrs.get("global_pool") in TRUE:
-            return Images(data.channels, _one(data.size))
-        if len(tuple_of(attrs.get("kernel", ""))) != 2:
-            return None
-        if attrs.get("pooling_convention", "valid") == "valid":
-            return Images(data.channels, _resized(data.size, attrs))
-        if attrs["pooling_convention"] == "full":
-            return Images(data.channels, (data.size, i))
-        return None
-
-    def _find_adaptive_pooling(self, i: int, node: dict) -> Optional[Images]:
-        data = self._input(node)
-        if data is None or not self._is_low((i, 0)):
-            return None
-        ones = set(tuple_of(node["attrs"].get("output_size", ""))) <= {1}
-        return Images(data.channels, _one(data.size) if ones else (data.size, i))
-
-    def _find_concat(self, i: int, node: dict) -> Optional[Images]:
-        inputs = [self._input(node, k) for k in range(len(node["inputs"]))]
-        if None in inputs or node["attrs"].get("dim", "1") != "1" or not self._is_low((i, 0)):
-            return None
-        if not all(self._is_low(tuple(entry[:2])) for entry in node["inputs"]):
-            return None
-        return Images(sum(image.channels for image in inputs), inputs[0].size)
-
-    def _find_cast(self, i: int, node: dict) -> Optional[Images]:
-        dtypes = {self.edges.get((i, 0)), self.edges.get(tuple(node["inputs"][0][:2]))}
-        allowed = dtypes <= {"float32", *LOW_PRECISION} and len(dtypes & set(LOW_PRECISION)) <= 1
-        return self._input(node) if allowed else None
-
-    def _find_elementwise(self, i: int, node: dict) -> Optional[Images]:
-        op = canonical(node["op"])
-        if op != "add_n" and instructions_of(op, node.get("attrs", {})) is None:
-            return None
-        if self.edges.get((i, 0)) not in ("float32", *LOW_PRECISION):
-            return None
-        inputs = [self._input(node, k) for k in range(len(node["inputs"]))]
-        if not inputs or None in inputs or len({image.channels for image in inputs}) > 1:
-            return None
-        sizes = [image.size for image in inputs]
-        if op in BROADCASTING and len(set(sizes)) > 1:
-            full = [image for image in inputs if not _is_one(image.size)]
-            if len(full) != 1 or _one(full[0].size) not in sizes:
-                return None
-            return full[0]
-        return inputs[0]
-
-    def _find_groups(self) -> None:
-        """Decide which elementwise operators are computed together, from the outputs back.
-
-        A group is named by its last node, which writes an array. A node in low precision belongs to
-        the group of its readers if they have one in common, otherwise it ends a group of its own. A
-        node in float32 belongs to all groups of its readers: in each it is computed anew, since it
-        cannot be written without being rounded.
-        """
-        lengths, arrays = Counter(), {}  # of programs, by the group's name
-        read_plain: Set[int] = set()  # nodes in float32 that are computed in plain arrays, too
-        for i in reversed(range(len(self.nodes))):
-            node = self.nodes[i]
-            if (i, 0) not in self.images or not _is_elementwise(node):
-                continue
-            above: Set[int] = set()
-            only_elementwise = (i, 0) not in self.heads
-            for reader in self.readers.get((i, 0), ()):
-                joins = self._joins(i, reader)
-                above |= self.groups.get(reader, set()) if joins else set()
-                only_elementwise = only_elementwise and joins and reader not in read_plain
-            low = self._is_low((i, 0))
-            if not low and not only_elementwise:
-                read_plain.add(i)
-            if low:
-                length, read = self.wide[i]
-                group = next(iter(above), None)
-                if len(above) == 1 and only_elementwise:
-                    if canonical(node["op"]) != "BatchNorm":  # its result is the first input
-                        read = (arrays[group] - {(i, 0)}) | read
-                    else:
-                        read = arrays[group]
-                    more = len(read) > max(MOST_JOINED, len(arrays[group]))
-                    joins = not more and lengths[group] + length <= LIMIT.instructions
-                else:
-                    joins = False
-                if not joins:
-                    group, read = i, self.wide[i][1]
-                lengths[group] += length
-                arrays[group] = read
-                above = {group}
-            self.groups[i] = above
-
-    def _joins(self, i: int, reader: int) -> bool:
-        """Return whether an operator can be computed together with an elementwise reader."""
-        node = self.nodes[reader]
-        if (reader, 0) not in self.images or not _is_elementwise(node):
-            return False
-        if canonical(node["op"]) == "BatchNorm":
-            return False  # it reads an array
-        return self.images[i, 0].size == self.images[reader, 0].size or not self._is_low((i, 0))
-
-    # ----------------------------------------------------------------------------------- new graph
 
     def _copy(self, i: int) -> None:
         """Append an operator of the old graph, which reads plain arrays."""
@@ -366,7 +122,7 @@ class _Blocking:
         """Return the entry of a tensor in the plain layout."""
         if edge not in self.plain:
             node = self.nodes[edge[0]]
-            if edge in self.images and self._is_low(edge):
+            if edge in self.images and self.found.is_low(edge):
                 channels = str(self.images[edge].channels)
                 name = f"{node['name']}_plain"
                 entry = self.out.emit(UNBLOCK, name, self._blocked(edge), channels=channels)
@@ -394,6 +150,19 @@ class _Blocking:
     def _data(self, node: dict, k: int = 0) -> list:
         return self._blocked(tuple(node["inputs"][k][:2]))
 
+    def _plain_data(self, i: int, node: dict) -> list:
+        """Return what a product reads, in the plain layout; in the emulation it is float32."""
+        source = self._plain(tuple(node["inputs"][0][:2]))
+        if self.edges[i, 0] != "float16":
+            return source
+        return self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
+
+    def _parameters(self, node: dict) -> Tuple[List[list], Dict[str, str]]:
+        """Return the weight and bias that a product reads, and its attributes about them."""
+        found = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]
+        attrs = {"no_bias": str(len(found) == 1), "variable_weight": str(found[0][1])}
+        return [entry for entry, _ in found], attrs
+
     def _parameter(self, node: dict, k: int) -> Tuple[list, bool]:
         """Return the tensor that a weight is cast from, and whether it is a variable."""
         edge = tuple(node["inputs"][k][:2])
@@ -409,53 +178,39 @@ class _Blocking:
         return entry, source["op"] == "null"
 
     def _write_convolution(self, i: int, node: dict) -> list:
-        attrs, data = dict(node["attrs"]), self._input(node)
-        lanes = lanes_for(self.edges[i, 0])
-        weights = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]
+        data, parameters, attrs = self.found.input(node), *self._parameters(node)
         kept = ("kernel", "stride", "pad", "dilate", "num_filter", "num_group")
-        attrs = {key: attrs[key] for key in kept if key in attrs}
-        attrs["no_bias"] = str(len(weights) == 1)
-        attrs["variable_weight"] = str(weights[0][1])
-        entries = [entry for entry, _ in weights]
+        attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
         if data is None:
-            source = self._plain(tuple(node["inputs"][0][:2]))
-            if self.edges[i, 0] == "float16":  # the emulation's arrays are float32
-                name = f"{node['name']}_data"
-                source = self.out.emit("amp_cast", name, source, dtype="float32")
-            attrs.update(plain_data="True", lanes=str(lanes))
-            attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
-            return self.out.emit(CONVOLUTION, node["name"], source, *entries, **attrs)
-        attrs["channels"] = str(data.channels)
-        groups = int(attrs.get("num_group", "1"))
-        small = data.channels // groups % 16 or int(attrs["num_filter"]) // groups % 16
-        if groups > 1 and small:
-            return self.out.emit(DEPTHWISE, node["name"], self._data(node), *entries, **attrs)
-        attrs["lanes"] = str(lanes)
+            source = self._plain_data(i, node)
+            attrs["plain_data"] = "True"
+        else:
+            source = self._data(node)
+            attrs["channels"] = str(data.channels)
+            groups = int(attrs.get("num_group", "1"))
+            small = data.channels // groups % 16 or int(attrs["num_filter"]) // groups % 16
+            if groups > 1 and small:
+                return self.out.emit(DEPTHWISE, node["name"], source, *parameters, **attrs)
+        attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
-        return self.out.emit(CONVOLUTION, node["name"], self._data(node), *entries, **attrs)
+        return self.out.emit(CONVOLUTION, node["name"], source, *parameters, **attrs)
 
     def _is_rounded_by_reader(self, i: int) -> bool:
         """Return whether all that reads a node is a relu whose result is stored, thus rounded."""
-        readers = self.readers.get((i, 0), ())
-        if len(readers) != 1 or (i, 0) in self.heads:
+        readers = self.found.readers.get((i, 0), ())
+        if len(readers) != 1 or (i, 0) in self.found.heads:
             return False
         node = self.nodes[readers[0]]
-        alone = self.groups.get(readers[0]) == {readers[0]} and self._is_low((readers[0], 0))
+        alone = self.groups.get(readers[0]) == {readers[0]} and self.found.is_low((readers[0], 0))
         return alone and instructions_of(node["op"], node.get("attrs", {})) == [RELU]
 
     def _write_dense(self, i: int, node: dict) -> None:
-        weights = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]
-        attrs = {k: node["attrs"][k] for k in ("num_hidden", "flatten") if k in node["attrs"]}
-        attrs["no_bias"] = str(len(weights) == 1)
-        attrs["variable_weight"] = str(weights[0][1])
-        source = self._plain(tuple(node["inputs"][0][:2]))
-        dtype = self.edges[i, 0]
-        if dtype == "float16":  # the emulation's arrays are float32
-            source = self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
-        entries = [entry for entry, _ in weights]
-        self.plain[i, 0] = self._typed(
-            self.out.emit(DENSE, node["name"], source, *entries, **attrs), dtype
-        )
+        parameters, attrs = self._parameters(node)
+        kept = ("num_hidden", "flatten")
+        attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
+        source = self._plain_data(i, node)
+        result = self.out.emit(DENSE, node["name"], source, *parameters, **attrs)
+        self.plain[i, 0] = self._typed(result, self.edges[i, 0])
 
     def _write_pooling(self, i: int, node: dict) -> list:
         kept = ("kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention")
@@ -468,7 +223,7 @@ class _Blocking:
 
     def _write_concat(self, i: int, node: dict) -> list:
         count = range(len(node["inputs"]))
-        channels = ", ".join(str(self._input(node, k).channels) for k in count)
+        channels = ", ".join(str(self.found.input(node, k).channels) for k in count)
         inputs = [self._data(node, k) for k in count]
         return self.out.emit(
             CONCAT, node["name"], *inputs, channels=f"({channels})", num_args=str(len(inputs))
@@ -498,7 +253,9 @@ class _Blocking:
                 value = program.input(edge)
             elif source["op"] in CASTS:
                 value = value_of(tuple(source["inputs"][0][:2]))
-                if self.edges[edge] == "float32" or self._is_low(tuple(source["inputs"][0][:2])):
+                if self.edges[edge] == "float32" or self.found.is_low(
+                    tuple(source["inputs"][0][:2])
+                ):
                     return value
             else:
                 operands = [value_of(tuple(e[:2])) for e in source["inputs"]]
@@ -510,7 +267,7 @@ class _Blocking:
                     value = program.append(instructions_of(op, source.get("attrs", {})), operands)
             exact = op in EXACT or op in ("relu", "_npx_relu")
             exact = exact or source.get("attrs", {}).get("act_type") == "relu"
-            if rounds and j != i and self._is_low(edge) and not exact:
+            if rounds and j != i and self.found.is_low(edge) and not exact:
                 value = program.add("round", value)
             return value
 
@@ -554,7 +311,7 @@ class _Blocking:
             if canonical(node["op"]) == "BatchNorm":
                 continue
             for source, _, *_ in node["inputs"]:
-                low = self._is_low((source, 0))
+                low = self.found.is_low((source, 0))
                 joins = i in self.groups.get(source, ()) or not low
                 if source not in members and (source, 0) in self.images and joins:
                     members.add(source)
@@ -574,44 +331,6 @@ def _variables(graph: dict) -> List[str]:
                 names.append(nodes[i]["name"])
             pending += [entry[0] for entry in reversed(nodes[i]["inputs"])]
     return names
-
-
-def _is_elementwise(node: dict) -> bool:
-    """Return whether a node that can be blocked is part of programs."""
-    return canonical(node["op"]) not in NOT_ELEMENTWISE
-
-
-def _is_one(size: Size) -> bool:
-    return size[0] == "one"
-
-
-def _one(size: Size) -> Size:
-    """Return the size of one pixel for each image."""
-    while isinstance(size[0], tuple):
-        size = size[0]
-    return "one", size[1]
-
-
-def _resized(size: Size, attrs: Dict[str, str]) -> Size:
-    """Return the size of an image after a convolution or pooling.
-
-    It depends on how much the image shrinks beyond the stride: a 3×3 kernel with padding 1 and a
-    1×1 kernel without padding give the same size.
-    """
-    steps = []
-    for k in range(2):
-        kernel, pad = tuple_of(attrs["kernel"])[k], _number(attrs, "pad", k, 0)
-        stride, dilate = _number(attrs, "stride", k, 1), _number(attrs, "dilate", k, 1)
-        steps.append((2 * pad - dilate * (kernel - 1), stride))
-    same = all(grown == 0 for grown, _ in steps)
-    if same and (_is_one(size) or all(stride == 1 for _, stride in steps)):
-        return size
-    return (size, *steps)
-
-
-def _number(attrs: Dict[str, str], name: str, k: int, default: int) -> int:
-    numbers = tuple_of(attrs.get(name, ""))
-    return numbers[k] if numbers else default
 
 
 def _fork(graph: dict) -> dict:

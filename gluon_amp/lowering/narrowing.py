@@ -9,14 +9,11 @@ cast to bfloat16 again: then a chain's result is rounded once, where it is store
 
 from typing import Dict, Set, Tuple
 
+from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge
 from gluon_amp.lowering.pointwise import instructions_of
 from gluon_amp.policy import op_table
-from gluon_amp.policy.graph import CASTS, PINNED_ATTR, Writer
+from gluon_amp.policy.graph import CASTS, PINNED_ATTR, Writer, edge_dtypes, pruned
 from gluon_amp.policy.registry import canonical
-
-Edge = Tuple[int, int]  # a tensor: node and output
-
-ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 
 # Operator: how many of its inputs are images; None stands for all of them
 READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}
@@ -25,21 +22,38 @@ READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1
 PASS_ON = op_table.MOVES | {"add_n", "Dropout"}
 
 
-def find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
-    """Return the nodes in float32 that may read and return bfloat16.
+def narrowed(
+    graph: dict, edges: Dict[Edge, str], dtypes: Dict[str, object]
+) -> Tuple[dict, Dict[Edge, str]]:
+    """Return a graph with operators brought back to bfloat16, and the dtypes of its tensors.
 
     Parameters
     ----------
     graph : dict
         A symbol's JSON.
-    edges : dict of (int, int) to str
-        The dtype of every tensor, by node and output.
+    edges : dict of Edge to str
+        The dtype of every tensor.
+    dtypes : dict of str to dtype
+        The dtype of every variable.
+    """
+    chosen = _find(graph, edges)
+    while chosen:
+        narrower = pruned(_narrow(graph, edges, chosen))
+        narrower_edges = edge_dtypes(narrower, dtypes)
+        images = Analysis(narrower, narrower_edges).images
+        names = {narrower["nodes"][i]["name"] for i, _ in images}
+        blocked = {i for i in chosen if graph["nodes"][i]["name"] in names}
+        if blocked == chosen:
+            return narrower, narrower_edges
+        chosen = blocked
+    return graph, edges
 
-    Returns
-    -------
-    set of int
-        Of the operators in `READ_IMAGES`, those from which only values in bfloat16 follow, and
-        which no pin keeps in float32.
+
+def _find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
+    """Return the nodes in float32 that may read and return bfloat16.
+
+    These are operators in `READ_IMAGES` from which only values in bfloat16 follow, and which no pin
+    keeps in float32.
     """
     nodes = graph["nodes"]
     # nodes whose results something reads in float32, which has to be exact
@@ -57,10 +71,10 @@ def find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
     return found
 
 
-def narrow(graph: dict, edges: Dict[Edge, str], chosen: Set[int]) -> dict:
+def _narrow(graph: dict, edges: Dict[Edge, str], chosen: Set[int]) -> dict:
     """Return a graph in which these nodes read and return bfloat16.
 
-    They are given as `find` returns them. What reads a result in float32 reads a cast of it.
+    They are given as `_find` returns them. What reads a result in float32 reads a cast of it.
     """
     nodes, out, casts = graph["nodes"], Writer(), {}
 

@@ -170,8 +170,16 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int],
 
 
 def to_json(symbol: mx.sym.Symbol) -> dict:
-    """Return a symbol's graph as a dict, casts included."""
-    return json.loads(symbol.tojson(remove_amp_cast=False))
+    """Return a symbol's graph as a dict, casts included; every node has attributes, maybe none."""
+    return _with_attributes(json.loads(symbol.tojson(remove_amp_cast=False)))
+
+
+def _with_attributes(graph: dict) -> dict:
+    for node in graph["nodes"]:
+        node.setdefault("attrs", {})
+        for body in node.get("subgraphs", ()):
+            _with_attributes(body)
+    return graph
 
 
 def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
@@ -235,6 +243,23 @@ class Writer:
     def emit(self, op: str, name: str, *inputs: list, **attrs: str) -> list:
         """Append a new node; return its first output's entry."""
         return self.copy({"op": op, "name": name, "attrs": attrs}, [list(e) for e in inputs])
+
+
+def pruned(graph: dict) -> dict:
+    """Return a graph without the nodes that no output needs."""
+    nodes, out = graph["nodes"], Writer()
+    needed, pending = set(), [entry[0] for entry in graph["heads"]]
+    while pending:
+        i = pending.pop()
+        if i not in needed:
+            needed.add(i)
+            pending += [entry[0] for entry in nodes[i]["inputs"]]
+    for i, node in enumerate(nodes):
+        number = len(out.nodes)
+        if i in needed:
+            out.copy(node, [out.remap(entry) for entry in node["inputs"]])
+        out.numbers.append(number)
+    return out.graph(graph)
 
 
 def _decide(policy: Policy, node: dict) -> Decision:

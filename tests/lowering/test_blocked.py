@@ -353,6 +353,20 @@ def test_networks_are_blocked_from_the_first_convolution_to_the_head(name, polic
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_operators_without_attributes(policy):
+    """MXNet leaves attributes out of a graph that have their default values."""
+    h = mx.sym.Convolution(mx.sym.var("data"), name="c", kernel=(1, 1), num_filter=4)
+    h = mx.sym.BatchNorm(h, name="norm")
+    h = mx.sym.contrib.AdaptiveAvgPooling2D(mx.sym.concat(h, h))
+    net = gluon.SymbolBlock(mx.sym.Convolution(h, kernel=(1, 1), num_filter=2), mx.sym.var("data"))
+    net.initialize()
+    expected = net(nd.ones((2, 3, 4, 4))).asnumpy()
+    amp.cast(net, policy)
+    actual = net(nd.ones((2, 3, 4, 4))).asnumpy()
+    np.testing.assert_allclose(actual, expected, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_norm_is_computed_once(policy, monkeypatch):
     """Its running statistics would be updated twice."""
     function, blocks = CASES["a float32 value that is also read plain"]

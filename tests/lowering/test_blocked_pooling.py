@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from gluon_amp.lowering import native
-from tests.lowering.test_blocked_moves import (  # noqa: F401 (a fixture)
+from tests.lowering.test_blocked_moves import (
     DTYPES,
-    instruction_set,
     integers,
     rounded,
     run,
@@ -74,7 +73,7 @@ def random_case(random):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_random_windows(instruction_set, dtype):  # noqa: F811
+def test_random_windows(instruction_set, dtype):
     random = np.random.RandomState(0)
     compared = 0
     for i in range(60):
@@ -94,19 +93,19 @@ def test_random_windows(instruction_set, dtype):  # noqa: F811
 @pytest.mark.parametrize(
     "shape, lanes", [((2, 17, 7, 7), 16), ((1, 24, 20, 15), 0), ((3, 5, 1, 1), 8)]
 )
-def test_global_pooling(instruction_set, dtype, pool_type, shape, lanes):  # noqa: F811
+def test_global_pooling(instruction_set, dtype, pool_type, shape, lanes):
     compare(integers(*shape), lanes, dtype, kernel=(2, 2), global_pool=True, pool_type=pool_type)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lanes", [16, 0])
 @pytest.mark.parametrize("output_size", [1, (3, 2), (7, 5), (13, 11)])
-def test_adaptive_averages(instruction_set, dtype, lanes, output_size):  # noqa: F811
+def test_adaptive_averages(instruction_set, dtype, lanes, output_size):
     compare(integers(2, 18, 10, 7), lanes, dtype, output_size=output_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_windows_of_more_than_256_values(instruction_set, dtype):  # noqa: F811
+def test_windows_of_more_than_256_values(instruction_set, dtype):
     plain = integers(1, 17, 20, 40)
     compare(plain, 16, dtype, kernel=(16, 17), stride=(2, 3), pad=(3, 0), pool_type="max")
 

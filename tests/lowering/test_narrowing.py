@@ -89,3 +89,11 @@ def test_a_chain_is_rounded_once():
     arrays = {"data": data, **weights}
     actual = lowered(symbol).bind(mx.cpu(), arrays).forward()[0].asnumpy()
     np.testing.assert_array_equal(actual.ravel(), [2 * 3.84375] * 2)
+
+
+def test_nothing_reads_a_result_twice_for_its_casts():
+    """The casts to and from float32 that are no longer needed are gone."""
+    h = conv(mx.sym.var("data"), "first")
+    ops = operators(conv(adaptive(mx.sym.concat(h, conv(h, "second") * 3)), "last"))
+    assert ops.count(blocked.FORK) == 1  # of the first convolution
+    assert (ops.count(blocked.CONCAT), ops.count(blocked.POOL)) == (1, 1)

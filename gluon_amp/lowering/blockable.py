@@ -1,0 +1,292 @@
+"""Finds what can have the blocked layout, in a graph whose products are in low precision."""
+
+from collections import Counter
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+
+from gluon_amp.lowering.deconvolution import tuple_of
+from gluon_amp.lowering.pointwise import BROADCASTING, instructions_of
+from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION
+from gluon_amp.policy.registry import canonical
+
+ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
+NOT_ELEMENTWISE = ("Concat", "Convolution", "Pooling", ADAPTIVE_POOLING)
+
+Edge = Tuple[int, int]  # a tensor: node and output
+
+TRUE = ("True", "true", "1")
+UNSET = ("None", "NCHW")  # of the attribute `layout`
+
+
+class Limit(NamedTuple):
+    """How many instructions a program may have, and how many arrays it may read."""
+
+    instructions: int
+    arrays: int
+
+
+# The C++ library accepts 64 instructions and 8 arrays. A float32 value is part of several programs.
+LIMIT, LIMIT_IN_FLOAT32 = Limit(48, 6), Limit(24, 3)
+MOST_JOINED = 4  # arrays; operators that would make a program read more become its inputs
+
+# The number, height and width of images, as far as a graph without shapes determines them: two
+# equal values stand for equal sizes. The first tensor has the size ("of", tensor), one pixel for
+# each of its images is ("one", tensor), and other sizes are (size, what changed it).
+Size = tuple
+
+
+class Images(NamedTuple):
+    """What the graph says of a tensor of images that can have the blocked layout."""
+
+    channels: int
+    size: Size
+
+
+class Analysis:
+    """What of a graph can have the blocked layout.
+
+    Attributes
+    ----------
+    nodes : list of dict
+        Of the graph.
+    edges : dict of Edge to str
+        The dtype of every tensor.
+    readers : dict of Edge to list of int
+        The nodes that read a tensor.
+    heads : set of Edge
+        The graph's outputs.
+    images : dict of Edge to Images
+        The tensors that can have the blocked layout, found from the inputs to the outputs.
+    groups : dict of int to set of int
+        For each elementwise node, the nodes whose results it is part of, found from the outputs
+        back.
+    """
+
+    def __init__(self, graph: dict, edges: Dict[Edge, str]) -> None:
+        self.nodes, self.edges = graph["nodes"], edges
+        self.readers: Dict[Edge, List[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for source, output, *_ in node["inputs"]:
+                self.readers.setdefault((source, output), []).append(i)
+        self.heads = {tuple(entry[:2]) for entry in graph["heads"]}
+        self.images: Dict[Edge, Images] = {}
+        self.groups: Dict[int, Set[int]] = {}
+        self._wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`
+        self._finders = {
+            "BatchNorm": self._find_norm,
+            "Concat": self._find_concat,
+            "Convolution": self._find_convolution,
+            "Pooling": self._find_pooling,
+            ADAPTIVE_POOLING: self._find_adaptive_pooling,
+            **dict.fromkeys(CASTS, self._find_cast),
+        }
+        self._find_images()
+        self._find_groups()
+
+    def _find_images(self) -> None:
+        """Find the tensors that can have the blocked layout: results of convolutions, and so on."""
+        for i, node in enumerate(self.nodes):
+            find = self._finders.get(canonical(node["op"]), self._find_elementwise)
+            found = find(i, node)
+            if found is not None and self._is_short(i, node):
+                self.images[i, 0] = found
+
+    def _is_short(self, i: int, node: dict) -> bool:
+        """Return whether a value follows by few instructions from few arrays.
+
+        Float32 values are never written, but computed anew for each of their readers.
+        """
+        if not is_elementwise(node):
+            return True
+        low = self.is_low((i, 0))
+        instructions, arrays = self._own_instructions(node) + low, set()
+        for source, output, *_ in node["inputs"]:
+            if self.is_low((source, output)) or (source, output) not in self.images:
+                arrays.add((source, output))
+            else:
+                below, read = self._wide[source]
+                instructions, arrays = instructions + below, arrays | read
+        self._wide[i] = instructions, arrays
+        if canonical(node["op"]) == "BatchNorm":
+            return True
+        most = LIMIT if low else LIMIT_IN_FLOAT32
+        return instructions <= most.instructions and len(arrays) <= most.arrays
+
+    def _own_instructions(self, node: dict) -> int:
+        if canonical(node["op"]) == "add_n":
+            return len(node["inputs"]) - 1
+        return len(instructions_of(node["op"], node.get("attrs", {})) or ())
+
+    def input(self, node: dict, k: int = 0) -> Optional[Images]:
+        return self.images.get(tuple(node["inputs"][k][:2]))
+
+    def is_low(self, edge: Edge) -> bool:
+        return self.edges.get(edge) in LOW_PRECISION
+
+    def _find_convolution(self, i: int, node: dict) -> Optional[Images]:
+        attrs = node["attrs"]
+        kernel = tuple_of(attrs["kernel"])
+        layout = attrs.get("layout", "None")
+        if not self.is_low((i, 0)) or len(kernel) != 2 or layout not in UNSET:
+            return None
+        if attrs.get(ACCUMULATE_ATTR):
+            return None
+        data, filters = self.input(node), int(attrs["num_filter"])
+        groups = int(attrs.get("num_group", "1"))
+        if groups > 1 and data is None:
+            return None  # the operator for small groups reads blocked data
+        size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
+        return Images(filters, _resized(size, attrs))
+
+    def _find_norm(self, i: int, node: dict) -> Optional[Images]:
+        attrs, data = node["attrs"], self.input(node)
+        if data is None or not self.is_low(tuple(node["inputs"][0][:2])):
+            return None
+        if attrs.get("axis", "1") != "1" or attrs.get("output_mean_var", "False") in TRUE:
+            return None
+        if any(self.readers.get((i, k)) or (i, k) in self.heads for k in (1, 2)):
+            return None
+        return data
+
+    def _find_pooling(self, i: int, node: dict) -> Optional[Images]:
+        attrs, data = node["attrs"], self.input(node)
+        if data is None or not self.is_low((i, 0)):
+            return None
+        if attrs.get("pool_type", "max") not in ("max", "avg"):
+            return None
+        if attrs.get("layout", "None") not in UNSET:
+            return None
+        if attrs.get("global_pool") in TRUE:
+            return Images(data.channels, _one(data.size))
+        if len(tuple_of(attrs.get("kernel", ""))) != 2:
+            return None
+        if attrs.get("pooling_convention", "valid") == "valid":
+            return Images(data.channels, _resized(data.size, attrs))
+        if attrs["pooling_convention"] == "full":
+            return Images(data.channels, (data.size, i))
+        return None
+
+    def _find_adaptive_pooling(self, i: int, node: dict) -> Optional[Images]:
+        data = self.input(node)
+        if data is None or not self.is_low((i, 0)):
+            return None
+        ones = set(tuple_of(node["attrs"].get("output_size", ""))) <= {1}
+        return Images(data.channels, _one(data.size) if ones else (data.size, i))
+
+    def _find_concat(self, i: int, node: dict) -> Optional[Images]:
+        inputs = [self.input(node, k) for k in range(len(node["inputs"]))]
+        if None in inputs or node["attrs"].get("dim", "1") != "1" or not self.is_low((i, 0)):
+            return None
+        if not all(self.is_low(tuple(entry[:2])) for entry in node["inputs"]):
+            return None
+        return Images(sum(image.channels for image in inputs), inputs[0].size)
+
+    def _find_cast(self, i: int, node: dict) -> Optional[Images]:
+        dtypes = {self.edges.get((i, 0)), self.edges.get(tuple(node["inputs"][0][:2]))}
+        allowed = dtypes <= {"float32", *LOW_PRECISION} and len(dtypes & set(LOW_PRECISION)) <= 1
+        return self.input(node) if allowed else None
+
+    def _find_elementwise(self, i: int, node: dict) -> Optional[Images]:
+        op = canonical(node["op"])
+        if op != "add_n" and instructions_of(op, node.get("attrs", {})) is None:
+            return None
+        if self.edges.get((i, 0)) not in ("float32", *LOW_PRECISION):
+            return None
+        inputs = [self.input(node, k) for k in range(len(node["inputs"]))]
+        if not inputs or None in inputs or len({image.channels for image in inputs}) > 1:
+            return None
+        sizes = [image.size for image in inputs]
+        if op in BROADCASTING and len(set(sizes)) > 1:
+            full = [image for image in inputs if not _is_one(image.size)]
+            if len(full) != 1 or _one(full[0].size) not in sizes:
+                return None
+            return full[0]
+        return inputs[0]
+
+    def _find_groups(self) -> None:
+        """Decide which elementwise operators are computed together, from the outputs back.
+
+        A group is named by its last node, which writes an array. A node in low precision belongs to
+        the group of its readers if they have one in common, otherwise it ends a group of its own. A
+        node in float32 belongs to all groups of its readers: in each it is computed anew, since it
+        cannot be written without being rounded.
+        """
+        lengths, arrays = Counter(), {}  # of programs, by the group's name
+        read_plain: Set[int] = set()  # nodes in float32 that are computed in plain arrays, too
+        for i in reversed(range(len(self.nodes))):
+            node = self.nodes[i]
+            if (i, 0) not in self.images or not is_elementwise(node):
+                continue
+            above: Set[int] = set()
+            only_elementwise = (i, 0) not in self.heads
+            for reader in self.readers.get((i, 0), ()):
+                joins = self._joins(i, reader)
+                above |= self.groups.get(reader, set()) if joins else set()
+                only_elementwise = only_elementwise and joins and reader not in read_plain
+            low = self.is_low((i, 0))
+            if not low and not only_elementwise:
+                read_plain.add(i)
+            if low:
+                length, read = self._wide[i]
+                group = next(iter(above), None)
+                if len(above) == 1 and only_elementwise:
+                    if canonical(node["op"]) != "BatchNorm":  # its result is the first input
+                        read = (arrays[group] - {(i, 0)}) | read
+                    else:
+                        read = arrays[group]
+                    more = len(read) > max(MOST_JOINED, len(arrays[group]))
+                    joins = not more and lengths[group] + length <= LIMIT.instructions
+                else:
+                    joins = False
+                if not joins:
+                    group, read = i, self._wide[i][1]
+                lengths[group] += length
+                arrays[group] = read
+                above = {group}
+            self.groups[i] = above
+
+    def _joins(self, i: int, reader: int) -> bool:
+        """Return whether an operator can be computed together with an elementwise reader."""
+        node = self.nodes[reader]
+        if (reader, 0) not in self.images or not is_elementwise(node):
+            return False
+        if canonical(node["op"]) == "BatchNorm":
+            return False  # it reads an array
+        return self.images[i, 0].size == self.images[reader, 0].size or not self.is_low((i, 0))
+
+
+def is_elementwise(node: dict) -> bool:
+    """Return whether a node that can be blocked is part of programs."""
+    return canonical(node["op"]) not in NOT_ELEMENTWISE
+
+
+def _is_one(size: Size) -> bool:
+    return size[0] == "one"
+
+
+def _one(size: Size) -> Size:
+    """Return the size of one pixel for each image."""
+    while isinstance(size[0], tuple):
+        size = size[0]
+    return "one", size[1]
+
+
+def _resized(size: Size, attrs: Dict[str, str]) -> Size:
+    """Return the size of an image after a convolution or pooling.
+
+    It depends on how much the image shrinks beyond the stride: a 3×3 kernel with padding 1 and a
+    1×1 kernel without padding give the same size.
+    """
+    steps = []
+    for k in range(2):
+        kernel, pad = tuple_of(attrs["kernel"])[k], _number(attrs, "pad", k, 0)
+        stride, dilate = _number(attrs, "stride", k, 1), _number(attrs, "dilate", k, 1)
+        steps.append((2 * pad - dilate * (kernel - 1), stride))
+    same = all(grown == 0 for grown, _ in steps)
+    if same and (_is_one(size) or all(stride == 1 for _, stride in steps)):
+        return size
+    return (size, *steps)
+
+
+def _number(attrs: Dict[str, str], name: str, k: int, default: int) -> int:
+    numbers = tuple_of(attrs.get(name, ""))
+    return numbers[k] if numbers else default
