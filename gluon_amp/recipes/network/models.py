@@ -1,4 +1,4 @@
-"""Networks by name, from MXNet's model zoo and from GluonCV's."""
+"""Networks by name: our own, those of MXNet's model zoo and of GluonCV's."""
 
 import contextlib
 import difflib
@@ -7,6 +7,7 @@ import re
 from typing import Callable, Dict, Optional, Tuple
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.recipes.network import efficientnet_lite
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -24,6 +25,10 @@ squeezenet1.0 squeezenet1.1
 vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
 """
 MXNET_MODELS: Tuple[str, ...] = tuple(_MXNET_FAMILIES.split())
+
+OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {
+    efficientnet_lite.NAME: efficientnet_lite.EfficientNetLite0,
+}
 
 # GluonCV's list also has detectors, segmenters, and pose, depth and video networks.
 GLUONCV_CLASSIFIER = re.compile(
@@ -99,7 +104,7 @@ def build(name: str, classes: int) -> HybridBlock:
     Parameters
     ----------
     name : str
-        A model of MXNet's zoo, or else of GluonCV's.
+        A model of `OWN_MODELS`, of MXNet's zoo, or else of GluonCV's.
     classes : int
         Number of outputs.
 
@@ -108,6 +113,8 @@ def build(name: str, classes: int) -> HybridBlock:
     UsageError
         No classifier has that name (the message lists similar ones), or GluonCV cannot build it.
     """
+    if name in OWN_MODELS:
+        return OWN_MODELS[name](classes=classes)
     if name in MXNET_MODELS:
         return vision.get_model(name, classes=classes)
     others = _gluoncv_models()
@@ -116,7 +123,7 @@ def build(name: str, classes: int) -> HybridBlock:
             return others[name](classes=classes)
         except (KeyError, TypeError, mx.MXNetError) as error:  # not written for this MXNet
             raise _unusable(name, error) from None
-    known = sorted({*MXNET_MODELS, *others})
+    known = sorted({*OWN_MODELS, *MXNET_MODELS, *others})
     near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
     hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
     if not others:
