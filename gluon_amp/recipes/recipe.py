@@ -35,11 +35,13 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
     },
 }
 
-# Defaults of networks that differ from those of ImageNet's: what their weights were trained with.
+# Defaults of networks: the colours that their weights were trained with, and no higher rate for the
+# head where its many large features make ten times the rate diverge.
 MODEL_DEFAULTS: Dict[str, Dict[str, Any]] = {
     efficientnet_lite.NAME: {
         "rgb_mean": efficientnet_lite.RGB_MEAN,
         "rgb_std": efficientnet_lite.RGB_STD,
+        "head_lr_mult": 1.0,
     },
 }
 
