@@ -27,7 +27,7 @@ from gluon_amp.recipes.schedule import Schedule
 from gluon_amp.recipes.seeds import set_seed, step_seed
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon import HybridBlock
 from mxnet.gluon.data import Dataset
 
 SIZE = 96  # pixels; half of the stamps are smaller than 150
@@ -141,8 +141,8 @@ def validate(net: HybridBlock, dataset: Dataset) -> Tuple[float, float]:
 
 
 def _new_head(dtype: str) -> HybridBlock:
-    net = nn.Dense(CLASSES, in_units=efficientnet_lite.HEAD)
-    net.initialize(mx.init.Normal(0.01))
+    net = efficientnet_lite.new_head(CLASSES)
+    net.initialize()
     cast(net, dtype)
     net.hybridize(static_alloc=True)
     return net

@@ -13,6 +13,7 @@ from typing import Dict, Iterator, NamedTuple, Tuple
 
 import numpy as np
 
+import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
 NAME = "efficientnet_lite0"
@@ -124,6 +125,11 @@ class InvertedResidual(HybridBlock):
         return x + y if self._adds else y
 
 
+def new_head(classes: int) -> nn.Dense:
+    """Return the last layer. Its first weights are small, as its inputs are many and positive."""
+    return nn.Dense(classes, in_units=HEAD, weight_initializer=mx.init.Normal(0.01))
+
+
 class EfficientNetLite0(HybridBlock):
     """EfficientNet-Lite0, for images whose height and width are multiples of 32.
 
@@ -147,7 +153,7 @@ class EfficientNetLite0(HybridBlock):
                 self.features.add(InvertedResidual(block))
             _add_convolution(self.features, STAGES[-1].channels, HEAD)
             self.features.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(DROPOUT))
-            self.output = nn.Dense(classes, in_units=HEAD)
+            self.output = new_head(classes)
 
     def hybrid_forward(self, F, x):
         return self.output(self.features(x))
