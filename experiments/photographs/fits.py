@@ -54,7 +54,7 @@ class Training:
 
 
 HEAD = Training("head alone", 40, 0.003, repeats=10, on_features=True)
-ALL = Training("all layers", 4, 0.01, repeats=4)
+ALL = Training("all layers", 6, 0.01, repeats=3, batch_size=16)
 SCRATCH = Training("from scratch", 8, 0.05, repeats=1, from_scratch=True)
 
 
