@@ -69,7 +69,7 @@ def page(results: Results, about: Dict[str, Any]) -> str:
         f"“Equivalent” means by two one-sided tests at the 5 % level, within {margins}.",
         *(table(results, metric) for metric in MARGINS),
         f"float16 is emulated on a CPU. {about['cpu']}, {about['date']}, {about['minutes']:.0f} "
-        f"minutes of all processes together. Data: Debian's {PACKAGE}. Command: "
+        f"minutes of training and validation. Data: Debian's {PACKAGE}. Command: "
         f"`{about['command']}`.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.photographs import __main__ as command
-from experiments.photographs import fits, report
+from experiments.photographs import fits, report, run
 from experiments.photographs.stamps import CATEGORIES, FOLDS, folds, open_stamps
 from gluon_amp.command_line import UsageError
 from tests.images import picture, png
@@ -90,7 +90,7 @@ def test_a_killed_run_resumes(stamps, tmp_path, monkeypatch, capsys):
         accuracy = 80 + np.random.RandomState(fold.seed).uniform()
         return {"accuracy": accuracy, "cross_entropy": 0.5, "seconds": 1.0}
 
-    monkeypatch.setattr(command, "fit", fit)
+    monkeypatch.setattr(run, "fit", fit)
     arguments = ["--stamps", str(stamps), "--output", str(tmp_path / "out"), "--repeats", "1"]
     with pytest.raises(RuntimeError, match="killed"):
         command.main(arguments)
