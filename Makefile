@@ -5,7 +5,7 @@ ARGS ?=
 DOCS ?= docs/_build
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= cpu,gluoncv,data,results,docs,test,notebooks,tensorboard
+EXTRAS ?= cpu,gluoncv,data,pretrained,results,docs,test,notebooks,tensorboard
 
 .PHONY: help setup train test lint format zoo benchmark input results ablation floor \
   clients notebooks matrix asan docs clean

@@ -1,7 +1,7 @@
 """Programs that produce the figures in `docs/`. They are not installed: run them from a checkout.
 
 Run one with `python -m experiments.NAME`, or with its make target, as in `make zoo ARGS=--list`.
-``--help`` lists the options. The two packages have a script each.
+``--help`` lists the options. Two packages have a script each.
 
 ===================  =================  =========================================================
 NAME                 make target        what it does
@@ -11,6 +11,7 @@ NAME                 make target        what it does
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      installs and trains on every supported Python and numpy
+`photographs`                           fine-tunes on photographs in every dtype, cross-validated
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit
 `zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV

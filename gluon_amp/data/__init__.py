@@ -1,15 +1,16 @@
 """Data sets for training: images and text, in batches that depend on a seed and an epoch alone.
 
-`open_digits`, `open_fashion_mnist`, `open_folders`, `open_records` and `open_synthetic` return a
-`Source`, which has a training and a validation set. `TrainingBatches` and `ValidationBatches` load
-their batches in threads. The module `text` has text as characters; the package `prepare` downloads,
-splits and packs images.
+`open_digits`, `open_fashion_mnist`, `open_folders`, `open_image_folder`, `open_records` and
+`open_synthetic` return a `Source`, which has a training and a validation set. `TrainingBatches` and
+`ValidationBatches` load their batches in threads. The module `text` has text as characters; the
+package `prepare` downloads, splits and packs images.
 """
 
 from gluon_amp.data.class_names import read_classes, write_classes
 from gluon_amp.data.digits import open_digits
 from gluon_amp.data.fashion_mnist import open_fashion_mnist
 from gluon_amp.data.folders import open_folders
+from gluon_amp.data.image_folder import open_image_folder
 from gluon_amp.data.imagenet_transforms import Preprocessing
 from gluon_amp.data.loader import TrainingBatches, ValidationBatches
 from gluon_amp.data.records import RecordFiles, open_records
@@ -27,6 +28,7 @@ __all__ = [
     "open_digits",
     "open_fashion_mnist",
     "open_folders",
+    "open_image_folder",
     "open_records",
     "open_synthetic",
     "read_classes",

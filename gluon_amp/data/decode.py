@@ -18,6 +18,8 @@ Box = Tuple[int, int, int, int]  # top, left, height, width
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 # Start-of-frame markers hold the size; DHT, JPG and DAC lie between them (ITU T.81, table B.1).
 FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_COLOUR_TYPE, WITH_ALPHA = 25, (4, 6)  # offset in a PNG; grey with alpha, colour with alpha
 END_WITHIN = 1024  # some cameras and tools write up to so many bytes after the end of the image
 
 
@@ -47,8 +49,28 @@ def jpeg_size(encoded: bytes) -> Optional[Size]:
     return None
 
 
+def is_transparent(encoded: bytes) -> bool:
+    """Return whether an image is a PNG with transparency: an alpha channel or a tRNS chunk."""
+    if not encoded.startswith(PNG_START) or len(encoded) <= PNG_COLOUR_TYPE:
+        return False
+    before_pixels = encoded[: encoded.find(b"IDAT")]
+    return encoded[PNG_COLOUR_TYPE] in WITH_ALPHA or b"tRNS" in before_pixels
+
+
+def on_white(image: np.ndarray) -> np.ndarray:
+    """Return an image over white, as browsers and viewers show it.
+
+    The image has blue, green, red and alpha, in uint8 or uint16. Returns uint8 (H, W, 3).
+    """
+    image = image.astype(np.float32) / np.iinfo(image.dtype).max
+    alpha = image[..., 3:]
+    return np.rint(255 * (image[..., :3] * alpha + 1 - alpha)).astype(np.uint8)
+
+
 def decode(encoded: bytes, reduction: int = 1) -> np.ndarray:
     """Decode to uint8 (H, W, 3), blue first, rotated upright according to its Exif data.
+
+    A transparent PNG is shown on white: its hidden colours are arbitrary, often black.
 
     Parameters
     ----------
@@ -66,14 +88,22 @@ def decode(encoded: bytes, reduction: int = 1) -> np.ndarray:
     """
     if encoded.startswith(JPEG_START) and JPEG_END not in encoded[-END_WITHIN:]:
         raise DecodeError("the JPEG ends too early")
+    if is_transparent(encoded):
+        image = _decode_with(cv2.IMREAD_UNCHANGED, encoded)
+        if image.shape[2:] == (4,):  # OpenCV ignores the transparency of a grey PNG
+            return on_white(image)
     flags = {
         1: cv2.IMREAD_COLOR,
         2: cv2.IMREAD_REDUCED_COLOR_2,
         4: cv2.IMREAD_REDUCED_COLOR_4,
         8: cv2.IMREAD_REDUCED_COLOR_8,
     }
+    return _decode_with(flags[reduction], encoded)
+
+
+def _decode_with(flag: int, encoded: bytes) -> np.ndarray:
     try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags[reduction])
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flag)
     except cv2.error:  # an empty buffer, an absurd size
         image = None
     if image is None:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, Sequence, Tuple
 
 from gluon_amp.data.class_names import check_same_classes
 from gluon_amp.data.datasets import EncodedImages, imagenet_source
@@ -12,7 +12,30 @@ from gluon_amp.data.source import DataError, Source, read_file
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-class FolderImages(EncodedImages):
+class FileImages(EncodedImages):
+    """Image files with labels.
+
+    Parameters
+    ----------
+    items : sequence of (str, int)
+        Path and label of every image.
+    """
+
+    def __init__(self, items: Sequence[Tuple[str, int]]):
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def read(self, index: int) -> Tuple[bytes, int]:
+        path, label = self._items[index]
+        return read_file(path), label
+
+    def name(self, index: int) -> str:
+        return self._items[index][0]
+
+
+class FolderImages(FileImages):
     """The images in ``folder/CLASS/``. A label is the rank of the class among the sorted names.
 
     Parameters
@@ -29,26 +52,17 @@ class FolderImages(EncodedImages):
     def __init__(self, folder: Path):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         self.classes = [entry.name for entry in entries if entry.is_dir()]
-        self._items: List[Tuple[str, int]] = []
+        items: List[Tuple[str, int]] = []
         for label, name in enumerate(self.classes):
             for file in sorted(os.listdir(folder / name)):
                 if file.lower().endswith(SUFFIXES):
-                    self._items.append((f"{folder}/{name}/{file}", label))
+                    items.append((f"{folder}/{name}/{file}", label))
+        super().__init__(items)
 
     def empty_classes(self) -> List[str]:
         """Return the classes without images."""
         filled = {label for _, label in self._items}
         return [name for label, name in enumerate(self.classes) if label not in filled]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def read(self, index: int) -> Tuple[bytes, int]:
-        path, label = self._items[index]
-        return read_file(path), label
-
-    def name(self, index: int) -> str:
-        return self._items[index][0]
 
 
 def _open(root: Path, part: str) -> FolderImages:

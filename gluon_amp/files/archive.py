@@ -89,7 +89,7 @@ def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
             f"{source} is truncated or damaged, as its checksum does not fit: load an earlier one."
         )
     try:
-        members = _members(data)
+        members = stored_members(data)
         header = _json(members.pop(kind.header))
     except Exception as error:
         # zipfile, struct, codecs and json raise a dozen kinds of errors for forged bytes.
@@ -122,8 +122,11 @@ def _digest(data) -> bytes:
 # ------------------------------------------------------------------------------------ the members
 
 
-def _members(data: bytes) -> Dict[str, bytes]:
-    """Return names and contents, after a check that names differ and nothing is compressed."""
+def stored_members(data: bytes) -> Dict[str, bytes]:
+    """Return the names and contents of a ZIP archive, uncompressed and under different names.
+
+    Any other archive is an error; forged bytes raise errors of a dozen kinds.
+    """
     contents, total = {}, 0
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():

@@ -28,6 +28,11 @@ def add_data(parser: TrainingParser) -> None:
     add("--dataset", chosen, choices=DATASETS)
     folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or the files of --dataset"
     add("--data-dir --data", folders, FOLDER, default=Path("~/.mxnet/datasets/imagenet"))
+    classes = (
+        "folder with CLASS/*.jpg and *.png, a fifth of which are for validation (the seed decides "
+        "which), or with train/CLASS and val/CLASS"
+    )
+    add("--image-folder", classes, FOLDER)
     index = "index of the {} images (default: the .idx beside the .rec)"
     add("--rec-train --data-train", "packed training images", INPUT)
     add("--rec-train-idx --data-train-idx", index.format("training"), INPUT)
@@ -45,9 +50,12 @@ def add_data(parser: TrainingParser) -> None:
     crop = "validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre"
     add("--crop-ratio", crop, type=real(0, 1, above=True), default=0.875, metavar="SHARE")
     colour = {"metavar": "R,G,B"}
-    mean = "mean to subtract from pixels, which range from 0 to 255"
+    mean = (
+        "mean to subtract from pixels, which range from 0 to 255; that of efficientnet_lite0's "
+        "weights is 127"
+    )
     add("--rgb-mean", mean, colour, type=colours, default=(123.68, 116.779, 103.939))
-    deviation = "standard deviation to divide pixels by"
+    deviation = "standard deviation to divide pixels by; for efficientnet_lite0, 128"
     add("--rgb-std", deviation, colour, type=colour_ranges, default=(58.393, 57.12, 57.375))
     loaders = "--num-workers -j --num-data-workers --workers --num-worker --data-nthreads"
     number = "threads that load images, 0 for none (default: one for each core)"

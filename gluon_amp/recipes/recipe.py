@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.image_options import add_image_options
+from gluon_amp.recipes.network import efficientnet_lite
 from gluon_amp.recipes.options import check_devices, check_resume
 from gluon_amp.recipes.parser import TrainingParser
 
@@ -42,6 +43,16 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "wd": 5e-4,
         "num_workers": 0,
         "log_interval": 100,
+    },
+}
+
+# Defaults of networks: the colours that their weights were trained with, and no higher rate for the
+# head where its many large features make ten times the rate diverge.
+MODEL_DEFAULTS: Dict[str, Dict[str, Any]] = {
+    efficientnet_lite.NAME: {
+        "rgb_mean": efficientnet_lite.RGB_MEAN,
+        "rgb_std": efficientnet_lite.RGB_STD,
+        "head_lr_mult": 1.0,
     },
 }
 
@@ -162,7 +173,10 @@ def read(
     defaults, options = parser().parse_explicit(arguments)
     if "mixup_alpha" in options:
         options["mixup"] = options["mixup_alpha"]
-    recipe = Recipe(**{**defaults, **options})
+    if "image_folder" in options:
+        defaults["dataset"] = "folder"
+    model = options.get("model", defaults["model"])
+    recipe = Recipe(**{**defaults, **MODEL_DEFAULTS.get(model, {}), **options})
     check(recipe, options)
     return recipe, options
 
@@ -178,6 +192,8 @@ def check(recipe: Recipe, options: Dict[str, Any]) -> None:
             f"--amp and --dtype {recipe.dtype} are two ways to choose a dtype: give one of them."
         )
     check_devices(recipe)
+    if recipe.image_folder:
+        _check_image_folder(recipe, options)
     size = recipe.input_size or IMAGENET_SIZE
     resized = size / recipe.crop_ratio
     if resized > LARGEST_RESIZED:
@@ -194,6 +210,13 @@ def check(recipe: Recipe, options: Dict[str, Any]) -> None:
     _check_weights(recipe, options)
     if recipe.mode == "module":
         _check_module(recipe)
+
+
+def _check_image_folder(recipe: Recipe, options: Dict[str, Any]) -> None:
+    others = [name for name in ("dataset", "data_dir") if name in options]
+    if others or recipe.reads_records:
+        other = f"--{others[0].replace('_', '-')}" if others else "packed images"
+        raise UsageError(f"--image-folder and {other} both name the data: give one of them.")
 
 
 def _check_resume(recipe: Recipe, options: Dict[str, Any]) -> None:

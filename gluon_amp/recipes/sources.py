@@ -13,6 +13,7 @@ from gluon_amp.data import (
     open_digits,
     open_fashion_mnist,
     open_folders,
+    open_image_folder,
     open_records,
     open_synthetic,
 )
@@ -65,6 +66,10 @@ def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optiona
         return _named(
             open_records(files, recipe.seed, preprocessing), recipe, files.train.parent
         ), None
+    if recipe.image_folder:
+        root = recipe.image_folder.expanduser()
+        source = open_image_folder(root, recipe.seed, preprocessing)
+        return dataclasses.replace(source, name=f"folder-{root.resolve().name}"), None
     root = recipe.data_dir.expanduser()
     if root.exists() or recipe.dataset:
         return _named(open_folders(root, recipe.seed, preprocessing), recipe, root), None

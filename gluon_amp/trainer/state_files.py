@@ -1,11 +1,11 @@
 """Files of trainer states: archives of numbers, and those of stock MXNet.
 
-Reading a file executes nothing: see `gluon_amp.files.archive` and `stock_pickle`.
+Reading a file executes nothing: see `gluon_amp.files.archive` and `gluon_amp.files.pickles`.
 """
 
-from gluon_amp.files import archive, atomic
+from gluon_amp.files import archive, atomic, pickles
 from gluon_amp.files.schema import ANYTHING, check
-from gluon_amp.trainer import states, stock_pickle, stock_states
+from gluon_amp.trainer import states, stock_states
 
 FILE = archive.Kind(
     states.FORMAT,
@@ -30,8 +30,8 @@ def read(path, trainer) -> dict:
     `ValueError` if the file is truncated, damaged, forged or of another kind.
     """
     with open(path, "rb") as file:
-        start = file.read(len(stock_pickle.MAGIC))
-        if start == stock_pickle.MAGIC:
+        start = file.read(len(pickles.MAGIC))
+        if start == pickles.MAGIC:
             return stock_states.convert(path, start + file.read(), trainer)
     header, arrays = archive.read(FILE, path)
     try:

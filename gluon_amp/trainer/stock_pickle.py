@@ -1,27 +1,23 @@
 """Optimizer states that stock MXNet has pickled, read without executing anything.
 
-`gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles, and `pickle.load`
-calls any function that the file names. Here the opcodes are interpreted one by one. Numbers,
-strings and containers are built, NDArrays are decoded from their bytes, and optimizers and learning
-rate schedulers become records of their fields. Anything else is an error. Nothing that the file
-names is imported or called.
+`gluon.Trainer.save_states` and `Module.save_optimizer_states` write pickles. In their values,
+NDArrays are decoded from their bytes, and optimizers and learning rate schedulers become records of
+their fields. Anything else is an error: see `gluon_amp.files.pickles`.
 """
 
 import itertools
 import math
-import pickletools
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
 import numpy as np
 
+from gluon_amp.files.pickles import Global, Machine
 from gluon_amp.files.schema import brief
 
 import mxnet as mx
-
-MAGIC = b"\x80"  # the opcode PROTO: pickles of protocol 2 and later begin with it
 
 
 @dataclass(frozen=True)
@@ -36,14 +32,6 @@ class Record:
     def class_name(self) -> str:
         """The full name of the class."""
         return f"{self.module}.{self.name}"
-
-
-@dataclass(frozen=True)
-class Global:
-    """The name of a class or function, which is not imported."""
-
-    module: str
-    name: str
 
 
 class StockStates(NamedTuple):
@@ -126,169 +114,39 @@ FUNCTIONS = {*NDARRAYS, BYTEARRAY, NUMPY_DTYPE, *NUMPY_SCALARS}
 NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pickles write them
 
 
-class _Machine:
-    """The stack machine of pickles, with the opcodes of plain data in protocols 2 to 5."""
+class _Machine(Machine):
+    """Builds the objects in pickles of states."""
 
-    def __init__(self):
-        self.stack: List[Any] = []
-        self.marks: List[List[Any]] = []
-        self.memo: Dict[int, Any] = {}
-
-    def run(self, data: bytes):
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                if self.marks or len(self.stack) != 1:
-                    raise ValueError("its stack is not empty at the end")
-                return self.stack[0]
-            step = STEPS.get(opcode.name)
-            if step is None:
-                raise ValueError(f"it uses the opcode {opcode.name}")
-            step(self, argument)
-        raise ValueError("it is truncated")
-
-    def push(self, value):
-        self.stack.append(value)
-
-    def pop(self):
-        if not self.stack:
-            raise ValueError("its stack is empty")
-        return self.stack.pop()
-
-    def top(self, kind):
-        if not self.stack or type(self.stack[-1]) is not kind:
-            raise ValueError(f"it adds items to an object that is not a {kind.__name__}")
-        return self.stack[-1]
-
-    def pop_mark(self) -> List[Any]:
-        if not self.marks:
-            raise ValueError("it has no mark")
-        items, self.stack = self.stack, self.marks.pop()
-        return items
-
-    def mark(self, _):
-        self.marks.append(self.stack)
-        self.stack = []
-
-    def tuple_of(self, size):
-        items = [self.pop() for _ in range(size)]
-        self.push(tuple(reversed(items)))
-
-    def append(self, items):
-        self.top(list).extend(items)
-
-    def set_items(self, items):
-        target = self.top(dict)
-        if len(items) % 2:
-            raise ValueError("a key has no value")
-        for key, value in zip(items[::2], items[1::2]):
-            if not isinstance(key, (int, float, str, bytes, type(None))):
-                raise ValueError(f"{brief(key)} is used as a key")
-            if key in target:
-                raise ValueError(f"the key {brief(key)} occurs twice")
-            target[key] = value
-
-    def set_item(self, _):
-        value, key = self.pop(), self.pop()
-        self.set_items([key, value])
-
-    def memoize(self, position):
-        value = self.pop()
-        self.push(value)
-        self.memo[len(self.memo) if position is None else position] = value
-
-    def recall(self, position):
-        if position not in self.memo:
-            raise ValueError(f"it recalls the value {position}, which it has not stored")
-        self.push(self.memo[position])
-
-    def stack_global(self, _):
-        name, module = self.pop(), self.pop()
-        if not (isinstance(name, str) and isinstance(module, str)):
-            raise ValueError("the name of a class is not text")
-        self.push_global(module, name)
-
-    def push_global(self, module, name):
-        named = Global(module, name)
+    def check_name(self, named):
         kinds = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
         if named not in FUNCTIONS and not any(_is_kind(named, kind) for kind in kinds):
-            raise ValueError(f"it names {brief(module + '.' + name)}")
-        self.push(named)
+            raise ValueError(f"it names {brief(named.module + '.' + named.name)}")
 
-    def new_object(self, _):
-        arguments, kind = self.pop(), self.pop()
-        self.push(_record(kind, arguments))
+    def build_object(self, kind, arguments):
+        return _record(kind, arguments)
 
-    def reduce(self, _):
-        """Compute the result of a call, for the calls in pickles of arrays and numbers."""
-        arguments, function = self.pop(), self.pop()
-        if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise ValueError("it calls an object that is not a function")
+    def call(self, function, arguments):
+        """Return the value of a call in pickles of arrays and numbers."""
         if function in NDARRAYS and arguments == (None,):
-            self.push(_Array())
-        elif function == BYTEARRAY and len(arguments) <= 1:
+            return _Array()
+        if function == BYTEARRAY and len(arguments) <= 1:
             (data,) = arguments or (b"",)
             if not isinstance(data, bytes):
                 raise ValueError("the bytes of an array have another type")
-            self.push(data)
-        elif function == NUMPY_DTYPE and arguments[:1] and arguments[0] in NUMBERS:
-            self.push(_Dtype(arguments[0]))
-        elif function in NUMPY_SCALARS and len(arguments) == 2:
-            self.push(_number(*arguments))
-        else:
-            self.push(_record(function, arguments))
+            return data
+        if function == NUMPY_DTYPE and arguments[:1] and arguments[0] in NUMBERS:
+            return _Dtype(arguments[0])
+        if function in NUMPY_SCALARS and len(arguments) == 2:
+            return _number(*arguments)
+        return _record(function, arguments)
 
-    def build(self, _):
-        """Set the state of an object, as `__setstate__` does."""
-        state = self.pop()
-        target = self.stack[-1] if self.stack else None
+    def set_state(self, target, state):
         if isinstance(target, _Array) and isinstance(state, dict) and set(state) == {"handle"}:
             target.set(state["handle"])
         elif isinstance(target, Record) and isinstance(state, dict):
             target.fields.update(state)
         elif not (isinstance(target, _Dtype) and isinstance(state, tuple) and "<" in state[1:2]):
             raise ValueError("it sets the state of an object that has none")
-
-
-# The opcodes' functions, called with the machine and the opcode's argument: see `pickletools`.
-STEPS = {
-    "PROTO": lambda machine, _: None,
-    "FRAME": lambda machine, _: None,
-    "MARK": _Machine.mark,
-    "NONE": lambda machine, _: machine.push(None),
-    "NEWTRUE": lambda machine, _: machine.push(True),
-    "NEWFALSE": lambda machine, _: machine.push(False),
-    **dict.fromkeys(
-        (
-            *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
-            *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-            *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-        ),
-        _Machine.push,
-    ),
-    "BYTEARRAY8": lambda machine, data: machine.push(bytes(data)),
-    "EMPTY_DICT": lambda machine, _: machine.push({}),
-    "EMPTY_LIST": lambda machine, _: machine.push([]),
-    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
-    "TUPLE1": lambda machine, _: machine.tuple_of(1),
-    "TUPLE2": lambda machine, _: machine.tuple_of(2),
-    "TUPLE3": lambda machine, _: machine.tuple_of(3),
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
-    "APPEND": lambda machine, _: machine.append([machine.pop()]),
-    "APPENDS": lambda machine, _: machine.append(machine.pop_mark()),
-    "SETITEM": _Machine.set_item,
-    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
-    "MEMOIZE": _Machine.memoize,
-    "BINPUT": _Machine.memoize,
-    "LONG_BINPUT": _Machine.memoize,
-    "BINGET": _Machine.recall,
-    "LONG_BINGET": _Machine.recall,
-    # pickletools joins the two lines of the opcode with a blank.
-    "GLOBAL": lambda machine, names: machine.push_global(*names.split(" ", 1)),
-    "STACK_GLOBAL": _Machine.stack_global,
-    "NEWOBJ": _Machine.new_object,
-    "REDUCE": _Machine.reduce,
-    "BUILD": _Machine.build,
-}
 
 
 class _Array:

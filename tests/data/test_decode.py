@@ -1,5 +1,8 @@
 """Decoding: against OpenCV, at reduced sizes, and files that are not whole images."""
 
+import struct
+import zlib
+
 import cv2
 import numpy as np
 import pytest
@@ -92,3 +95,51 @@ def test_a_part_of_a_rotated_jpeg_is_inside_it(orientation, rotation):
     assert np.abs(upright.astype(int) - expected).mean() < 2
     part = decode_box(encoded, lambda _: (0, 20, 40, 60), target=400)
     assert np.array_equal(part, upright[:, 20:80] if rotation is None else upright[20:80])
+
+
+def chunk(kind, data):
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+def palette_png(indices, colours, alphas):
+    """Encode an image of indices into a palette of (red, green, blue), with alphas."""
+    height, width = indices.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in indices.astype("u1"))
+    chunks = [
+        chunk(b"IHDR", header),
+        chunk(b"PLTE", bytes(np.ravel(colours).tolist())),
+        chunk(b"tRNS", bytes(alphas)) if alphas else b"",
+        chunk(b"IDAT", zlib.compress(rows)),
+        chunk(b"IEND", b""),
+    ]
+    return decode.PNG_START + b"".join(chunks)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_transparent_png_is_shown_on_white(dtype):
+    most = np.iinfo(dtype).max
+    pixels = np.array([[[0, 0, 0, 0], [0, most, 0, most], [most, 0, 0, most / 5]]], dtype)
+    encoded = cv2.imencode(".png", pixels)[1].tobytes()
+    assert decode.is_transparent(encoded)
+    # blue, green, red: white, green, and a fifth of blue on white
+    assert decode.decode(encoded)[0].tolist() == [[255] * 3, [0, 255, 0], [255, 204, 204]]
+
+
+def test_a_palette_may_be_transparent():
+    colours = [(10, 20, 30), (200, 100, 50)]
+    indices = np.array([[0, 1]])
+    assert decode.decode(palette_png(indices, colours, [])).tolist() == [
+        [[30, 20, 10], [50, 100, 200]]
+    ]
+    assert decode.decode(palette_png(indices, colours, [0])).tolist() == [
+        [[255, 255, 255], [50, 100, 200]]
+    ]
+
+
+def test_an_opaque_png_or_a_damaged_header_is_not_transparent():
+    assert not decode.is_transparent(png(picture(0)))
+    assert not decode.is_transparent(decode.PNG_START)
+    assert not decode.is_transparent(b"")
+    with pytest.raises(DecodeError):
+        decode.decode(decode.PNG_START + bytes(13) + b"\6tRNS")

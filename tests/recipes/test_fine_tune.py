@@ -2,6 +2,7 @@
 
 import json
 
+import cv2
 import numpy as np
 import pytest
 
@@ -9,11 +10,14 @@ import gluon_amp as amp
 from gluon_amp.data import open_digits, write_classes
 from gluon_amp.recipes.confusions import worst
 from gluon_amp.recipes.network import build as network_build
+from gluon_amp.recipes.network.efficientnet_lite import EfficientNetLite0, published_names
 from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.outputs import export
 from gluon_amp.recipes.recipe import FINE_TUNING, Recipe, read_fine_tuning
-from tests.images import write_records
+from tests.images import picture, write_folders, write_records
+from tests.recipes.network.efficientnet_lite_reference import seeded_weights
 from tests.recipes.scripts import load
+from tests.torch_files import as_zip
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -192,9 +196,35 @@ def test_packed_data_with_names(script, tmp_path, capsys):
         assert {confusion["true"], confusion["taken_for"]} == {"ant", "bee"}
 
 
+def image_folder(tmp_path):
+    """Return a folder of classes with a damaged image, a text and a transparent image."""
+    folder = write_folders(tmp_path / "pets", "", ["cat", "dog", "emu"], images=5)
+    (folder / "emu" / "damaged.jpg").write_bytes(b"\xff\xd8 no image")
+    (folder / "emu" / "notes.txt").write_text("not an image")
+    transparent = np.dstack([picture(9), np.zeros((40, 40), "u1")])
+    cv2.imwrite(str(folder / "dog" / "transparent.png"), transparent)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_anybodys_folder_with_pytorchs_weights(script, tmp_path, capsys, dtype):
+    params = EfficientNetLite0()._collect_params_with_prefix().values()
+    shapes = {name: param.shape for name, param in zip(published_names(), params)}
+    (tmp_path / "weights.pth").write_bytes(as_zip(seeded_weights(shapes)))
+    options = "--model efficientnet_lite0 --input-size 32 --epochs 1 --batch-size 4 --confusions 0"
+    arguments = ["--image-folder", image_folder(tmp_path), "--dtype", dtype, *options.split()]
+    summary = tune(script, tmp_path, *arguments, "--pretrained-file", tmp_path / "weights.pth")
+    assert (summary["data"], summary["train_images"]) == ("folder-pets", 14)
+    assert summary["val_images"] == 3 and summary["steps"] == 4
+    assert "damaged.jpg" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
+        ("--image-folder .", "holds no folders: expected one for each class"),
+        ("--image-folder none", "none is not a folder"),
+        ("--image-folder . --dataset digits", "both name the data"),
         ("--dataset caltech256", "run `python scripts/prepare_caltech.py --dataset caltech256`"),
         ("--dataset folder", "holds no classes to train on"),
         ("--from-scratch --freeze-features", "--freeze-features keeps features"),

@@ -29,6 +29,7 @@ FLAGS = {
     "kv_store": "--kv-store --kvstore",
     "dataset": "--dataset",
     "data_dir": "--data-dir --data",
+    "image_folder": "--image-folder",
     "rec_train": "--rec-train --data-train",
     "rec_train_idx": "--rec-train-idx --data-train-idx",
     "rec_val": "--rec-val --data-val",

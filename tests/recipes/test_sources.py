@@ -2,14 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import DataError
 from gluon_amp.data.fashion_mnist import PACKAGE
-from gluon_amp.recipes.recipe import read
+from gluon_amp.recipes.recipe import Recipe, read, read_fine_tuning
 from gluon_amp.recipes.sources import open_data, record_files
 from tests.idx_files import write_fashion
+from tests.images import picture, png, write_folders
 
 
 def test_record_files_are_found_beside_each_other(tmp_path):
@@ -50,3 +52,39 @@ def test_fashion_mnist_is_looked_for_where_debian_puts_it(tmp_path, monkeypatch)
         open_data(recipe, options)
     write_fashion(tmp_path / "debian", train=17)
     assert open_data(recipe, options)[0].train_images == 17
+
+
+def test_an_image_folder_is_split_here(tmp_path):
+    write_folders(tmp_path / "pets", "", ["cat", "dog"], images=5)
+    line = ["--image-folder", str(tmp_path / "pets"), "--input-size", "24"]
+    recipe, options = read_fine_tuning(line)
+    assert recipe.dataset == "folder"  # and not the digits, fine-tuning's default
+    data, notice = open_data(recipe, options)
+    assert (data.train_images, data.val_images, notice) == (8, 2, None)
+    assert data.name == "folder-pets"
+
+
+@pytest.mark.parametrize(
+    "line", ["--dataset digits", "--data-dir .", "--use-rec", "--dataset caltech101"]
+)
+def test_an_image_folder_and_other_data_are_refused(line):
+    with pytest.raises(UsageError, match="--image-folder and .* both name the data"):
+        read(["--image-folder", ".", *line.split()])
+
+
+def test_images_have_the_colours_that_the_weights_were_trained_with(tmp_path):
+    write_folders(tmp_path, "", ["cat", "dog"], images=2)
+    pixels = picture(0)[8:32, 8:32]  # the centre of a file of 40 pixels
+    for line, mean, std in (
+        ("--model efficientnet_lite0", 127, 128),
+        ("--model efficientnet_lite0 --rgb-mean 0,0,0 --rgb-std 1,1,1", 0, 1),
+    ):
+        options = f"--image-folder {tmp_path} --input-size 24 --crop-ratio 0.6 {line}"
+        data, _ = open_data(*read_fine_tuning(options.split()))
+        (tmp_path / "cat" / "0.png").write_bytes(png(picture(0)))
+        (tmp_path / "cat" / "1.png").write_bytes(png(picture(0)))
+        image, label = data.val[0]
+        assert label == 0
+        expected = (pixels.transpose(2, 0, 1).astype("f4") - mean) / std
+        np.testing.assert_allclose(image.asnumpy(), expected, atol=1e-5 * 255 / std)
+    assert read([])[0].rgb_mean == Recipe().rgb_mean

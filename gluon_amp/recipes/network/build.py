@@ -72,7 +72,7 @@ def _load_pretrained(
             head = head_of(net, build(model, classes + 1))
             weights.copy_features(digits_network(model, recipe.seed, image_size), net, head)
             return
-        path = weights.zoo_file(model, recipe.root)
+        path = weights.pretrained_file(model, recipe.root)
     if path:
         weights.load_matching(net, path)
 

@@ -1,4 +1,4 @@
-"""Networks by name, from MXNet's model zoo, from GluonCV's, and ours."""
+"""Networks by name: our own, those of MXNet's model zoo and of GluonCV's."""
 
 import contextlib
 import difflib
@@ -8,6 +8,7 @@ from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes.network.convnet import convnet
+from gluon_amp.recipes.network.efficientnet_lite import NAME, EfficientNetLite0
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -26,7 +27,7 @@ vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
 """
 MXNET_MODELS: Tuple[str, ...] = tuple(_MXNET_FAMILIES.split())
 
-OUR_MODELS: Dict[str, Callable[..., HybridBlock]] = {"convnet": convnet}
+OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {"convnet": convnet, NAME: EfficientNetLite0}
 
 # GluonCV's list also has detectors, segmenters, and pose, depth and video networks.
 GLUONCV_CLASSIFIER = re.compile(
@@ -102,7 +103,7 @@ def build(name: str, classes: int) -> HybridBlock:
     Parameters
     ----------
     name : str
-        A model of MXNet's zoo, one of `OUR_MODELS`, or else a model of GluonCV's.
+        A model of `OWN_MODELS`, of MXNet's zoo, or else of GluonCV's.
     classes : int
         Number of outputs.
 
@@ -111,17 +112,17 @@ def build(name: str, classes: int) -> HybridBlock:
     UsageError
         No classifier has that name (the message lists similar ones), or GluonCV cannot build it.
     """
+    if name in OWN_MODELS:
+        return OWN_MODELS[name](classes=classes)
     if name in MXNET_MODELS:
         return vision.get_model(name, classes=classes)
-    if name in OUR_MODELS:
-        return OUR_MODELS[name](classes)
     others = _gluoncv_models()
     if name in others:
         try:
             return others[name](classes=classes)
         except (KeyError, TypeError, mx.MXNetError) as error:  # not written for this MXNet
             raise _unusable(name, error) from None
-    known = sorted({*MXNET_MODELS, *OUR_MODELS, *others})
+    known = sorted({*OWN_MODELS, *MXNET_MODELS, *others})
     near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
     hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
     if not others:

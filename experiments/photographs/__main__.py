@@ -1,0 +1,60 @@
+"""Fine-tune EfficientNet-Lite0 on photographs in three dtypes, by repeated cross-validation.
+
+    python -m experiments.photographs --output docs/results/photographs
+
+It reads Debian's package tuxpaint-stamps-default. A killed run resumes: finished folds are not
+repeated.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from experiments.photographs.report import Results, write
+from experiments.photographs.run import finished, plan, train
+from experiments.photographs.stamps import FOLDER, open_stamps
+from experiments.results.record import read_json
+from experiments.results.runs import alone_in, interruptible
+from gluon_amp.command_line import Parser, path, positive_int, status_of
+from gluon_amp.recipes.interruption import RunInterruptedError
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Read the command line and run it; return the status of the process."""
+    parser = Parser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--output", type=path, metavar="DIR", default=Path("results/photographs"))
+    add("--stamps", type=path, metavar="DIR", default=FOLDER, help="default: %(default)s")
+    add(
+        "--repeats",
+        type=positive_int,
+        metavar="N",
+        help="at most N repeats of the cross-validation (default: those of each row)",
+    )
+    options = parser.parse_args(arguments)
+    command = " ".join(sys.argv[1:] if arguments is None else map(str, arguments))
+    try:
+        with interruptible():
+            return status_of("photographs", lambda: run(options, command))
+    except RunInterruptedError as error:
+        print(f"photographs: {error}", file=sys.stderr)
+        return error.status
+
+
+def run(options: argparse.Namespace, command: str) -> None:
+    """Train the folds that are missing, and write the tables."""
+    photographs = open_stamps(options.stamps.expanduser())
+    tasks = plan(photographs, options.output / "folds", options.repeats)
+    with alone_in(options.output):
+        missing = [task for task in tasks if not finished(task)]
+        print(f"{len(tasks) - len(missing)} of {len(tasks)} folds are finished", flush=True)
+        train(missing)
+        results: Results = {}
+        for row, _, fold, file in tasks:
+            results.setdefault(row, {})[fold.seed] = read_json(file)["result"]
+        print(write(results, photographs, options.output, f"python -m {__package__} {command}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The rows of the table, and the training and validation of one fold."""
+
+import functools
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, Sequence, Tuple
+
+import numpy as np
+
+from experiments.photographs.stamps import CATEGORIES, Fold, Photographs
+from gluon_amp.casting.cast import cast
+from gluon_amp.data import Preprocessing, TrainingBatches, ValidationBatches
+from gluon_amp.data.datasets import DecodedImages, imagenet_source
+from gluon_amp.data.folders import FileImages
+from gluon_amp.data.imagenet_transforms import ValidationTransform
+from gluon_amp.data.source import Images
+from gluon_amp.recipes import log
+from gluon_amp.recipes.engines.build import build_trainer
+from gluon_amp.recipes.engines.gluon import GluonEngine
+from gluon_amp.recipes.loop import Loop
+from gluon_amp.recipes.network import efficientnet_lite, weights
+from gluon_amp.recipes.network.build import build_network
+from gluon_amp.recipes.objective import Objective
+from gluon_amp.recipes.recipe import Recipe
+from gluon_amp.recipes.schedule import Schedule
+from gluon_amp.recipes.seeds import set_seed, step_seed
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+from mxnet.gluon.data import Dataset
+
+SIZE = 96  # pixels; half of the stamps are smaller than 150
+CLASSES = len(CATEGORIES)
+COLOURS = {
+    "mean": tuple(value / 255 for value in efficientnet_lite.RGB_MEAN),
+    "std": tuple(value / 255 for value in efficientnet_lite.RGB_STD),
+}
+# The whole image: a stamp is cut out, so that its border matters.
+PREPROCESSING = Preprocessing(SIZE, crop_ratio=1.0, **COLOURS)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how: options of fine_tune.py."""
+
+    label: str
+    num_epochs: int
+    lr: float
+    repeats: int  # of the cross-validation
+    from_scratch: bool = False
+    on_features: bool = False  # the head alone, on features that are computed once
+    batch_size: int = 32
+
+
+HEAD = Training("head alone", 40, 0.003, repeats=10, on_features=True)
+ALL = Training("all layers", 6, 0.01, repeats=3, batch_size=16)
+SCRATCH = Training("from scratch", 8, 0.05, repeats=1, from_scratch=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table."""
+
+    training: Training
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """The folder of its results."""
+        return f"{self.training.label.replace(' ', '-')}-{self.dtype}"
+
+    def settings(self, photographs: Photographs) -> Dict[str, Any]:
+        """Return all that decides the results of its folds, for JSON."""
+        return {**asdict(self), "size": SIZE, "images": photographs.digest}
+
+
+DTYPES = ("float32", "float16", "bfloat16")
+ROWS = (
+    *(Row(HEAD, dtype) for dtype in DTYPES),
+    *(Row(ALL, dtype) for dtype in DTYPES),
+    Row(SCRATCH, "float32"),
+)
+
+
+def fit(row: Row, photographs: Photographs, fold: Fold) -> Dict[str, Any]:
+    """Train on a fold; return its accuracy in percent and its cross-entropy, for JSON."""
+    started = time.perf_counter()
+    training = row.training
+    recipe = Recipe(
+        model=efficientnet_lite.NAME,
+        dtype=row.dtype,
+        num_epochs=training.num_epochs,
+        use_pretrained=not training.from_scratch,
+    )
+    set_seed(fold.seed)
+    if training.on_features:
+        net = _new_head(row.dtype)
+        features = all_features(row.dtype, photographs)
+        train, val = (Features(features, photographs, part) for part in (fold.train, fold.val))
+    else:
+        net = build_network(recipe, CLASSES, SIZE, [mx.cpu()])
+        files = (
+            FileImages([photographs.items[n] for n in part]) for part in (fold.train, fold.val)
+        )
+        source = imagenet_source(*files, CLASSES, CATEGORIES, fold.seed, PREPROCESSING)
+        train, val = source.train, source.val
+    batches = TrainingBatches(train, training.batch_size, fold.seed, num_workers=0)
+    engine = GluonEngine(
+        net,
+        build_trainer(recipe, net, training.lr),
+        Objective(CLASSES),
+        [mx.cpu()],
+        before_step=lambda epoch, n: mx.random.seed(step_seed(fold.seed, 0, epoch, n)),
+    )
+    shape = (training.num_epochs, len(batches), "cosine")
+    loop = Loop(engine, Schedule(training.lr, *shape, warmup_epochs=0.5), log_interval=0)
+    with log.silence():
+        for epoch in range(training.num_epochs):
+            loop.train(batches, epoch)
+    accuracy, cross_entropy = validate(net, val)
+    return {
+        "accuracy": accuracy,
+        "cross_entropy": cross_entropy,
+        "skipped_steps": loop.skipped,
+        "steps": loop.steps,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def validate(net: HybridBlock, dataset: Dataset) -> Tuple[float, float]:
+    """Return the accuracy in percent, and the mean cross-entropy in nats."""
+    right, losses = [], []
+    for inputs, labels in ValidationBatches(dataset, 64, num_workers=0):
+        outputs, labels = net(inputs).astype("float64").asnumpy(), labels.asnumpy()
+        right.append(outputs.argmax(axis=1) == labels)
+        outputs -= outputs.max(axis=1, keepdims=True)
+        own = outputs[np.arange(len(labels)), labels]
+        losses.append(np.log(np.exp(outputs).sum(axis=1)) - own)
+    return 100 * float(np.concatenate(right).mean()), float(np.concatenate(losses).mean())
+
+
+def _new_head(dtype: str) -> HybridBlock:
+    net = efficientnet_lite.new_head(CLASSES)
+    net.initialize()
+    cast(net, dtype)
+    net.hybridize(static_alloc=True)
+    return net
+
+
+class Features(Images):
+    """The features of some photographs, with their labels."""
+
+    def __init__(self, features: np.ndarray, photographs: Photographs, part: Sequence[int]):
+        self.shape = features.shape[1:]
+        self._items = [(features[n], photographs.items[n][1]) for n in part]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        values, label = self._items[position % len(self)]
+        out[...] = values
+        return label
+
+
+@functools.lru_cache(maxsize=None)
+def all_features(dtype: str, photographs: Photographs) -> np.ndarray:
+    """Return what the pretrained network computes before its head, float32 (images, channels)."""
+    net = efficientnet_lite.EfficientNetLite0()
+    net.initialize()
+    weights.load_matching(net, weights.pretrained_file(efficientnet_lite.NAME, Path()))
+    features = net.features
+    cast(features, dtype)
+    features.hybridize(static_alloc=True)
+    images = DecodedImages(
+        FileImages(photographs.items), ValidationTransform(PREPROCESSING), CLASSES
+    )
+    batches = ValidationBatches(images, 32, num_workers=0)
+    return np.concatenate([features(batch[0]).astype("float32").asnumpy() for batch in batches])

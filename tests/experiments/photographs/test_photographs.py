@@ -1,0 +1,119 @@
+"""Repeated cross-validation: the selection, the folds, the tables, and resuming after a kill."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.photographs import __main__ as command
+from experiments.photographs import fits, report, run
+from experiments.photographs.stamps import CATEGORIES, FOLDS, folds, open_stamps
+from gluon_amp.command_line import UsageError
+from tests.images import picture, png
+
+
+@pytest.fixture
+def stamps(tmp_path):
+    for number, category in enumerate(CATEGORIES):
+        folder = tmp_path / "stamps" / category / "inner"
+        folder.mkdir(parents=True)
+        for name in (*"abcde", "a_mirror", "cartoon_bear", "b_flip"):
+            (folder / f"{name}.png").write_bytes(png(picture(number)))
+    return tmp_path / "stamps"
+
+
+def test_only_photographs_are_selected(stamps):
+    photographs = open_stamps(stamps)
+    assert [Path(path).name for path, _ in photographs.items[:5]] == [f"{n}.png" for n in "abcde"]
+    assert photographs.labels == [label for label in range(9) for _ in range(5)]
+    assert open_stamps(stamps) == photographs
+    (stamps / "animals" / "inner" / "a.png").write_bytes(png(picture(99)))
+    assert open_stamps(stamps).digest != photographs.digest
+
+
+def test_a_missing_package_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="0 photographs of animals: run `apt-get install tuxpaint"):
+        open_stamps(tmp_path)
+
+
+def test_each_image_is_validated_once_in_each_repeat(stamps):
+    photographs = open_stamps(stamps)
+    divisions = list(folds(photographs, repeats=2))
+    assert [fold.seed for fold in divisions] == list(range(2 * FOLDS))
+    for repeat in (divisions[:FOLDS], divisions[FOLDS:]):
+        assert sorted(n for fold in repeat for n in fold.val) == list(range(45))
+        for fold in repeat:
+            assert not set(fold.train) & set(fold.val)
+            assert sorted(photographs.labels[n] for n in fold.val) == list(range(9))
+    assert divisions[0].val != divisions[FOLDS].val
+
+
+def results(rows, accuracy):
+    return {
+        row: {
+            seed: {"accuracy": accuracy(row, seed), "cross_entropy": 1.0, "seconds": 2.0}
+            for seed in range(6)
+        }
+        for row in rows
+    }
+
+
+def test_pairs_are_compared_fold_by_fold():
+    noise = [0.3, -0.2, 0.1, -0.1, 0.2, -0.3]
+    drop = {"float32": 0.0, "float16": 0.0, "bfloat16": -3.0}
+
+    def accuracy(row, seed):
+        scratch = 40 if row.training is fits.SCRATCH else 0
+        return 80 + 5 * seed - scratch + drop[row.dtype] + noise[seed] * (row.dtype != "float32")
+
+    values = results(fits.ROWS, accuracy)
+    half, other = (
+        report.comparison(values, fits.Row(fits.HEAD, dtype), "accuracy")
+        for dtype in ("float16", "bfloat16")
+    )
+    assert abs(half.difference) < 1e-9 and half.equivalent
+    assert abs(other.difference + 3) < 1e-9 and str(other) == "different"
+    text = report.table(values, "accuracy")
+    assert text.count("\n") == 1 + len(fits.ROWS)
+    assert "| from scratch | float32 | 6 | 52.50 ± 9.35 | -40.00 |" in text
+
+
+def test_a_killed_run_resumes(stamps, tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def fit(row, photographs, fold):
+        calls.append((row.name, fold.seed))
+        if len(calls) == 8:
+            raise RuntimeError("killed")
+        accuracy = 80 + np.random.RandomState(fold.seed).uniform()
+        return {"accuracy": accuracy, "cross_entropy": 0.5, "seconds": 1.0}
+
+    monkeypatch.setattr(run, "fit", fit)
+    arguments = ["--stamps", str(stamps), "--output", str(tmp_path / "out"), "--repeats", "1"]
+    with pytest.raises(RuntimeError, match="killed"):
+        command.main(arguments)
+    assert command.main(arguments) == 0
+    tasks = len(fits.ROWS) * FOLDS
+    assert len(calls) == tasks + 1 and len(set(calls)) == tasks
+    saved = json.loads((tmp_path / "out" / "photographs.json").read_text())
+    assert [len(row["folds"]) for row in saved["rows"]] == [FOLDS] * len(fits.ROWS)
+    page = (tmp_path / "out" / "photographs.md").read_text()
+    assert page in capsys.readouterr().out
+    (stamps / "animals" / "inner" / "a.png").write_bytes(png(picture(99)))
+    assert command.main(arguments) == 2
+    assert "has a result of other settings or photographs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("training", [fits.HEAD, fits.SCRATCH])
+def test_a_fold_is_trained_and_repeats_bit_for_bit(stamps, training, monkeypatch):
+    features = np.random.RandomState(0).uniform(size=(45, 1280)).astype("f4")
+    monkeypatch.setattr(fits, "all_features", lambda dtype, photographs: features)
+    monkeypatch.setattr(fits, "PREPROCESSING", dataclasses.replace(fits.PREPROCESSING, size=32))
+    photographs = open_stamps(stamps)
+    fold = next(folds(photographs, 1))
+    row = fits.Row(dataclasses.replace(training, num_epochs=1), "float16")
+    first, second = (fits.fit(row, photographs, fold) for _ in range(2))
+    assert first["steps"] == 2 and first["accuracy"] in [100 * k / 9 for k in range(10)]
+    assert first["cross_entropy"] == second["cross_entropy"] > 0
