@@ -107,6 +107,7 @@ def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
         ("float16", 32),
         ("bfloat16", 32),
         ("float16", 32),  # begins at a loss scale of 65536
+        ("float16", 32),  # has a loss scale of 16
         ("float32", 64),
         ("float16", 64),
     ]
