@@ -131,13 +131,13 @@ def test_a_table_of_fine_tuning(tmp_path, capsys):
     output = tmp_path / "table"
     arguments = ["--recipe", "caltech101", "--seeds", "2", "--parallel", "2", "--margin", "60"]
     assert command.main([*arguments, "--output", str(output), "--", *files, *TINY]) == 0
-    assert "[8/8] bfloat16, batch 32, seed 1" in capsys.readouterr().out
+    assert "[10/10] float16, batch 64, seed 1" in capsys.readouterr().out
 
     table = json.loads((output / "results.json").read_text())
     assert (table["model"], table["data"]) == ("cifar_resnet8_v1", "caltech101 (64 + 10 samples)")
     assert [row["configuration"]["name"] for row in table["rows"]] == ROWS
-    assert [row["configuration"]["batch"] for row in table["rows"]] == [32, 32, 64, 32]
-    assert [row["seeds"] for row in table["rows"]] == [[0, 1]] * 4
+    assert [row["configuration"]["batch"] for row in table["rows"]] == [32, 32, 32, 64, 64]
+    assert [row["seeds"] for row in table["rows"]] == [[0, 1]] * 5
     assert [row["steps"] for row in table["rows"]] == [2, 2, 1, 2]
     for name in ROWS:
         for seed in (0, 1):
