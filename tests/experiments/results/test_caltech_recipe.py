@@ -138,7 +138,7 @@ def test_a_table_of_fine_tuning(tmp_path, capsys):
     assert [row["configuration"]["name"] for row in table["rows"]] == ROWS
     assert [row["configuration"]["batch"] for row in table["rows"]] == [32, 32, 32, 64, 64]
     assert [row["seeds"] for row in table["rows"]] == [[0, 1]] * 5
-    assert [row["steps"] for row in table["rows"]] == [2, 2, 1, 2]
+    assert [row["steps"] for row in table["rows"]] == [2, 2, 2, 1, 1]
     for name in ROWS:
         for seed in (0, 1):
             folder = output / name / f"seed-{seed}"
