@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,pretrained,results,docs,test,notebooks,tensorboard
 
-.PHONY: help setup train test lint format zoo benchmark input results ablation floor \
+.PHONY: help setup train test lint format zoo benchmark input results ablation floor photographs \
   clients notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
@@ -58,8 +58,11 @@ ablation: setup ## train without masters, scaling and pins, into results (5 minu
 
 # One thread for each run, as sums depend on the number of threads.
 floor: export OMP_NUM_THREADS = 1
-floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (16 minutes)
+floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (22 minutes)
 	$(BIN)/python -m experiments.floor_of_chance --parallel 2 $(ARGS)
+
+photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
+	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
 
 clients: setup ## train clients of MXNet in four dtypes, each in a venv of its own (35 minutes)
 	$(BIN)/python -m experiments.clients $(ARGS)

@@ -37,7 +37,7 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
     """Return the options, and the arguments after ``--``, which are for the runs."""
     arguments = list(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(description=__doc__.split("\n", 1)[0])
+    parser = Parser(prog="floor_of_chance", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
     count = {"type": positive_int, "metavar": "N"}

@@ -22,10 +22,12 @@ from gluon_amp.recipes.interruption import RunInterruptedError
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Read the command line and run it; return the status of the process."""
-    parser = Parser(description=__doc__.split("\n", 1)[0])
+    parser = Parser(prog="photographs", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
-    add("--output", type=path, metavar="DIR", default=Path("results/photographs"))
-    add("--stamps", type=path, metavar="DIR", default=FOLDER, help="default: %(default)s")
+    output = Path("results/photographs")
+    add("--output", type=path, metavar="DIR", default=output, help="default: %(default)s")
+    stamps = "categories of stamps (default: %(default)s)"
+    add("--stamps", type=path, metavar="DIR", default=FOLDER, help=stamps)
     add(
         "--repeats",
         type=positive_int,
