@@ -26,6 +26,7 @@ class Limit(NamedTuple):
 
 # The C++ library accepts 64 instructions and 8 arrays. A float32 value is part of several programs.
 LIMIT, LIMIT_IN_FLOAT32 = Limit(48, 6), Limit(24, 3)
+NEAR = 3  # pixels of padding; with more, oneDNN's kernels for dilation refuse images of 8 pixels
 MOST_JOINED = 4  # arrays; operators that would make a program read more become its inputs
 
 # The number, height and width of images, as far as a graph without shapes determines them: two
@@ -128,10 +129,10 @@ class Analysis:
         layout = attrs.get("layout", "None")
         if not self.is_low((i, 0)) or len(kernel) != 2 or layout not in UNSET:
             return None
-        if attrs.get(ACCUMULATE_ATTR):
-            return None
         data, filters = self.input(node), int(attrs["num_filter"])
         groups = int(attrs.get("num_group", "1"))
+        if attrs.get(ACCUMULATE_ATTR) or (groups < filters and _is_far(attrs)):
+            return None
         if groups > 1 and data is None:
             return None  # the operator for small groups reads blocked data
         size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
@@ -285,6 +286,16 @@ def _resized(size: Size, attrs: Dict[str, str]) -> Size:
     if same and (_is_one(size) or all(stride == 1 for _, stride in steps)):
         return size
     return (size, *steps)
+
+
+def _is_far(attrs: Dict[str, str]) -> bool:
+    """Return whether a dilated kernel begins far outside the image, as in DeepLab.
+
+    oneDNN 2.4 then computes blocked images by its reference kernel, hundreds of times as slow.
+    """
+    return any(
+        _number(attrs, "dilate", k, 1) > 1 and _number(attrs, "pad", k, 0) > NEAR for k in range(2)
+    )
 
 
 def _number(attrs: Dict[str, str], name: str, k: int, default: int) -> int:

@@ -12,6 +12,7 @@ from experiments.benchmarks.suites import Case
 from gluon_amp.casting import binding
 from gluon_amp.lowering import bfloat16, blocked
 from gluon_amp.policy.graph import to_json
+from tests.lowering import printed
 from tests.recipes.scripts import skip_without_bfloat16
 
 import mxnet as mx
@@ -397,6 +398,35 @@ def rounded_by_reader(case, monkeypatch):
     nodes = lowered_nodes(Net(function, **blocks), "float16", (2, 4, 5, 5), monkeypatch)
     convolutions = [node["attrs"] for node in nodes if node["op"] == blocked.CONVOLUTION]
     return dict(zip(("first", "last"), (attrs["reader_rounds"] for attrs in convolutions)))
+
+
+DILATED = """
+import sys
+import gluon_amp as amp
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+for dilation, pixels in [(2, 9), (3, 8), (4, 8), (12, 30), (36, 20)]:
+    net = nn.HybridSequential()
+    wide = nn.Conv2D(32, 3, dilation=dilation, padding=dilation, use_bias=False)
+    net.add(nn.Conv2D(16, 1), wide, nn.Conv2D(4, 1))
+    net.initialize()
+    amp.cast(net, sys.argv[1])
+    net.hybridize()
+    x = nd.ones((1, 16, pixels, pixels))
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    nd.waitall()
+"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_dilation_falls_back_to_the_reference_kernel(policy):
+    lines = printed(DILATED, policy, DNNL_VERBOSE="1").splitlines()
+    convolutions = [line for line in lines if ",exec,cpu,convolution," in line]
+    assert len(convolutions) > 30
+    assert [line for line in convolutions if ",ref:" in line] == []
 
 
 @pytest.mark.parametrize(("network", "most"), [("resnet50_v1", 60), ("mobilenetv2_1.0", 80)])
