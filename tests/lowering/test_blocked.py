@@ -400,15 +400,18 @@ def rounded_by_reader(case, monkeypatch):
     return dict(zip(("first", "last"), (attrs["reader_rounds"] for attrs in convolutions)))
 
 
-DILATED = """
+UNUSUAL = """
 import sys
 import gluon_amp as amp
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
-for dilation, pixels in [(2, 9), (3, 8), (4, 8), (12, 30), (36, 20)]:
+DILATED = [(3, dilation, dilation, pixels) for dilation, pixels in
+           [(2, 9), (3, 8), (4, 8), (12, 30), (36, 20)]]
+OTHERS = [((5, 3), (2, 0), 1, 30), ((1, 5), (1, 3), 1, 28), ((1, 7), (0, 3), 1, 17)]
+for kernel, padding, dilation, pixels in DILATED + OTHERS:
     net = nn.HybridSequential()
-    wide = nn.Conv2D(32, 3, dilation=dilation, padding=dilation, use_bias=False)
+    wide = nn.Conv2D(32, kernel, dilation=dilation, padding=padding, use_bias=False)
     net.add(nn.Conv2D(16, 1), wide, nn.Conv2D(4, 1))
     net.initialize()
     amp.cast(net, sys.argv[1])
@@ -422,8 +425,8 @@ for dilation, pixels in [(2, 9), (3, 8), (4, 8), (12, 30), (36, 20)]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_dilation_falls_back_to_the_reference_kernel(policy):
-    lines = printed(DILATED, policy, DNNL_VERBOSE="1").splitlines()
+def test_no_kernel_falls_back_to_the_reference_one(policy):
+    lines = printed(UNUSUAL, policy, DNNL_VERBOSE="1").splitlines()
     convolutions = [line for line in lines if ",exec,cpu,convolution," in line]
     assert len(convolutions) > 30
     assert [line for line in convolutions if ",ref:" in line] == []
