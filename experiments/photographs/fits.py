@@ -4,7 +4,7 @@ import functools
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Sequence
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from gluon_amp.recipes.seeds import set_seed, step_seed
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
-from mxnet.gluon.data import Dataset
 
 SIZE = 96  # pixels; half of the stamps are smaller than 150
 CLASSES = len(CATEGORIES)
@@ -118,26 +117,15 @@ def fit(row: Row, photographs: Photographs, fold: Fold) -> Dict[str, Any]:
     with log.silence():
         for epoch in range(training.num_epochs):
             loop.train(batches, epoch)
-    accuracy, cross_entropy = validate(net, val)
+        validation = ValidationBatches(val, 64, num_workers=0)
+        result = loop.validate(validation, len(val), training.num_epochs - 1)
     return {
-        "accuracy": accuracy,
-        "cross_entropy": cross_entropy,
+        "accuracy": 100 * result.top1,
+        "cross_entropy": result.cross_entropy,
         "skipped_steps": loop.skipped,
         "steps": loop.steps,
         "seconds": time.perf_counter() - started,
     }
-
-
-def validate(net: HybridBlock, dataset: Dataset) -> Tuple[float, float]:
-    """Return the accuracy in percent, and the mean cross-entropy in nats."""
-    right, losses = [], []
-    for inputs, labels in ValidationBatches(dataset, 64, num_workers=0):
-        outputs, labels = net(inputs).astype("float64").asnumpy(), labels.asnumpy()
-        right.append(outputs.argmax(axis=1) == labels)
-        outputs -= outputs.max(axis=1, keepdims=True)
-        own = outputs[np.arange(len(labels)), labels]
-        losses.append(np.log(np.exp(outputs).sum(axis=1)) - own)
-    return 100 * float(np.concatenate(right).mean()), float(np.concatenate(losses).mean())
 
 
 def _new_head(dtype: str) -> HybridBlock:

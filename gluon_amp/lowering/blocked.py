@@ -20,7 +20,14 @@ from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
-from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION, Writer, edge_dtypes
+from gluon_amp.policy.graph import (
+    ACCUMULATE_ATTR,
+    CASTS,
+    LOW_PRECISION,
+    Writer,
+    edge_dtypes,
+    needed,
+)
 from gluon_amp.policy.op_table import EXACT
 from gluon_amp.policy.registry import canonical
 
@@ -48,8 +55,7 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     edges = edge_dtypes(graph, dtypes)
     if not any(dtype in LOW_PRECISION for dtype in edges.values()):
         return graph
-    graph, edges = narrowed(graph, edges, dtypes)
-    found = Analysis(graph, edges)
+    graph, found = narrowed(graph, edges, dtypes)
     # The order of the variables is that of the graph, and callers rely on it.
     blocked = _Writing(graph, found).rewrite()
     if _variables(blocked) != _variables(graph):
@@ -252,10 +258,9 @@ class _Writing:
             if j == norm:
                 value = program.input(edge)
             elif source["op"] in CASTS:
-                value = value_of(tuple(source["inputs"][0][:2]))
-                if self.edges[edge] == "float32" or self.found.is_low(
-                    tuple(source["inputs"][0][:2])
-                ):
+                below = tuple(source["inputs"][0][:2])
+                value = value_of(below)
+                if self.edges[edge] == "float32" or self.found.is_low(below):
                     return value
             else:
                 operands = [value_of(tuple(e[:2])) for e in source["inputs"]]
@@ -321,16 +326,8 @@ class _Writing:
 
 def _variables(graph: dict) -> List[str]:
     """Return the names of a graph's variables in the order in which MXNet lists them."""
-    nodes, seen, names = graph["nodes"], set(), []
-    pending = [entry[0] for entry in reversed(graph["heads"])]
-    while pending:
-        i = pending.pop()
-        if i not in seen:
-            seen.add(i)
-            if nodes[i]["op"] == "null":
-                names.append(nodes[i]["name"])
-            pending += [entry[0] for entry in reversed(nodes[i]["inputs"])]
-    return names
+    nodes = [graph["nodes"][i] for i in needed(graph)]
+    return [node["name"] for node in nodes if node["op"] == "null"]
 
 
 def _fork(graph: dict) -> dict:

@@ -24,8 +24,8 @@ PASS_ON = op_table.MOVES | {"add_n", "Dropout"}
 
 def narrowed(
     graph: dict, edges: Dict[Edge, str], dtypes: Dict[str, object]
-) -> Tuple[dict, Dict[Edge, str]]:
-    """Return a graph with operators brought back to bfloat16, and the dtypes of its tensors.
+) -> Tuple[dict, Analysis]:
+    """Return a graph with operators brought back to bfloat16, and its analysis.
 
     Parameters
     ----------
@@ -39,14 +39,13 @@ def narrowed(
     chosen = _find(graph, edges)
     while chosen:
         narrower = pruned(_narrow(graph, edges, chosen))
-        narrower_edges = edge_dtypes(narrower, dtypes)
-        images = Analysis(narrower, narrower_edges).images
-        names = {narrower["nodes"][i]["name"] for i, _ in images}
+        found = Analysis(narrower, edge_dtypes(narrower, dtypes))
+        names = {found.nodes[i]["name"] for i, _ in found.images}
         blocked = {i for i in chosen if graph["nodes"][i]["name"] in names}
         if blocked == chosen:
-            return narrower, narrower_edges
+            return narrower, found
         chosen = blocked
-    return graph, edges
+    return graph, Analysis(graph, edges)
 
 
 def _find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:

@@ -245,18 +245,27 @@ class Writer:
         return self.copy({"op": op, "name": name, "attrs": attrs}, [list(e) for e in inputs])
 
 
-def pruned(graph: dict) -> dict:
-    """Return a graph without the nodes that no output needs."""
-    nodes, out = graph["nodes"], Writer()
-    needed, pending = set(), [entry[0] for entry in graph["heads"]]
+def needed(graph: dict) -> List[int]:
+    """Return the nodes that the outputs need, from each output back to its inputs in their order.
+
+    MXNet lists the variables of a graph in this order.
+    """
+    nodes, found = graph["nodes"], {}
+    pending = [entry[0] for entry in reversed(graph["heads"])]
     while pending:
         i = pending.pop()
-        if i not in needed:
-            needed.add(i)
-            pending += [entry[0] for entry in nodes[i]["inputs"]]
-    for i, node in enumerate(nodes):
+        if i not in found:
+            found[i] = True
+            pending += [entry[0] for entry in reversed(nodes[i]["inputs"])]
+    return list(found)
+
+
+def pruned(graph: dict) -> dict:
+    """Return a graph without the nodes that no output needs."""
+    kept, out = set(needed(graph)), Writer()
+    for i, node in enumerate(graph["nodes"]):
         number = len(out.nodes)
-        if i in needed:
+        if i in kept:
             out.copy(node, [out.remap(entry) for entry in node["inputs"]])
         out.numbers.append(number)
     return out.graph(graph)
