@@ -26,8 +26,6 @@ class Limit(NamedTuple):
 
 # The C++ library accepts 64 instructions and 8 arrays. A float32 value is part of several programs.
 LIMIT, LIMIT_IN_FLOAT32 = Limit(48, 6), Limit(24, 3)
-NEAR = 3  # pixels of padding; with more, oneDNN's kernels for dilation refuse images of 8 pixels
-SPACING = (("pad", 0), ("dilate", 1))  # attributes and what they are by default
 MOST_JOINED = 4  # arrays; operators that would make a program read more become its inputs
 
 # The number, height and width of images, as far as a graph without shapes determines them: two
@@ -132,7 +130,7 @@ class Analysis:
             return None
         data, filters = self.input(node), int(attrs["num_filter"])
         groups = int(attrs.get("num_group", "1"))
-        if attrs.get(ACCUMULATE_ATTR) or (groups < filters and _is_unusual(attrs)):
+        if attrs.get(ACCUMULATE_ATTR):
             return None
         if groups > 1 and data is None:
             return None  # the operator for small groups reads blocked data
@@ -287,21 +285,6 @@ def _resized(size: Size, attrs: Dict[str, str]) -> Size:
     if same and (_is_one(size) or all(stride == 1 for _, stride in steps)):
         return size
     return (size, *steps)
-
-
-def _is_unusual(attrs: Dict[str, str]) -> bool:
-    """Return whether a kernel is padded so that oneDNN 2.4 has only its reference kernel for it.
-
-    For blocked images that is hundreds of times as slow. It was found for dilated kernels that
-    begin far outside the image, as in DeepLab; for kernels that meet nothing but padding; and for
-    those that are padded in one dimension and cut the image in the other.
-    """
-    kernel = tuple_of(attrs["kernel"])
-    pad, dilate = ([_number(attrs, name, k, n) for k in range(2)] for name, n in SPACING)
-    far = any(d > 1 and p > NEAR for p, d in zip(pad, dilate))
-    outside = any(p > d * (size - 1) for p, d, size in zip(pad, dilate, kernel))
-    cut = any(p == 0 and size > 1 for p, size in zip(pad, kernel))
-    return far or outside or (cut and any(pad))
 
 
 def _number(attrs: Dict[str, str], name: str, k: int, default: int) -> int:

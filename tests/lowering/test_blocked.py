@@ -406,12 +406,13 @@ import gluon_amp as amp
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
-DILATED = [(3, dilation, dilation, pixels) for dilation, pixels in
+DILATED = [(3, dilation, dilation, 1, pixels) for dilation, pixels in
            [(2, 9), (3, 8), (4, 8), (12, 30), (36, 20)]]
-OTHERS = [((5, 3), (2, 0), 1, 30), ((1, 5), (1, 3), 1, 28), ((1, 7), (0, 3), 1, 17)]
-for kernel, padding, dilation, pixels in DILATED + OTHERS:
+ONE_WAY = [((5, 3), (2, 0), 1, 1, 30), ((1, 5), (1, 3), 1, 1, 28), ((1, 7), (0, 3), 1, 1, 17)]
+STRIDED = [((3, 1), (2, 0), 1, 3, 14), ((3, 1), (2, 0), 1, 4, 28), (3, (7, 0), (6, 1), 4, 28)]
+for kernel, padding, dilation, strides, pixels in DILATED + ONE_WAY + STRIDED:
     net = nn.HybridSequential()
-    wide = nn.Conv2D(32, kernel, dilation=dilation, padding=padding, use_bias=False)
+    wide = nn.Conv2D(32, kernel, strides, padding, dilation, use_bias=False)
     net.add(nn.Conv2D(16, 1), wide, nn.Conv2D(4, 1))
     net.initialize()
     amp.cast(net, sys.argv[1])

@@ -163,6 +163,19 @@ LAYERS = {
     "kernel rows that meet no image": Case((1, 160, 1, 5), 40, kernel=(5, 5), pad=(2, 2)),
     "much narrower": Case((3, 20, 2, 2), 20, stride=(4, 4), **THREE),
     "plain and narrower": Case((2, 24, 1, 1), 40, plain=True, stride=(2, 2), **THREE),
+    "dilated far outside": Case((2, 20, 8, 8), 24, kernel=(3, 3), dilate=(6, 6), pad=(6, 6)),
+    "dilated groups": Case(
+        (2, 40, 9, 8), 20, num_group=2, kernel=(3, 3), dilate=(5, 5), pad=(5, 5)
+    ),
+    "padded in one dimension": Case((2, 19, 9, 14), 21, bias=False, kernel=(5, 3), pad=(2, 0)),
+    "padded in one dimension, nhwc": Case((2, 20, 7, 9), 24, lanes=0, kernel=(1, 5), pad=(1, 3)),
+    "plain and dilated": Case(
+        (2, 24, 8, 8), 19, plain=True, kernel=(3, 3), dilate=(4, 4), pad=(4, 4)
+    ),
+    "first layer, dilated": Case(
+        (2, 3, 8, 8), 19, plain=True, kernel=(3, 3), dilate=(7, 7), pad=(7, 7)
+    ),
+    "strides of 3": Case((2, 16, 14, 14), 32, kernel=(3, 1), pad=(2, 0), stride=(3, 3)),
     "results of padding alone": Case((1, 5, 1, 1), 7, kernel=(1, 1), pad=(2, 2)),
 }
 
@@ -243,7 +256,9 @@ def test_float16_parameters_get_float16_gradients(plain):
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("name", ["3x3", "first layer", "groups of 4", "1x1, nhwc"])
+@pytest.mark.parametrize(
+    "name", ["3x3", "first layer", "groups of 4", "1x1, nhwc", "dilated far outside"]
+)
 def test_gradients_are_added(element, name):
     case = LAYERS[name]
     arrays = case.arrays(element)

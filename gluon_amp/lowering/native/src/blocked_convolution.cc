@@ -22,10 +22,15 @@ struct Convolution {
   bool nhwc;           // the channels of an image have one group, as AMX's kernels read them
   int64_t data_lanes;  // 0 if the data has the plain layout
   bool plain_data, bias;
+  bool in_plain;  // computed in the plain layout
 
   Blocked blocked_data() const {
     return Blocked(blocked_shape(images, channels, height, width, data_lanes));
   }
+  Blocked blocked_result() const {
+    return Blocked(blocked_shape(images, filters, out_height, out_width, lanes));
+  }
+  bool reads_plain() const { return in_plain || data_lanes == 0; }
 };
 
 // oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels, and
@@ -86,6 +91,7 @@ Convolution parse(const NodeAttrs& attrs) {
       << attrs.op->name << ": num_filter or num_group is wrong";
   result.lanes = lanes ? lanes : result.filters;
   result.nhwc = lanes == 0;
+  result.in_plain = false;
   expect_lanes(attrs, result.lanes, result.filters);
   return result;
 }
@@ -127,10 +133,10 @@ Descriptions describe(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_ki
   Descriptions d;
   std::memset(&d, 0, sizeof d);
   const Sizes sizes{c.images, c.channels, c.height, c.width};
-  d.data = c.data_lanes == 0
-               ? plain_desc(sizes, dtype)
-               : images_desc(c, c.channels, c.height, c.width, c.data_lanes, dtype);
-  d.result = images_desc(c, c.filters, c.out_height, c.out_width, c.lanes, dtype);
+  d.data = c.reads_plain() ? plain_desc(sizes, dtype)
+                           : images_desc(c, c.channels, c.height, c.width, c.data_lanes, dtype);
+  d.result = c.in_plain ? plain_desc({c.images, c.filters, c.out_height, c.out_width}, dtype)
+                        : images_desc(c, c.filters, c.out_height, c.out_width, c.lanes, dtype);
   if (c.bias && kind != dnnl_backward_data) d.bias = plain_desc({c.filters}, dnnl_f32);
   Sizes of_weight{c.filters / c.groups, c.channels / c.groups, c.kernel[0], c.kernel[1]};
   if (c.groups > 1) of_weight.insert(of_weight.begin(), c.groups);
@@ -158,7 +164,7 @@ std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype
   const Sizes key{dtype,        kind,         c.images,     c.channels,    c.height,     c.width,
                   c.filters,    c.groups,     c.kernel[0],  c.kernel[1],   c.stride[0],  c.stride[1],
                   c.pad[0],     c.pad[1],     c.dilate[0],  c.dilate[1],   c.lanes,      c.data_lanes,
-                  c.bias,       c.nhwc};
+                  c.bias,       c.nhwc,       c.in_plain};
   static thread_local Plans plans;
   return plans.find_or_make(key, [&] {
     const Descriptions d = describe(c, dtype, kind), hint = describe(c, dtype, dnnl_forward_training);
@@ -166,15 +172,45 @@ std::shared_ptr<const Plan> plan_of(const Convolution& c, dnnl_data_type_t dtype
   });
 }
 
+// One pass over a convolution, and its primitive
+struct Pass {
+  Convolution c;
+  std::shared_ptr<const Plan> plan;
+};
+
+// For some sizes, paddings and dilations, oneDNN 2.4 has only its reference kernel in the blocked layout,
+// which can be a thousand times as slow as that for plain images. Of all its kernels for blocked images,
+// only this one reads plain weights.
+Pass pass_of(Convolution c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
+  const auto plan = plan_of(c, dtype, kind);
+  if (c.in_plain || !is_plain(plan->weight)) return {c, plan};
+  c.in_plain = true;
+  return {c, plan_of(c, dtype, kind)};
+}
+
 // ---------------------------------------------------------------------------------- the operator
 
-// Reads the data of a convolution, in the layout of `c`; the caller must keep the array.
-const void* read_data(const Convolution& c, const NDArray& plain) {
-  if (!c.plain_data || c.data_lanes == 0) return values_of<void>(plain);
-  const int bytes = plain.dtype() == mshadow::kBfloat16 ? 2 : 4;
+int bytes_of_value(const NDArray& array) { return array.dtype() == mshadow::kBfloat16 ? 2 : 4; }
+
+// Reads the data of a convolution as its primitive does; the caller must keep the array.
+const void* read_data(const Convolution& c, const NDArray& array) {
+  const void* values = values_of<void>(array);
+  if (c.reads_plain() == c.plain_data) return values;
+  const int bytes = bytes_of_value(array);
   const Blocked shape = c.blocked_data();
   void* moved = scratch(Purpose::kImages, shape.size() * bytes);
-  to_blocked(values_of<void>(plain), moved, c.channels, shape, bytes);
+  (c.plain_data ? to_blocked : to_plain)(values, moved, c.channels, shape, bytes);
+  return moved;
+}
+
+// Reads the gradient of the result likewise.
+const void* read_grad(const Convolution& c, const NDArray& grad) {
+  const void* values = values_of<void>(grad);
+  if (!c.in_plain) return values;
+  const int bytes = bytes_of_value(grad);
+  const Blocked shape = c.blocked_result();
+  void* moved = scratch(Purpose::kResult, shape.size() * bytes);
+  to_plain(values, moved, c.filters, shape, bytes);
   return moved;
 }
 
@@ -183,36 +219,44 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
               const Requests& req, const Arrays& outputs) {
   if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
   CHECK_NE(req[0], mxnet::kAddTo);
-  Convolution c = parse(attrs);
-  set_data(attrs, inputs[0].shape(), &c);
-  c = readable(c);
+  Convolution whole = parse(attrs);
+  set_data(attrs, inputs[0].shape(), &whole);
   const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
-  const auto plan = plan_of(c, dtype_of(inputs[0]), kind);
+  const Pass pass = pass_of(readable(whole), dtype_of(inputs[0]), kind);
+  const Convolution& c = pass.c;
+  const Plan* plan = pass.plan.get();
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
   const Bias bias(inputs);
+  const int bytes = bytes_of_value(outputs[0]);
+  const Blocked shape = c.blocked_result();
+  void* target = result_of<char>(outputs[0]);
+  void* result = c.in_plain ? scratch(Purpose::kResult, shape.size() * bytes) : target;
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, data)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
                             {DNNL_ARG_BIAS, &plan->bias, bias.data()},
-                            {DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])}});
+                            {DNNL_ARG_DST, &plan->result, result}});
+  if (c.in_plain) to_blocked(result, target, c.filters, shape, bytes);
   // a relu that is stored rounded may read what is not: both orders give the same values and gradients
   if (!flag_of(attrs, "reader_rounds")) round_values(outputs[0]);
 }
 
-void data_grad(Convolution c, const NDArray& grad, const NDArray& weight,
+void data_grad(const Convolution& whole, const NDArray& grad, const NDArray& weight,
                OpReqType req, const NDArray& output) {
   if (req == mxnet::kNullOp) return;
-  c = blocked(c);
-  const auto plan = plan_of(c, dtype_of(grad), dnnl_backward_data);
+  const Pass pass = pass_of(blocked(whole), dtype_of(grad), dnnl_backward_data);
+  const Convolution& c = pass.c;
+  const Plan* plan = pass.plan.get();
   const void* packed = packed_for_one_use(weight, plan->weight);
   const Blocked shape = c.blocked_data();
-  const int bytes = output.dtype() == mshadow::kBfloat16 ? 2 : 4;
+  const int bytes = bytes_of_value(output);
   Result target(output, req);
-  void* result = c.plain_data ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
-  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
+  const bool moves = c.in_plain != c.plain_data;
+  void* result = moves ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
+  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, grad)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
-  if (c.plain_data) to_plain(result, target.data(), c.channels, shape, bytes);
+  if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, bytes);
   target.finish();
 }
 
@@ -227,31 +271,26 @@ bool meets_only_padding(const Convolution& c, int i) {
   return false;
 }
 
-void weight_grad(Convolution c, const NDArray& grad, const NDArray& data, const Requests& req,
+void weight_grad(const Convolution& whole, const NDArray& grad, const NDArray& data, const Requests& req,
                  const Arrays& outputs) {
-  const bool has_bias = c.bias && req[2] != mxnet::kNullOp;
+  const bool has_bias = whole.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
-  c = readable(c);
-  // In bfloat16, oneDNN 2.4 reads uninitialized memory in two cases: for an image narrower than the stride,
-  // since its kernels split an image into as many parts as the stride has columns, and the last parts are
-  // empty; and for a row or column of the kernel that meets no image, which it does not set to zero.
+  // For blocked images in bfloat16, oneDNN 2.4 reads uninitialized memory in two cases: if an image is
+  // narrower than the stride, since its kernels split an image into as many parts as the stride has columns,
+  // and the last parts are empty; and for a row or column of the kernel that meets no image, which it does
+  // not set to zero.
   const auto dtype = dtype_of(grad);
-  const bool unread = meets_only_padding(c, 0) || meets_only_padding(c, 1);
-  const bool wide = dtype == dnnl_bf16 && (c.width < c.stride[1] || unread);
-  const auto plan = plan_of(c, wide ? dnnl_f32 : dtype, dnnl_backward_weights);
+  const bool unread = meets_only_padding(whole, 0) || meets_only_padding(whole, 1);
+  Convolution wanted = readable(whole);
+  wanted.in_plain = dtype == dnnl_bf16 && (whole.width < whole.stride[1] || unread);
+  const Pass pass = pass_of(wanted, dtype, dnnl_backward_weights);
+  const Convolution& c = pass.c;
+  const Plan* plan = pass.plan.get();
   const NDArray plain = plain_copy(data);
-  std::vector<float> wide_data, wide_grad, bias(c.bias ? c.filters : 0);
-  const void* source = read_data(c, plain);
-  const void* above = values_of<void>(grad);
-  if (wide) {
-    wide_data = widened(source, c.data_lanes ? c.blocked_data().size() : plain.shape().Size());
-    wide_grad = widened(above, grad.shape().Size());
-    source = wide_data.data();
-    above = wide_grad.data();
-  }
+  std::vector<float> bias(c.bias ? c.filters : 0);
   void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, source},
-                            {DNNL_ARG_DIFF_DST, &plan->result, above},
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, plain)},
+                            {DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, grad)},
                             {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_BIAS, &plan->bias, c.bias ? bias.data() : nullptr}});
   if (c.bias) write_gradient(bias, req[2], dtype == dnnl_f32, outputs[2]);

@@ -221,15 +221,6 @@ void pack(const half_bits* weight, const Layout& layout, To* packed) {
   });
 }
 
-// Whether the layout is the plain one
-bool is_plain(const dnnl_memory_desc_t& desc) {
-  int64_t stride = 1;
-  for (int i = desc.ndims - 1; i >= 0; stride *= desc.dims[i--]) {
-    if (desc.dims[i] != desc.padded_dims[i] || desc.format_desc.blocking.strides[i] != stride) return false;
-  }
-  return desc.format_desc.blocking.inner_nblks == 0;
-}
-
 void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, void* memory) {
   const NDArray plain = plain_copy(weight);
   const float* floats = plain_data<float>(plain);
@@ -385,6 +376,14 @@ void forget_expired() {
 }
 
 }  // namespace
+
+bool is_plain(const dnnl_memory_desc_t& desc) {
+  int64_t stride = 1;
+  for (int i = desc.ndims - 1; i >= 0; stride *= desc.dims[i--]) {
+    if (desc.dims[i] != desc.padded_dims[i] || desc.format_desc.blocking.strides[i] != stride) return false;
+  }
+  return desc.format_desc.blocking.inner_nblks == 0;
+}
 
 void* scratch(Purpose purpose, size_t bytes) {
   static thread_local std::unique_ptr<Buffer> buffers[static_cast<int>(Purpose::kCount)];

@@ -28,9 +28,12 @@ class Buffer {
   size_t bytes_;
 };
 
+// Whether a weight has the plain layout
+bool is_plain(const dnnl_memory_desc_t& desc);
+
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
-enum class Purpose { kWeight, kWeightGradient, kImages, kCount };
+enum class Purpose { kWeight, kWeightGradient, kImages, kResult, kCount };
 void* scratch(Purpose purpose, size_t bytes);
 
 // The weight, rounded to the dtype of `desc` (bfloat16, or float32 for values of float16), in its layout.

@@ -122,13 +122,6 @@ class Result {
   std::vector<char> added_;
 };
 
-// A copy in float32 of bfloat16 values
-inline std::vector<float> widened(const void* values, int64_t count) {
-  std::vector<float> wide(count);
-  kernels().from_bfloat(static_cast<const Bfloat*>(values), wide.data(), count);
-  return wide;
-}
-
 // ------------------------------------------------------------------------------------- operators
 
 // The arrays of a product: data, weight and bias
