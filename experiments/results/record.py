@@ -37,7 +37,7 @@ class Configuration:
 class RunRecord:
     """The result of one run, or the reason why it failed.
 
-    The times are None if other runs shared the machine. `restored` reads a record from JSON.
+    `restored` reads a record from JSON.
     """
 
     configuration: Configuration
@@ -53,6 +53,7 @@ class RunRecord:
     # of the validation samples after each epoch, mean in nats; None where it is not finite; earlier
     # runs did not record it
     cross_entropies: Tuple[Optional[float], ...] = ()
+    parallel: int = 1  # runs at a time; the times of several that share a machine are not compared
     seconds: Optional[float] = None  # training time without validation
     samples_per_second: Optional[float] = None
     peak_memory: Optional[int] = None  # bytes; None on GPUs, whose memory is not measured
@@ -117,7 +118,6 @@ def read(folder: Path) -> RunRecord:
                 f"{folder / LOG} has no validation of epoch {min(missing)}: remove {folder} to "
                 "train it again."
             )
-        alone = about["parallel"] == 1
         return RunRecord(
             *row,
             data=_data(summary),
@@ -125,8 +125,9 @@ def read(folder: Path) -> RunRecord:
             emulated=summary["emulated"],
             errors=tuple(epochs["error"][epoch] for epoch in range(summary["epochs"])),
             cross_entropies=tuple(summary.get("cross_entropy_by_epoch", ())),
-            seconds=sum(epochs["seconds"].values()) if alone else None,
-            samples_per_second=summary["images_per_second"] if alone else None,
+            parallel=about["parallel"],
+            seconds=sum(epochs["seconds"].values()),
+            samples_per_second=summary["images_per_second"],
             peak_memory=about["peak_memory"],
             skipped=summary["skipped_steps"],
             steps=summary["steps"],

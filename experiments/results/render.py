@@ -33,6 +33,11 @@ def _speed_up(row: Row) -> str:
     return "1" if row.speed_up == 1 else f"{row.speed_up:.2f}x"
 
 
+def _alone(row: Row, value: Optional[float]) -> Optional[float]:
+    """Return a time or rate if it can be compared with that of another row."""
+    return value if row.parallel == 1 else None
+
+
 def _memory(row: Row) -> str:
     return NONE if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB"
 
@@ -63,7 +68,7 @@ FAQ_COLUMNS: Sequence[Tuple[str, Callable[[Row], str]]] = (
     ("Batch size", lambda row: str(row.configuration.batch)),
     ("Data type", lambda row: row.configuration.dtype),
     ("Top-1 accuracy", lambda row: _percent(row.top1)),
-    ("Time to train", lambda row: duration(row.seconds)),
+    ("Time to train", lambda row: duration(_alone(row, row.seconds))),
     ("Speed-up", _speed_up),
 )
 TEST_COLUMNS = (
@@ -90,7 +95,7 @@ EPOCHS_COLUMNS = (
 )
 COST_COLUMNS = (
     NAME_COLUMN,
-    ("Samples/s", lambda row: _number(row.samples_per_second, ".0f")),
+    ("Samples/s", lambda row: _number(_alone(row, row.samples_per_second), ".0f")),
     ("Peak memory", _memory),
     ("Skipped steps", lambda row: _number(row.skipped, ".1f")),
     ("Steps", lambda row: _number(row.steps, ".0f")),
@@ -147,10 +152,14 @@ def _heading(table: Table) -> List[str]:
             "times are not a GPU's, so there is no speed-up. float32 and bfloat16 run natively."
         )
     seconds = [run.seconds for run in table.runs if run.failure is None]
-    if table.source == "measured" and not any(row.seconds for row in table.rows):
-        notes.append("Several runs shared the machine, so no times are reported.")
-    elif table.source == "measured" and None not in seconds:
+    if table.source == "measured" and None not in seconds:
         notes.append(f"The {len(seconds)} runs trained for {duration(sum(seconds))} in all.")
+    parallel = max(row.parallel for row in table.rows)
+    if parallel > 1:
+        notes.append(
+            f"{parallel} runs at a time shared the machine, so the times of rows are not compared; "
+            "results.csv has those of the runs."
+        )
     return notes
 
 

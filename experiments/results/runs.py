@@ -172,7 +172,7 @@ class Runner:
 
     def _train_one(self, job: Job) -> RunRecord:
         job.folder.mkdir(parents=True, exist_ok=True)
-        # a resumed run has times only if no part of it shared the machine
+        # the times of a resumed run are compared only if no part of it shared the machine
         parallel = max(self.parallel, _started(job).get("parallel", 1))
         started = {"arguments": job.arguments, "parallel": parallel}
         atomic.write(job.folder / STARTED, json.dumps(started).encode())

@@ -59,9 +59,10 @@ class Row:
     skipped: Optional[float] = None
     steps: Optional[float] = None
     emulated: bool = False  # whether the times are not those of real float16
+    parallel: int = 1  # the most runs at a time that one of these was trained among
     # with the reference at the row's batch, if there is one, and with the first row
     contrasts: Tuple[Contrast, ...] = ()
-    # the first row's time over this row's; None if one is missing or emulated
+    # the first row's time over this row's; None if one is missing, emulated or of shared runs
     speed_up: Optional[float] = None
     failures: Tuple[str, ...] = ()  # the reason of each failed run
 
@@ -232,8 +233,9 @@ def _at_least(row: Row) -> List[int]:
 
 
 def speed_up(row: Row, reference: Row) -> Optional[float]:
-    """Return how many times faster a row trains; None if a time is missing or emulated."""
-    if row.emulated or reference.emulated or not (row.seconds and reference.seconds):
+    """Return how many times faster a row trains; None if the times cannot be compared."""
+    rows = (row, reference)
+    if any(each.emulated or each.parallel > 1 or not each.seconds for each in rows):
         return None
     return reference.seconds / row.seconds
 
@@ -260,6 +262,7 @@ def _row(
         tuple(spread(errors) for errors in zip(*(run.errors for run in finished))),
         tuple(run.epochs_to(target) for run in finished) if has_curve else (),
         emulated=any(run.emulated for run in finished),
+        parallel=max(run.parallel for run in finished),
         failures=failures,
         **means,
     )

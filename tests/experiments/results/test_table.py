@@ -207,17 +207,25 @@ def test_an_emulated_reference_gives_no_speed_up_either():
     assert tabulate(runs, ORDER, 0.5).rows[1].speed_up is None
 
 
-def test_runs_that_shared_the_machine_have_no_times(tmp_path):
+def test_times_of_runs_that_shared_the_machine_are_not_compared(tmp_path):
     write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2, parallel=2)
     write_run(tmp_path / "b", "float16-1024", 76.34, 7.3, epochs=2, parallel=2)
     table = tabulate(read_all(tmp_path), ORDER, 0.3)
-    assert [row.seconds for row in table.rows] == [None, None]
-    assert [row.samples_per_second for row in table.rows] == [None, None]
+    assert [row.seconds / 3600 for row in table.rows] == pytest.approx([11.8, 7.3])
     assert [row.speed_up for row in table.rows] == [None, None]
-    assert "no times are reported" in markdown(table)
+    assert "The 2 runs trained for 19.1 h in all." in markdown(table)
+    assert "2 runs at a time shared the machine" in markdown(table)
+    assert (
+        faq_table(table).splitlines()[2].endswith("| 76.18 %        | –             | –        |")
+    )
 
 
-def test_a_row_with_one_shared_run_has_no_time():
+def test_a_row_with_one_shared_run_is_not_compared():
+    runs = [run(seed=0), run(seed=1, parallel=2), run("float16-1024", seed=0)]
+    assert [row.speed_up for row in tabulate(runs, ORDER, 0.5).rows] == [None, None]
+
+
+def test_a_row_with_a_run_without_a_time_has_none():
     runs = [run(seed=0), run(seed=1, seconds=None, samples_per_second=None)]
     assert tabulate(runs, ORDER, 0.5).rows[0].seconds is None
 
