@@ -129,11 +129,8 @@ class Analysis:
         if not self.is_low((i, 0)) or len(kernel) != 2 or layout not in UNSET:
             return None
         data, filters = self.input(node), int(attrs["num_filter"])
-        groups = int(attrs.get("num_group", "1"))
         if attrs.get(ACCUMULATE_ATTR):
             return None
-        if groups > 1 and data is None:
-            return None  # the operator for small groups reads blocked data
         size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
         return Images(filters, _resized(size, attrs))
 

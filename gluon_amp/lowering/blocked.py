@@ -39,6 +39,9 @@ DENSE = "_gluon_amp_dense"
 NORM, POINTWISE = "_gluon_amp_norm", "_gluon_amp_pointwise"
 CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 
+# Of one position, in a group of a convolution; with more, oneDNN's kernels are faster than ours.
+FEW_PRODUCTS = 64
+
 # Operators that read parameters as they are stored, in float32 or float16
 READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
 
@@ -187,17 +190,18 @@ class _Writing:
         data, parameters, attrs = self.found.input(node), *self._parameters(node)
         kept = ("kernel", "stride", "pad", "dilate", "num_filter", "num_group")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
+        groups = int(attrs.get("num_group", "1"))
+        group_out = group_in = int(attrs["num_filter"]) // groups
+        attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
         if data is None:
             source = self._plain_data(i, node)
             attrs["plain_data"] = "True"
         else:
             source = self._data(node)
             attrs["channels"] = str(data.channels)
-            groups = int(attrs.get("num_group", "1"))
-            small = data.channels // groups % 16 or int(attrs["num_filter"]) // groups % 16
-            if groups > 1 and small:
-                return self.out.emit(DEPTHWISE, node["name"], source, *parameters, **attrs)
-        attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
+            group_in = data.channels // groups
+        if groups > 1 and group_in * group_out <= FEW_PRODUCTS:
+            return self.out.emit(DEPTHWISE, node["name"], source, *parameters, **attrs)
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
         return self.out.emit(CONVOLUTION, node["name"], source, *parameters, **attrs)
 

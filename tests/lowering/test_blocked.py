@@ -83,6 +83,12 @@ def excite_dense(net, F, h):
     return F.broadcast_mul(h, F.reshape(s, (0, 0, 1, 1)))
 
 
+def shuffle(F, h):
+    """Mix the channels of three groups, as ShuffleNet does."""
+    h = F.swapaxes(F.reshape(h, (0, -4, 3, -1, -2)), 1, 2)
+    return F.reshape(h, (0, -3, -2))
+
+
 def hard_swish(F, h):
     return h * relu6(F, h + 3) / 6
 
@@ -164,6 +170,17 @@ CASES = {
         lambda net, F, h: net.deep(F.relu(net.grouped(h))),
         grouped=conv(12, 3, groups=3, use_bias=True),
         deep=conv(12, 5, groups=12),
+    ),
+    "grouped, shuffled": between(
+        lambda net, F, h: net.deep(shuffle(F, F.relu(net.norm(net.grouped(h))))),
+        channels=72,
+        grouped=conv(72, 1, groups=3),
+        norm=nn.BatchNorm,
+        deep=conv(72, 3, groups=72),
+    ),
+    "grouped, plain data": (
+        lambda net, F, x: net.last(F.relu(net.first(x))),
+        {"first": conv(6, 3, groups=2, use_bias=True), "last": conv(5)},
     ),
     "float32 values with several readers": between(
         lambda net, F, h: net.a(F.exp(-F.abs(h))) + net.b(F.exp(-F.abs(h)) * 0.5),
@@ -263,7 +280,9 @@ def test_the_layout_changes_no_result(name, policy, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["residual, two norms", "fork", "gate of convolutions"])
+@pytest.mark.parametrize(
+    "name", ["residual, two norms", "fork", "gate of convolutions", "grouped, plain data"]
+)
 def test_gradients_are_added(name, policy, monkeypatch):
     """Two passes give twice the gradients of one, but for the running statistics."""
     once = run(CASES[name], policy, True, monkeypatch)

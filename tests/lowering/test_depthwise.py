@@ -97,14 +97,24 @@ def random_case(random):
     return attributes, (random.randint(1, 6), channels, height, width), int(lanes)
 
 
-def compute(element, attributes, arrays, lanes, head, grad_req="write"):
-    """Return the result and the gradients of blocked arrays, without their padding, which is 0."""
-    channels = {"data": arrays["data"].shape[1], "result": head.shape[1]}
+def compute(element, attributes, arrays, lanes, head, grad_req="write", is_plain=False):
+    """Return the result and the gradients of blocked arrays, without their padding, which is 0.
+
+    The data and its gradient may be plain.
+    """
+    channels = {"result": head.shape[1]}
+    given = dict(arrays)
+    if is_plain:
+        all_channels = lanes == arrays["data"].shape[1]
+        attributes = {**attributes, "plain_data": True, "lanes": 0 if all_channels else lanes}
+    else:
+        channels["data"] = arrays["data"].shape[1]
+        given["data"] = blocked(arrays["data"], lanes)
     symbol = depthwise(element, bias="bias" in arrays, **attributes)
-    given = {**arrays, "data": blocked(arrays["data"], lanes)}
     given = {name: nd.array(value, dtype=value.dtype) for name, value in given.items()}
     grads = {name: nd.ones(value.shape, dtype=value.dtype) for name, value in given.items()}
-    requests = {name: "write" if name == "data" else grad_req for name in given}
+    blocked_data = {} if is_plain else {"data": "write"}
+    requests = {**dict.fromkeys(given, grad_req), **blocked_data}
     executor = symbol.bind(mx.cpu(), args=given, args_grad=grads, grad_req=requests)
     (out,) = executor.forward(is_train=True)
     executor.backward(nd.array(blocked(head, lanes)))
@@ -130,7 +140,7 @@ def expected(attributes, arrays, head_of):
     return results, head
 
 
-def check(element, attributes, shape, lanes, seed=0, bias=True):
+def check(element, attributes, shape, lanes, seed=0, bias=True, is_plain=False):
     random = np.random.RandomState(seed)
     kernel = tuple(map(int, attributes["kernel"].strip("()").split(",")))
     filters, groups = attributes["num_filter"], attributes["num_group"]
@@ -143,7 +153,7 @@ def check(element, attributes, shape, lanes, seed=0, bias=True):
     wanted, head = expected(
         attributes, arrays, lambda shape: rounded(random.normal(size=shape), element)
     )
-    actual = compute(element, attributes, arrays, lanes, head)
+    actual = compute(element, attributes, arrays, lanes, head, is_plain=is_plain)
     for name, value in wanted.items():
         # Sums of up to 25,000 products in float32, in another order. Gradients of parameters are
         # not rounded to bfloat16.
@@ -157,6 +167,23 @@ def check(element, attributes, shape, lanes, seed=0, bias=True):
 def test_random_shapes(element, seed):
     random = np.random.RandomState(seed)
     check(element, *random_case(random), seed=seed, bias=seed % 3 > 0)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("seed", range(24, 32))
+def test_plain_images(element, seed):
+    random = np.random.RandomState(seed)
+    check(element, *random_case(random), seed=seed, bias=seed % 3 > 0, is_plain=True)
+
+
+def test_the_gradient_of_plain_images_is_added():
+    attributes = {"kernel": "(1, 1)", "num_filter": 6, "num_group": 3}
+    arrays = {"data": np.full((1, 3, 1, 2), 3), "weight": np.ones((6, 1, 1, 1))}
+    arrays = {name: values.astype("float32") for name, values in arrays.items()}
+    head = np.full((1, 6, 1, 2), 2.0, np.float32)
+    added = compute("float16", attributes, arrays, 16, head, grad_req="add", is_plain=True)
+    np.testing.assert_array_equal(added["data"], np.full((1, 3, 1, 2), 1 + 2 * 2))
+    np.testing.assert_array_equal(added["weight"].ravel(), np.full(6, 1 + 2 * 3 * 2))
 
 
 @pytest.mark.parametrize(
@@ -366,7 +393,7 @@ def test_empty_images(shape):
 @pytest.mark.parametrize(
     "shapes",
     [
-        {"data": (1, 2, 1, 3)},
+        {"data": (1, 2, 1, 3)},  # plain
         {"data": (1, 2, 1, 3, 16)},
         {"data": (1, 1, 1, 3, 16), "weight": (2, 2, 1, 3)},
         {"data": (1, 1, 1, 3, 16), "bias": (3,)},

@@ -1,11 +1,13 @@
 // The operator of convolutions with few channels in a group, in the blocked layout: _gluon_amp_depthwise.
 //
 // It has the attributes of MXNet's Convolution, and the number of the data's `channels`, by default that of
-// the result's. The weight is read as the parameter is stored, and its gradient is written in that form.
+// the result's. With `plain_data` it reads plain images, and writes `lanes` side by side, or all channels if
+// that is 0. The weight is read as the parameter is stored, and its gradient is written in that form.
 #include <algorithm>
 #include <vector>
 
 #include "blocked.h"
+#include "blocking.h"
 #include "depthwise.h"
 #include "products.h"
 
@@ -36,11 +38,19 @@ int64_t size_of_result(const NodeAttrs& attrs, int64_t in, int64_t kernel, int64
   return left / stride + 1;
 }
 
+// What plain images are in the blocked layout
+Blocked blocked_images(const NodeAttrs& attrs, const mxnet::TShape& images) {
+  const int64_t lanes = integer_of(attrs, "lanes", 16);
+  CHECK(lanes >= 0 && images[1] > 0) << attrs.op->name << ": no lanes or channels";
+  return Blocked(blocked_shape(images[0], images[1], images[2], images[3], lanes ? lanes : images[1]));
+}
+
 // A node's attributes, with the sizes of its data
 DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
   DepthwiseShape s;
-  CHECK_EQ(data.ndim(), 5) << attrs.op->name << ": the data is not in the blocked layout";
-  const Blocked blocked(data);
+  const bool plain = flag_of(attrs, "plain_data");
+  CHECK_EQ(data.ndim(), plain ? 4 : 5) << attrs.op->name << ": the data has another layout";
+  const Blocked blocked = plain ? blocked_images(attrs, data) : Blocked(data);
   s.images = blocked.images;
   s.groups = blocked.groups;
   s.lanes = blocked.lanes;
@@ -48,7 +58,7 @@ DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
   s.in_width = blocked.width;
   const int64_t filters = integer_of(attrs, "num_filter", 0);
   const int64_t groups = integer_of(attrs, "num_group", 1);
-  s.channels = integer_of(attrs, "channels", filters);
+  s.channels = plain ? data[1] : integer_of(attrs, "channels", filters);
   CHECK(groups > 0 && filters > 0 && filters % groups == 0 && s.channels % groups == 0)
       << attrs.op->name << ": num_group must divide channels and num_filter";
   s.group_in = s.channels / groups;
@@ -70,6 +80,16 @@ DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
 
 int64_t filters_of(const DepthwiseShape& s) { return s.channels / s.group_in * s.group_out; }
 
+// Reads the data in the blocked layout; the caller must keep the array.
+const void* read_data(const NodeAttrs& attrs, const NDArray& data, int bytes) {
+  const void* values = values_of<void>(data);
+  if (!flag_of(attrs, "plain_data")) return values;
+  const Blocked images = blocked_images(attrs, data.shape());
+  void* moved = scratch(Purpose::kImages, images.size() * bytes);
+  to_blocked(values, moved, data.shape()[1], images, bytes);
+  return moved;
+}
+
 // inputs: data, weight, bias
 void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
               const Arrays& outputs) {
@@ -80,7 +100,8 @@ void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   const WideParameter weight(inputs[1]), bias(inputs.back());  // without a bias, the weight twice
   with_elements(data.dtype(), [&](auto element) {
     using T = decltype(element);
-    depthwise_forward(shape, values_of<T>(data), weight.data(), product_inputs(attrs) == 3 ? bias.data() : nullptr,
+    const T* values = static_cast<const T*>(read_data(attrs, data, sizeof(T)));
+    depthwise_forward(shape, values, weight.data(), product_inputs(attrs) == 3 ? bias.data() : nullptr,
                       result_of<T>(outputs[0]));
   });
 }
@@ -93,19 +114,24 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   const WideParameter weight(inputs[2]);
   const bool bias = outputs.size() == 3 && req[2] != mxnet::kNullOp;
   const bool emulated = data.dtype() == mshadow::kFloat32;
-  CHECK_NE(req[0], mxnet::kAddTo);
   with_elements(data.dtype(), [&](auto element) {
     using T = decltype(element);
     if (req[1] != mxnet::kNullOp || bias) {
       std::vector<float> weight_grad(outputs[1].shape().Size()), bias_grad(filters_of(shape));
-      depthwise_weight_grad(shape, values_of<T>(data), values_of<T>(grad), weight_grad.data(),
+      const T* values = static_cast<const T*>(read_data(attrs, data, sizeof(T)));
+      depthwise_weight_grad(shape, values, values_of<T>(grad), weight_grad.data(),
                             bias ? bias_grad.data() : nullptr);
       write_gradient(weight_grad, req[1], emulated, outputs[1]);
       if (bias) write_gradient(bias_grad, req[2], emulated, outputs[2]);
     }
-    if (req[0] != mxnet::kNullOp) {
-      depthwise_data_grad(shape, values_of<T>(grad), weight.data(), result_of<T>(outputs[0]));
-    }
+    if (req[0] == mxnet::kNullOp) return;
+    Result target(outputs[0], req[0]);
+    const bool plain = flag_of(attrs, "plain_data");
+    const Blocked images = plain ? blocked_images(attrs, outputs[0].shape()) : Blocked(outputs[0].shape());
+    void* blocked = plain ? scratch(Purpose::kImages, images.size() * sizeof(T)) : target.data();
+    depthwise_data_grad(shape, values_of<T>(grad), weight.data(), static_cast<T*>(blocked));
+    if (plain) to_plain(blocked, target.data(), shape.channels, images, sizeof(T));
+    target.add();
   });
 }
 

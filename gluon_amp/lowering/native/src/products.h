@@ -111,6 +111,11 @@ class Result {
   // Rounds the values to float16, if they are float32, and adds them.
   void finish() {
     if (array_.dtype() == mshadow::kFloat32) round_floats(static_cast<float*>(data()), array_.shape().Size());
+    add();
+  }
+
+  // Adds values that are rounded already.
+  void add() {
     if (added_.empty()) return;
     make_plain(array_);
     void* sum = result_of<char>(array_);
