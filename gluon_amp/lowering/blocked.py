@@ -190,9 +190,9 @@ class _Writing:
         data, parameters, attrs = self.found.input(node), *self._parameters(node)
         kept = ("kernel", "stride", "pad", "dilate", "num_filter", "num_group")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
-        groups = int(attrs.get("num_group", "1"))
+        groups, lanes = int(attrs.get("num_group", "1")), lanes_for(self.edges[i, 0])
         group_out = group_in = int(attrs["num_filter"]) // groups
-        attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
+        attrs["lanes"] = str(lanes)
         if data is None:
             source = self._plain_data(i, node)
             attrs["plain_data"] = "True"
@@ -200,7 +200,9 @@ class _Writing:
             source = self._data(node)
             attrs["channels"] = str(data.channels)
             group_in = data.channels // groups
-        if groups > 1 and group_in * group_out <= FEW_PRODUCTS:
+        # Our own operator keeps the number of lanes, which is that of the channels if `lanes` is 0.
+        possible = lanes or (data is not None and group_in == group_out)
+        if groups > 1 and possible and group_in * group_out <= FEW_PRODUCTS:
             return self.out.emit(DEPTHWISE, node["name"], source, *parameters, **attrs)
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
         return self.out.emit(CONVOLUTION, node["name"], source, *parameters, **attrs)
@@ -235,9 +237,8 @@ class _Writing:
         count = range(len(node["inputs"]))
         channels = ", ".join(str(self.found.input(node, k).channels) for k in count)
         inputs = [self._data(node, k) for k in count]
-        return self.out.emit(
-            CONCAT, node["name"], *inputs, channels=f"({channels})", num_args=str(len(inputs))
-        )
+        attrs = {"channels": f"({channels})", "lanes": str(lanes_for(self.edges[i, 0]))}
+        return self.out.emit(CONCAT, node["name"], *inputs, num_args=str(len(inputs)), **attrs)
 
     def _write_group(self, i: int, node: dict) -> list:
         """Append the program of an elementwise operator and all those in its group before it.

@@ -171,6 +171,11 @@ CASES = {
         grouped=conv(12, 3, groups=3, use_bias=True),
         deep=conv(12, 5, groups=12),
     ),
+    "grouped, more channels": between(
+        lambda net, F, h: net.narrow(F.relu(net.more(h))),
+        more=conv(12, groups=6),
+        narrow=conv(7, 1),
+    ),
     "grouped, shuffled": between(
         lambda net, F, h: net.deep(shuffle(F, F.relu(net.norm(net.grouped(h))))),
         channels=72,
@@ -277,6 +282,13 @@ def assert_alike(case, policy, monkeypatch, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_the_layout_changes_no_result(name, policy, monkeypatch):
     assert_alike(CASES[name], policy, monkeypatch)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_channels_side_by_side(name, monkeypatch):
+    """The layout of a CPU with AMX."""
+    monkeypatch.setattr(blocked, "lanes_for", lambda dtype: 0)
+    assert_alike(CASES[name], POLICIES[-1], monkeypatch)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
