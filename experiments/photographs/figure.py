@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.photographs.comparisons import METRICS, Results, comparison, reference
+from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
 from experiments.photographs.fits import ROWS
 from experiments.results.figure import BAND, COLOURS, SPREAD
 from experiments.results.statistics import spread
@@ -67,7 +67,7 @@ def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
         axes.hlines(number, low, high, color=COLOURS[number], linewidth=1.6)
         axes.plot(compared.difference, number, "o", markersize=5, color=COLOURS[number])
         place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-        axes.annotate(str(compared), (1.02, number), fontsize=8, va="center", **place)
+        axes.annotate(verdict(compared), (1.02, number), fontsize=8, va="center", **place)
     axes.axvline(0, color="#777777", linewidth=0.8, zorder=1)
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
     unit = {"%": "percentage points"}.get(METRICS[metric].unit, METRICS[metric].unit)

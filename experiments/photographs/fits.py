@@ -30,13 +30,14 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 SIZE = 128  # pixels; half of the stamps are smaller than 150
+MIN_AREA = 0.35  # of random crops; less of a cut-out shows only white, or a part of the thing
 CLASSES = len(CATEGORIES)
 COLOURS = {
     "mean": tuple(value / 255 for value in efficientnet_lite.RGB_MEAN),
     "std": tuple(value / 255 for value in efficientnet_lite.RGB_STD),
 }
 # The whole image: a stamp is cut out, so that its border matters.
-PREPROCESSING = Preprocessing(SIZE, crop_ratio=1.0, min_area=0.35, **COLOURS)
+PREPROCESSING = Preprocessing(SIZE, crop_ratio=1.0, min_area=MIN_AREA, **COLOURS)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Training:
     label: str
     num_epochs: int
     lr: float
-    repeats: int  # of the cross-validation
     from_scratch: bool = False
     on_features: bool = False  # the head alone, on features that are computed once
     batch_size: int = 32
@@ -63,9 +63,9 @@ class Training:
         return f"{self.label.capitalize()}: {how}{on}{after}."
 
 
-HEAD = Training("head alone", 40, 0.003, repeats=10, on_features=True)
-ALL = Training("all layers", 4, 3e-4, repeats=2, batch_size=16, freeze_statistics=True, head=HEAD)
-SCRATCH = Training("from scratch", 8, 0.05, repeats=1, from_scratch=True)
+HEAD = Training("head alone", 40, 0.003, on_features=True)
+ALL = Training("all layers", 4, 3e-4, batch_size=16, freeze_statistics=True, head=HEAD)
+SCRATCH = Training("from scratch", 8, 0.05, from_scratch=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Row:
 
     def settings(self, photographs: Photographs) -> Dict[str, Any]:
         """Return all that decides the results of its folds, for JSON."""
-        return {**asdict(self), "size": SIZE, "images": photographs.digest}
+        images = {"size": SIZE, "min_area": MIN_AREA, "images": photographs.digest}
+        return {**asdict(self), **images}
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -93,7 +94,8 @@ ROWS = (
 )
 # The repeats of the cross-validation in each row: those of the table, and others of the pilot that
 # sets the margins.
-TABLE = {row: range(row.training.repeats) for row in ROWS}
+REPEATS = {HEAD: 4, ALL: 2, SCRATCH: 1}
+TABLE = {row: range(REPEATS[row.training]) for row in ROWS}
 PILOT = {
     Row(training, dtype): range(100, 100 + repeats)
     for training, repeats in ((HEAD, 2), (ALL, 1))

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from experiments.photographs import figure
-from experiments.photographs.comparisons import MARGINS, METRICS, Results, comparison, reference
+from experiments.photographs.comparisons import (
+    MARGINS,
+    METRICS,
+    Results,
+    comparison,
+    reference,
+    verdict,
+)
 from experiments.photographs.fits import ROWS, SIZE
 from experiments.photographs.stamps import CATEGORIES, FOLDS, PACKAGE, Photographs
 from experiments.results.render import difference
@@ -34,7 +41,7 @@ def table(results: Results, metric: str) -> str:
             tests = [compared.p, compared.p_tost]
             numbers = ["–" if p is None else f"{p:.3f}" for p in tests]
             shown = [difference(compared, digits), f"±{compared.margin:g}"]
-            cells += [*shown, *numbers, str(compared)]
+            cells += [*shown, *numbers, verdict(compared)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from experiments.clients import table as clients
 from experiments.clients.families import FAMILIES as CLIENTS
 from experiments.photographs import report as photographs
 from experiments.photographs.comparisons import MARGINS as OF_PHOTOGRAPHS
-from experiments.photographs.comparisons import METRICS, comparison, reference
+from experiments.photographs.comparisons import METRICS, comparison, reference, verdict
 from experiments.results import render
 from experiments.results.statistics import spread
 from experiments.results.table import published, restored
@@ -240,7 +240,7 @@ def rows_of_the_photographs():
             cells += ["", "", ""]
         else:
             compared = [comparison(results, row, metric) for metric in METRICS]
-            cells += [render.difference(compared[0]), *map(str, compared)]
+            cells += [render.difference(compared[0]), *map(verdict, compared)]
         yield " ".join(f"| {' | '.join(cells)} |".split())
     folds = [fold for each in results.values() for fold in each.values()]
     yield f"{sum(fold['seconds'] for fold in folds) / 60:.0f} CPU minutes"
