@@ -53,19 +53,26 @@ class Training:
     # BatchNorm keeps ImageNet's statistics. Those of cut-out photographs on white are far from
     # them, so that the head, which was trained first, would no longer fit.
     freeze_statistics: bool = False
+    optimizer: str = "sgd"
     head: Optional["Training"] = None  # of the head alone, before all layers
 
     def describe(self) -> str:
         """Return the training in a sentence."""
-        how = f"{self.num_epochs} epochs of batches of {self.batch_size}, learning rate {self.lr:g}"
+        rate = f"{self.optimizer} with a learning rate of {self.lr:g}"
         on = ", on the features of the whole images" if self.on_features else ""
-        after = f", after the training of the {self.head.label}" if self.head else ""
-        return f"{self.label.capitalize()}: {how}{on}{after}."
+        after = f", after the {self.head.label}" if self.head else ""
+        kept = ", with BatchNorm's statistics kept" if self.freeze_statistics else ""
+        return (
+            f"{self.label.capitalize()}: {self.num_epochs} epochs of batches of {self.batch_size} "
+            f"by {rate}{on}{after}{kept}."
+        )
 
 
 HEAD = Training("head alone", 40, 0.003, on_features=True)
-ALL = Training("all layers", 4, 3e-4, batch_size=16, freeze_statistics=True, head=HEAD)
-SCRATCH = Training("from scratch", 8, 0.05, from_scratch=True)
+ALL = Training(
+    "all layers", 4, 1e-4, optimizer="adamw", batch_size=16, freeze_statistics=True, head=HEAD
+)
+SCRATCH = Training("from scratch", 10, 0.05, from_scratch=True)
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,7 @@ def _recipe(row: Row) -> Recipe:
         num_epochs=row.training.num_epochs,
         use_pretrained=not row.training.from_scratch,
         freeze_statistics=row.training.freeze_statistics,
+        optimizer=row.training.optimizer,
     )
 
 
