@@ -243,7 +243,11 @@ def rows_of_the_photographs():
             cells += [render.difference(compared[0]), *map(verdict, compared)]
         yield " ".join(f"| {' | '.join(cells)} |".split())
     folds = [fold for each in results.values() for fold in each.values()]
-    yield f"{sum(fold['seconds'] for fold in folds) / 60:.0f} CPU minutes"
+    days = sorted({fold["date"] for fold in folds})
+    yield (
+        f"{sum(fold['seconds'] for fold in folds) / 60:.0f} CPU minutes on {folds[0]['hardware']}, "
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}"
+    )
     for label, margins in OF_PHOTOGRAPHS.items():
         yield f"±{margins['accuracy']:g} points and ±{margins['cross_entropy']:g} nats ({label})"
 

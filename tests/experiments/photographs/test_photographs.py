@@ -150,14 +150,37 @@ def test_the_margins_are_those_of_the_committed_pilot(training, metric):
     assert margin == step or power(sd, margin - step, folds, paired=True) < POWER
 
 
-@pytest.mark.parametrize("training", [fits.HEAD, fits.SCRATCH])
-def test_a_fold_is_trained_and_repeats_bit_for_bit(stamps, training, monkeypatch):
+@pytest.fixture
+def small(stamps, monkeypatch):
+    """The photographs and one fold of them, with images of 32 pixels and features of no network."""
     features = np.random.RandomState(0).uniform(size=(45, 1280)).astype("f4")
     monkeypatch.setattr(fits, "all_features", lambda dtype, photographs: features)
     monkeypatch.setattr(fits, "PREPROCESSING", dataclasses.replace(fits.PREPROCESSING, size=32))
     photographs = open_stamps(stamps)
-    fold = next(folds(photographs, [0]))
+    return photographs, next(folds(photographs, [0]))
+
+
+WITHOUT_WEIGHTS = dataclasses.replace(fits.ALL, from_scratch=True)
+
+
+@pytest.mark.parametrize(
+    "training", [fits.HEAD, WITHOUT_WEIGHTS, fits.SCRATCH], ids=["head", "all", "scratch"]
+)
+def test_a_fold_is_trained_and_repeats_bit_for_bit(small, training):
     row = fits.Row(dataclasses.replace(training, num_epochs=1), "float16")
-    first, second = (fits.fit(row, photographs, fold) for _ in range(2))
-    assert first["steps"] == 2 and first["accuracy"] in [100 * k / 9 for k in range(10)]
+    first, second = (fits.fit(row, *small) for _ in range(2))
+    assert first["steps"] == -(-36 // training.batch_size)
+    assert first["accuracy"] in [100 * k / 9 for k in range(10)]
     assert first["cross_entropy"] == second["cross_entropy"] > 0
+
+
+def test_all_layers_begin_with_the_trained_head(small, monkeypatch):
+    heads = []
+    monkeypatch.setattr(
+        fits, "_fit", lambda net, row, train, val, fold: heads.append((net, row)) or {}
+    )
+    fits.fit(fits.Row(WITHOUT_WEIGHTS, "float16"), *small)
+    (head, first), (net, row) = heads
+    assert first.training == fits.HEAD and row.training == WITHOUT_WEIGHTS
+    assert (net.output.weight.data() == head.weight.data()).asnumpy().all()
+    assert net.output.weight.data().asnumpy().std() > 0
