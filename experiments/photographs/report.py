@@ -70,7 +70,8 @@ def page(results: Results, about: Dict[str, Any]) -> str:
     )
     days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     minutes = sum(fold["seconds"] for fold in folds) / 60
-    settings = " ".join(row.training.describe() for row in ROWS if row == reference(row))
+    trainings = dict.fromkeys(row.training for row in ROWS)
+    settings = " ".join(training.describe() for training in trainings)
     parts = [
         "# Fine-tuning ImageNet's weights on photographs",
         f"EfficientNet-Lite0 on {about['images']} photographs of {len(CATEGORIES)} categories at "
@@ -81,9 +82,9 @@ def page(results: Results, about: Dict[str, Any]) -> str:
         "photographs, and not for others. The verdict is “equivalent” if two one-sided tests "
         "(TOST) show a difference of less than the margin at the 5 % level, “different” if the t "
         "test shows a difference, and “undecided” if neither does. The margins were set before "
-        "the run: they are what this number of folds shows with a probability of "
-        f"{POWER:.0%} if there is no difference, by the deviations of other folds in "
-        "[pilot.csv](pilot.csv).",
+        "the run: those of the other tables, or the smallest multiples of them that this number "
+        f"of folds shows with a probability of {POWER:.0%} if there is no difference, by the "
+        "deviations of other folds in [pilot.csv](pilot.csv).",
         *(table(results, metric) for metric in METRICS),
         "![Every fold, and the differences](photographs.png)",
         "A time includes validation, and the training of the head that all layers begin with.",
