@@ -61,6 +61,8 @@ floor: export OMP_NUM_THREADS = 1
 floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (22 minutes)
 	$(BIN)/python -m experiments.floor_of_chance --parallel 2 $(ARGS)
 
+# One thread, as sums depend on the number of threads.
+photographs: export OMP_NUM_THREADS = 1
 photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
 	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
 

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from experiments.photographs.report import Results, write
+from experiments.photographs.comparisons import Results
+from experiments.photographs.fits import PILOT, TABLE
+from experiments.photographs.report import as_csv, write
 from experiments.photographs.run import finished, plan, train
 from experiments.photographs.stamps import FOLDER, open_stamps
 from experiments.results.record import read_json
@@ -28,12 +30,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--output", type=path, metavar="DIR", default=output, help="default: %(default)s")
     stamps = "categories of stamps (default: %(default)s)"
     add("--stamps", type=path, metavar="DIR", default=FOLDER, help=stamps)
-    add(
-        "--repeats",
-        type=positive_int,
-        metavar="N",
-        help="at most N repeats of the cross-validation (default: those of each row)",
-    )
+    most = "at most N repeats of the cross-validation (default: those of each row)"
+    add("--repeats", type=positive_int, metavar="N", help=most)
+    pilot = "train other folds in float32 and float16, for pilot.csv, which sets the margins"
+    add("--pilot", action="store_true", help=pilot)
     options = parser.parse_args(arguments)
     command = " ".join(sys.argv[1:] if arguments is None else map(str, arguments))
     try:
@@ -47,15 +47,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def run(options: argparse.Namespace, command: str) -> None:
     """Train the folds that are missing, and write the tables."""
     photographs = open_stamps(options.stamps.expanduser())
-    tasks = plan(photographs, options.output / "folds", options.repeats)
+    repeats = PILOT if options.pilot else TABLE
+    tasks = plan(photographs, options.output / "folds", repeats, options.repeats)
     with alone_in(options.output):
         missing = [task for task in tasks if not finished(task)]
         print(f"{len(tasks) - len(missing)} of {len(tasks)} folds are finished", flush=True)
         train(missing)
         results: Results = {}
-        for row, _, fold, file in tasks:
-            results.setdefault(row, {})[fold.seed] = read_json(file)["result"]
-        print(write(results, photographs, options.output, f"python -m {__package__} {command}"))
+        for task in tasks:
+            values = read_json(task.file)["result"]
+            results.setdefault(task.row, {})[task.fold.seed] = values
+        if options.pilot:
+            (options.output / "pilot.csv").write_text(as_csv(results), encoding="utf-8")
+        else:
+            command = f"python -m {__package__} {command}".strip()
+            print(write(results, photographs, options.output, command))
 
 
 if __name__ == "__main__":

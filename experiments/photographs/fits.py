@@ -4,7 +4,7 @@ import functools
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,14 +29,15 @@ from gluon_amp.recipes.seeds import set_seed, step_seed
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-SIZE = 96  # pixels; half of the stamps are smaller than 150
+SIZE = 128  # pixels; half of the stamps are smaller than 150
+MIN_AREA = 0.35  # of random crops; less of a cut-out shows only white, or a part of the thing
 CLASSES = len(CATEGORIES)
 COLOURS = {
     "mean": tuple(value / 255 for value in efficientnet_lite.RGB_MEAN),
     "std": tuple(value / 255 for value in efficientnet_lite.RGB_STD),
 }
 # The whole image: a stamp is cut out, so that its border matters.
-PREPROCESSING = Preprocessing(SIZE, crop_ratio=1.0, **COLOURS)
+PREPROCESSING = Preprocessing(SIZE, crop_ratio=1.0, min_area=MIN_AREA, **COLOURS)
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,32 @@ class Training:
     label: str
     num_epochs: int
     lr: float
-    repeats: int  # of the cross-validation
     from_scratch: bool = False
     on_features: bool = False  # the head alone, on features that are computed once
     batch_size: int = 32
+    # BatchNorm keeps ImageNet's statistics. Those of cut-out photographs on white are far from
+    # them, so that the head, which was trained first, would no longer fit.
+    freeze_statistics: bool = False
+    optimizer: str = "sgd"
+    head: Optional["Training"] = None  # of the head alone, before all layers
+
+    def describe(self) -> str:
+        """Return the training in a sentence."""
+        rate = f"{self.optimizer} with a learning rate of {self.lr:g}"
+        on = ", on the features of the whole images" if self.on_features else ""
+        after = f", after the {self.head.label}" if self.head else ""
+        kept = ", with BatchNorm's statistics kept" if self.freeze_statistics else ""
+        return (
+            f"{self.label.capitalize()}: {self.num_epochs} epochs of batches of {self.batch_size} "
+            f"by {rate}{on}{after}{kept}."
+        )
 
 
-HEAD = Training("head alone", 40, 0.003, repeats=10, on_features=True)
-ALL = Training("all layers", 6, 0.01, repeats=3, batch_size=16)
-SCRATCH = Training("from scratch", 8, 0.05, repeats=1, from_scratch=True)
+HEAD = Training("head alone", 40, 0.003, on_features=True)
+ALL = Training(
+    "all layers", 4, 1e-4, optimizer="adamw", batch_size=16, freeze_statistics=True, head=HEAD
+)
+SCRATCH = Training("from scratch", 10, 0.05, from_scratch=True)
 
 
 @dataclass(frozen=True)
@@ -71,7 +89,8 @@ class Row:
 
     def settings(self, photographs: Photographs) -> Dict[str, Any]:
         """Return all that decides the results of its folds, for JSON."""
-        return {**asdict(self), "size": SIZE, "images": photographs.digest}
+        images = {"size": SIZE, "min_area": MIN_AREA, "images": photographs.digest}
+        return {**asdict(self), **images}
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -80,34 +99,43 @@ ROWS = (
     *(Row(ALL, dtype) for dtype in DTYPES),
     Row(SCRATCH, "float32"),
 )
+# The repeats of the cross-validation in each row: those of the table, and others of the pilot that
+# sets the margins.
+REPEATS = {HEAD: 4, ALL: 2, SCRATCH: 1}
+TABLE = {row: range(REPEATS[row.training]) for row in ROWS}
+PILOT = {
+    Row(training, dtype): range(100, 100 + repeats)
+    for training, repeats in ((HEAD, 2), (ALL, 1))
+    for dtype in ("float32", "float16")
+}
 
 
 def fit(row: Row, photographs: Photographs, fold: Fold) -> Dict[str, Any]:
     """Train on a fold; return its accuracy in percent and its cross-entropy, for JSON."""
-    started = time.perf_counter()
+    started = time.process_time()
     training = row.training
-    recipe = Recipe(
-        model=efficientnet_lite.NAME,
-        dtype=row.dtype,
-        num_epochs=training.num_epochs,
-        use_pretrained=not training.from_scratch,
-    )
     set_seed(fold.seed)
     if training.on_features:
-        net = _new_head(row.dtype)
-        features = all_features(row.dtype, photographs)
-        train, val = (Features(features, photographs, part) for part in (fold.train, fold.val))
+        result = _fit(_new_head(row.dtype), row, *_features(row.dtype, photographs, fold), fold)
     else:
-        net = build_network(recipe, CLASSES, SIZE, [mx.cpu()])
-        files = (
-            FileImages([photographs.items[n] for n in part]) for part in (fold.train, fold.val)
-        )
-        source = imagenet_source(*files, CLASSES, CATEGORIES, fold.seed, PREPROCESSING)
-        train, val = source.train, source.val
+        net = build_network(_recipe(row), CLASSES, SIZE, [mx.cpu()])
+        if training.head is not None:
+            head = _new_head(row.dtype)
+            first = Row(training.head, row.dtype)
+            _fit(head, first, *_features(row.dtype, photographs, fold), fold)
+            net.output.weight.set_data(head.weight.data())
+            net.output.bias.set_data(head.bias.data())
+        result = _fit(net, row, *_images(photographs, fold), fold)
+    return {**result, "seconds": time.process_time() - started}
+
+
+def _fit(net: HybridBlock, row: Row, train: Images, val: Images, fold: Fold) -> Dict[str, Any]:
+    """Train a network that is initialized and cast, and validate it."""
+    training = row.training
     batches = TrainingBatches(train, training.batch_size, fold.seed, num_workers=0)
     engine = GluonEngine(
         net,
-        build_trainer(recipe, net, training.lr),
+        build_trainer(_recipe(row), net, training.lr),
         Objective(CLASSES),
         [mx.cpu()],
         before_step=lambda epoch, n: mx.random.seed(step_seed(fold.seed, 0, epoch, n)),
@@ -124,8 +152,29 @@ def fit(row: Row, photographs: Photographs, fold: Fold) -> Dict[str, Any]:
         "cross_entropy": result.cross_entropy,
         "skipped_steps": loop.skipped,
         "steps": loop.steps,
-        "seconds": time.perf_counter() - started,
     }
+
+
+def _recipe(row: Row) -> Recipe:
+    return Recipe(
+        model=efficientnet_lite.NAME,
+        dtype=row.dtype,
+        num_epochs=row.training.num_epochs,
+        use_pretrained=not row.training.from_scratch,
+        freeze_statistics=row.training.freeze_statistics,
+        optimizer=row.training.optimizer,
+    )
+
+
+def _images(photographs: Photographs, fold: Fold) -> Tuple[Images, Images]:
+    parts = (FileImages([photographs.items[n] for n in part]) for part in (fold.train, fold.val))
+    source = imagenet_source(*parts, CLASSES, CATEGORIES, fold.seed, PREPROCESSING)
+    return source.train, source.val
+
+
+def _features(dtype: str, photographs: Photographs, fold: Fold) -> Tuple[Images, Images]:
+    features = all_features(dtype, photographs)
+    return tuple(Features(features, photographs, part) for part in (fold.train, fold.val))
 
 
 def _new_head(dtype: str) -> HybridBlock:

@@ -1,38 +1,51 @@
 """Trains the folds that have no result yet, each of which writes a file when it is finished."""
 
+import datetime
 import json
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
-from experiments.photographs.fits import ROWS, Row, fit
+from experiments.photographs.fits import Row, fit
 from experiments.photographs.stamps import Fold, Photographs, folds
+from experiments.results.machine import describe_cpu, versions
 from experiments.results.record import read_json
 from gluon_amp.command_line import UsageError
 from gluon_amp.files import atomic
 
-Task = Tuple[Row, Photographs, Fold, Path]
+
+class Task(NamedTuple):
+    """A fold of a row, and the file of its result."""
+
+    row: Row
+    photographs: Photographs
+    fold: Fold
+    file: Path
 
 
-def plan(photographs: Photographs, folder: Path, most: Optional[int]) -> List[Task]:
-    """Return every fold of every row; rows alternate, so that a slow hour affects all alike."""
-    repeats = {row: min(row.training.repeats, most or row.training.repeats) for row in ROWS}
+def plan(
+    photographs: Photographs, folder: Path, repeats: Mapping[Row, range], most: Optional[int] = None
+) -> List[Task]:
+    """Return every fold of every row; rows alternate, so that a slow hour affects all alike.
+
+    `repeats` are those of each row, of which the first `most` are trained.
+    """
+    chosen = {row: each[:most] for row, each in repeats.items()}
     return [
-        (row, photographs, fold, folder / row.name / f"repeat-{fold.repeat}-{fold.number}.json")
-        for fold in folds(photographs, max(repeats.values()))
-        for row in ROWS
-        if fold.repeat < repeats[row]
+        Task(row, photographs, fold, folder / row.name / f"repeat-{fold.repeat}-{fold.number}.json")
+        for fold in folds(photographs, sorted(set().union(*chosen.values())))
+        for row, each in chosen.items()
+        if fold.repeat in each
     ]
 
 
 def finished(task: Task) -> bool:
     """Return whether a fold has a result; one of other settings is a `UsageError`."""
-    row, photographs, _, file = task
-    if not file.exists():
+    if not task.file.exists():
         return False
-    if read_json(file).get("settings") != row.settings(photographs):
+    if read_json(task.file).get("settings") != task.row.settings(task.photographs):
         raise UsageError(
-            f"{file} has a result of other settings or photographs: choose another --output, or "
-            "remove it."
+            f"{task.file} has a result of other settings or photographs: choose another --output, "
+            "or remove it."
         )
     return True
 
@@ -46,7 +59,12 @@ def train(tasks: Sequence[Task]) -> None:
 def work(task: Task) -> str:
     """Train one fold and write its result; return it in words."""
     row, photographs, fold, file = task
-    result = fit(row, photographs, fold)
+    result = {
+        **fit(row, photographs, fold),
+        "hardware": describe_cpu(),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     saved = {"settings": row.settings(photographs), "result": result}
     atomic.write(file, (json.dumps(saved, indent=1) + "\n").encode())

@@ -7,7 +7,7 @@ category needs enough images for five folds.
 
 import hashlib
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Tuple
 
 from sklearn.model_selection import StratifiedKFold
 
@@ -73,13 +73,13 @@ def open_stamps(folder: Path) -> Photographs:
     return Photographs(tuple(items), digest.hexdigest())
 
 
-def folds(photographs: Photographs, repeats: int) -> Iterator[Fold]:
+def folds(photographs: Photographs, repeats: Iterable[int]) -> Iterator[Fold]:
     """Yield the folds of repeated stratified cross-validation, each repeat with a split of its own.
 
     In a repeat, each image is in the validation part of exactly one fold.
     """
     labels = photographs.labels
-    for repeat in range(repeats):
+    for repeat in repeats:
         splitter = StratifiedKFold(FOLDS, shuffle=True, random_state=repeat)
         for number, (train, val) in enumerate(splitter.split(labels, labels)):
             yield Fold(repeat, number, tuple(train.tolist()), tuple(val.tolist()))

@@ -39,15 +39,15 @@ LIGHT_VECTORS = np.array(
 CHUNK = 2**18 // (3 * 4) // 64 * 64
 
 
-def random_box(size: Size, generator: np.random.Generator) -> Box:
-    """Draw a part of an image: 8 to 100 % of its area, with an aspect ratio from 3:4 to 4:3.
+def random_box(size: Size, generator: np.random.Generator, min_area: float = AREA[0]) -> Box:
+    """Draw a part of an image: `min_area` to all of its area, an aspect ratio from 3:4 to 4:3.
 
     If ten draws do not fit into the image, return the largest central part with an aspect ratio in
     this range.
     """
     height, width = size
     for area, aspect, down, across in generator.random((ATTEMPTS, 4)).tolist():
-        area = height * width * (AREA[0] + area * (AREA[1] - AREA[0]))
+        area = height * width * (min_area + area * (AREA[1] - min_area))
         aspect = math.exp(math.log(ASPECT[0]) + aspect * math.log(ASPECT[1] / ASPECT[0]))
         across_, down_ = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < across_ <= width and 0 < down_ <= height:
@@ -70,12 +70,15 @@ class Preprocessing:
         For validation, the short side is resized to ``size / crop_ratio`` before the crop.
     mean, std : tuple of float
         Of red, green and blue, for colours from 0 to 1.
+    min_area : float
+        For training, the smallest share of an image's area that a random crop has.
     """
 
     size: int = INPUT_SIZE
     crop_ratio: float = CROP_RATIO
     mean: Tuple[float, float, float] = MEAN
     std: Tuple[float, float, float] = STD
+    min_area: float = AREA[0]
 
 
 GLUONCV = Preprocessing()
@@ -168,7 +171,8 @@ class TrainingTransform(_Transform):
 
     def __call__(self, encoded: bytes, generator: np.random.Generator, out: np.ndarray) -> None:
         """Write the augmented image to `out`, float32 (3, size, size)."""
-        part = decode_box(encoded, lambda size: random_box(size, generator), self._size)
+        min_area = self._preprocessing.min_area
+        part = decode_box(encoded, lambda size: random_box(size, generator, min_area), self._size)
         image = cv2.resize(part, (self._size, self._size), interpolation=cv2.INTER_LINEAR)
         planes = self.split(image, mirrored=generator.random() < 0.5)
         mean = np.array([cv2.mean(plane)[0] for plane in planes[::-1]])

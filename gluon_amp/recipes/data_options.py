@@ -49,6 +49,8 @@ def add_data(parser: TrainingParser) -> None:
     add("--input-size --image-shape", size, type=image_side, metavar="N")
     crop = "validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre"
     add("--crop-ratio", crop, type=real(0, 1, above=True), default=0.875, metavar="SHARE")
+    area = "random crops for training have at least this share of an image's area"
+    add("--min-random-area", area, type=real(0, 1, above=True), default=0.08, metavar="SHARE")
     colour = {"metavar": "R,G,B"}
     mean = (
         "mean to subtract from pixels, which range from 0 to 255; that of efficientnet_lite0's "

@@ -144,6 +144,8 @@ def _add_pretrained_weights(parser: TrainingParser) -> None:
     add("--from-scratch", "start from random weights", SWITCH)
     add("--root", "folder of the model zoo's weights", FOLDER, default=Path("~/.mxnet/models"))
     add("--freeze-features", "train only the head", SWITCH)
+    statistics = "BatchNorm normalizes by the statistics of the weights it starts from"
+    add("--freeze-statistics", statistics, SWITCH)
     factor = {"type": positive, "metavar": "FACTOR"}
     multiplier = "learning rate of the head, divided by that of the features"
     add("--head-lr-mult", multiplier, factor, default=1.0)

@@ -244,10 +244,11 @@ def _check_weights(recipe: Recipe, options: Dict[str, Any]) -> None:
         raise UsageError(
             "--from-scratch and pretrained weights are two ways to begin: give one of them."
         )
-    if recipe.freeze_features and recipe.from_scratch:
-        raise UsageError(
-            "--freeze-features keeps features that --from-scratch never learns: give one of them."
-        )
+    for kept in ("features", "statistics"):
+        if getattr(recipe, f"freeze_{kept}") and recipe.from_scratch:
+            raise UsageError(
+                f"--freeze-{kept} keeps {kept} that --from-scratch never learns: give one of them."
+            )
 
 
 def _check_module(recipe: Recipe) -> None:

@@ -52,7 +52,8 @@ def open_data(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional
 
 def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
-    preprocessing = Preprocessing(recipe.input_size or IMAGENET_SIZE, recipe.crop_ratio, mean, std)
+    size = recipe.input_size or IMAGENET_SIZE
+    preprocessing = Preprocessing(size, recipe.crop_ratio, mean, std, recipe.min_random_area)
     if recipe.dataset == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
         return _open_digits(recipe, options, digits), None

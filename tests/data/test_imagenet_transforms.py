@@ -51,6 +51,13 @@ def test_random_parts_have_the_areas_and_sides_of_the_recipe():
     assert abs((boxes[spare, 0] / (1000 - boxes[spare, 2])).mean() - 0.5) < 0.03
 
 
+def test_random_parts_have_at_least_the_given_area():
+    size = (1000, 1000)
+    boxes = [random_box(size, np.random.default_rng(seed), 0.35) for seed in range(1000)]
+    areas = [height * width / 1e6 for _, _, height, width in boxes]
+    assert 0.348 < min(areas) < 0.36 and 0.9 < max(areas) <= 1
+
+
 def test_the_part_of_a_strip_is_its_middle():
     assert random_box((10, 1000), np.random.default_rng(0)) == (0, 493, 10, 13)
     assert random_box((1000, 9), np.random.default_rng(0)) == (494, 0, 12, 9)

@@ -16,6 +16,9 @@ from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.summary import Results
 from experiments.clients import table as clients
 from experiments.clients.families import FAMILIES as CLIENTS
+from experiments.photographs import report as photographs
+from experiments.photographs.comparisons import MARGINS as OF_PHOTOGRAPHS
+from experiments.photographs.comparisons import METRICS, comparison, reference, verdict
 from experiments.results import render
 from experiments.results.statistics import spread
 from experiments.results.table import published, restored
@@ -190,6 +193,13 @@ def test_the_clients_are_their_losses():
     assert clients.render(rows) == text_of("docs/results/clients.md")
 
 
+def test_the_photographs_are_their_folds():
+    values = load(RESULTS / "photographs" / "photographs.json")
+    assert values["margins"] == OF_PHOTOGRAPHS
+    page = text_of("docs/results/photographs/photographs.md")
+    assert page == photographs.page(photographs.restored(values), values["about"])
+
+
 # ------------------------------------------------------------------------- README and other pages
 
 
@@ -219,6 +229,27 @@ def about_table(name, what):
         f"{what} for {len(rows[0]['curve'])} epochs with {len(rows[0]['seeds'])} seeds; the margin "
         f"is ±{values['margin']:g} points"
     )
+
+
+def rows_of_the_photographs():
+    results = photographs.restored(load(RESULTS / "photographs" / "photographs.json"))
+    for row, folds in results.items():
+        accuracy = spread([fold["accuracy"] for fold in folds.values()])
+        cells = [row.training.label, row.dtype, f"{accuracy.mean:.2f} ± {accuracy.sd:.2f} %"]
+        if row == reference(row):
+            cells += ["", "", ""]
+        else:
+            compared = [comparison(results, row, metric) for metric in METRICS]
+            cells += [render.difference(compared[0]), *map(verdict, compared)]
+        yield " ".join(f"| {' | '.join(cells)} |".split())
+    folds = [fold for each in results.values() for fold in each.values()]
+    days = sorted({fold["date"] for fold in folds})
+    yield (
+        f"{sum(fold['seconds'] for fold in folds) / 60:.0f} CPU minutes on {folds[0]['hardware']}, "
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}"
+    )
+    for label, margins in OF_PHOTOGRAPHS.items():
+        yield f"±{margins['accuracy']:g} points and ±{margins['cross_entropy']:g} nats ({label})"
 
 
 def rows_of_the_faq():
@@ -338,6 +369,7 @@ def figures(families):
         *rows_of_table("lstm"),
         *about_table("fashion", "A small convolutional network learns Fashion-MNIST"),
         *about_table("lstm", "A character LSTM"),
+        *rows_of_the_photographs(),
         *rows_of_the_faq(),
         *rows_of_the_ablation(),
         *rows_of_the_step(),

@@ -228,6 +228,7 @@ def test_anybodys_folder_with_pytorchs_weights(script, tmp_path, capsys, dtype):
         ("--dataset caltech256", "run `python scripts/prepare_caltech.py --dataset caltech256`"),
         ("--dataset folder", "holds no classes to train on"),
         ("--from-scratch --freeze-features", "--freeze-features keeps features"),
+        ("--from-scratch --freeze-statistics", "--freeze-statistics keeps statistics"),
         ("--from-scratch --pretrained-file a", "two ways to begin"),
         ("--pretrained-file none.params", "none.params cannot be read as parameters"),
         ("--num-classes 6", "--num-classes 6 was given, but digits has 5"),

@@ -39,6 +39,7 @@ FLAGS = {
     "num_training_samples": "--num-training-samples --num-examples",
     "input_size": "--input-size --image-shape",
     "crop_ratio": "--crop-ratio",
+    "min_random_area": "--min-random-area",
     "rgb_mean": "--rgb-mean",
     "rgb_std": "--rgb-std",
     "num_workers": "--num-workers -j --num-data-workers --workers --num-worker --data-nthreads",
@@ -65,6 +66,7 @@ FLAGS = {
     "from_scratch": "--from-scratch",
     "root": "--root",
     "freeze_features": "--freeze-features",
+    "freeze_statistics": "--freeze-statistics",
     "head_lr_mult": "--head-lr-mult",
     "seed": "--seed",
     "deterministic": "--deterministic",
@@ -108,6 +110,7 @@ TEXTS = {
     "gpus": ("0,2", (0, 2)),
     "lr_mode": ("poly", "poly"),
     "crop_ratio": ("0.5", 0.5),
+    "min_random_area": ("0.5", 0.5),
     "momentum": ("0.5", 0.5),
     "lr_decay_epoch": ("10,20", (10, 20)),
     "optimizer": ("nag", "nag"),
@@ -116,7 +119,7 @@ TEXTS = {
 
 SWITCHES = (
     "--amp --use-rec --no-wd --last-gamma --use-pretrained --deterministic --eval-only --test-io "
-    "--from-scratch --freeze-features"
+    "--from-scratch --freeze-features --freeze-statistics"
 ).split()
 NEEDED = {
     "resume_epoch": "--resume-params p",
@@ -239,6 +242,7 @@ def test_options_of_other_scripts_name_their_replacement(flag, capsys):
         ("--gpus 0,x", "expected the numbers of devices, as in 0,1, got '0,x'"),
         ("--lr-steps 30,-1", "expected whole numbers of at least 0, as in 30,60,80, got '30,-1'"),
         ("--crop-ratio 1.2", "expected a number above 0 to 1, got '1.2'"),
+        ("--min-random-area 2", "expected a number above 0 to 1, got '2'"),
         ("--crop-ratio 0", "expected a number above 0 to 1, got '0'"),
         ("--rgb-std 58,0,57", "expected three numbers from 0.001 to 1000, as in 58,57,57, got "),
         ("--rgb-std 58,57", "expected three numbers from 0.001 to 1000, as in 58,57,57, got "),

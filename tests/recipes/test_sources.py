@@ -88,3 +88,18 @@ def test_images_have_the_colours_that_the_weights_were_trained_with(tmp_path):
         expected = (pixels.transpose(2, 0, 1).astype("f4") - mean) / std
         np.testing.assert_allclose(image.asnumpy(), expected, atol=1e-5 * 255 / std)
     assert read([])[0].rgb_mean == Recipe().rgb_mean
+
+
+def test_random_crops_have_the_area_of_the_option(tmp_path):
+    write_folders(tmp_path, "", ["cat", "dog"], images=5)
+    half_black = np.zeros((40, 40, 3), np.uint8)
+    half_black[:, 20:] = 255
+    for each in tmp_path.glob("*/*.png"):
+        each.write_bytes(png(half_black))
+    line = f"--image-folder {tmp_path} --input-size 24 --rgb-mean 0,0,0 --rgb-std 1,1,1"
+    one_sided = {}
+    for area in ("0.08", "1"):
+        data, _ = open_data(*read([*line.split(), "--min-random-area", area]))
+        images = [data.train[position][0].asnumpy() for position in range(80)]
+        one_sided[area] = sum(float(np.ptp(image)) < 100 for image in images)
+    assert one_sided["0.08"] > 0 == one_sided["1"]

@@ -9,7 +9,7 @@ from gluon_amp.recipes import log
 from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.loop import Loop
 from gluon_amp.recipes.network import weights
-from gluon_amp.recipes.network.head import freeze_features, head_of
+from gluon_amp.recipes.network.head import freeze_features, freeze_statistics, head_of
 from gluon_amp.recipes.network.models import build, full_name
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.recipe import Recipe
@@ -49,6 +49,8 @@ def build_network(
             param.lr_mult = recipe.head_lr_mult
         if recipe.freeze_features:
             freeze_features(net, head)
+    if recipe.freeze_statistics:
+        freeze_statistics(net)
     if recipe.no_wd:
         without_decay(net)
     try:

@@ -44,6 +44,11 @@ def freeze_features(net: Block, head: List[Parameter]) -> None:
     for param in net.collect_params().values():
         if param.name not in trained:
             param.grad_req = "null"
+    freeze_statistics(net)
+
+
+def freeze_statistics(net: Block) -> None:
+    """Make each BatchNorm normalize by its running statistics also in training."""
     net.apply(_use_running_statistics)
 
 

@@ -7,7 +7,7 @@ import gluon_amp as amp
 from gluon_amp.data import TrainingBatches
 from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.loop import Loop
-from gluon_amp.recipes.network.head import freeze_features, head_of
+from gluon_amp.recipes.network.head import freeze_features, freeze_statistics, head_of
 from gluon_amp.recipes.network.models import MXNET_MODELS, build
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.schedule import Schedule
@@ -121,3 +121,27 @@ def take_a_step(name):
     kept = {param.name for param in head}
     assert moved <= kept | {f"master of {n}" for n in kept}
     assert any(n.endswith("weight") for n in moved)
+
+
+def test_frozen_statistics_stay_while_all_layers_learn():
+    mx.random.seed(0)
+    net = build("cifar_resnet8_v1", 3)
+    net.initialize(mx.init.Xavier())
+    images = nd.random.normal(shape=(4, 3, 32, 32))
+    learn_statistics(net, images)
+    freeze_statistics(net)
+    amp.cast(net, "bfloat16")
+    before = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    predicted = net(images).asnumpy()
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    with autograd.record():
+        outputs = net(images)
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()(outputs, nd.array([0, 1, 2, 0]))
+    np.testing.assert_array_equal(outputs.asnumpy(), predicted)
+    trainer.backward(loss)
+    assert trainer.step(4).applied
+    after = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    moved = {n for n in before if (before[n] != after[n]).any()}
+    statistics = {n for n in before if "running" in n}
+    assert statistics and not moved & statistics
+    assert any("conv" in n for n in moved) and any("gamma" in n for n in moved)

@@ -1,0 +1,75 @@
+"""Draws the cross-validation: every fold as a point, and the differences within the margins."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
+from experiments.photographs.fits import ROWS
+from experiments.results.figure import BAND, COLOURS, SPREAD
+from experiments.results.statistics import spread
+from gluon_amp.command_line import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw(results: Results, path: Path) -> None:
+    """Write a PNG with a row of panels for each metric.
+
+    The left panel has a point for each fold and a line for each mean. The right one is a forest
+    plot: the differences from float32 with their intervals, and each row's margin as a band. If
+    matplotlib is not installed, that is a `UsageError`.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(
+            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
+        ) from None
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for (points, forest), metric in zip(figure.subplots(len(METRICS), 2, sharey="row"), METRICS):
+        _draw_folds(points, results, metric)
+        _draw_differences(forest, results, metric)
+    figure.suptitle("EfficientNet-Lite0 on photographs, with ImageNet's weights", fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
+    for number, row in enumerate(ROWS):
+        values = [fold[metric] for _, fold in sorted(results[row].items())]
+        step = 2 * SPREAD / max(1, len(values) - 1)
+        heights = [number - SPREAD + step * place for place in range(len(values))]
+        axes.scatter(values, heights, s=12, color=COLOURS[number], alpha=0.6)
+        ends = (number - 1.6 * SPREAD, number + 1.6 * SPREAD)
+        axes.vlines(spread(values).mean, *ends, color=COLOURS[number], linewidth=1.6)
+    labels = [f"{row.training.label},\n{row.dtype}" for row in ROWS]
+    axes.set_yticks(range(len(ROWS)), labels, fontsize=8)
+    axes.set_ylim(len(ROWS) - 0.5, -0.5)
+    name, unit, _ = METRICS[metric]
+    axes.set_xlabel(f"{name} ({unit}): each fold, and the mean", fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
+    """Draw the differences between dtypes; that of training from scratch is far outside."""
+    furthest = 0.0
+    for number, row in enumerate(ROWS):
+        if row == reference(row) or row.training.from_scratch:
+            continue
+        compared = comparison(results, row, metric)
+        margin, low, high = compared.margin, compared.low, compared.high
+        if low is None:
+            low = high = compared.difference
+        furthest = max(furthest, margin, -low, high)
+        axes.fill_betweenx((number - 0.5, number + 0.5), -margin, margin, color=BAND, zorder=0)
+        axes.hlines(number, low, high, color=COLOURS[number], linewidth=1.6)
+        axes.plot(compared.difference, number, "o", markersize=5, color=COLOURS[number])
+        place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+        axes.annotate(verdict(compared), (1.02, number), fontsize=8, va="center", **place)
+    axes.axvline(0, color="#777777", linewidth=0.8, zorder=1)
+    axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
+    unit = {"%": "percentage points"}.get(METRICS[metric].unit, METRICS[metric].unit)
+    axes.set_xlabel(f"Minus float32 ({unit}), 95 % interval; grey: the margin", fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
