@@ -34,16 +34,6 @@ PAGES = [
 ]
 TABLES = sorted(path.parent for path in RESULTS.glob("*/results.json"))
 
-# These files are older than the values of each run, or than machine and date, in them. When a table
-# is run again, its test passes; it is reported as a failure until the name is removed here.
-BEFORE_DATES = {"ablation"}
-
-
-def awaiting(names, known):
-    """Parameters, of which some are expected to fail."""
-    mark = pytest.mark.xfail(strict=True, reason="the table has to be run again")
-    return [pytest.param(n, marks=[mark] if n in known else [], id=n) for n in names]
-
 
 def load(path):
     return json.loads(path.read_text(encoding="utf-8"))
@@ -148,19 +138,8 @@ def test_a_table_is_its_runs(name):
 
 def test_the_ablation_is_its_runs():
     values = load(RESULTS / "ablation.json")
-    page = text_of("docs/results/ablation.md")
-    margin = float(re.search(r"within ±([\d.]+) points", page)[1])
-    tables = [
-        ablation.table(rows, margin) for rows in values.get("studies", values).values()
-    ]  # an earlier version had no `studies`
-    assert body(page) == body("\n\n".join(tables))
-
-
-@pytest.mark.parametrize("name", awaiting(["ablation"], BEFORE_DATES))
-def test_the_ablation_has_its_machine_and_date(name):
-    values = load(RESULTS / f"{name}.json")
     studies = values.pop("studies")
-    page = text_of(f"docs/results/{name}.md")
+    page = text_of("docs/results/ablation.md")
     seeds = len(next(iter(next(iter(studies.values())).values())))
     margin = float(re.search(r"within ±([\d.]+) points", page)[1])
     output = re.search(r"--output (\S+)`", page)[1]
@@ -263,10 +242,8 @@ def rows_of_the_faq():
 
 
 def rows_of_the_ablation():
-    values = load(RESULTS / "ablation.json")
-    studies = values.get("studies", values)
     cells = []
-    for rows in studies.values():
+    for rows in load(RESULTS / "ablation.json")["studies"].values():
         errors = [[run["errors"][-1] for run in runs] for runs in rows.values()]
         means = [spread([100 - error for error in each]) for each in errors]
         # the default has a dynamic scale in each study; the last row lacks the remedy
