@@ -9,7 +9,7 @@ from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION
 from gluon_amp.policy.registry import canonical
 
 ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
-NOT_ELEMENTWISE = ("Concat", "Convolution", "Pooling", ADAPTIVE_POOLING)
+NOT_ELEMENTWISE = ("Concat", "Convolution", "Deconvolution", "Pooling", ADAPTIVE_POOLING)
 
 Edge = Tuple[int, int]  # a tensor: node and output
 
@@ -75,6 +75,7 @@ class Analysis:
             "BatchNorm": self._find_norm,
             "Concat": self._find_concat,
             "Convolution": self._find_convolution,
+            "Deconvolution": self._find_deconvolution,
             "Pooling": self._find_pooling,
             ADAPTIVE_POOLING: self._find_adaptive_pooling,
             **dict.fromkeys(CASTS, self._find_cast),
@@ -133,6 +134,17 @@ class Analysis:
             return None
         size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
         return Images(filters, _resized(size, attrs))
+
+    def _find_deconvolution(self, i: int, node: dict) -> Optional[Images]:
+        attrs = node["attrs"]
+        layout, target = attrs.get("layout", "None"), attrs.get("target_shape", "")
+        if not self.is_low((i, 0)) or len(tuple_of(attrs["kernel"])) != 2 or layout not in UNSET:
+            return None
+        if attrs.get(ACCUMULATE_ATTR) or any(tuple_of(target)):
+            return None
+        data = self.input(node)
+        size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
+        return Images(int(attrs["num_filter"]), (size, i))
 
     def _find_norm(self, i: int, node: dict) -> Optional[Images]:
         attrs, data = node["attrs"], self.input(node)

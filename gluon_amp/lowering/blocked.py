@@ -35,6 +35,7 @@ import mxnet as mx
 
 BLOCK, UNBLOCK, FORK = "_gluon_amp_block", "_gluon_amp_unblock", "_gluon_amp_fork"
 CONVOLUTION, DEPTHWISE = "_gluon_amp_blocked_convolution", "_gluon_amp_depthwise"
+DECONVOLUTION = "_gluon_amp_blocked_deconvolution"
 DENSE = "_gluon_amp_dense"
 NORM, POINTWISE = "_gluon_amp_norm", "_gluon_amp_pointwise"
 CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
@@ -43,7 +44,7 @@ CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 FEW_PRODUCTS = 64
 
 # Operators that read parameters as they are stored, in float32 or float16
-READ_PARAMETERS = (CONVOLUTION, DEPTHWISE, DENSE)
+READ_PARAMETERS = (CONVOLUTION, DECONVOLUTION, DEPTHWISE, DENSE)
 
 
 def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
@@ -52,7 +53,7 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     It is `graph` itself if it has no product in low precision, or if there is no C++ library or no
     oneDNN.
     """
-    products = ("Convolution", "FullyConnected")
+    products = ("Convolution", "Deconvolution", "FullyConnected")
     if not any(node["op"] in products for node in graph["nodes"]) or not available():
         return graph
     edges = edge_dtypes(graph, dtypes)
@@ -103,6 +104,7 @@ class _Writing:
         self._writers = {
             "Concat": self._write_concat,
             "Convolution": self._write_convolution,
+            "Deconvolution": self._write_deconvolution,
             "Pooling": self._write_pooling,
             ADAPTIVE_POOLING: self._write_pooling,
         }
@@ -206,6 +208,19 @@ class _Writing:
             return self.out.emit(DEPTHWISE, node["name"], source, *parameters, **attrs)
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
         return self.out.emit(CONVOLUTION, node["name"], source, *parameters, **attrs)
+
+    def _write_deconvolution(self, i: int, node: dict) -> list:
+        data, parameters, attrs = self.found.input(node), *self._parameters(node)
+        kept = ("kernel", "stride", "pad", "adj", "dilate", "num_filter", "num_group")
+        attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
+        attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
+        if data is None:
+            source = self._plain_data(i, node)
+            attrs["plain_data"] = "True"
+        else:
+            source = self._data(node)
+            attrs["channels"] = str(data.channels)
+        return self.out.emit(DECONVOLUTION, node["name"], source, *parameters, **attrs)
 
     def _is_rounded_by_reader(self, i: int) -> bool:
         """Return whether all that reads a node is a relu whose result is stored, thus rounded."""
@@ -341,7 +356,7 @@ def _fork(graph: dict) -> dict:
     MXNet adds the gradients of a tensor's readers by an operator that converts bfloat16 to float32
     first; the gradient of a fork is our own sum.
     """
-    blocked = {CONVOLUTION, DEPTHWISE, NORM, POINTWISE, CONCAT, POOL, BLOCK}
+    blocked = {CONVOLUTION, DECONVOLUTION, DEPTHWISE, NORM, POINTWISE, CONCAT, POOL, BLOCK}
     nodes = graph["nodes"]
     uses = Counter(tuple(entry[:2]) for node in nodes for entry in node["inputs"])
     out, forks = Writer(), {}

@@ -166,6 +166,14 @@ CASES = {
         down=conv(9, 3, strides=2),
         up=lambda: nn.Conv2DTranspose(6, 3, strides=2, padding=1),
     ),
+    "deconvolutions alone": (
+        lambda net, F, x: F.tanh(net.last(F.relu(net.norm(net.first(x))))),
+        {
+            "first": lambda: nn.Conv2DTranspose(20, 4, use_bias=False),
+            "last": lambda: nn.Conv2DTranspose(3, 3, 2, 1, output_padding=1),
+            "norm": nn.BatchNorm,
+        },
+    ),
     "grouped": between(
         lambda net, F, h: net.deep(F.relu(net.grouped(h))),
         grouped=conv(12, 3, groups=3, use_bias=True),
@@ -284,11 +292,12 @@ def test_the_layout_changes_no_result(name, policy, monkeypatch):
     assert_alike(CASES[name], policy, monkeypatch)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)
-def test_all_channels_side_by_side(name, monkeypatch):
+def test_all_channels_side_by_side(name, policy, monkeypatch):
     """The layout of a CPU with AMX."""
     monkeypatch.setattr(blocked, "lanes_for", lambda dtype: 0)
-    assert_alike(CASES[name], POLICIES[-1], monkeypatch)
+    assert_alike(CASES[name], policy, monkeypatch)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

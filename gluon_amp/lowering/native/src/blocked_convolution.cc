@@ -22,7 +22,8 @@ struct Convolution {
   bool nhwc;           // the channels of an image have one group, as AMX's kernels read them
   int64_t data_lanes;  // 0 if the data has the plain layout
   bool plain_data, bias;
-  bool in_plain;  // computed in the plain layout
+  bool in_plain;      // computed in the plain layout
+  bool plain_result;  // the result is stored in the plain layout, or the data of a deconvolution
 
   Blocked blocked_data() const {
     return Blocked(blocked_shape(images, channels, height, width, data_lanes));
@@ -91,7 +92,7 @@ Convolution parse(const NodeAttrs& attrs) {
       << attrs.op->name << ": num_filter or num_group is wrong";
   result.lanes = lanes ? lanes : result.filters;
   result.nhwc = lanes == 0;
-  result.in_plain = false;
+  result.in_plain = result.plain_result = false;
   expect_lanes(attrs, result.lanes, result.filters);
   return result;
 }
@@ -206,57 +207,60 @@ const void* read_data(const Convolution& c, const NDArray& array) {
 // Reads the gradient of the result likewise.
 const void* read_grad(const Convolution& c, const NDArray& grad) {
   const void* values = values_of<void>(grad);
-  if (!c.in_plain) return values;
+  if (c.in_plain == c.plain_result) return values;
   const int bytes = bytes_of_value(grad);
   const Blocked shape = c.blocked_result();
   void* moved = scratch(Purpose::kResult, shape.size() * bytes);
-  to_plain(values, moved, c.filters, shape, bytes);
+  (c.plain_result ? to_blocked : to_plain)(values, moved, c.filters, shape, bytes);
   return moved;
 }
 
-// inputs: data, weight, bias
-void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
-              const Requests& req, const Arrays& outputs) {
-  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
-  CHECK_NE(req[0], mxnet::kAddTo);
-  Convolution whole = parse(attrs);
-  set_data(attrs, inputs[0].shape(), &whole);
-  const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
-  const Pass pass = pass_of(readable(whole), dtype_of(inputs[0]), kind);
+const void* address_of(const void* packed) { return packed; }
+const void* address_of(const std::shared_ptr<const Buffer>& packed) { return packed->data(); }
+
+// Computes the result; `pack` returns the weight in a layout. Does not round to float16 what others round.
+template <typename Pack>
+void write_result(const Convolution& whole, dnnl_prop_kind_t kind, const NDArray& images, Pack pack,
+                  const float* bias, OpReqType req, const NDArray& output, bool rounds = true) {
+  if (req == mxnet::kNullOp) return;
+  const Pass pass = pass_of(readable(whole), dtype_of(images), kind);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
-  const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
-  const NDArray data = plain_copy(inputs[0]);
-  const Bias bias(inputs);
-  const int bytes = bytes_of_value(outputs[0]);
+  const auto weight = pack(plan->weight);
+  const NDArray data = plain_copy(images);
   const Blocked shape = c.blocked_result();
-  void* target = result_of<char>(outputs[0]);
-  void* result = c.in_plain ? scratch(Purpose::kResult, shape.size() * bytes) : target;
+  const int bytes = bytes_of_value(output);
+  Result target(output, req);
+  const bool moves = c.in_plain != c.plain_result;
+  void* result = moves ? scratch(Purpose::kResult, shape.size() * bytes) : target.data();
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, data)},
-                            {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
-                            {DNNL_ARG_BIAS, &plan->bias, bias.data()},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, address_of(weight)},
+                            {DNNL_ARG_BIAS, &plan->bias, bias},
                             {DNNL_ARG_DST, &plan->result, result}});
-  if (c.in_plain) to_blocked(result, target, c.filters, shape, bytes);
-  // a relu that is stored rounded may read what is not: both orders give the same values and gradients
-  if (!flag_of(attrs, "reader_rounds")) round_values(outputs[0]);
+  if (moves) (c.plain_result ? to_plain : to_blocked)(result, target.data(), c.filters, shape, bytes);
+  rounds ? target.finish() : target.add();
 }
 
-void data_grad(const Convolution& whole, const NDArray& grad, const NDArray& weight,
-               OpReqType req, const NDArray& output) {
+// Computes the gradient of the data from that of the result, and calls finish(values, shape) before it is
+// rounded.
+template <typename Pack, typename Finish>
+void write_data_grad(const Convolution& whole, const NDArray& grad, Pack pack, OpReqType req,
+                     const NDArray& output, Finish finish) {
   if (req == mxnet::kNullOp) return;
   const Pass pass = pass_of(blocked(whole), dtype_of(grad), dnnl_backward_data);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
-  const void* packed = packed_for_one_use(weight, plan->weight);
+  const auto weight = pack(plan->weight);
   const Blocked shape = c.blocked_data();
   const int bytes = bytes_of_value(output);
   Result target(output, req);
   const bool moves = c.in_plain != c.plain_data;
   void* result = moves ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, grad)},
-                            {DNNL_ARG_WEIGHTS, &plan->weight, packed},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, address_of(weight)},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
   if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, bytes);
+  finish(target.data(), shape);
   target.finish();
 }
 
@@ -297,6 +301,35 @@ void weight_grad(const Convolution& whole, const NDArray& grad, const NDArray& d
   unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
 }
 
+// How a weight is packed: kept for the next call, or for the backward pass alone
+struct Kept {
+  const NodeAttrs& attrs;
+  const NDArray& weight;
+  std::shared_ptr<const Buffer> operator()(const dnnl_memory_desc_t& desc) const {
+    return packed_weight(weight, desc, flag_of(attrs, "variable_weight"));
+  }
+};
+struct ForOneUse {
+  const NDArray& weight;
+  const void* operator()(const dnnl_memory_desc_t& desc) const { return packed_for_one_use(weight, desc); }
+};
+
+dnnl_prop_kind_t forward_kind(const OpContext& context) {
+  return context.is_train ? dnnl_forward_training : dnnl_forward_inference;
+}
+
+// inputs: data, weight, bias
+void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
+              const Requests& req, const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  Convolution c = parse(attrs);
+  set_data(attrs, inputs[0].shape(), &c);
+  // a relu that is stored rounded may read what is not: both orders give the same values and gradients
+  write_result(c, forward_kind(context), inputs[0], Kept{attrs, inputs[1]}, Bias(inputs).data(), req[0],
+               outputs[0], !flag_of(attrs, "reader_rounds"));
+}
+
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
 void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
                    const Arrays& outputs) {
@@ -306,7 +339,7 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   // The gradient of the weight comes first: that of the data may be written to the memory of the
   // result's gradient or of the data.
   weight_grad(c, inputs[0], inputs[1], req, outputs);
-  data_grad(c, inputs[0], inputs[2], req[0], outputs[0]);
+  write_data_grad(c, inputs[0], ForOneUse{inputs[2]}, req[0], outputs[0], [](void*, const Blocked&) {});
 }
 
 // ------------------------------------------------------------------------------------- inference

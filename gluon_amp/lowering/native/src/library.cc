@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "blocked_convolution.cc"
+#include "blocked_deconvolution.cc"
 #include "blocking.cc"
 #include "casts.cc"
 #include "concat.cc"
@@ -29,6 +30,7 @@ extern "C" {
 GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
   try {
     gluon_amp::register_blocked_convolution();
+    gluon_amp::register_blocked_deconvolution();
     gluon_amp::register_blocking();
     gluon_amp::register_casts();
     gluon_amp::register_concat();

@@ -1,0 +1,149 @@
+// Two-dimensional deconvolutions of images in the blocked layout.
+//
+// A deconvolution computes the gradient of a convolution's data, from its own data in place of the gradient
+// of the result. Both have the same weight. So the primitives are those of this convolution. MXNet's
+// operator calls oneDNN's deconvolution, whose gradients fail.
+#include <algorithm>
+#include <vector>
+
+#include "bfloat16.h"
+#include "blocked.h"
+#include "products.h"
+
+namespace gluon_amp {
+namespace blocked_deconvolution {
+
+using blocked_convolution::Convolution;
+
+// The convolution whose data has the shape of the deconvolution's result
+Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
+  Convolution c = blocked_convolution::parse(attrs);
+  c.plain_result = c.plain_data;
+  c.plain_data = c.bias = false;
+  CHECK_EQ(data.ndim(), c.plain_result ? 4 : 5) << attrs.op->name << ": the data has another layout";
+  c.data_lanes = c.lanes;
+  const int64_t filters = c.plain_result ? data[1] : c.channels;
+  c.channels = c.filters;
+  c.filters = filters;
+  CHECK(filters > 0 && filters <= INT32_MAX && filters % c.groups == 0)
+      << attrs.op->name << ": num_group does not divide the channels";
+  if (c.plain_result) {
+    c.lanes = c.nhwc ? filters : c.lanes;
+  } else {
+    c.lanes = data[4];
+    CHECK_EQ((filters - 1) / c.lanes + 1, data[1])
+        << attrs.op->name << ": the data does not have " << filters << " channels";
+  }
+  blocked_convolution::expect_lanes(attrs, c.lanes, filters);
+  c.images = data[0];
+  c.out_height = data[2];
+  c.out_width = data[3];
+  CHECK(c.out_height > 0 && c.out_width > 0) << attrs.op->name << ": the images are empty";
+  const Sizes adj = blocked_convolution::pair_of(attrs, "adj", 0);
+  const auto size = [&](int64_t in, int i) {
+    CHECK(0 <= adj[i] && adj[i] < c.stride[i]) << attrs.op->name << ": adj must be less than the stride";
+    const int64_t result =
+        c.stride[i] * (in - 1) + c.dilate[i] * (c.kernel[i] - 1) + 1 - 2 * c.pad[i] + adj[i];
+    CHECK(0 < result && result <= INT32_MAX) << attrs.op->name << ": the result has no or too many pixels";
+    return result;
+  };
+  c.height = size(c.out_height, 0);
+  c.width = size(c.out_width, 1);
+  return c;
+}
+
+bool has_bias(const NodeAttrs& attrs) { return product_inputs(attrs) == 3; }
+
+float value_of(const Bfloat* p) { return widened(p->bits); }
+float value_of(const HalfValue* p) { return p->value; }
+void set_value(Bfloat* p, float value) { p->bits = rounded(value); }
+void set_value(HalfValue* p, float value) { p->value = value; }
+
+// Adds the bias to images, which are not rounded to float16 afterwards.
+void add_bias(int dtype, const float* bias, int64_t channels, void* images, const Blocked& shape) {
+  with_elements(dtype, [&](auto element) {
+    auto* values = static_cast<decltype(element)*>(images);
+#pragma omp parallel for schedule(static)
+    for (int64_t plane = 0; plane < shape.images * shape.groups; ++plane) {
+      const int64_t first = plane % shape.groups * shape.lanes;
+      const int64_t count = std::min(shape.lanes, channels - first);
+      for (int64_t i = 0; i < shape.positions(); ++i) {
+        auto* at = values + plane * shape.plane() + i * shape.lanes;
+        for (int64_t k = 0; k < count; ++k) set_value(at + k, value_of(at + k) + bias[first + k]);
+      }
+    }
+  });
+}
+
+// The sums of the gradient of the result, one for each channel
+std::vector<float> bias_grad(const NDArray& grad, int64_t channels) {
+  const Blocked shape(grad.shape());
+  std::vector<float> sums(shape.groups * shape.lanes);
+  with_elements(grad.dtype(), [&](auto element) {
+    const auto* values = values_of<decltype(element)>(grad);
+#pragma omp parallel for schedule(static)
+    for (int64_t group = 0; group < shape.groups; ++group) {
+      float* sum = &sums[group * shape.lanes];
+      for (int64_t image = 0; image < shape.images; ++image) {
+        const auto* plane = values + (image * shape.groups + group) * shape.plane();
+        for (int64_t i = 0; i < shape.plane(); ++i) sum[i % shape.lanes] += value_of(plane + i);
+      }
+    }
+  });
+  sums.resize(channels);
+  return sums;
+}
+
+// inputs: data, weight, bias
+void deconvolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  const Convolution c = opposite(attrs, inputs[0].shape());
+  const NDArray data = plain_copy(inputs[0]);
+  const Bias bias(inputs);
+  const auto finish = [&](void* images, const Blocked& shape) {
+    if (bias.data()) add_bias(outputs[0].dtype(), bias.data(), c.channels, images, shape);
+  };
+  blocked_convolution::write_data_grad(c, data, blocked_convolution::Kept{attrs, inputs[1]}, req[0],
+                                       outputs[0], finish);
+}
+
+// inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
+void deconvolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                     const Arrays& outputs) {
+  if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
+  const Convolution c = opposite(attrs, inputs[1].shape());
+  const NDArray data = plain_copy(inputs[1]);
+  const bool emulated = data.dtype() == mshadow::kFloat32;
+  if (has_bias(attrs)) write_gradient(bias_grad(inputs[0], c.channels), req[2], emulated, outputs[2]);
+  blocked_convolution::weight_grad(c, data, inputs[0], req, outputs);
+  blocked_convolution::write_result(c, dnnl_forward_training, inputs[0],
+                                    blocked_convolution::ForOneUse{inputs[2]}, nullptr, req[0], outputs[0]);
+}
+
+// The shapes of weight and bias, and of the result if the data's is known
+bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, product_inputs(attrs), in.size());
+  if (!mxnet::shape_is_known(in[0])) return false;
+  const Convolution c = opposite(attrs, in[0]);
+  mxnet::TShape weight(4, 0), bias(1, c.channels);
+  weight[0] = c.filters;
+  weight[1] = c.channels / c.groups;
+  weight[2] = c.kernel[0];
+  weight[3] = c.kernel[1];
+  bool known = unify(attrs, {&in[1], &weight});
+  if (has_bias(attrs)) known = unify(attrs, {&in[2], &bias}) && known;
+  mxnet::TShape result = blocked_shape(c.images, c.channels, c.height, c.width, c.data_lanes);
+  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
+  return unify(attrs, {&out.at(0), &result}) && known;
+}
+
+}  // namespace blocked_deconvolution
+
+void register_blocked_deconvolution() {
+  add_product("_gluon_amp_blocked_deconvolution", blocked_deconvolution::deconvolve,
+              blocked_deconvolution::infer_shape, blocked_deconvolution::deconvolve_grad);
+}
+
+}  // namespace gluon_amp
