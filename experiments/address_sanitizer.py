@@ -25,6 +25,7 @@ OPTIONS = "detect_leaks=0:quarantine_size_mb=16"
 
 TESTS = [
     "test_blocked_convolution",
+    "test_blocked_deconvolution",
     "test_blocked_moves",
     "test_blocked_norm",
     "test_blocked_pointwise",

@@ -1,7 +1,7 @@
 """Deconvolutions by MXNet's own kernels, for the emulation of float16 on a CPU.
 
-They are for those that the blocked layout does not take: 1-D and 3-D ones, those with a target shape,
-and all where there is no C++ library.
+They are for those that the blocked layout does not take: 1-D and 3-D ones, those with a target
+shape, and all where there is no C++ library.
 
 oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or a crash) unless the
 gradient of the weight is written to an array of the user. The gradient of a rounded weight is not.

@@ -89,8 +89,14 @@ def cases(seed):
         name = "_gluon_amp_blocked_convolution"
         yield name, convolution, [blocked, weight, (filters,)]
         yield name, {**convolution, "plain_data": True}, [plain, weight, (filters,)]
+        name, weight = "_gluon_amp_blocked_deconvolution", (channels, filters, *kernel)
+        wide = {**convolution, "pad": (0, 0)}  # so that the result has pixels
+        yield name, wide, [blocked, weight, (filters,)]
+        yield name, {**wide, "plain_data": True}, [plain, weight, (filters,)]
+        name, weight = "_gluon_amp_depthwise", (channels, 1, *kernel)
         depthwise = {**window, "num_filter": channels, "num_group": channels}
-        yield "_gluon_amp_depthwise", depthwise, [blocked, (channels, 1, *kernel), (channels,)]
+        yield name, depthwise, [blocked, weight, (channels,)]
+        yield name, {**depthwise, "plain_data": True}, [plain, weight, (channels,)]
         dense = {"num_hidden": filters, "variable_weight": True}
         columns = channels * height * width
         yield "_gluon_amp_dense", dense, [plain, (filters, columns), (filters,)]
