@@ -16,6 +16,7 @@ from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.summary import Results
 from experiments.clients import table as clients
 from experiments.clients.families import FAMILIES as CLIENTS
+from experiments.floor_of_chance import page as floor_of_chance
 from experiments.photographs import report as photographs
 from experiments.photographs.comparisons import MARGINS as OF_PHOTOGRAPHS
 from experiments.photographs.comparisons import METRICS, comparison, reference, verdict
@@ -145,6 +146,14 @@ def test_the_ablation_is_its_runs():
     output = re.search(r"--output (\S+)`", page)[1]
     options = argparse.Namespace(seeds=seeds, margin=margin, output=output)
     assert page == ablation.page(studies, options, values)
+
+
+@pytest.mark.parametrize("path", sorted((RESULTS / "floor").glob("*.json")), ids=lambda p: p.stem)
+def test_a_floor_is_its_distances(path):
+    results = load(path)
+    assert results["dataset"] == path.stem
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == floor_of_chance.page(results, f"{path.stem}.png")
 
 
 def test_the_coverage_is_its_casts():
