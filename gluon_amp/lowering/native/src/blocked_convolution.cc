@@ -218,7 +218,8 @@ const void* read_grad(const Convolution& c, const NDArray& grad) {
 const void* address_of(const void* packed) { return packed; }
 const void* address_of(const std::shared_ptr<const Buffer>& packed) { return packed->data(); }
 
-// Computes the result; `pack` returns the weight in a layout. Does not round to float16 what others round.
+// Computes the result. `pack` returns the weight in a layout. Without `rounds`, the reader of the result
+// rounds it to float16.
 template <typename Pack>
 void write_result(const Convolution& whole, dnnl_prop_kind_t kind, const NDArray& images, Pack pack,
                   const float* bias, OpReqType req, const NDArray& output, bool rounds = true) {

@@ -59,7 +59,7 @@ float value_of(const HalfValue* p) { return p->value; }
 void set_value(Bfloat* p, float value) { p->bits = rounded(value); }
 void set_value(HalfValue* p, float value) { p->value = value; }
 
-// Adds the bias to images, which are not rounded to float16 afterwards.
+// Adds the bias to images before they are rounded to float16. In bfloat16 it is a second rounding.
 void add_bias(int dtype, const float* bias, int64_t channels, void* images, const Blocked& shape) {
   with_elements(dtype, [&](auto element) {
     auto* values = static_cast<decltype(element)*>(images);
