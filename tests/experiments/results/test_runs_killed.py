@@ -102,13 +102,13 @@ def state(table):
 
 
 def values(table):
-    """Return the results of a table without times and memory, and those of each run."""
+    """Return a table without times and memory, and the results of each run."""
     whole = json.loads((table / "results.json").read_text())
     for row in whole["rows"]:
-        for name in ("seconds", "samples_per_second", "peak_memory", "speed_up"):
+        for name in ("seconds", "samples_per_second", "peak_memory", "parallel", "speed_up"):
             del row[name]
     for run in whole["runs"]:
-        for name in ("seconds", "samples_per_second", "peak_memory", "date"):
+        for name in ("seconds", "samples_per_second", "peak_memory", "parallel", "date"):
             del run[name]
     del whole["command"]  # which has the name of the directory
     names = (
