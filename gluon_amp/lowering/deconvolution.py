@@ -22,8 +22,9 @@ SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
 
 
 def tuple_of(text: str) -> Tuple[int, ...]:
-    """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'` or `'[]'`."""
-    return tuple(int(part) for part in text.strip("()[] ,").split(",") if part)
+    """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'`, `'[]'` or `'None'`."""
+    text = "" if text == "None" else text.strip("()[] ,")
+    return tuple(int(part) for part in text.split(",") if part)
 
 
 def deconvolve(

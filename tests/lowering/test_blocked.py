@@ -480,3 +480,37 @@ def test_a_step_changes_layouts_seldom(network, most):
     options = {"network": network, "batch": 1, "pixels": 32, "loss_scale": None}
     counted = reorders.count(Case("train", "train", "gluon_amp", "bfloat16", **options))
     assert 0 < counted.total <= most
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("given", [{}, {"target_shape": (8, 10)}])
+def test_a_target_shape_of_none_is_as_good_as_none(policy, given):
+    """MXNet writes None into the graph's attributes as a word."""
+    options = {"kernel": (2, 2), "stride": (2, 2), "num_filter": 4, "no_bias": True}
+
+    def result(**options):
+        net = Net(
+            lambda net, F, x: F.Deconvolution(net.first(x), net.weight(x), **options),
+            first=conv(8),
+            weight=Weight,
+        )
+        mx.random.seed(1)
+        net.initialize(mx.init.Normal(1))
+        amp.cast(net, policy)
+        net.hybridize()
+        return net(nd.ones((1, 3, 4, 5))).asnumpy()
+
+    expected = result(**options)
+    assert expected.shape == (1, 4, 8, 10) and expected.any()
+    np.testing.assert_array_equal(result(**{"target_shape": None, **given}, **options), expected)
+
+
+class Weight(gluon.HybridBlock):
+    """A parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(8, 4, 2, 2))
+
+    def hybrid_forward(self, F, x, weight):
+        return F.identity(weight)
