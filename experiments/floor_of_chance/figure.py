@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.floor_of_chance.compare import QUANTITIES, Results, magnitudes
-from experiments.results.figure import COLOURS
-from gluon_amp.command_line import UsageError
+from experiments.results.figure import COLOURS, new_figure
 
 # The floor is a wide grey band, on which the lines of the dtypes are drawn.
 STYLES = {
@@ -25,15 +24,7 @@ def draw(results: Results, path: Path) -> None:
     The line is the mean over the seeds. The band extends from the lowest to the highest seed. If
     matplotlib is not installed, that is a `UsageError`.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
-        ) from None
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 4.6)
     for axes, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES):
         values = {name: magnitudes(results, name, quantity) for name in results["rows"]}
         positive = np.concatenate([each[each > 0] for each in values.values()])

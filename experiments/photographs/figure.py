@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
 from experiments.photographs.fits import ROWS
-from experiments.results.figure import BAND, COLOURS, SPREAD
+from experiments.results.figure import BAND, COLOURS, SPREAD, new_figure
 from experiments.results.statistics import spread
-from gluon_amp.command_line import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,15 +19,7 @@ def draw(results: Results, path: Path) -> None:
     plot: the differences from float32 with their intervals, and each row's margin as a band. If
     matplotlib is not installed, that is a `UsageError`.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
-        ) from None
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 8)
     for (points, forest), metric in zip(figure.subplots(len(METRICS), 2, sharey="row"), METRICS):
         _draw_folds(points, results, metric)
         _draw_differences(forest, results, metric)

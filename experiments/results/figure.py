@@ -37,17 +37,9 @@ def draw(table: Table, path: Path) -> None:
 
 def plot(table: Table) -> "Figure":
     """Return the figure that `draw` writes."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
-        ) from None
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
     height = 0.9 + len(metrics) * (1.1 + 0.48 * len(table.rows))
-    figure = Figure(figsize=(10, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, height)
     panels = figure.subplots(len(metrics), 2, sharey="row", squeeze=False)
     margins = {"top1": table.margin, "cross_entropy": table.cross_entropy_margin}
     for (points, forest), (field, title, unit) in zip(panels, metrics):
@@ -55,6 +47,23 @@ def plot(table: Table) -> "Figure":
         _draw_differences(forest, table, field, margins[field], unit)
     title = f"{table.model} on {table.data}, {table.source} on {table.hardware}"
     figure.suptitle(textwrap.fill(title, TITLE_WIDTH), fontsize=9)
+    return figure
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches, which needs no screen.
+
+    If matplotlib is not installed, that is a `UsageError`.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(
+            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
+        ) from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
     return figure
 
 

@@ -189,38 +189,30 @@ class _Writing:
         return entry, source["op"] == "null"
 
     def _write_convolution(self, i: int, node: dict) -> list:
-        data, parameters, attrs = self.found.input(node), *self._parameters(node)
-        kept = ("kernel", "stride", "pad", "dilate", "num_filter", "num_group")
-        attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
-        groups, lanes = int(attrs.get("num_group", "1")), lanes_for(self.edges[i, 0])
-        group_out = group_in = int(attrs["num_filter"]) // groups
-        attrs["lanes"] = str(lanes)
-        if data is None:
-            source = self._plain_data(i, node)
-            attrs["plain_data"] = "True"
-        else:
-            source = self._data(node)
-            attrs["channels"] = str(data.channels)
-            group_in = data.channels // groups
+        inputs, attrs = self._convolved(i, node)
+        data, groups = self.found.input(node), int(attrs.get("num_group", "1"))
+        group_out = int(attrs["num_filter"]) // groups
+        group_in = data.channels // groups if data else group_out
         # Our own operator keeps the number of lanes, which is that of the channels if `lanes` is 0.
-        possible = lanes or (data is not None and group_in == group_out)
-        if groups > 1 and possible and group_in * group_out <= FEW_PRODUCTS:
-            return self.out.emit(DEPTHWISE, node["name"], source, *parameters, **attrs)
+        keeps_lanes = lanes_for(self.edges[i, 0]) or (data is not None and group_in == group_out)
+        if groups > 1 and keeps_lanes and group_in * group_out <= FEW_PRODUCTS:
+            return self.out.emit(DEPTHWISE, node["name"], *inputs, **attrs)
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
-        return self.out.emit(CONVOLUTION, node["name"], source, *parameters, **attrs)
+        return self.out.emit(CONVOLUTION, node["name"], *inputs, **attrs)
 
     def _write_deconvolution(self, i: int, node: dict) -> list:
+        inputs, attrs = self._convolved(i, node)
+        return self.out.emit(DECONVOLUTION, node["name"], *inputs, **attrs)
+
+    def _convolved(self, i: int, node: dict) -> Tuple[List[list], Dict[str, str]]:
+        """Return what a convolution or deconvolution reads, and its attributes."""
         data, parameters, attrs = self.found.input(node), *self._parameters(node)
         kept = ("kernel", "stride", "pad", "adj", "dilate", "num_filter", "num_group")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
         attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
         if data is None:
-            source = self._plain_data(i, node)
-            attrs["plain_data"] = "True"
-        else:
-            source = self._data(node)
-            attrs["channels"] = str(data.channels)
-        return self.out.emit(DECONVOLUTION, node["name"], source, *parameters, **attrs)
+            return [self._plain_data(i, node), *parameters], {**attrs, "plain_data": "True"}
+        return [self._data(node), *parameters], {**attrs, "channels": str(data.channels)}
 
     def _is_rounded_by_reader(self, i: int) -> bool:
         """Return whether all that reads a node is a relu whose result is stored, thus rounded."""
