@@ -82,12 +82,11 @@ def page(results: Results, about: Dict[str, Any]) -> str:
         "photographs, and not for others. The verdict is “equivalent” if two one-sided tests "
         "(TOST) show a difference of less than the margin at the 5 % level, “different” if the t "
         "test shows a difference, and “undecided” if neither does. The margins were set before "
-        "the run: those of the other tables, or the smallest multiples of them that this number "
-        f"of folds shows with a probability of {POWER:.0%} if there is no difference, by the "
-        "deviations of other folds in [pilot.csv](pilot.csv).",
+        "the run, from other folds in [pilot.csv](pilot.csv): each is the smallest multiple of the "
+        f"other tables' margin at which equal rows are found equivalent in {POWER:.0%} of runs.",
         *(table(results, metric) for metric in METRICS),
         "![Every fold, and the differences](photographs.png)",
-        "A time includes validation, and the training of the head that all layers begin with.",
+        "Times include validation. Those of all layers include the training of the head before.",
         costs(results),
         f"float16 is emulated on a CPU. Measured on {'; and on '.join(hardware)}, on {days}, with "
         f"{'; and with '.join(versions)}: {minutes:.0f} CPU minutes. Data: Debian's {PACKAGE}, "
