@@ -40,6 +40,9 @@ inline mxnet::TShape blocked_shape(int64_t images, int64_t channels, int64_t hei
   return shape;
 }
 
+// Bytes of a value
+inline int size_of_value(const mxnet::NDArray& array) { return mshadow::mshadow_sizeof(array.dtype()); }
+
 // Memory of an input in the plain layout, and of a result that may reuse memory of another layout.
 template <typename T>
 const T* values_of(const NDArray& input) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "blocked.h"
-#include "blocking.h"
 #include "products.h"
 
 namespace gluon_amp {
@@ -191,28 +190,16 @@ Pass pass_of(Convolution c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
 
 // ---------------------------------------------------------------------------------- the operator
 
-int bytes_of_value(const NDArray& array) { return array.dtype() == mshadow::kBfloat16 ? 2 : 4; }
-
 // Reads the data of a convolution as its primitive does; the caller must keep the array.
 const void* read_data(const Convolution& c, const NDArray& array) {
-  const void* values = values_of<void>(array);
-  if (c.reads_plain() == c.plain_data) return values;
-  const int bytes = bytes_of_value(array);
-  const Blocked shape = c.blocked_data();
-  void* moved = scratch(Purpose::kImages, shape.size() * bytes);
-  (c.plain_data ? to_blocked : to_plain)(values, moved, c.channels, shape, bytes);
-  return moved;
+  if (c.reads_plain() == c.plain_data) return values_of<void>(array);
+  return moved(Purpose::kImages, c.plain_data, array, c.channels, c.blocked_data());
 }
 
 // Reads the gradient of the result likewise.
 const void* read_grad(const Convolution& c, const NDArray& grad) {
-  const void* values = values_of<void>(grad);
-  if (c.in_plain == c.plain_result) return values;
-  const int bytes = bytes_of_value(grad);
-  const Blocked shape = c.blocked_result();
-  void* moved = scratch(Purpose::kResult, shape.size() * bytes);
-  (c.plain_result ? to_blocked : to_plain)(values, moved, c.filters, shape, bytes);
-  return moved;
+  if (c.in_plain == c.plain_result) return values_of<void>(grad);
+  return moved(Purpose::kResult, c.plain_result, grad, c.filters, c.blocked_result());
 }
 
 const void* address_of(const void* packed) { return packed; }
@@ -230,7 +217,7 @@ void write_result(const Convolution& whole, dnnl_prop_kind_t kind, const NDArray
   const auto weight = pack(plan->weight);
   const NDArray data = plain_copy(images);
   const Blocked shape = c.blocked_result();
-  const int bytes = bytes_of_value(output);
+  const int bytes = size_of_value(output);
   Result target(output, req);
   const bool moves = c.in_plain != c.plain_result;
   void* result = moves ? scratch(Purpose::kResult, shape.size() * bytes) : target.data();
@@ -253,7 +240,7 @@ void write_data_grad(const Convolution& whole, const NDArray& grad, Pack pack, O
   const Plan* plan = pass.plan.get();
   const auto weight = pack(plan->weight);
   const Blocked shape = c.blocked_data();
-  const int bytes = bytes_of_value(output);
+  const int bytes = size_of_value(output);
   Result target(output, req);
   const bool moves = c.in_plain != c.plain_data;
   void* result = moves ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
@@ -285,9 +272,9 @@ void weight_grad(const Convolution& whole, const NDArray& grad, const NDArray& d
   // and the last parts are empty; and for a row or column of the kernel that meets no image, which it does
   // not set to zero.
   const auto dtype = dtype_of(grad);
-  const bool unread = meets_only_padding(whole, 0) || meets_only_padding(whole, 1);
   Convolution wanted = readable(whole);
-  wanted.in_plain = dtype == dnnl_bf16 && (whole.width < whole.stride[1] || unread);
+  wanted.in_plain = dtype == dnnl_bf16 && (whole.width < whole.stride[1] ||
+                                           meets_only_padding(whole, 0) || meets_only_padding(whole, 1));
   const Pass pass = pass_of(wanted, dtype, dnnl_backward_weights);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
@@ -315,10 +302,6 @@ struct ForOneUse {
   const void* operator()(const dnnl_memory_desc_t& desc) const { return packed_for_one_use(weight, desc); }
 };
 
-dnnl_prop_kind_t forward_kind(const OpContext& context) {
-  return context.is_train ? dnnl_forward_training : dnnl_forward_inference;
-}
-
 // inputs: data, weight, bias
 void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
               const Requests& req, const Arrays& outputs) {
@@ -345,23 +328,28 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
 
 // ------------------------------------------------------------------------------------- inference
 
+// Infers the shapes of weight and bias, which has a value for each of `channels`, and of the result.
+bool unify_parameters(const NodeAttrs& attrs, const Convolution& c, int64_t channels,
+                      mxnet::TShape result, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  mxnet::TShape weight(4, 0), bias(1, channels);
+  weight[0] = c.filters;
+  weight[1] = c.channels / c.groups;
+  weight[2] = c.kernel[0];
+  weight[3] = c.kernel[1];
+  bool known = unify(attrs, {&in[1], &weight});
+  if (in.size() == 3) known = unify(attrs, {&in[2], &bias}) && known;
+  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
+  return unify(attrs, {&out.at(0), &result}) && known;
+}
+
 // The shapes of weight and bias, and of the result if the data's is known
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   Convolution c = parse(attrs);
   expect_inputs(attrs, c.bias ? 3 : 2, in.size());
   if (!mxnet::shape_is_known(in[0])) return false;
   set_data(attrs, in[0], &c);
-  mxnet::TShape weight(4, 0), bias(1, 0);
-  weight[0] = bias[0] = c.filters;
-  weight[1] = c.channels / c.groups;
-  weight[2] = c.kernel[0];
-  weight[3] = c.kernel[1];
-  bool known = unify(attrs, {&in[1], &weight});
-  if (c.bias) known = unify(attrs, {&in[2], &bias}) && known;
-  mxnet::TShape result =
-      blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);
-  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
-  return unify(attrs, {&out.at(0), &result}) && known;
+  const auto result = blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);
+  return unify_parameters(attrs, c, c.filters, result, in, out);
 }
 
 }  // namespace blocked_convolution

@@ -52,8 +52,6 @@ Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
   return c;
 }
 
-bool has_bias(const NodeAttrs& attrs) { return product_inputs(attrs) == 3; }
-
 float value_of(const Bfloat* p) { return widened(p->bits); }
 float value_of(const HalfValue* p) { return p->value; }
 void set_value(Bfloat* p, float value) { p->bits = rounded(value); }
@@ -116,7 +114,8 @@ void deconvolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
   const Convolution c = opposite(attrs, inputs[1].shape());
   const NDArray data = plain_copy(inputs[1]);
   const bool emulated = data.dtype() == mshadow::kFloat32;
-  if (has_bias(attrs)) write_gradient(bias_grad(inputs[0], c.channels), req[2], emulated, outputs[2]);
+  const bool bias = outputs.size() == 3 && req[2] != mxnet::kNullOp;
+  if (bias) write_gradient(bias_grad(inputs[0], c.channels), req[2], emulated, outputs[2]);
   blocked_convolution::weight_grad(c, data, inputs[0], req, outputs);
   blocked_convolution::write_result(c, dnnl_forward_training, inputs[0],
                                     blocked_convolution::ForOneUse{inputs[2]}, nullptr, req[0], outputs[0]);
@@ -127,16 +126,8 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   expect_inputs(attrs, product_inputs(attrs), in.size());
   if (!mxnet::shape_is_known(in[0])) return false;
   const Convolution c = opposite(attrs, in[0]);
-  mxnet::TShape weight(4, 0), bias(1, c.channels);
-  weight[0] = c.filters;
-  weight[1] = c.channels / c.groups;
-  weight[2] = c.kernel[0];
-  weight[3] = c.kernel[1];
-  bool known = unify(attrs, {&in[1], &weight});
-  if (has_bias(attrs)) known = unify(attrs, {&in[2], &bias}) && known;
-  mxnet::TShape result = blocked_shape(c.images, c.channels, c.height, c.width, c.data_lanes);
-  for (const auto* shape : {&weight, &result}) expect_addressable(attrs, *shape);
-  return unify(attrs, {&out.at(0), &result}) && known;
+  const auto result = blocked_shape(c.images, c.channels, c.height, c.width, c.data_lanes);
+  return blocked_convolution::unify_parameters(attrs, c, c.channels, result, in, out);
 }
 
 }  // namespace blocked_deconvolution

@@ -122,8 +122,6 @@ std::vector<Blocked> shapes_of_all(const Arrays& arrays) {
   return shapes;
 }
 
-int64_t size_of_value(const NDArray& array) { return mshadow::mshadow_sizeof(array.dtype()); }
-
 void concat(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
             const Arrays& outputs) {
   if (req[0] == mxnet::kNullOp) return;

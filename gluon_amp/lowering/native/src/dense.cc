@@ -64,8 +64,7 @@ void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   CHECK_NE(req[0], mxnet::kAddTo);
   Dense d = parse(attrs);
   set_data(attrs, inputs[0].shape(), &d);
-  const auto kind = context.is_train ? dnnl_forward_training : dnnl_forward_inference;
-  const auto plan = plan_of(d, dtype_of(inputs[0]), kind);
+  const auto plan = plan_of(d, dtype_of(inputs[0]), forward_kind(context));
   const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
   const Bias bias(inputs);

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "blocked.h"
-#include "blocking.h"
 #include "depthwise.h"
 #include "products.h"
 
@@ -38,7 +37,7 @@ int64_t size_of_result(const NodeAttrs& attrs, int64_t in, int64_t kernel, int64
   return left / stride + 1;
 }
 
-// What plain images are in the blocked layout
+// The shape of plain images in the blocked layout
 Blocked blocked_images(const NodeAttrs& attrs, const mxnet::TShape& images) {
   const int64_t lanes = integer_of(attrs, "lanes", 16);
   CHECK(lanes >= 0 && images[1] > 0) << attrs.op->name << ": no lanes or channels";
@@ -81,13 +80,9 @@ DepthwiseShape shape_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
 int64_t filters_of(const DepthwiseShape& s) { return s.channels / s.group_in * s.group_out; }
 
 // Reads the data in the blocked layout; the caller must keep the array.
-const void* read_data(const NodeAttrs& attrs, const NDArray& data, int bytes) {
-  const void* values = values_of<void>(data);
-  if (!flag_of(attrs, "plain_data")) return values;
-  const Blocked images = blocked_images(attrs, data.shape());
-  void* moved = scratch(Purpose::kImages, images.size() * bytes);
-  to_blocked(values, moved, data.shape()[1], images, bytes);
-  return moved;
+const void* read_data(const NodeAttrs& attrs, const NDArray& data) {
+  if (!flag_of(attrs, "plain_data")) return values_of<void>(data);
+  return moved(Purpose::kImages, true, data, data.shape()[1], blocked_images(attrs, data.shape()));
 }
 
 // inputs: data, weight, bias
@@ -100,7 +95,7 @@ void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   const WideParameter weight(inputs[1]), bias(inputs.back());  // without a bias, the weight twice
   with_elements(data.dtype(), [&](auto element) {
     using T = decltype(element);
-    const T* values = static_cast<const T*>(read_data(attrs, data, sizeof(T)));
+    const T* values = static_cast<const T*>(read_data(attrs, data));
     depthwise_forward(shape, values, weight.data(), product_inputs(attrs) == 3 ? bias.data() : nullptr,
                       result_of<T>(outputs[0]));
   });
@@ -118,7 +113,7 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
     using T = decltype(element);
     if (req[1] != mxnet::kNullOp || bias) {
       std::vector<float> weight_grad(outputs[1].shape().Size()), bias_grad(filters_of(shape));
-      const T* values = static_cast<const T*>(read_data(attrs, data, sizeof(T)));
+      const T* values = static_cast<const T*>(read_data(attrs, data));
       depthwise_weight_grad(shape, values, values_of<T>(grad), weight_grad.data(),
                             bias ? bias_grad.data() : nullptr);
       write_gradient(weight_grad, req[1], emulated, outputs[1]);

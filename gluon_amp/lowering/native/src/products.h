@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "blocked.h"
+#include "blocking.h"
 #include "kernels.h"
 #include "onednn.h"
 #include "packed_weights.h"
@@ -97,6 +98,20 @@ inline void round_floats(float* values, int64_t n) {
 
 inline void round_values(const NDArray& array) {
   if (array.dtype() == mshadow::kFloat32) round_floats(plain_data<float>(array), array.shape().Size());
+}
+
+// Copies images from the plain layout to the blocked one, or back, into memory that the next copy for the
+// same purpose reuses.
+inline const void* moved(Purpose purpose, bool from_plain, const NDArray& images, int64_t channels,
+                         const Blocked& shape) {
+  const int bytes = size_of_value(images);
+  void* copy = scratch(purpose, shape.size() * bytes);
+  (from_plain ? to_blocked : to_plain)(values_of<void>(images), copy, channels, shape, bytes);
+  return copy;
+}
+
+inline dnnl_prop_kind_t forward_kind(const OpContext& context) {
+  return context.is_train ? dnnl_forward_training : dnnl_forward_inference;
 }
 
 // Where a gradient of the data is computed: the array itself, or memory that is added to it afterwards.
