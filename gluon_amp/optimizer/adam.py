@@ -87,27 +87,32 @@ class Adam(MasterOptimizer):
             fusible = self._prefer_fused(slots) and slot.target.dtype == np.float32
             fusible = fusible and (self.decoupled or slot.wd == 0)
             (fused if fusible else single).append(slot)
-        for chunk in chunks(fused, ADAMW_LIMIT):
-            self._update_fused(chunk)
+        if fused:
+            self._update_fused(fused)
         for slot in single:
             if self.decoupled:
                 self._update_decoupled(slot)
             else:
                 self._update_one(slot, slot.wd)
 
-    def _update_fused(self, chunk):
+    def _update_fused(self, slots):
         update = nd.contrib.multi_adamw_update
-        if chunk[0].master is not None:
+        if slots[0].master is not None:
             update = nd.contrib.multi_mp_adamw_update
-        update(
-            *(list(column) for column in zip(*(slot.arrays for slot in chunk))),
-            lrs=[self._corrected(slot) for slot in chunk],
-            # The operator multiplies wd by eta, not by the learning rate.
-            wds=[ExactFloat(slot.lr * slot.wd) for slot in chunk],
-            etas=[1.0] * len(chunk),
-            out=[slot.weight for slot in chunk],
-            **self._attributes(),
-        )
+        attributes = self._attributes()
+        # The operator reads the factor from an array; of a number it would make one in each call.
+        rescale_grad = nd.full((1,), attributes.pop("rescale_grad"), ctx=slots[0].weight.context)
+        for chunk in chunks(slots, ADAMW_LIMIT):
+            update(
+                *(list(column) for column in zip(*(slot.arrays for slot in chunk))),
+                rescale_grad=rescale_grad,
+                lrs=[self._corrected(slot) for slot in chunk],
+                # The operator multiplies wd by eta, not by the learning rate.
+                wds=[ExactFloat(slot.lr * slot.wd) for slot in chunk],
+                etas=[1.0] * len(chunk),
+                out=[slot.weight for slot in chunk],
+                **attributes,
+            )
 
     def _update_decoupled(self, slot):
         nd.contrib.adamw_update(

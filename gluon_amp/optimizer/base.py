@@ -180,6 +180,10 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         """
         return False
 
+    def weight_writes(self, weight) -> int:
+        """Return how many operators of an update write this weight; others are a user's."""
+        return 1
+
     def _update_dense(self, slots):
         """Update all slots: one device, one weight dtype, dense gradients."""
         raise NotImplementedError
@@ -224,6 +228,41 @@ def dense(array):
 def interleaved(slots):
     """Return the array inputs of a multi-tensor operator: the first slot's, the second's, ..."""
     return [array for slot in slots for array in slot.arrays]
+
+
+# The most tensors of one multi-tensor operator for SGD. MXNet does not check the number.
+SGD_LIMIT = 60
+
+
+def add_multiples(arrays: List, others: List, factor: float, out: List) -> None:
+    """Set `out` to ``arrays + factor * others``, with one operator for 60 arrays of one dtype."""
+    for start in range(0, len(arrays), SGD_LIMIT):
+        chunk = list(zip(arrays, others, out))[start : start + SGD_LIMIT]
+        nd.multi_sgd_update(
+            *(array for one in chunk for array in one[:2]),
+            out=[result for _, _, result in chunk],
+            num_weights=len(chunk),
+            lrs=[ExactFloat(-factor)] * len(chunk),
+            wds=[0.0] * len(chunk),
+        )
+
+
+def set_weights(slots: List[Slot]) -> None:
+    """Set the weights to their rounded masters; on a GPU with one operator for 60 of them."""
+    slots = [slot for slot in slots if slot.master is not None]
+    if slots and on_cpu(slots[0].weight):
+        for slot in slots:
+            slot.set_weight()
+        return
+    for chunk in chunks(slots, SGD_LIMIT):
+        # An update with a learning rate of 0, where the gradient may be any finite array
+        nd.multi_mp_sgd_update(
+            *(array for slot in chunk for array in (slot.weight, slot.weight, slot.master)),
+            out=[slot.weight for slot in chunk],
+            num_weights=len(chunk),
+            lrs=[0.0] * len(chunk),
+            wds=[0.0] * len(chunk),
+        )
 
 
 def chunks(items: List, size: int) -> Iterator[List]:

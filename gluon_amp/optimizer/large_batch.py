@@ -2,8 +2,16 @@
 
 from gluon_amp.host import on_cpu
 from gluon_amp.mxnet_internals import internal_operators
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, dense, interleaved
-from gluon_amp.optimizer.sgd import SGD, SGD_LIMIT
+from gluon_amp.optimizer.base import (
+    SGD_LIMIT,
+    ExactFloat,
+    MasterOptimizer,
+    chunks,
+    dense,
+    interleaved,
+    set_weights,
+)
+from gluon_amp.optimizer.sgd import SGD
 
 from mxnet import nd
 
@@ -91,12 +99,15 @@ class LARS(SGD):
         return {"momentum": self.momentum * (self.cur_lr / self.last_lr if corrected else 1)}
 
     def _update_dense(self, slots):
-        for chunk in chunks(slots, SGD_LIMIT):
-            # `_layer_rates` sets the first rates, so the layers that have one come first
-            chunk = sorted(chunk, key=self._plain)
+        # `_layer_rates` sets the first rates, so the layers that have one come first
+        slots = sorted(slots, key=self._plain)
+        rates, decays = self._rates(slots)
+        for start in range(0, len(slots), SGD_LIMIT):
+            chunk = slots[start : start + SGD_LIMIT]
             self._operator("preloaded_multi_", chunk[0])(
                 *interleaved(chunk),
-                *self._rates(chunk),
+                rates[start : start + len(chunk)],
+                decays[start : start + len(chunk)],
                 out=[slot.weight for slot in chunk],
                 num_weights=len(chunk),
                 **self._attributes(**self._momentum_attribute()),
@@ -127,8 +138,8 @@ class LARS(SGD):
             grads = [grad.astype("float32", copy=False) for grad in grads]
         nd.multi_lars(
             lrs,
-            nd.multi_sum_sq(*targets, num_arrays=len(targets)),
-            nd.multi_sum_sq(*grads, num_arrays=len(grads)),
+            _square_sums(targets),
+            _square_sums(grads),
             wds,
             eta=ExactFloat(self.eta),
             eps=ExactFloat(self.eps),
@@ -140,6 +151,15 @@ class LARS(SGD):
     def _plain(slot):
         """Return whether a slot has the learning rate of the optimizer."""
         return slot.name.endswith(("bias", "gamma", "beta"))
+
+
+def _square_sums(arrays):
+    """Return the sums of squares of arrays in one vector."""
+    sums, start = nd.empty((len(arrays),), ctx=arrays[0].context), 0
+    for chunk in chunks(arrays, SGD_LIMIT):
+        nd.multi_sum_sq(*chunk, num_arrays=len(chunk), out=sums[start : start + len(chunk)])
+        start += len(chunk)
+    return sums
 
 
 class LAMB(MasterOptimizer):
@@ -211,5 +231,4 @@ class LAMB(MasterOptimizer):
                 bias_correction=self.bias_correction,
                 **self._attributes(**numbers),
             )
-            for slot in chunk:
-                slot.set_weight()
+        set_weights(slots)

@@ -6,13 +6,13 @@ next update would revert the write. So the weight decides: wherever the master d
 weight, `sync_master` sets the master to the weight. Elsewhere the master keeps its extra bits.
 """
 
-from typing import Any, Iterable, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import numpy as np
 
 from gluon_amp.array_kinds import of_kind
-from gluon_amp.host import host_view, on_cpu
 from gluon_amp.optimizer.base import MasterOptimizer, sync_master
+from gluon_amp.writes import version
 
 import mxnet as mx
 from mxnet import nd
@@ -128,45 +128,45 @@ def _structure(state) -> Any:
     return type(state)
 
 
+# An array and how often it was written; None if that is not known.
+_Seen = Tuple[nd.NDArray, Optional[int]]
+
+
 class WriteDetector:
     """Detects writes to weights between two updates, and syncs the masters of these weights.
 
-    On a CPU, rounding a master takes 2.6 ns per element, half as long as the whole update. So the
-    weight's bytes are fingerprinted after an update and before the next one, at 0.12 ns per
-    element. On a GPU `sync_master` is cheap and runs asynchronously, so it always runs. Updates
-    that sync masters themselves (`MasterOptimizer.syncs_master`) need no detector.
+    `sync_master` makes five operators for each weight, so it runs only where the engine counts more
+    writes than those of the last update (see `gluon_amp.writes`). Updates that sync masters
+    themselves (`MasterOptimizer.syncs_master`) need no detector.
     """
 
     def __init__(self):
-        self._fingerprints = {}
+        self._expected: Dict[Any, _Seen] = {}
 
-    def sync_written(self, entries: Iterable) -> None:
-        """Sync the masters of written weights; entries are (key, weight, master)."""
+    def sync_written(self, entries: Iterable) -> Dict[Any, _Seen]:
+        """Sync the masters of written weights; entries are (key, weight, master).
+
+        Return what `record` needs, right after an update.
+        """
+        seen = {}
         for key, weight, master in entries:
-            if not on_cpu(weight) or self._fingerprints.get(key) != fingerprint(weight):
+            array, expected = self._expected.get(key, (None, None))
+            now = version(weight)
+            if now is None or now != expected or weight is not array:
                 sync_master(weight, master)
+            seen[key] = weight, now
+        return seen
 
-    def record(self, entries: Iterable) -> None:
-        """Record weights right after an update, when their masters are in sync."""
-        for key, weight, _ in entries:
-            if on_cpu(weight):
-                self._fingerprints[key] = fingerprint(weight)
+    def record(self, seen: Dict[Any, _Seen], writes: Callable[[nd.NDArray], Optional[int]]) -> None:
+        """Record that an update has written each weight as often as `writes` returns for it.
+
+        The update may still run: its writes are not counted yet. None stands for an unknown number.
+        """
+        for key, (weight, before) in seen.items():
+            own = writes(weight)
+            known = before is not None and own is not None
+            self._expected[key] = weight, before + own if known else None
 
     def clear(self) -> None:
         """Forget all weights, because other masters were loaded."""
-        self._fingerprints.clear()
-
-
-# One odd random factor for each 64-bit word of a row, so a swap of two words changes the sum. The
-# sums of the rows stay in order. Only this process compares fingerprints, so any seed will do.
-_FACTORS = np.random.RandomState(2017).randint(2**63, size=4096, dtype=np.uint64) | np.uint64(1)
-
-
-def fingerprint(weight) -> bytes:
-    """Return a hash of an array's bytes; a change escapes it with a probability of 2**-64."""
-    raw = host_view(weight).view(np.uint8)
-    words = raw[: raw.size // 8 * 8].view(np.uint64)
-    whole = words.size // _FACTORS.size * _FACTORS.size
-    rows = words[:whole].reshape(-1, _FACTORS.size) @ _FACTORS
-    last_row = words[whole:] @ _FACTORS[: words.size - whole]
-    return rows.tobytes() + last_row.tobytes() + raw[words.size * 8 :].tobytes()
+        self._expected.clear()

@@ -1,12 +1,17 @@
 """Stochastic gradient descent: SGD, with and without momentum, and NAG."""
 
+from gluon_amp.host import on_cpu
 from gluon_amp.lowering.native import updates
-from gluon_amp.optimizer.base import MasterOptimizer, chunks, interleaved
+from gluon_amp.optimizer.base import (
+    SGD_LIMIT,
+    MasterOptimizer,
+    add_multiples,
+    chunks,
+    interleaved,
+    set_weights,
+)
 
 from mxnet import nd
-
-# The most tensors of one multi-tensor operator. MXNet does not check the number.
-SGD_LIMIT = 60
 
 
 class SGD(MasterOptimizer):
@@ -60,6 +65,9 @@ class SGD(MasterOptimizer):
     def syncs_master(self, weight) -> bool:
         return not self.nesterov and updates.supported([weight])
 
+    def weight_writes(self, weight) -> int:
+        return 1 if not self.nesterov or on_cpu(weight) else 2  # see `_update_all_nesterov`
+
     def _update_dense(self, slots):
         if all(self.syncs_master(slot.weight) for slot in slots):
             updates.sgd_update(
@@ -72,20 +80,35 @@ class SGD(MasterOptimizer):
                 clip_gradient=self.clip_gradient,
             )
             return
-        if self.nesterov or not self._prefer_fused(slots):
+        if not self._prefer_fused(slots):
             update = self._update_nesterov if self.nesterov else self._update_one
             for slot in slots:
                 update(slot)
             return
         for chunk in chunks(slots, SGD_LIMIT):
-            self._operator("multi_", chunk[0])(
-                *interleaved(chunk),
-                out=[slot.weight for slot in chunk],
-                num_weights=len(chunk),
-                lrs=[slot.lr for slot in chunk],
-                wds=[slot.wd for slot in chunk],
-                **self._attributes(**self._momentum_attribute()),
-            )
+            (self._update_all_nesterov if self.nesterov else self._update_all)(chunk)
+
+    def _update_all(self, slots):
+        self._operator("multi_", slots[0])(
+            *interleaved(slots),
+            out=[slot.weight for slot in slots],
+            num_weights=len(slots),
+            lrs=[slot.lr for slot in slots],
+            wds=[slot.wd for slot in slots],
+            **self._attributes(**self._momentum_attribute()),
+        )
+
+    def _update_all_nesterov(self, slots):
+        # MXNet has no multi-tensor operator for it: w + momentum * m - lr * g, where the update of
+        # plain momentum ends at w + m, is w + m + momentum * (m - previous m).
+        momenta = [slot.state[0] for slot in slots]
+        changes = [nd.empty(m.shape, ctx=m.context, dtype=m.dtype) for m in momenta]
+        add_multiples(momenta, momenta, 0.0, out=changes)
+        self._update_all(slots)
+        add_multiples(momenta, changes, -1.0, out=changes)
+        targets = [slot.target for slot in slots]
+        add_multiples(targets, changes, self.momentum, out=targets)
+        set_weights(slots)
 
     def _operator(self, prefix, slot):
         """Return an operator such as `nd.sgd_update` or `nd.multi_mp_sgd_mom_update`."""

@@ -10,13 +10,14 @@ arrays in one pass, at the speed of memory. Without the kernel numpy does, at ha
 import math
 from collections import defaultdict
 from contextlib import contextmanager
-from typing import Iterable, Iterator, List
+from itertools import chain
+from typing import Callable, Iterable, Iterator, List, Optional
 
 import numpy as np
 
 from gluon_amp.host import host_view, on_cpu
 from gluon_amp.lowering.native import updates
-from gluon_amp.optimizer.base import chunks
+from gluon_amp.optimizer.base import add_multiples, chunks
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -79,9 +80,9 @@ def all_finite(arrays: Iterable) -> bool:
     The arrays can be dense or row_sparse, float16, float32 or float64, on any devices.
     """
     flags = {}
-    for group in _grouped(arrays):
+    for _, group in _grouped(arrays):
         if on_cpu(group[0]):
-            if not _all_finite_in_host_memory(group):
+            if not finite_in_host_memory(group).all():
                 return False
             continue
         for chunk in chunks(group, FINITE_LIMIT):
@@ -95,35 +96,121 @@ def all_finite(arrays: Iterable) -> bool:
     return all(flag.asscalar() != 0 for flag in flags.values())
 
 
+def finite(arrays: Iterable) -> List[bool]:
+    """Return for each array whether all its elements are finite, with one host read per device."""
+    flags = _each(arrays, finite_in_host_memory, _device_finite, empty=1.0)
+    return [flag != 0 for flag in flags]
+
+
+def square_sums(arrays: Iterable) -> List[float]:
+    """Return the sum of squares of each array, with one host read per device; inf or NaN if one is.
+
+    Squares are summed in float32, which represents the square of any float16. Where squares of
+    float32 elements overflow or underflow, they are summed again in float64. On a GPU that is a
+    second read, so a sum stays 0 if what underflowed is below 2**-100 of the whole: a gradient that
+    is all zero would cost it in each step.
+    """
+    arrays = list(map(dense_part, arrays))
+    sums = _each(arrays, _host_square_sums, _device_square_sums, empty=0.0)
+    whole = sum(sums)
+
+    def exact(array, total: float) -> bool:
+        if on_cpu(array) or not array.size or _TINY < total < math.inf:
+            return True
+        # The square of the smallest float16 is 2**-48, and each square that is lost below 2**-149.
+        lost = 0.0 if np.dtype(array.dtype) == np.float16 else array.size * 2.0**-149
+        return total == 0 and lost <= whole * 2.0**-100
+
+    again = [index for index, total in enumerate(sums) if not exact(arrays[index], total)]
+    inexact = [arrays[index] for index in again]
+    precise = _each(inexact, None, _device_precise_sums, empty=0.0, dtype="float64")
+    for index, total in zip(again, precise):
+        sums[index] = total
+    return sums
+
+
 def global_norm(arrays: Iterable) -> float:
     """Return the Euclidean norm over all elements of all arrays; inf or NaN if one of them is.
 
-    Squares are summed in float32, which represents the square of any float16. If squares of float32
-    elements overflow or underflow, they are summed again in float64. If every element is multiplied
-    by a power of two, the result is multiplied by exactly this power (Law 2 with clipping).
+    If every element is multiplied by a power of two, the result is multiplied by exactly this power
+    (Law 2 with clipping): see `square_sums`.
     """
-    total = 0.0
-    for group in _grouped(arrays):
-        if on_cpu(group[0]):
-            total += sum(_host_sum_squares(host_view(array)) for array in group)
+    return math.sqrt(sum(square_sums(arrays)))
+
+
+def multiply(arrays: Iterable, power_of_two: float) -> None:
+    """Multiply arrays by a power of two, in place and exactly, apart from underflow.
+
+    Dense arrays take one operator for each device, dtype and 60 arrays.
+    """
+    dense = []
+    for array in arrays:
+        if array.stype == "default":
+            dense.append(array)
         else:
-            total += sum(_device_sum_squares(chunk) for chunk in chunks(group, SUM_SQUARES_LIMIT))
-    return math.sqrt(total)
+            array *= power_of_two
+    with autograd.pause():
+        for _, group in _grouped(dense):
+            longest = max(array.size for array in group)
+            zeros = nd.zeros((longest,), ctx=group[0].context, dtype=group[0].dtype)
+            nothing = [zeros[: array.size].reshape(array.shape) for array in group]
+            add_multiples(nothing, group, power_of_two, out=group)
 
 
 def _grouped(arrays):
-    """Return non-empty dense arrays, as those of `mx.nd`, in one list for each device and dtype."""
-    groups = defaultdict(list)
-    for array in map(dense_part, arrays):
+    """Yield non-empty dense arrays with their positions, those of a device and dtype together.
+
+    The arrays are those of `mx.nd`.
+    """
+    groups = defaultdict(lambda: ([], []))
+    for position, array in enumerate(map(dense_part, arrays)):
         if array.size:
-            groups[array.context, np.dtype(array.dtype)].append(array.as_nd_ndarray())
+            positions, group = groups[array.context, np.dtype(array.dtype)]
+            positions.append(position)
+            group.append(array.as_nd_ndarray())
     return groups.values()
 
 
-def _all_finite_in_host_memory(arrays: List) -> bool:
+def _each(
+    arrays: Iterable,
+    on_host: Optional[Callable],
+    on_device: Callable,
+    empty: float,
+    dtype: str = "float32",
+) -> List[float]:
+    """Return one number for each array; `empty` for those without elements.
+
+    `on_host` returns the numbers of a group of arrays. `on_device` writes them to an array of
+    `dtype` on the device, which is read once.
+    """
+    arrays = list(arrays)
+    numbers = [empty] * len(arrays)
+    pending = defaultdict(list)
+    for positions, group in _grouped(arrays):
+        if on_cpu(group[0]):
+            for position, number in zip(positions, on_host(group)):
+                numbers[position] = float(number)
+        else:
+            pending[group[0].context].append((positions, group))
+    results = []
+    for context, groups in pending.items():
+        places = list(chain.from_iterable(positions for positions, _ in groups))
+        out, start = nd.empty((len(places),), ctx=context, dtype=dtype), 0
+        for _, group in groups:
+            on_device(group, out[start : start + len(group)])
+            start += len(group)
+        results.append((places, out))
+    for places, out in results:
+        for position, number in zip(places, out.asnumpy().astype(np.float64)):
+            numbers[position] = float(number)
+    return numbers
+
+
+def finite_in_host_memory(arrays: List) -> np.ndarray:
+    """Return for each non-empty array in host memory whether all its elements are finite."""
     if updates.supported(arrays):
-        return bool(updates.finite(arrays).all())
-    return all(_host_finite(host_view(array)) for array in arrays)
+        return updates.finite(arrays)
+    return np.array([_host_finite(host_view(array)) for array in arrays])
 
 
 def _host_finite(values: np.ndarray) -> bool:
@@ -135,8 +222,17 @@ def _host_finite(values: np.ndarray) -> bool:
     return True
 
 
+def _device_finite(arrays, out) -> None:
+    for number, array in enumerate(arrays):
+        nd.multi_all_finite(array, num_arrays=1, out=out[number : number + 1])
+
+
 # Below this a float32 sum of squares may have lost small terms to underflow.
 _TINY = 1e-24
+
+
+def _host_square_sums(arrays: List) -> Iterator[float]:
+    return (_host_sum_squares(host_view(array)) for array in arrays)
 
 
 def _host_sum_squares(values: np.ndarray) -> float:
@@ -151,9 +247,13 @@ def _host_sum_squares(values: np.ndarray) -> float:
     return total
 
 
-def _device_sum_squares(arrays) -> float:
-    squares = nd.multi_sum_sq(*arrays, num_arrays=len(arrays)).asnumpy().astype(np.float64)
-    for index, square in enumerate(squares):
-        if not _TINY < square < math.inf:
-            squares[index] = nd.square(arrays[index].astype("float64")).sum().asscalar()
-    return float(squares.sum())
+def _device_square_sums(arrays, out) -> None:
+    start = 0
+    for chunk in chunks(arrays, SUM_SQUARES_LIMIT):
+        nd.multi_sum_sq(*chunk, num_arrays=len(chunk), out=out[start : start + len(chunk)])
+        start += len(chunk)
+
+
+def _device_precise_sums(arrays, out) -> None:
+    for number, array in enumerate(arrays):
+        out[number : number + 1] = nd.square(array.astype("float64")).sum()

@@ -10,7 +10,7 @@ import numpy as np
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import first_scale, guards, snapshot
-from gluon_amp.trainer.arrays import all_finite, flatten, head_gradients, restored
+from gluon_amp.trainer.arrays import all_finite, flatten, head_gradients, multiply, restored
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
@@ -299,9 +299,7 @@ class ScaledGradients(ContribAmpAttributes):
         if divisor > 1 and self.scaling:
             gradients = list(self.gradients())
             if any(np.dtype(grad.dtype) == np.float16 for grad in gradients):
-                with autograd.pause():
-                    for grad in gradients:
-                        grad *= 1 / divisor
+                multiply(gradients, 1 / divisor)
                 self._window = replace(self._window, predivided=divisor)
         self._allreduce_grads()
 
@@ -341,10 +339,6 @@ class ScaledGradients(ContribAmpAttributes):
             reduced = across_workers or (self._kvstore is not None and fresh)
             used.append((param.name, [grad for _, grad in pairs] if reduced else fresh))
         return used
-
-    def _distinct(self, grads: list) -> list:
-        """Return gradients without their copies: after a reduction all devices hold the same."""
-        return grads[:1] if self._reduces() else grads
 
     # ------------------------------------------------------------------ kvstore
 

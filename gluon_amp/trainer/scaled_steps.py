@@ -1,6 +1,7 @@
 """Scaled steps: overflow check, clipping, and an update or a skip."""
 
 import logging
+import math
 from dataclasses import replace
 from itertools import chain
 from typing import Callable, Dict, Iterator, Optional, Tuple
@@ -13,11 +14,12 @@ from gluon_amp.host import wait_until_unused
 from gluon_amp.messages import some
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.trainer import first_scale, guards, snapshot, state_files, states
-from gluon_amp.trainer.arrays import all_finite, global_norm
+from gluon_amp.trainer.arrays import all_finite, finite, square_sums
 from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import ScaledGradients
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
+from gluon_amp.writes import version
 
 from mxnet import nd
 
@@ -80,11 +82,16 @@ class ScaledSteps(ScaledGradients):
         if not window.reduced:
             self._reduce_predivided()
             self.mark_gradients(reduced=True)
-        grads = [grad for _, arrays in self._used_grads() for grad in self._distinct(arrays)]
         divisor = 1.0 if window.unscaled else self.used_scale()
-        norm = global_norm(grads) * (abs(self.rescale) / batch_size) / divisor
+        grads = [grad for _, arrays in self._used_grads() for grad in arrays]
+        sums = square_sums(grads)
+        # After a reduction all devices hold the same gradients, of which one copy counts.
+        copies = [self._reduces() and grad.context != self.contexts[0] for grad in grads]
+        norm = math.sqrt(sum(one for one, copy in zip(sums, copies) if not copy))
+        norm *= (abs(self.rescale) / batch_size) / divisor
         clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
-        self.mark_gradients(clip_factor=clip_factor, grad_norm=norm)
+        finite = {id(grad): version(grad) for grad in grads} if np.isfinite(sums).all() else {}
+        self.mark_gradients(clip_factor=clip_factor, grad_norm=norm, finite=finite)
         return norm
 
     # ------------------------------------------------------------------ the step
@@ -155,13 +162,15 @@ class ScaledSteps(ScaledGradients):
         checked = self._used_grads() if self.scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
         overflow = ()
-        if all_finite(grads):
+        if window.still_finite(grads) or all_finite(grads):
             self._apply(batch_size, carried, ignore_stale_grad)
             if grads:
                 self._loss_scale.update_once(True)
                 self.skips = replace(self.skips, in_vain=0)
         else:
-            overflow = tuple(name for name, arrays in checked if not all_finite(arrays))
+            flags = iter(finite(grads))
+            finite_by_name = [(name, [next(flags) for _ in arrays]) for name, arrays in checked]
+            overflow = tuple(name for name, flags in finite_by_name if not all(flags))
             at_floor = self._loss_scale.at_floor
             searching = self._loss_scale.searching
             fitting = self._fitting(scale) if searching else None
@@ -190,10 +199,11 @@ class ScaledSteps(ScaledGradients):
         # The division by a power of two comes last, so the digits are the same for every scale.
         factor = self.rescale / batch_size * window.clip_factor / divisor
         self._check_and_rescale_grad(ExactFloat(factor))
-        self._writes.sync_written(self._masters_to_sync())
         mark_fresh(window.fresh.values())  # gluon.Trainer reads the marks
+        updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
+        seen = self._writes.sync_written(updated)
         self._update(ignore_stale_grad)
-        self._writes.record(self._masters_to_sync())
+        self._writes.record(seen, getattr(self._optimizer, "weight_writes", lambda weight: None))
 
     def _skip(self) -> None:
         own = self._window.passes
@@ -221,7 +231,7 @@ class ScaledSteps(ScaledGradients):
                 for grad in grads:
                     grad[:] = 0 if candidate <= own else np.inf
             self._reduce()
-            return all_finite(self._distinct(exchanged[0]))
+            return all_finite(exchanged[0])
 
         return first_scale.largest_power(self._loss_scale.min_scale, scale, fits_everywhere)
 
@@ -250,10 +260,10 @@ class ScaledSteps(ScaledGradients):
 
         And whether a lower loss scale may help.
         """
-        values = {p.name: p.list_data()[:1] for p in self.parameters if p._data is not None}
-        if not all_finite(chain.from_iterable(values.values())):  # one read for all of them
-            name = next(name for name, value in values.items() if not all_finite(value))
-            return f"the parameter {name} is not finite itself, so load a finite one", False
+        values = {p.name: p.list_data()[0] for p in self.parameters if p._data is not None}
+        infinite = [name for name, fits in zip(values, finite(values.values())) if not fits]
+        if infinite:
+            return f"the parameter {infinite[0]} is not finite itself, so load a finite one", False
         # The loss alone is not enough: a ReLU turns NaN into 0.
         snapshots = chain.from_iterable(window.passes)
         after = [one.after for one in snapshots if one.after is not None]

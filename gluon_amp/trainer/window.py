@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Iterable, List, Mapping, Optional, Tuple
 
 from gluon_amp.trainer import snapshot
+from gluon_amp.writes import version
 
 from mxnet.ndarray import NDArray
 
@@ -40,6 +41,8 @@ class Window:
         The factor of the gradients in the update.
     grad_norm : float or None
         The result of `clip_global_norm`.
+    finite : dict of int to int or None
+        The versions of gradients, by their `id`, that `clip_global_norm` found to be finite.
     """
 
     shared_backwards: int = 0
@@ -53,6 +56,7 @@ class Window:
     unscaled: bool = False
     clip_factor: float = 1.0
     grad_norm: Optional[float] = None
+    finite: Mapping[int, Optional[int]] = field(default_factory=dict)
 
     def with_pass(self, written: snapshot.Pass) -> "Window":
         """Return the window with one more pass."""
@@ -73,7 +77,13 @@ class Window:
             unscaled=False,
             clip_factor=1.0,
             grad_norm=None,
+            finite={},
         )
+
+    def still_finite(self, gradients: Iterable[NDArray]) -> bool:
+        """Return whether gradients are known to be finite, without a look at their elements."""
+        versions = [(version(grad), self.finite.get(id(grad))) for grad in gradients]
+        return bool(versions) and all(now is not None and now == then for now, then in versions)
 
     def is_fresh(self, weight: NDArray) -> bool:
         """Return whether a backward pass has written the weight's gradient since the last step."""

@@ -9,7 +9,6 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.host import host_copy, host_view
-from gluon_amp.optimizer import masters
 from tests import kinds
 
 import mxnet as mx
@@ -462,7 +461,6 @@ def save_checkpoint(net, path):
 READERS = {
     "host_copy": lambda net, path: host_copy(net.weight.data()),
     "host_view": lambda net, path: host_view(net.weight.data()),
-    "fingerprint": lambda net, path: masters.fingerprint(net.weight.data()),
     "save_checkpoint": save_checkpoint,
     "pickle": lambda net, path: pickle.dumps(net),
     "cast": lambda net, path: amp.cast(net, "bfloat16"),

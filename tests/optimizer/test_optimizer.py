@@ -6,8 +6,8 @@ import pytest
 from gluon_amp import optimizer
 from gluon_amp.optimizer import ExactFloat
 from gluon_amp.optimizer.adam import ADAMW_LIMIT
+from gluon_amp.optimizer.base import SGD_LIMIT
 from gluon_amp.optimizer.large_batch import LAMB_LIMIT
-from gluon_amp.optimizer.sgd import SGD_LIMIT
 from tests.optimizer.reference import (
     SHAPES,
     WAYS,

@@ -11,6 +11,7 @@ from typing import Iterable, List, Optional, Sequence
 
 import numpy as np
 
+from gluon_amp.host import on_cpu
 from gluon_amp.lowering import native
 from gluon_amp.mxnet_internals import imperative_invoke
 from gluon_amp.policy import registry
@@ -28,9 +29,7 @@ def supported(arrays: Iterable[NDArray]) -> bool:
     """
     return (
         all(
-            array.context.device_type.startswith("cpu")
-            and array.stype == "default"
-            and np.dtype(array.dtype) in _DTYPES
+            on_cpu(array) and array.stype == "default" and np.dtype(array.dtype) in _DTYPES
             for array in arrays
         )
         and native.available()
