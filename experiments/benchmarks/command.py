@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Optional, Sequence
 
-from experiments.benchmarks import family_run, measure, profile, report
+from experiments.benchmarks import family_run, launches, measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 from experiments.standalone import command_line, hardware, waiting
 
@@ -24,9 +24,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--suite",
-        choices=(*SUITES, "families", "all"),
+        choices=(*SUITES, "families", "launches", "all"),
         default="step",
-        help="default: %(default)s; 'all' is all but families, which takes 25 minutes",
+        help="default: %(default)s; launches counts and times nothing; 'all' is all but these two, "
+        "of which families takes 25 minutes",
     )
     add(
         "--networks",
@@ -35,7 +36,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         type=command_line.several(str, "names"),
         metavar="NAME",
-        help="networks of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all)",
+        help="networks of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families and "
+        "launches, all of theirs)",
     )
     add(
         "--batch-size",
@@ -124,6 +126,9 @@ def run(options: argparse.Namespace, command: str) -> None:
         os.environ.setdefault(waiting.VARIABLE, options.wait_policy)
     if options.suite == "families" and not options.profile:
         family_run.run(options, command, print_progress)
+        return
+    if options.suite == "launches" and not options.profile:
+        launches.run(options, command, print_progress)
         return
     options.networks = options.networks or [REFERENCE["network"]]
     options.batch_size = options.batch_size or REFERENCE["batch"]

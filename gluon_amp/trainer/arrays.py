@@ -90,9 +90,10 @@ def all_finite(arrays: Iterable) -> bool:
             first = context not in flags
             if first:
                 flags[context] = nd.empty((1,), ctx=context)
-            nd.multi_all_finite(
-                *chunk, num_arrays=len(chunk), init_output=first, out=flags[context]
-            )
+            with autograd.pause():  # users may call backward() while recording
+                nd.multi_all_finite(
+                    *chunk, num_arrays=len(chunk), init_output=first, out=flags[context]
+                )
     return all(flag.asscalar() != 0 for flag in flags.values())
 
 
@@ -197,7 +198,8 @@ def _each(
         places = list(chain.from_iterable(positions for positions, _ in groups))
         out, start = nd.empty((len(places),), ctx=context, dtype=dtype), 0
         for _, group in groups:
-            on_device(group, out[start : start + len(group)])
+            with autograd.pause():
+                on_device(group, out[start : start + len(group)])
             start += len(group)
         results.append((places, out))
     for places, out in results:

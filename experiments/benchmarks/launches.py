@@ -1,0 +1,177 @@
+"""Runs the launches suite: counts operators and reads of training steps, and writes their page."""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from experiments import ROOT
+from experiments.benchmarks import report
+from experiments.benchmarks.launch_count import (
+    ENVIRONMENT,
+    NETWORKS,
+    OPTIONS,
+    SYSTEMS,
+    Counting,
+)
+from experiments.standalone import command_line
+
+# The goal: operators of a step beyond those of gluon.Trainer, and reads of each device.
+MOST_MORE, MOST_READS = 10, 1
+BASE, OWN = "gluon.Trainer, float16", "gluon_amp, float16"
+WITHOUT_A_PEER = {"adamw"}  # MXNet 1.9.1 has operators for it, and no optimizer
+
+TITLE = "Operators and reads of a training step"
+TEXT = """A GPU launches a kernel or more for each operator, and idles while the host waits for a
+result and then prepares the next launches. Here a CPU runs the operators that a GPU would run in
+place of gluon_amp's C++ kernels, and MXNet's profiler counts them. A cell is `operators / reads` of
+one training step: the operators of loss scaling, reduction, check, clipping and update, without
+those of the forward and the backward pass, and the calls that wait for a device. The last column
+is gluon_amp's operators less those of `gluon.Trainer(multi_precision=True)`, for the same network
+with float16 parameters. The goal is at most {more} more, {reads} read for each device, and after
+the read nothing but the update. contrib.amp runs in bfloat16, as a CPU has no float16 convolutions;
+what its trainer does is the same."""
+BEFORE = """The same before masters followed the engine's counters of writes, norms and checks came
+in one vector, and NAG, LAMB, LARS and AdamW made few operators."""
+NO_GPU = """Nothing here was measured on a GPU. The time of a launch and of a read has to be."""
+
+
+def cases(networks: List[str]) -> List[Counting]:
+    """Return all cases: every network and system, and every optimizer on the first network."""
+    every = [
+        Counting(network, system, devices=devices, clip=clip)
+        for network in networks
+        for devices in (1, 2)
+        for clip in (False, True)
+        for system in SYSTEMS
+    ]
+    optimizers = [
+        Counting(networks[0], system, optimizer)
+        for optimizer in OPTIONS
+        for system in (BASE, OWN)
+        if optimizer != "sgd" and not (system == BASE and optimizer in WITHOUT_A_PEER)
+    ]
+    return every + optimizers
+
+
+def run(options: argparse.Namespace, command: str, progress: Callable[[str], None]) -> None:
+    """Count the networks of the command line, print the tables, write the files."""
+    networks = options.networks or list(NETWORKS)
+    unknown = [name for name in networks if name not in NETWORKS]
+    if unknown:
+        known = ", ".join(f"'{name}'" for name in NETWORKS)
+        raise command_line.UsageError(
+            f"--suite launches does not know the network {unknown[0]}: choose from {known}."
+        )
+    rows = []
+    planned = cases(networks)
+    for number, case in enumerate(planned, 1):
+        progress(f"{number} of {len(planned)}: {case.network}, {case.system}")
+        rows.append({**dataclasses.asdict(case), **count(case)})
+    result = {"machine": report.machine(options.threads), "command": command, "rows": rows}
+    before = read_before(options.output)
+    print(f"\n{tables(rows)}")
+    if options.output:
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(result, indent=1) + "\n"
+            (options.output / "launches.json").write_text(text)
+            (options.output / "launches.md").write_text(page(result, before))
+        except OSError as error:
+            raise command_line.UsageError(
+                f"--output {options.output} cannot be written: {error.strerror}."
+            ) from None
+
+
+def count(case: Counting) -> Dict[str, Any]:
+    """Return the `Counts` of a case as a dict, or why it cannot run."""
+    argument = json.dumps(dataclasses.asdict(case))
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.benchmarks.launch_count", argument],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return {"failed": lines[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read_before(folder: Optional[Path]) -> Optional[Dict[str, Any]]:
+    """Return an earlier result, ``launches_before.json``, if the folder has one."""
+    path = folder / "launches_before.json" if folder else None
+    return json.loads(path.read_text()) if path and path.exists() else None
+
+
+def verdict(own: Dict[str, Any], base: Optional[Dict[str, Any]]) -> str:
+    """Return by how many operators a row is above its base, and what it misses of the goal."""
+    more = own["trainer"] - base["trainer"] if base and "failed" not in base else None
+    missed = []
+    if more is not None and more > MOST_MORE:
+        missed.append("operators")
+    if own["reads"] > MOST_READS * own["devices"]:
+        missed.append("reads")
+    if own["after"]:
+        missed.append(f"{', '.join(own['after'])} after the read")
+    text = "" if more is None else f"{more:+.0f}".replace("-", "−")
+    return text + (f" (missed: {'; '.join(missed)})" if missed else "")
+
+
+def tables(rows: List[Dict[str, Any]]) -> str:
+    """Return the table of networks, and that of optimizers."""
+    usual = [row for row in rows if row["optimizer"] == "sgd"]
+    networks = _table(["network", "devices", "clipped"], usual)
+    first = rows[0]["network"]
+    alone = [row for row in rows if row["network"] == first and row["devices"] == 1]
+    optimizers = _table(["optimizer"], [row for row in alone if not row["clip"]], (BASE, OWN))
+    return f"{networks}\n\nOn {first} and one device, each optimizer:\n\n{optimizers}"
+
+
+def _table(keys: List[str], rows: List[Dict[str, Any]], systems=tuple(SYSTEMS)) -> str:
+    names = {"clipped": "clip"}
+    grouped: Dict[tuple, Dict[str, Dict[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row[names.get(name, name)] for name in keys)
+        grouped.setdefault(key, {})[row["system"]] = row
+    lines = [
+        f"| {' | '.join([*keys, *systems, 'more'])} |",
+        f"| {' | '.join([':--'] * len(keys) + ['--:'] * (len(systems) + 1))} |",
+    ]
+    for key, found in grouped.items():
+        shown = [
+            {True: "yes", False: "no"}.get(part, str(part)) if isinstance(part, bool) else part
+            for part in key
+        ]
+        cells = [_cell(found.get(system)) for system in systems]
+        own = found.get(OWN)
+        last = verdict(own, found.get(BASE)) if own and "failed" not in own else ""
+        lines.append(f"| {' | '.join(map(str, [*shown, *cells, last]))} |")
+    return "\n".join(lines)
+
+
+def _cell(row: Optional[Dict[str, Any]]) -> str:
+    if row is None:
+        return "none"
+    if "failed" in row:
+        return "fails"
+    return f"{row['trainer']:.0f} / {row['reads']:.0f}"
+
+
+def page(result: Dict[str, Any], before: Optional[Dict[str, Any]]) -> str:
+    """Return the page of a result, and of an earlier one."""
+    text = TEXT.format(more=MOST_MORE, reads=MOST_READS)
+    parts = [f"# {TITLE}", f"{NO_GPU}\n{text}", tables(result["rows"])]
+    if before:
+        parts += ["## Before", BEFORE, tables(before["rows"])]
+    about = result["machine"]
+    parts.append(
+        f"Counted on {about['date']} with `{result['command']}`, each case in a process of its "
+        f"own, on {about['processor']}, MXNet {about['mxnet']}, Python {about['python']}, "
+        f"gluon_amp {about['gluon_amp']}."
+    )
+    return "\n\n".join(parts) + "\n"
