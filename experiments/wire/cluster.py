@@ -174,10 +174,7 @@ def _main(task: Dict[str, Any]) -> int:
         env["DMLC_WORKER_ID"] = name[len(role) :]
         inside = ["nsenter", f"--net=/run/netns/{name}", *command]
         processes.append(subprocess.Popen(inside, env=env, stdout=subprocess.DEVNULL))
-    working = [process for process, role in zip(processes, roles) if role == "worker"]
-    while None in (ended := [process.poll() for process in working]) and not any(ended):
-        time.sleep(0.1)
-    status = max(ended, key=bool)
+    status = _wait(processes, [role == "worker" for role in roles])
     if status == 0:
         counted = {
             role: [_traffic(name) for name, of in zip(names, roles) if of == role]
@@ -187,7 +184,17 @@ def _main(task: Dict[str, Any]) -> int:
     for process in processes:
         process.kill()
         process.wait()
-    return status
+    return abs(status)
+
+
+def _wait(processes: Sequence[subprocess.Popen], working: Sequence[bool]) -> int:
+    """Wait for the workers, or for the first process that fails; return its status, or 0."""
+    while True:
+        statuses = [process.poll() for process in processes]
+        failed = [status for status in statuses if status]
+        if failed or None not in [status for status, works in zip(statuses, working) if works]:
+            return failed[0] if failed else 0
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

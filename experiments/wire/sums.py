@@ -1,4 +1,4 @@
-"""Sums over workers in 16 bits: the orders in which a server, a ring and a tree add, and the error.
+"""Sums over workers in 16 bits: how a server, a ring and a tree add, and the error.
 
 Each addition is exact in float32 or rounded once there, and then rounded to the dtype of the wire.
 That equals one rounding, as float32 has more than twice the significand of both 16-bit dtypes
@@ -33,7 +33,7 @@ def _add(one: np.ndarray, other: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def sequential(parts: Arrays, dtype: str) -> np.ndarray:
-    """Return the sum in the order of the parts, as MXNet's parameter server adds them."""
+    """Return the sum in the order of the parts, each partial sum rounded."""
     total = parts[0]
     for part in parts[1:]:
         total = _add(total, part, dtype)
@@ -64,15 +64,18 @@ def tree(parts: Arrays, dtype: str) -> np.ndarray:
 
 
 def wide(parts: Arrays, dtype: str) -> np.ndarray:
-    """Return the sequential sum in float32, rounded once: a server with wide sums."""
+    """Return the sum in float32, rounded once, as MXNet's parameter server adds float16 arrays.
+
+    `experiments.wire.probe` shows that it does.
+    """
     return rounded(sequential(parts, "float32"), dtype)
 
 
 ORDERS: Dict[str, Callable[[Arrays, str], np.ndarray]] = {
-    "server": sequential,
+    "server, float32 sums": wide,
+    "one after another": sequential,
     "ring": ring,
     "tree": tree,
-    "server in float32": wide,
 }
 
 
