@@ -6,6 +6,7 @@ link can be limited to a bandwidth in each direction, by the token bucket of `tc
 needed where users may create namespaces.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -109,10 +110,8 @@ def run(
 
 
 def _kill_group(number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(number, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 # -------------------------------------------------------- what runs inside the first namespace

@@ -103,7 +103,9 @@ def added(network: str, policy: str, sizes=ADDED, wires=("",)) -> Iterator[Dict[
             for order in ORDERS:
                 for predivided in (False, True) if dtype == "float16" else (False,):
                     total = exchanged(parts, dtype, order, predivided)
-                    few = [part[:workers] for part in parts]  # an element of each of a ring's chunks
+                    few = [
+                        part[:workers] for part in parts
+                    ]  # an element of each of a ring's chunks
                     yield {
                         "network": network,
                         "policy": policy,

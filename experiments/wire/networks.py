@@ -55,9 +55,7 @@ def trained(network: Network, policy: str, kvstore: Any) -> Training:
     return Training(net, Trainer(net.collect_params(), "sgd", settings, kvstore=kvstore))
 
 
-def batches(
-    network: Network, seed: int, count: int
-) -> Iterator[Tuple[nd.NDArray, nd.NDArray]]:
+def batches(network: Network, seed: int, count: int) -> Iterator[Tuple[nd.NDArray, nd.NDArray]]:
     """Yield images and labels of `count` batches, in epochs of the digits."""
     source = open_digits(seed, size=network.size)
     epochs = TrainingBatches(source.train, network.batch, seed, num_workers=0)

@@ -81,7 +81,9 @@ class Exchange:
         if self.kind == "ring":
             hops = 2 * (workers - 1)
             return hops / workers * 8 * message / bandwidth + hops * latency
-        slower = max(self.bytes_per_worker(workers, message), self.bytes_per_server(workers, message))
+        slower = max(
+            self.bytes_per_worker(workers, message), self.bytes_per_server(workers, message)
+        )
         return 2 * (8 * slower / bandwidth + latency)
 
 
