@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict
 
 from experiments.results.figure import COLOURS, new_figure
-from experiments.wire.page import CLUSTERS, EXCHANGES, of_figure
-from experiments.wire.scaling import WIRE_BYTES, WORKERS, step, title
+from experiments.wire.page import CLUSTERS, EXCHANGES, STEP_SECONDS, of_figure
+from experiments.wire.scaling import WIRE_BYTES, WORKERS, Cluster, step, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,22 +19,35 @@ def draw(results: Dict[str, Any], path: Path) -> None:
 
     If matplotlib is not installed, that is a `UsageError`.
     """
-    figure = new_figure(13, 4.2)
-    panels = figure.subplots(1, 1 + len(CLUSTERS))
-    _draw_errors(panels[0], results)
-    for axes, (name, cluster) in zip(panels[1:], CLUSTERS.items()):
-        for number, exchange in enumerate(EXCHANGES):
-            for dtype in WIRE_BYTES:
-                shares = [100 * step(cluster, exchange, dtype, n).share for n in WORKERS]
-                label = f"{title(exchange)}, {dtype}"
-                axes.plot(WORKERS, shares, LINES[dtype], color=COLOURS[number + 1], label=label)
-        axes.axhline(50, color="0.6", linewidth=0.8)
-        axes.set(xscale="log", xlabel="Workers", ylim=(0, 100))
-        axes.set_title(name, fontsize=9)
-        axes.set_ylabel("Exchange (% of the step)")
-        axes.grid(alpha=0.3)
-    panels[1].legend(fontsize=6.5)
+    figure = new_figure(12, 7)
+    errors, *shares, legends = figure.subplots(2, 3).flat
+    _draw_errors(errors, results)
+    for axes, (name, cluster) in zip(shares, CLUSTERS.items()):
+        _draw_shares(axes, cluster, name)
+    # The last place has the legends, which are the same for all panels of one kind.
+    legends.axis("off")
+    style = {"fontsize": 8.5, "bbox_transform": legends.transAxes, "frameon": False}
+    for axes, about, corner in (
+        (errors, "Errors: wire, and how it is added", "upper left"),
+        (shares[0], f"Shares, with a computation of {STEP_SECONDS:g} s (assumed)", "lower left"),
+    ):
+        handles, labels = axes.get_legend_handles_labels()
+        legend = legends.legend(handles, labels, title=about, loc=corner, **style)
+        legends.add_artist(legend)
     figure.savefig(path, dpi=110)
+
+
+def _draw_shares(axes: "Axes", cluster: Cluster, name: str) -> None:
+    for number, exchange in enumerate(EXCHANGES):
+        for dtype in WIRE_BYTES:
+            shares = [100 * step(cluster, exchange, dtype, n).share for n in WORKERS]
+            label = f"{title(exchange)}, {dtype}"
+            axes.plot(WORKERS, shares, LINES[dtype], color=COLOURS[number + 1], label=label)
+    axes.axhline(50, color="0.6", linewidth=0.8)
+    axes.set(xscale="log", xlabel="Workers", ylim=(0, 100))
+    axes.set_title(name, fontsize=10)
+    axes.set_ylabel("Exchange (% of the step)")
+    axes.grid(alpha=0.3)
 
 
 def _draw_errors(axes: "Axes", results: Dict[str, Any]) -> None:
@@ -49,6 +62,5 @@ def _draw_errors(axes: "Axes", results: Dict[str, Any]) -> None:
         axes.plot(workers, norms, marker=marker, markersize=4, label=f"{wire}, {order}", **style)
     axes.set(xscale="log", yscale="log", xlabel="Workers")
     axes.set_ylabel("‖sum − exact‖ / ‖exact‖")
-    axes.set_title("Errors of the sum of ResNet-18's gradients", fontsize=9)
+    axes.set_title("Errors of the sum of ResNet-18's gradients", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6.5)

@@ -16,8 +16,8 @@ S-th part of the parameters for all N workers (Li et al. 2014). The slower end o
 and pushes end before pulls begin. A fraction V of the computation may hide the exchange (its
 backward pass, where layers are sent as soon as they are ready): the step takes C + max(0, T - V C).
 
-The formula has no congestion, no stragglers, no headers and no time for additions. A server may
-need only half of its T, as links carry pulls of some parameters beside pushes of others.
+The formula has no congestion, no stragglers, no headers and no time for additions. With
+servers T may be half of that, as links carry pulls of some parameters beside pushes of others.
 """
 
 import argparse

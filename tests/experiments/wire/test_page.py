@@ -36,7 +36,7 @@ def test_counted_bytes_are_the_formulas(results):
     for row in results["traffic"]:
         expected = Exchange("server", row["servers"]).bytes_per_worker(row["workers"], row["bytes"])
         for field in ("sent", "received"):
-            assert row[field] == pytest.approx(expected, rel=0.05)
+            assert expected < row[field] < 1.1 * expected  # headers
         total = sum(row["server_received"])
         assert total == pytest.approx(row["workers"] * row["sent"], rel=0.05)
 
