@@ -24,16 +24,11 @@ def draw(results: Dict[str, Any], path: Path) -> None:
     _draw_errors(errors, results)
     for axes, (name, cluster) in zip(shares, CLUSTERS.items()):
         _draw_shares(axes, cluster, name)
-    # The last place has the legends, which are the same for all panels of one kind.
+    # The last place has the legend of all panels of shares.
+    about = f"with a computation of {STEP_SECONDS:g} s (assumed)"
     legends.axis("off")
-    style = {"fontsize": 8.5, "bbox_transform": legends.transAxes, "frameon": False}
-    for axes, about, corner in (
-        (errors, "Errors: wire, and how it is added", "upper left"),
-        (shares[0], f"Shares, with a computation of {STEP_SECONDS:g} s (assumed)", "lower left"),
-    ):
-        handles, labels = axes.get_legend_handles_labels()
-        legend = legends.legend(handles, labels, title=about, loc=corner, **style)
-        legends.add_artist(legend)
+    handles, labels = shares[0].get_legend_handles_labels()
+    legends.legend(handles, labels, title=about, loc="center", fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)
 
 
@@ -60,7 +55,8 @@ def _draw_errors(axes: "Axes", results: Dict[str, Any]) -> None:
         workers, norms = [row["workers"] for row in line], [row["norm"] for row in line]
         marker = MARKERS[orders.index(order)]
         axes.plot(workers, norms, marker=marker, markersize=4, label=f"{wire}, {order}", **style)
-    axes.set(xscale="log", yscale="log", xlabel="Workers")
+    axes.set(xscale="log", yscale="log", xlabel="Workers", ylim=(1e-4, 2))
     axes.set_ylabel("‖sum − exact‖ / ‖exact‖")
     axes.set_title("Errors of the sum of ResNet-18's gradients", fontsize=10)
     axes.grid(alpha=0.3)
+    axes.legend(fontsize=6.5, loc="upper left")
