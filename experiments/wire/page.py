@@ -20,7 +20,8 @@ BYTES = """\
 With `dist_sync`, every worker pushes each gradient to a server and pulls the sum, so a step
 sends and receives the gradients' bytes once. Each process ran in a network namespace of its
 own, whose link counts bytes with the headers of TCP and IP. What exceeds the formula is these
-headers and those of the messages. The table has the difference of two runs of different length,
+headers, acknowledgements and the heads of messages; a link with a limit has smaller packets, and
+so more headers. The table has the difference of two runs of different length,
 divided by the steps between them, so it is free of the start. Servers share arrays by their
 numbers; only those of more than a million elements are divided among all servers."""
 POLICIES = """\
