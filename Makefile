@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,pretrained,results,docs,test,notebooks,tensorboard
 
-.PHONY: help setup train test lint format zoo benchmark input results ablation floor photographs \
+.PHONY: help setup train test lint format zoo benchmark input results ablation floor photographs wire \
   clients notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
@@ -65,6 +65,11 @@ floor: setup ## compare float32 with itself disturbed and with each dtype, into 
 photographs: export OMP_NUM_THREADS = 1
 photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
 	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
+
+# It needs Linux's network namespaces; `python -m experiments.wire.scaling` alone does not.
+wire: export OMP_NUM_THREADS = 1
+wire: setup ## count what distributed steps exchange, and simulate 1,024 workers, into results (20 minutes)
+	$(BIN)/python -m experiments.wire $(ARGS)
 
 clients: setup ## train clients of MXNet in four dtypes, each in a venv of its own (35 minutes)
 	$(BIN)/python -m experiments.clients $(ARGS)

@@ -1,0 +1,1 @@
+"""What distributed training exchanges: bytes per step, sums in 16 bits, and scaling by formula."""
