@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from experiments import ROOT
 from experiments.benchmarks import report
@@ -35,8 +35,11 @@ is gluon_amp's operators less those of `gluon.Trainer(multi_precision=True)`, fo
 with float16 parameters. The goal is at most {more} more, {reads} read for each device, and after
 the read nothing but the update. contrib.amp runs in bfloat16, as a CPU has no float16 convolutions;
 what its trainer does is the same."""
-BEFORE = """The same before masters followed the engine's counters of writes, norms and checks came
-in one vector, and NAG, LAMB, LARS and AdamW made few operators."""
+EARLIER = "gluon_amp, earlier"
+BEFORE = f"""The column '{EARLIER}' is from before masters followed the engine's counters of writes,
+norms and names came in one vector, and NAG, LAMB, LARS and AdamW made few operators."""
+KEYS = ("network", "devices", "clip", "optimizer")
+WORDS = {True: "yes", False: "no"}
 NO_GPU = """Nothing here was measured on a GPU. The time of a launch and of a read has to be."""
 
 
@@ -122,36 +125,41 @@ def verdict(own: Dict[str, Any], base: Optional[Dict[str, Any]]) -> str:
     return text + (f" (missed: {'; '.join(missed)})" if missed else "")
 
 
-def tables(rows: List[Dict[str, Any]]) -> str:
-    """Return the table of networks, and that of optimizers."""
-    usual = [row for row in rows if row["optimizer"] == "sgd"]
-    networks = _table(["network", "devices", "clipped"], usual)
+def tables(rows: List[Dict[str, Any]], before: Sequence[Dict[str, Any]] = ()) -> str:
+    """Return the table of networks, and that of optimizers; with a column of earlier counts."""
+    shown = [{**row, "column": row["system"]} for row in rows]
+    shown += [{**row, "column": EARLIER} for row in before if row["system"] == OWN]
     first = rows[0]["network"]
-    alone = [row for row in rows if row["network"] == first and row["devices"] == 1]
-    optimizers = _table(["optimizer"], [row for row in alone if not row["clip"]], (BASE, OWN))
-    return f"{networks}\n\nOn {first} and one device, each optimizer:\n\n{optimizers}"
+    networks = [row for row in shown if row["optimizer"] == "sgd"]
+    alone = [
+        row for row in shown if (row["network"], row["devices"], row["clip"]) == (first, 1, False)
+    ]
+    earlier = [EARLIER] if before else []
+    return (
+        f"{_table(KEYS[:3], networks, [*SYSTEMS, *earlier])}\n\n"
+        f"On {first} and one device, without clipping, each optimizer:\n\n"
+        f"{_table(KEYS[3:], alone, [BASE, OWN, *earlier])}"
+    )
 
 
-def _table(keys: List[str], rows: List[Dict[str, Any]], systems=tuple(SYSTEMS)) -> str:
-    names = {"clipped": "clip"}
+def _table(keys: Sequence[str], rows: List[Dict[str, Any]], columns: Sequence[str]) -> str:
     grouped: Dict[tuple, Dict[str, Dict[str, Any]]] = {}
     for row in rows:
-        key = tuple(row[names.get(name, name)] for name in keys)
-        grouped.setdefault(key, {})[row["system"]] = row
+        key = tuple(WORDS[row[key]] if isinstance(row[key], bool) else row[key] for key in keys)
+        grouped.setdefault(key, {})[row["column"]] = row
     lines = [
-        f"| {' | '.join([*keys, *systems, 'more'])} |",
-        f"| {' | '.join([':--'] * len(keys) + ['--:'] * (len(systems) + 1))} |",
+        f"| {' | '.join([*keys, *columns, 'more'])} |",
+        f"| {' | '.join([':--'] * len(keys) + ['--:'] * (len(columns) + 1))} |",
     ]
     for key, found in grouped.items():
-        shown = [
-            {True: "yes", False: "no"}.get(part, str(part)) if isinstance(part, bool) else part
-            for part in key
-        ]
-        cells = [_cell(found.get(system)) for system in systems]
-        own = found.get(OWN)
-        last = verdict(own, found.get(BASE)) if own and "failed" not in own else ""
-        lines.append(f"| {' | '.join(map(str, [*shown, *cells, last]))} |")
+        cells = [*key, *(_cell(found.get(column)) for column in columns), _more(found)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def _more(found: Dict[str, Dict[str, Any]]) -> str:
+    own = found.get(OWN)
+    return verdict(own, found.get(BASE)) if own and "failed" not in own else ""
 
 
 def _cell(row: Optional[Dict[str, Any]]) -> str:
@@ -165,9 +173,13 @@ def _cell(row: Optional[Dict[str, Any]]) -> str:
 def page(result: Dict[str, Any], before: Optional[Dict[str, Any]]) -> str:
     """Return the page of a result, and of an earlier one."""
     text = TEXT.format(more=MOST_MORE, reads=MOST_READS)
-    parts = [f"# {TITLE}", f"{NO_GPU}\n{text}", tables(result["rows"])]
+    parts = [
+        f"# {TITLE}",
+        f"{NO_GPU}\n{text}",
+        tables(result["rows"], (before or {}).get("rows", ())),
+    ]
     if before:
-        parts += ["## Before", BEFORE, tables(before["rows"])]
+        parts.append(BEFORE)
     about = result["machine"]
     parts.append(
         f"Counted on {about['date']} with `{result['command']}`, each case in a process of its "

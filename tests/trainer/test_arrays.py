@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gluon_amp import host
 from gluon_amp.host import host_view
 from gluon_amp.lowering.native import updates
 from gluon_amp.trainer.arrays import all_finite, global_norm, head_gradients
@@ -12,7 +13,19 @@ from gluon_amp.trainer.arrays import all_finite, global_norm, head_gradients
 import mxnet as mx
 from mxnet import nd
 
-law = settings(deadline=None, derandomize=True, max_examples=40)
+law = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(params=["kernels", "numpy", "as on a GPU"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(updates, "supported", lambda arrays: False)
+    monkeypatch.setattr(host, "_as_on_a_gpu", request.param == "as on a GPU")
 
 
 @law
@@ -54,10 +67,7 @@ def test_the_norm_is_that_of_all_dtypes_together_in_float32():
     np.testing.assert_allclose(global_norm([sparse]), np.sqrt(6), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", [True, False])
-def test_arrays_of_both_kinds_in_one_list(monkeypatch, kernel):
-    if not kernel:
-        monkeypatch.setattr(updates, "supported", lambda arrays: False)
+def test_arrays_of_both_kinds_in_one_list():
     kinds = nd.array([3.0]), mx.np.array([[4.0]]), mx.np.array([12.0], dtype="float16")
     assert all_finite(kinds)
     assert global_norm(kinds) == 13.0
