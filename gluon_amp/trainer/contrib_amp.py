@@ -19,6 +19,7 @@ def init_trainer(
     loss_scale=BY_DTYPE,
     max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
     on_skip: Optional[Callable[[StepReport], None]] = None,
+    check_finite: Optional[bool] = None,
 ):
     """Add the methods of `Trainer` to an existing trainer, MXNet's or Horovod's.
 
@@ -30,7 +31,7 @@ def init_trainer(
     trainer : gluon.Trainer
         Not used yet, with the parameters of a net that has been cast already. Its optimizer gets
         ``multi_precision=True`` if a parameter is float16.
-    loss_scale, max_consecutive_skips, on_skip
+    loss_scale, max_consecutive_skips, on_skip, check_finite
         As in `Trainer`.
 
     Raises
@@ -60,7 +61,7 @@ def init_trainer(
     stock = type(trainer)
     trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
     try:
-        trainer.start_scaling(loss_scale, max_consecutive_skips, on_skip)
+        trainer.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
     except BaseException:
         trainer.__class__ = stock
         raise

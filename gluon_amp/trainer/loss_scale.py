@@ -139,6 +139,21 @@ class NoLossScale(LossScale):
     """
 
 
+class FiniteCheck(LossScale):
+    """Scale 1 with an overflow check: steps whose gradients are not all finite are skipped.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float32')
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', check_finite=True)
+    >>> trainer.loss_scale
+    FiniteCheck()
+    """
+
+    limit = "without a loss scale to lower"
+
+
 class StaticLossScale(LossScale):
     """A scale that never changes; steps with non-finite gradients are still skipped.
 
@@ -329,20 +344,36 @@ class DynamicLossScale(LossScale):
         vars(self).update(fields)
 
 
-def resolve(loss_scale) -> LossScale:
-    """Return the loss scale that a user's argument stands for.
+def resolve(loss_scale, check_finite: Optional[bool] = None) -> LossScale:
+    """Return the loss scale that a user's arguments stand for.
 
     Parameters
     ----------
     loss_scale : None, number, 'dynamic' or LossScale
         None is no scale, a number is a static one, and 'dynamic' is one with the default settings.
         An object is returned itself, so that several trainers can share it.
+    check_finite : bool, optional
+        Whether to check gradients; a scale does, and None does not without one.
 
     Raises
     ------
     ValueError, TypeError
         For anything else.
     """
+    if check_finite not in (None, False, True):
+        raise TypeError(f"check_finite must be True, False or None, received {check_finite!r}.")
+    scale = _resolve(loss_scale)
+    if not isinstance(scale, NoLossScale):
+        if check_finite is not None and not check_finite:
+            raise ValueError(
+                "check_finite=False cannot be used with a loss scale, which needs the check: leave "
+                "it out, or pass loss_scale=None."
+            )
+        return scale
+    return FiniteCheck() if check_finite else scale
+
+
+def _resolve(loss_scale) -> LossScale:
     if loss_scale is None:
         return NoLossScale()
     if isinstance(loss_scale, LossScale):

@@ -12,7 +12,7 @@ from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.trainer import first_scale, guards, snapshot
 from gluon_amp.trainer.arrays import all_finite, flatten, head_gradients, multiply, restored
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
-from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve, whole_number
+from gluon_amp.trainer.loss_scale import FiniteCheck, LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
 
@@ -33,14 +33,17 @@ class ScaledGradients(ContribAmpAttributes):
 
     skips: Skips
 
-    def _start_gradients(self, dtypes: DtypesAtBuild, loss_scale, max_consecutive_skips) -> None:
+    def _start_gradients(
+        self, dtypes: DtypesAtBuild, loss_scale, check_finite, max_consecutive_skips
+    ) -> None:
         """Check the arguments and set all attributes; nothing is changed when this raises."""
         self._dtypes = dtypes
         self._scale_by_dtype = loss_scale is BY_DTYPE
         if self._scale_by_dtype:
             loss_scale = "dynamic" if dtypes.any_float16() else None
-        self._loss_scale = resolve(loss_scale)
-        self._heads_checked = False  # whether the losses multiply their head gradients
+        self._loss_scale = resolve(loss_scale, check_finite)
+        # Whether the losses multiply their head gradients, which only a scale needs
+        self._heads_checked = isinstance(self._loss_scale, FiniteCheck)
         self._max_consecutive_skips = whole_number(
             "max_consecutive_skips", max_consecutive_skips, 1
         )
@@ -71,7 +74,7 @@ class ScaledGradients(ContribAmpAttributes):
 
     @property
     def scaling(self) -> bool:
-        """Whether there is a loss scale: gradients are checked, and steps can be skipped."""
+        """Whether gradients are checked, and steps can be skipped, with or without a scale."""
         return not isinstance(self._loss_scale, NoLossScale)
 
     @property

@@ -37,6 +37,7 @@ class ScaledSteps(ScaledGradients):
     def start_scaling(
         self,
         loss_scale,
+        check_finite: Optional[bool],
         max_consecutive_skips: int,
         on_skip: Optional[Callable[[StepReport], None]],
     ) -> None:
@@ -45,7 +46,7 @@ class ScaledSteps(ScaledGradients):
         if any(param == "float16" for param, _ in dtypes.names):
             guards.check_masters(self)
             self._optimizer.multi_precision = True  # MXNet's default would lose small updates
-        self._start_gradients(dtypes, loss_scale, max_consecutive_skips)
+        self._start_gradients(dtypes, loss_scale, check_finite, max_consecutive_skips)
         # An Updater refuses weights of `mx.np` if the optimizer was built without `npx.set_np()`.
         self._optimizer.allow_np_array = True
         self._on_skip = on_skip

@@ -45,6 +45,10 @@ class Trainer(ScaledSteps, gluon.Trainer):
         where a lower one would not help.
     on_skip : callable
         Called with the `StepReport` of each skipped step.
+    check_finite : bool, optional
+        True checks gradients and skips steps without a loss scale too; use `backward` then. None
+        checks with a scale only, as torch.amp does: the check costs a pass over the gradients, and
+        float32 and bfloat16 do not overflow where a training is sound.
 
     Raises
     ------
@@ -78,6 +82,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
         loss_scale=BY_DTYPE,
         max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
         on_skip: Optional[Callable[[StepReport], None]] = None,
+        check_finite: Optional[bool] = None,
     ):
         guards.check_kvstore(kvstore, update_on_kvstore)
         if isinstance(optimizer, str):
@@ -95,7 +100,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
             update_on_kvstore=False,
         )
         guards.check_dense(self.parameters)
-        self.start_scaling(loss_scale, max_consecutive_skips, on_skip)
+        self.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
 
     @property
     def stock_order(self) -> List[gluon.Parameter]:
