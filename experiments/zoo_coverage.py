@@ -2,7 +2,8 @@
 
 Each network runs forward and backward on a small random input. A row reports for a network and a
 policy whether all outputs are float32, how many of the convolution, dense, dot and RNN nodes run in
-the compute dtype, and the relative L2 distance of the outputs from those of the float32 network.
+the compute dtype, the relative L2 distance of the outputs from those of the float32 network, and
+for float16 how many nodes of the graph that a GPU would run have no kernel there (`gpu_graph`).
 
 The accepted distance depends on the network, as a deep random network amplifies any change. The
 yardstick is the distance of the float32 network whose weights and input are rounded once to the
@@ -21,7 +22,9 @@ from typing import List, Optional, Sequence
 import numpy as np
 
 import gluon_amp as amp
+from gluon_amp.casting.binding import running_blocks
 from gluon_amp.command_line import Parser, output_file, positive_int
+from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.trainer.arrays import flatten
 
 import mxnet as mx
@@ -197,6 +200,13 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
             if not detector:
                 row["distance"] = largest_distance(outputs, expected)
                 row["yardstick"] = yardsticks[parsed.compute_dtype]
+            if parsed.compute_dtype == "float16":
+                found = [
+                    f for path, block in running_blocks(net) for f in gpu_findings(path, block)
+                ]
+                row["gpu"] = len(found)
+                if found:
+                    raise TypeError(found[0].problem)
             lost = not_finite(net, x, train_mode) - lost_in_float32
             if lost:
                 example = min(lost)
@@ -298,7 +308,9 @@ def largest_distance(outputs, expected) -> float:
     )
 
 
-HEADER = f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result"
+HEADER = (
+    f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} {'GPU':>3} result"
+)
 
 
 def line(row: dict) -> str:
@@ -308,7 +320,8 @@ def line(row: dict) -> str:
     yardstick = f"{row['yardstick']:.1e}" if "yardstick" in row else "-"
     result = "ok" if row["ok"] else row["error"] or "FAILED"
     start = f"{row['network']:<35} {row['policy']:<13}"
-    return f"{start} {products:>7} {distance:>7} {yardstick:>7} {result}"
+    gpu = row.get("gpu", "-")
+    return f"{start} {products:>7} {distance:>7} {yardstick:>7} {gpu:>3} {result}"
 
 
 if __name__ == "__main__":
