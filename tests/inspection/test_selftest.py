@@ -69,7 +69,7 @@ def test_a_check_that_fails_or_raises(monkeypatch, capsys):
         "failed   wrong: 2 arrays differ (expected: 0 arrays differ; law 2)",
         "failed   raising: MXNetError: no kernel image is available (expected: 1)",
         "",
-        "Of 4 checks on cpu(0), in 0 s, 1 differs (worth knowing) and 2 failed (wrong;",
+        "Of 4 checks on cpu(0), in 0 s, 1 differ (worth knowing) and 2 failed (wrong;",
         "raising).",
     ]
 

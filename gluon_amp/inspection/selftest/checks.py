@@ -66,6 +66,7 @@ COMMON = (
     Check("log(0 + 1e-12)", laws.constants, "-27.6", "law 11"),
     Check("a damaged file of states", laws.damaged_file, "refused", "law 12"),
     Check("arrays of mx.np", laws.arrays_of_numpy, "numpy float32", "law 13"),
+    Check("a product in float16", numerics.product, "as numpy, rounded once", "Tensor Cores"),
     Check("parameters of BatchNorm", numerics.batch_norm_dtypes, "float32", "batch_norm.cc:391"),
     Check("norms that overflow at 60000", numerics.norms, "none", "op_table: norm"),
     Check("softmax of 30000 classes", numerics.long_softmax, "1.000", "softmax-inl.h:788"),

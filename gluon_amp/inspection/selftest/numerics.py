@@ -35,22 +35,35 @@ def rounding(ctx: mx.Context) -> str:
     return f"{int((~same).sum())} values differ"
 
 
+def product(ctx: mx.Context) -> str:
+    """Multiply float16 matrices in a cast layer, and compare with numpy in float64."""
+    left, right = (random_array(ctx, 64, 64, seed=s).astype("float16") for s in (5, 6))
+    layer = nn.Dense(64, in_units=64, use_bias=False)
+    layer.initialize(ctx=ctx)
+    cast(layer, "float16")
+    layer.weight.set_data(right)
+    exact = left.asnumpy().astype("float64") @ right.asnumpy().astype("float64").T
+    distance = np.abs(layer(left).asnumpy() - exact).max() / np.abs(exact).max()
+    return "as numpy, rounded once" if distance <= 2**-11 else f"off by {distance:.1e}"
+
+
 def accumulates(op: str):
     """Return a check of the dtype in which an operator adds float16 products."""
     return lambda ctx: accumulation_dtype(ctx)[op]
 
 
 def norms(ctx: mx.Context) -> str:
-    """Normalize values whose squares and sums overflow in float16."""
-    x = random_array(ctx, 4, 8, 6, 6).clip(-1, 1) * LARGE
+    """Normalize values whose squares and sums overflow in float16, and compare with a CPU."""
+    x = random_array(mx.cpu(), 4, 8, 6, 6).clip(-1, 1) * LARGE
     wrong = []
     for norm in (nn.BatchNorm(), nn.LayerNorm(), nn.GroupNorm(2), nn.InstanceNorm()):
         net = nn.HybridSequential()
         net.add(nn.Conv2D(8, 1, use_bias=False, groups=8, in_channels=8), norm)
-        net.initialize(mx.init.One(), ctx=ctx)
+        net.initialize(mx.init.One(), ctx=mx.cpu())
         with autograd.train_mode():
             expected = net(x).asnumpy()
-            got = cast(net, "float16")(x).asnumpy()
+            net.collect_params().reset_ctx(ctx)
+            got = cast(net, "float16")(x.as_in_context(ctx)).asnumpy()
         if not np.allclose(got, expected, atol=0.02):  # NaN is not close to anything
             wrong.append(type(norm).__name__)
     return ", ".join(wrong) or "none"

@@ -65,7 +65,8 @@ class Report(NamedTuple):
         if not any(names.values()):
             sentence = f"All {len(self.results)} checks are ok {where}."
         else:
-            parts = [f"{len(v)} {s} ({'; '.join(v)})" for s, v in names.items() if v]
+            verbs = {"differs": "differ", "failed": "failed"}
+            parts = [f"{len(v)} {verbs[s]} ({'; '.join(v)})" for s, v in names.items() if v]
             sentence = f"Of {len(self.results)} checks {where}, {' and '.join(parts)}."
         return textwrap.fill(sentence, WIDTH, break_on_hyphens=False)
 
