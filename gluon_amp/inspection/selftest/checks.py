@@ -103,10 +103,10 @@ def _two_devices(ctx: mx.Context) -> List[Check]:
         return []
     return [
         Check(
-            "40000 + 40000 in float16, of 2 devices",
+            "40000 + 40000 in float16, on 2 devices",
             lambda ctx: numerics.sums_of_two_devices(contexts),
-            "inf, seen as an overflow",
-            "kvstore 'device' adds in float16",
+            "80000",
+            "divided before kvstore 'device' adds in float16",
         )
     ]
 
