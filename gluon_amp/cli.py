@@ -4,7 +4,7 @@ import argparse
 from typing import List, Optional
 
 from gluon_amp.inspection.doctor import DEVICES, doctor
-from gluon_amp.inspection.selftest import selftest
+from gluon_amp.inspection.selftest import show_selftest
 from gluon_amp.policy import PRESETS
 
 
@@ -49,20 +49,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.selftest:
-            return _selftest(arguments.device, arguments.json)
+            return show_selftest(arguments.device, arguments.json)
         report = doctor(arguments.policy, arguments.device)
     except ValueError as error:
         command.exit(2, f"{command.prog}: {error}\n")
     print(report.to_json() if arguments.json else report)
-    return 0 if report.ok else 1
-
-
-def _selftest(device: Optional[str], as_json: bool) -> int:
-    """Print the result of each check as soon as there is one; return 0, or 1 if one failed."""
-    if as_json:
-        report = selftest(device)
-        print(report.to_json())
-    else:
-        report = selftest(device, on_result=lambda result: print(result, flush=True))
-        print(f"\n{report.conclusion}")
     return 0 if report.ok else 1

@@ -9,7 +9,7 @@ from gluon_amp.messages import reason_of
 
 import mxnet as mx
 
-__all__ = ["Check", "Report", "Result", "selftest"]
+__all__ = ["Check", "Report", "Result", "selftest", "show_selftest"]
 
 
 def selftest(
@@ -50,6 +50,23 @@ def selftest(
         results.append(_run(check, ctx))
         on_result(results[-1])
     return Report(str(ctx), results, time.perf_counter() - start)
+
+
+def show_selftest(device: Optional[str] = None, as_json: bool = False) -> int:
+    """Run the self-test and print each result as soon as there is one, or all of them as JSON.
+
+    Returns
+    -------
+    int
+        0, or 1 if a check failed.
+    """
+    if as_json:
+        report = selftest(device)
+        print(report.to_json())
+    else:
+        report = selftest(device, on_result=lambda result: print(result, flush=True))
+        print(f"\n{report.conclusion}")
+    return 0 if report.ok else 1
 
 
 def _run(check: Check, ctx: mx.Context) -> Result:

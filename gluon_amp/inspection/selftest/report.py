@@ -30,7 +30,7 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.measured}"
-        if self.status != "ok":
+        if self.measured != self.expected:
             source = f"; {self.source}" if self.source else ""
             text += f" (expected: {self.expected}{source})"
         return textwrap.fill(
