@@ -8,6 +8,7 @@ NAME                 make target        what it does
 ===================  =================  =========================================================
 `ablation`           `make ablation`    trains without masters, without loss scaling, without pins
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
+`cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      installs and trains on every supported Python and numpy

@@ -3,6 +3,7 @@
 Each network runs forward and backward on a small random input. A row reports for a network and a
 policy whether all outputs are float32, how many of the convolution, dense, dot and RNN nodes run in
 the compute dtype, and the relative L2 distance of the outputs from those of the float32 network.
+A cast to float16 whose graph has an operator that a GPU could not run is not good (`gpu_graph`).
 
 The accepted distance depends on the network, as a deep random network amplifies any change. The
 yardstick is the distance of the float32 network whose weights and input are rounded once to the
@@ -21,7 +22,9 @@ from typing import List, Optional, Sequence
 import numpy as np
 
 import gluon_amp as amp
+from gluon_amp.casting.binding import running_blocks
 from gluon_amp.command_line import Parser, output_file, positive_int
+from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.trainer.arrays import flatten
 
 import mxnet as mx
@@ -197,6 +200,12 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
             if not detector:
                 row["distance"] = largest_distance(outputs, expected)
                 row["yardstick"] = yardsticks[parsed.compute_dtype]
+            if parsed.compute_dtype == "float16":
+                found = [
+                    f for path, block in running_blocks(net) for f in gpu_findings(path, block)
+                ]
+                if found:
+                    raise TypeError(found[0].problem)
             lost = not_finite(net, x, train_mode) - lost_in_float32
             if lost:
                 example = min(lost)
@@ -212,17 +221,21 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
     return rows
 
 
-def build(name: str, x):
-    """Return an initialized network of either source."""
+def untrained(name: str):
+    """Return a network of either source, not initialized."""
     source, model = name.split("/")
     if source == "mx":
-        net = vision.get_model(model)
-    else:
-        from gluoncv.model_zoo import get_model
+        return vision.get_model(model)
+    from gluoncv.model_zoo import get_model
 
-        # only networks with a base network have this option
-        base = {"pretrained_base": False} if re.search(BUILT_ON_ANOTHER, model) else {}
-        net = get_model(model, pretrained=False, **base)
+    # only networks with a base network have this option
+    base = {"pretrained_base": False} if re.search(BUILT_ON_ANOTHER, model) else {}
+    return get_model(model, pretrained=False, **base)
+
+
+def build(name: str, x):
+    """Return an initialized network of either source."""
+    net = untrained(name)
     try:
         net.initialize(mx.init.MSRAPrelu())
         net(x)

@@ -4,6 +4,7 @@ import argparse
 from typing import List, Optional
 
 from gluon_amp.inspection.doctor import DEVICES, doctor
+from gluon_amp.inspection.selftest import show_selftest
 from gluon_amp.policy import PRESETS
 
 
@@ -18,7 +19,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     Returns
     -------
     int
-        0, or 1 if the requested policy cannot run.
+        0, or 1 if the requested policy cannot run, or a check of the self-test failed.
 
     Raises
     ------
@@ -40,8 +41,15 @@ def main(argv: Optional[List[str]] = None) -> int:
         "--device", choices=DEVICES, help="device to run it on (default: a GPU if there is one)"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument(
+        "--selftest",
+        action="store_true",
+        help="check laws, arithmetic, speed and memory on the device instead (at most ten minutes)",
+    )
     arguments = parser.parse_args(argv)
     try:
+        if arguments.selftest:
+            return show_selftest(arguments.device, arguments.json)
         report = doctor(arguments.policy, arguments.device)
     except ValueError as error:
         command.exit(2, f"{command.prog}: {error}\n")

@@ -13,6 +13,7 @@ from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
+from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.inspection.indices import index_findings
 from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
@@ -31,9 +32,10 @@ def check(
 
     Of the net: dimensions of float16 matrix products and convolutions that are no multiples of 8,
     as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); `dot`,
-    whose kernel does not use them; ids, indices and lengths that are float16 and may be above 2048;
-    a float16 output, which reaches the loss; norm layers with float16 parameters. Of the trainer:
-    an epsilon that is 0 in float16; updates on the kvstore; frozen parameters.
+    whose kernel does not use them; operators in float16 without a float16 kernel on a GPU; ids,
+    indices and lengths that are float16 and may be above 2048; a float16 output, which reaches the
+    loss; norm layers with float16 parameters. Of the trainer: an epsilon that is 0 in float16;
+    updates on the kvstore; frozen parameters.
 
     Parameters
     ----------
@@ -72,7 +74,11 @@ def check(
         binding = binding_of(block)
         if binding is None or not binding.untraceable:
             found = operators(path, block, inputs if block is net else ())
-            findings += [*dimension_findings(found), *index_findings(found)]
+            findings += [
+                *dimension_findings(found),
+                *gpu_findings(path, block),
+                *index_findings(found),
+            ]
     findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer)

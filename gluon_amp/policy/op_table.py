@@ -109,8 +109,8 @@ GROUPS = (
         "Tensor Cores multiply float16 and accumulate in float32",
         "Convolution Deconvolution FullyConnected RNN",
     ),
-    # `dot` of two vectors has no float16 kernel on a GPU ("Not implmented!", dot_engine-inl.h). A
-    # graph's JSON has no shapes, so such a `dot` has to be pinned.
+    # `dot` of two vectors too: in float16 MXNet 1.9.1 runs it as a matrix product (dot-inl.h), as
+    # mshadow's product of vectors has no float16 kernel (dot_engine-inl.h:613).
     (
         "compute",
         "its kernel, cublasSgemmEx, accumulates in float32, but not on Tensor Cores (17665)",

@@ -1,0 +1,114 @@
+"""Compare the table of float16 CUDA kernels with MXNet's CUDA build, and run networks on it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence
+
+from experiments import ROOT
+from experiments.cuda_kernels.build import prepare
+from experiments.zoo_coverage import all_networks, regular_expression
+from gluon_amp.command_line import Parser, status_of
+from gluon_amp.policy import cuda_kernels
+
+# What stands in the table though the probe does not call it: it writes into its input, reads a
+# sparse array or copies between devices
+NOT_PROBED = """
+    _CrossDeviceCopy _copyto _npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor
+    _scatter_set_nd _sparse_retain
+""".split()
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Return 0 if the table is right and all networks run, else 1."""
+    parser = Parser(prog="cuda_kernels", description=__doc__)
+    add = parser.add_argument
+    add(
+        "--folder",
+        type=Path,
+        default=Path("results/cuda_kernels"),
+        help="for the CUDA build, 500 MB to download (default: %(default)s)",
+    )
+    add(
+        "--networks",
+        type=regular_expression,
+        metavar="PATTERN",
+        help="run these networks instead, as in zoo_coverage",
+    )
+    options = parser.parse_args(arguments)
+    return status_of(parser.prog, lambda: work(options.folder.resolve(), options.networks))
+
+
+def work(folder: Path, networks: "Optional[re.Pattern[str]]") -> int:
+    """Prepare the folder, run the probes and print what they found."""
+    prepare(folder)
+    if networks is None:
+        return compare(dict(probe(folder)))
+    failed = 0
+    for name in filter(networks.search, all_networks()):
+        for row in run(folder, "networks", name):
+            result = row["error"] or f"{row['launches']:>6} launches {row['float16_sums']}"
+            print(f"{row['network']:<35} {row['policy']:<13} {result}", flush=True)
+            failed += bool(row["error"])
+    return 1 if failed else 0
+
+
+def probe(folder: Path) -> Iterator[tuple]:
+    """Yield the name of each operator and where its float16 kernel comes from, or None."""
+    crashed: List[str] = []
+    seen: Dict[str, Optional[str]] = {}
+    while True:
+        rows = run(folder, "operators", *crashed, *seen)
+        seen.update({row["op"]: row["source"] for row in rows if "source" in row})
+        last = rows[-1] if rows else {"source": None}
+        if "source" in last:
+            yield from seen.items()
+            return
+        crashed.append(last["op"])
+        print(f"{last['op']} crashes the process")
+
+
+def run(folder: Path, module: str, *arguments: str) -> List[dict]:
+    """Run a module of this package on the stand-ins; return the rows that it printed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)]),
+        "LD_LIBRARY_PATH": str(folder / "libraries"),
+        "MXNET_ENGINE_TYPE": "NaiveEngine",  # an error is raised where it happens
+        "MXNET_USE_FUSION": "0",
+        "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0",
+        "MXNET_CUDA_LIB_CHECKING": "0",
+        "MXNET_CUDNN_LIB_CHECKING": "0",
+    }
+    command = [sys.executable, "-m", f"experiments.cuda_kernels.{module}", *arguments]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not rows:
+        print(done.stderr.strip().splitlines()[-1:])
+    return rows
+
+
+def compare(found: Dict[str, Optional[str]]) -> int:
+    """Print the operators for which the table says something else; return 0 without any."""
+    differences = 0
+    listed = [
+        op
+        for table in (cuda_kernels.SWITCHES, cuda_kernels.ANY_DTYPE)
+        for ops in table.values()
+        for op in ops.split()
+        if op not in NOT_PROBED
+    ]
+    for op in listed:
+        expected = cuda_kernels.float16_source(op)
+        if found.get(op) != expected:
+            differences += 1
+            print(f"{op}: the table says {expected}, MXNet {found.get(op)}")
+    print(f"{len(listed) - differences} of {len(listed)} operators are as in the table")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The folder with MXNet's CUDA build and the stand-ins for the libraries that it needs."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Dict, List
+
+from gluon_amp.command_line import UsageError
+from gluon_amp.lowering.native import build
+
+WHEEL = "mxnet-cu112==1.9.1"
+SOURCES = Path(__file__).parent / "stand_ins"
+
+# The libraries that libmxnet.so names, by the beginning of their functions' names
+LIBRARIES = {
+    "cudart": "libcudart.so.11.0",
+    "cudnn": "libcudnn.so.8",
+    "cublas": "libcublas.so.11",
+    "curand": "libcurand.so.10",
+    "cusolver": "libcusolver.so.11",
+    "cufft": "libcufft.so.10",
+    "nvrtc": "libnvrtc.so.11.2",
+    "nvtx": "libnvToolsExt.so.1",
+    "nccl": "libnccl.so.2",
+    "cuda": "libcuda.so.1",
+}
+
+# What a function does that no source of ours defines
+CREATES = "int {0}(void** handle) {{ *handle = calloc(1, 256); return 0; }}"
+SETS = "int {0}() {{ return 0; }}"
+CALLS = 'int {0}() {{ stand_in_note("CALL {0}"); return 0; }}'
+HEAD = '#include <cstdlib>\nextern "C" {\nvoid stand_in_note(const char*);\n'
+
+
+def prepare(folder: Path) -> None:
+    """Fill a folder with `site`, the CUDA build (500 MB to download), and `libraries`.
+
+    Raises
+    ------
+    UsageError
+        pip or the compiler fails.
+    """
+    library = folder / "site" / "mxnet" / "libmxnet.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+        _run([*download, WHEEL])
+        with zipfile.ZipFile(next(folder.glob("mxnet_cu112-*.whl"))) as wheel:
+            # without its metadata, by which gluon_amp would find a second MXNet, and CUDA missing
+            files = [name for name in wheel.namelist() if name.startswith("mxnet/")]
+            wheel.extractall(folder / "site", files)
+    libraries = folder / "libraries"
+    libraries.mkdir(exist_ok=True)
+    functions = _functions(library)
+    for name in LIBRARIES:  # the runtime first: the others write to its log
+        _compile(name, functions.get(name, {}), libraries)
+
+
+def _functions(library: Path) -> Dict[str, Dict[str, str]]:
+    """Return the CUDA functions that MXNet needs, and the version of each, by library."""
+    listed = _run(["nm", "-D", "--undefined-only", str(library)])
+    found: Dict[str, Dict[str, str]] = {}
+    for name, version in re.findall(r" U (_*(?:cu|nccl|nv)\w+)(?:@(\S+))?", listed):
+        plain = name.lstrip("_")
+        fits = [beginning for beginning in LIBRARIES if plain.startswith(beginning)]
+        of_runtime = plain.startswith("cuda")
+        key = "cudart" if of_runtime else fits[0] if fits else "cuda"
+        found.setdefault(key, {})[name] = version
+    return found
+
+
+def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
+    own = SOURCES / f"{name}.cc"
+    defined = own.read_text() if own.exists() else ""
+    lines = [HEAD]
+    for function in functions:
+        if not re.search(rf"\b{function}\(", defined) and f"({function})" not in defined:
+            creates = re.search(r"Create(?!Program)", function)
+            sets = re.search(r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer", function)
+            form = CREATES if creates else SETS if sets else CALLS
+            lines.append(form.format(function))
+    others = folder / f"{name}_others.cc"
+    others.write_text("\n".join([*lines, "}\n"]))
+    version = next(filter(None, functions.values()), "")
+    script = folder / f"{name}.map"
+    script.write_text(f"{version} {{ global: *; }};\n")
+    command = [*(build.compiler() or ["g++"]), "-O1", "-shared", "-fPIC", "-o"]
+    command += [str(folder / LIBRARIES[name]), *([str(own)] if own.exists() else []), str(others)]
+    command += [f"-Wl,-soname,{LIBRARIES[name]}", f"-Wl,--version-script={script}"]
+    if name != "cudart":
+        command += [str(folder / LIBRARIES["cudart"])]
+    _run(command)
+
+
+def _run(command: List[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UsageError(f"{Path(command[0]).name} failed: {reason}")
+    return done.stdout

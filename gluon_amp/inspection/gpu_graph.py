@@ -1,0 +1,88 @@
+"""What a GPU could not run in a cast graph, found without a GPU, by type inference."""
+
+from typing import Dict, Iterator, List, NamedTuple
+
+from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.parameters import dtype_of
+from gluon_amp.inspection.findings import Finding
+from gluon_amp.lowering import lower
+from gluon_amp.policy import cuda_kernels
+from gluon_amp.policy.graph import edge_dtypes, to_json
+
+import mxnet as mx
+from mxnet import gluon
+
+# Beginnings of the names of operators that exist on a CPU only: ours, and oneDNN's subgraphs
+CPU_ONLY = ("_gluon_amp_", "_sg_mkldnn_")
+
+
+class Problem(NamedTuple):
+    """A node that a GPU cannot run: its name, its operator, and what is wrong with it."""
+
+    node: str
+    op: str
+    problem: str
+
+
+def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Problem]:
+    """Return the nodes of a cast graph that a GPU could not run in its forward or backward pass.
+
+    These are operators that exist on a CPU only, operators that read or return float16 without a
+    float16 CUDA kernel (`cuda_kernels`), and those that read or return bfloat16, for which MXNet
+    1.9.1 has no CUDA kernels at all. The bodies of loops and branches are looked at too.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A graph as `graph.apply` returns it, not lowered for a CPU.
+    dtypes : dict of str to dtype
+        Dtypes of the arrays that its variables are bound to; those left out are float32.
+
+    Raises
+    ------
+    ValueError
+        The policy accumulates in float16, which only the emulation does.
+    MXNetError
+        The dtypes contradict each other.
+    """
+    return list(_problems(to_json(lower(symbol, dtypes, "gpu")), dtypes))
+
+
+def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
+    by_tensor = edge_dtypes(graph, dtypes)
+    returned = {}
+    for (i, _), dtype in by_tensor.items():
+        returned.setdefault(i, set()).add(dtype)
+    for i, node in enumerate(graph["nodes"]):
+        op = node["op"]
+        if op == "null":
+            continue
+        used = {by_tensor[i, k] for i, k, *_ in node["inputs"]} | returned.get(i, set())
+        if op.startswith(CPU_ONLY):
+            yield Problem(node["name"], op, "exists on a CPU only")
+        elif "bfloat16" in used:
+            yield Problem(node["name"], op, "MXNet has no bfloat16 kernels for a GPU")
+        elif "float16" in used and cuda_kernels.float16_source(op) is None:
+            yield Problem(node["name"], op, "no float16 kernel for a GPU is known")
+        for body in node.get("subgraphs", ()):
+            yield from _problems(body, {})  # it reads float32 and casts it itself
+
+
+def gpu_findings(path: str, block: gluon.HybridBlock) -> Iterator[Finding]:
+    """Yield a finding for each operator of a float16 block that a GPU could not run in float16."""
+    binding = binding_of(block)
+    policy = binding.policy if binding else None
+    if policy is None or policy.compute_dtype != "float16" or policy.accumulate_dtype == "float16":
+        return
+    inputs, symbol = binding.graph
+    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+    if binding.key is not None:  # the dtypes of the data on which the block ran last
+        dtypes.update(zip((variable.name for variable in inputs), binding.key.dtypes))
+    paths = {node.name: node.block for node in binding.nodes}
+    for name, op, problem in gpu_problems(symbol, dtypes):
+        yield Finding(
+            "kernel",
+            paths.get(name, path),
+            f"{op}: {problem}, so a GPU may fail there",
+            f"keep it in float32, as in policy.pin(ops=[{op!r}])",
+        )
