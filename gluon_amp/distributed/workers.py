@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Unio
 import numpy as np
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.distributed.ordered import OrderedStore
 from gluon_amp.mxnet_internals import LIB, check_call
 
 import mxnet as mx
@@ -84,13 +85,16 @@ class Workers:
 
 
 class _Several(Workers):
-    """Several workers, which sum arrays by `KVStoreBase.pushpull`."""
+    """Several workers, which sum arrays by `KVStoreBase.pushpull`.
 
-    kvstore: KVStoreBase
+    If `repeats`, the trainer's sums have the same bits in every run.
+    """
 
-    def __init__(self, kvstore: KVStoreBase, rank: int):
-        super().__init__(kvstore)
-        self.rank, self.count = rank, kvstore.num_workers
+    def __init__(self, store: KVStoreBase, rank: int, repeats: bool):
+        several = repeats and store.num_workers > 2
+        super().__init__(OrderedStore(store, rank) if several else store)
+        self._store = store
+        self.rank, self.count = rank, store.num_workers
         self._keys: Dict[Any, int] = {}
 
     def every(self, values: Sequence[float]) -> np.ndarray:
@@ -117,8 +121,8 @@ class _Several(Workers):
         array = nd.array(values, dtype=values.dtype)
         if kind not in self._keys:
             self._keys[kind] = FIRST_KEY + len(self._keys)
-            self.kvstore.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
-        self.kvstore.pushpull(self._keys[kind], array)
+            self._store.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
+        self._store.pushpull(self._keys[kind], array)
         return array.asnumpy()
 
 
@@ -164,7 +168,9 @@ class HorovodStore(KVStoreBase):
         return False
 
 
-def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> Workers:
+def connect(
+    name: str, devices: Sequence[mx.Context], seconds: float = 300, repeats: bool = False
+) -> Workers:
     """Connect to the other workers, if the store is for several.
 
     Parameters
@@ -175,6 +181,9 @@ def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> W
         The devices on which this worker trains.
     seconds : float
         Time limit for all workers and servers to connect to the scheduler.
+    repeats : bool
+        Sum the gradients of three or more workers in a fixed order (see `OrderedStore`). Those of
+        two have the same bits in every run anyway.
 
     Raises
     ------
@@ -193,12 +202,12 @@ def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> W
                 "as there are devices."
             )
         store = HorovodStore()
-        return _Several(store, store.rank)
+        return _Several(store, store.rank, repeats)
     _check_launched(name)
     store = _create(name, seconds)
     _STORES.append(store)
     # Our launcher sets the worker's number; MXNet's own ranks follow the addresses.
-    return _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)))
+    return _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)), repeats)
 
 
 def _check_alone(name: str, devices: Sequence[mx.Context]) -> None:
