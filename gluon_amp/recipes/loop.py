@@ -114,7 +114,8 @@ class Loop:
                 self.engine.set_learning_rate(rate)
                 size = sum(batch[1].size for batch in group)
                 set_seed(step_seed(self.seed, self.workers.rank, epoch, number))
-                report = self.engine.step(group, epoch, number, counts)
+                with self.workers.step():
+                    report = self.engine.step(group, epoch, number, counts)
                 self._count(epoch, number, report, counts)
                 done = number + len(group)
                 since += size

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gluon_amp.checkpoint.contents import read as read_checkpoint
+from gluon_amp.distributed.tasks import free_port
 from tests import ROOT
 from tests.recipes.scripts import environment
 
@@ -20,8 +21,9 @@ OPTIONS = """
 """.split()
 BOUND = 15  # seconds from a death to the end of the launcher, which gives the others six
 
-# The training script with a small network that has BatchNorm and Dropout. Before one of its steps,
-# the first worker, or the one that is to die, kills the process that $DIES names.
+# The training script with a small network that has BatchNorm and Dropout. After one of its steps,
+# the worker that $DIES names kills itself, or stops, or kills another process. With $SLOW, worker 1
+# is very slow in its first step and in its first validation.
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -29,6 +31,7 @@ from pathlib import Path
 import gluon_amp
 from gluon_amp.distributed.workers import leave
 from gluon_amp.recipes import loop, script
+from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.network import build as network_build
 from gluon_amp.recipes.recipe import read
 from mxnet.gluon import nn
@@ -58,15 +61,29 @@ def count(self, epoch, number, report, counts, _count=loop.Loop._count):
     role, rank, *at = os.environ["DIES"].split()
     if [str(epoch), str(number)] == at and str(self.workers.rank) == rank:
         Path(os.environ["DIED"]).write_text(str(time.time()))
-        pids = [os.getpid()] if role == "worker" else processes(role, rank)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        own = role in ("worker", "stopped")
+        for pid in [os.getpid()] if own else processes(role, rank):
+            os.kill(pid, signal.SIGSTOP if role == "stopped" else signal.SIGKILL)
+
+
+def slow(method):
+    def slowed(*arguments):
+        if method not in done and os.environ["NUMBER"] == "1":
+            done.add(method)
+            time.sleep(float(os.environ["SLOW"]))
+        return method(*arguments)
+
+    done = set()
+    return slowed
 
 
 def main():
     network_build.build = build
     if os.environ.get("DIES"):
         loop.Loop._count = count
+    if os.environ.get("SLOW"):
+        GluonEngine.step = slow(GluonEngine.step)
+        loop.Loop.validate = slow(loop.Loop.validate)
     return script.run(read)
 
 
@@ -123,7 +140,8 @@ DEATHS = {
     "worker 1 0 1": "launch.py: worker 1 ended with status 137 (SIGKILL); the others are ended.",
     "worker 0 0 3": "launch.py: worker 0 ended with status 137 (SIGKILL); the others are ended.",
     "server 0 1 0": "launch.py: server ended with status 137 (SIGKILL); the others are ended.",
-    "scheduler 0 1 2": "launch.py: scheduler ended with status 137 (SIGKILL); the others are ended.",
+    "scheduler 0 1 2": "launch.py: scheduler ended with status 137 (SIGKILL); the others are "
+    "ended.",
 }
 
 
@@ -131,11 +149,9 @@ DEATHS = {
 @pytest.mark.parametrize("workers, options", [(2, []), (3, ["--deterministic"])])
 def test_a_death_ends_the_run_and_the_next_run_goes_on(script, tmp_path, workers, options):
     launch = launcher(workers)
-    for folder in ("whole", "again"):  # the sums of three workers could differ between two runs
-        finish(script, tmp_path / folder, launch, *options)
+    finish(script, tmp_path / "whole", launch, *options)
     whole = checkpoints(tmp_path / "whole")
     assert len(whole) == 6
-    assert checkpoints(tmp_path / "again") == whole
     for death, sentence in DEATHS.items():
         done = run(script, tmp_path / "killed", launch, *options, dies=death)
         assert done.returncode == 137
@@ -144,3 +160,106 @@ def test_a_death_ends_the_run_and_the_next_run_goes_on(script, tmp_path, workers
         assert done.seconds < BOUND
     finish(script, tmp_path / "killed", launch, *options)
     assert checkpoints(tmp_path / "killed") == whole
+
+
+# ------------------------------------------------------------------------------- without a launcher
+
+
+class Started:
+    """A scheduler, a server and workers that were started without a launcher."""
+
+    def __init__(self, script, folder, workers, *options, **variables):
+        folder.mkdir(exist_ok=True)
+        self.died = folder / "died"
+        env = environment(
+            DMLC_PS_ROOT_URI="127.0.0.1",
+            DMLC_PS_ROOT_PORT=str(free_port("127.0.0.1")),
+            DMLC_NODE_HOST="127.0.0.1",
+            DMLC_NUM_WORKER=str(workers),
+            DMLC_NUM_SERVER="1",
+            OMP_NUM_THREADS="1",
+            DIED=str(self.died),
+            **variables,
+        )
+        resume = ["--resume", "auto"] if list(folder.glob("*.ckpt")) else []
+        options = [*OPTIONS, *options, *resume, "--save-dir", str(folder)]
+        self._errors = [folder / f"error{number}" for number in range(workers)]
+        self._all = [
+            self._start([script, *options], {**env, "DMLC_ROLE": role}, folder / role)
+            for role in ("scheduler", "server")
+        ]
+        self.workers = [
+            self._start([script, *options], {**env, "DMLC_ROLE": "worker", "NUMBER": str(n)}, path)
+            for n, path in enumerate(self._errors)
+        ]
+        self._all += self.workers
+
+    @staticmethod
+    def _start(command, env, error):
+        with open(error, "w") as errors:
+            return subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                env=env,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+
+    def until_ended(self, number, seconds=150):
+        """Wait until so many workers have ended; return the seconds since the death, if any."""
+        limit = time.monotonic() + seconds
+        while sum(worker.poll() is not None for worker in self.workers) < number:
+            assert time.monotonic() < limit, self.sentences()
+            time.sleep(0.1)
+        return time.time() - float(self.died.read_text()) if self.died.exists() else None
+
+    def sentences(self):
+        lines = (line for path in self._errors for line in path.read_text().splitlines())
+        return [line for line in lines if line.startswith("train.py: ")]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._all:
+            process.kill()
+            process.wait()
+
+
+ENDED = r"train.py: worker {}.*has ended, and the others cannot go on: start the whole run again"
+# Who dies, with how many workers and what --worker-timeout; the sentence; and in how many seconds
+# the others end.
+BY_HAND = {
+    "worker 1 1 2": (3, "60", ENDED.format("1 "), 12),
+    "worker 0 1 2": (2, "60", ENDED.format("0, the first one,"), 12),
+    "server 0 1 2": (2, "4", "train.py: all workers are alive and wait .* so a server", 60),
+    "stopped 1 1 2": (2, "4", "train.py: worker 1 .*has not answered for 4 s, and the others", 12),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", BY_HAND)
+def test_without_a_launcher_a_death_ends_the_others(script, tmp_path, death):
+    count, seconds, sentence, bound = BY_HAND[death]
+    with Started(script, tmp_path, count, "--worker-timeout", seconds, DIES=death) as run:
+        ends = count if death.startswith("server") else count - 1
+        took = run.until_ended(ends + death.startswith("worker"))
+        assert took < bound
+        assert len(run.sentences()) == ends
+        assert all(re.match(sentence, said) for said in run.sentences()), run.sentences()
+        assert sorted(w.returncode for w in run.workers if w.returncode is not None)[-1] == 1
+
+
+@pytest.mark.slow
+def test_a_slow_step_or_validation_is_no_death(script, tmp_path):
+    with Started(script, tmp_path, 2, "--worker-timeout", "2", SLOW="7") as run:
+        run.until_ended(2)
+        assert [worker.returncode for worker in run.workers] == [0, 0], run.sentences()
+
+
+@pytest.mark.slow
+def test_without_a_launcher_the_next_run_goes_on(script, tmp_path):
+    for name, death in (("whole", ""), ("killed", "worker 1 1 2"), ("killed", "")):
+        with Started(script, tmp_path / name, 2, DIES=death) as run:
+            run.until_ended(2)
+    assert checkpoints(tmp_path / "killed") == checkpoints(tmp_path / "whole")
+    assert len(checkpoints(tmp_path / "whole")) == 6
