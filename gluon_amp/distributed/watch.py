@@ -38,11 +38,11 @@ class LostError(RuntimeError):
     """The other workers cannot be reached; the message is one sentence."""
 
 
-def end(sentence: str) -> None:
-    """End the process with status 1 and a sentence, whatever its other threads wait for."""
+def end(sentence: str, status: int = 1) -> None:
+    """End the process with a sentence, whatever its other threads wait for."""
     with contextlib.suppress(OSError):
         os.write(2, f"{Path(sys.argv[0]).name}: {sentence}\n".encode())
-    os._exit(1)
+    os._exit(status)
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Watch:
     """
 
     def __init__(
-        self, peers: List[Peer], first: bool, seconds: float, end: Callable[[str], None] = end
+        self, peers: List[Peer], first: bool, seconds: float, end: Callable[..., None] = end
     ):
         self._peers, self._first, self._seconds, self._end = peers, first, seconds, end
         self._beat = min(BEAT, seconds / 4)
@@ -139,10 +139,17 @@ class Watch:
         finally:
             self._patience = math.inf
 
-    def leave(self) -> None:
-        """Return once all workers have called this; until then, go on watching."""
+    def leave(self, status: int, seconds: float) -> None:
+        """Return once all workers have called this; until then, go on watching.
+
+        The process then has `seconds` to end, or is ended with this status.
+        """
         self._leaving.set()
         self._left.wait()
+        sentence = "the run is over; MXNet's scheduler or a server did not end with it."
+        last = threading.Timer(seconds, self._end, (sentence, status))
+        last.daemon = True
+        last.start()
 
     def _run(self) -> None:
         sent, sentence, over = -math.inf, "", False

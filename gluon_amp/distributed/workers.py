@@ -43,6 +43,8 @@ PS_VARIABLES = (
 _STORES: List[Any] = []
 _WATCHES: List[Watch] = []
 
+GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
+
 # Trainers use the keys from 0 on.
 FIRST_KEY = 10**6
 CHUNK = 2**22  # bytes in one message
@@ -315,7 +317,8 @@ def leave(main: Callable[[], int]) -> NoReturn:
                 stream.flush()
         os._exit(status)
     for watch in _WATCHES:
-        watch.leave()
+        # Once all have left, MXNet waits for nothing but the scheduler.
+        watch.leave(status, GOODBYE)
     for store in _STORES:  # here, as it would abort the process when Python exits
         check_call(LIB.MXKVStoreFree(store.handle))
         store.handle = KVStoreHandle()

@@ -232,6 +232,7 @@ BY_HAND = {
     "worker 1 1 2": (3, "60", ENDED.format("1 "), 12),
     "worker 0 1 2": (2, "60", ENDED.format("0, the first one,"), 12),
     "server 0 1 2": (2, "4", "train.py: all workers are alive and wait .* so a server", 60),
+    "scheduler 1 1 2": (2, "4", "train.py: the run is over; MXNet's scheduler or a server did", 90),
     "stopped 1 1 2": (2, "4", "train.py: worker 1 .*has not answered for 4 s, and the others", 12),
 }
 
@@ -241,12 +242,13 @@ BY_HAND = {
 def test_without_a_launcher_a_death_ends_the_others(script, tmp_path, death):
     count, seconds, sentence, bound = BY_HAND[death]
     with Started(script, tmp_path, count, "--worker-timeout", seconds, DIES=death) as run:
-        ends = count if death.startswith("server") else count - 1
-        took = run.until_ended(ends + death.startswith("worker"))
+        others = count if death.startswith(("server", "scheduler")) else count - 1
+        took = run.until_ended(others + death.startswith("worker"))
         assert took < bound
-        assert len(run.sentences()) == ends
+        assert len(run.sentences()) == others
         assert all(re.match(sentence, said) for said in run.sentences()), run.sentences()
-        assert sorted(w.returncode for w in run.workers if w.returncode is not None)[-1] == 1
+        status = 0 if death.startswith("scheduler") else 1
+        assert [worker.returncode for worker in run.workers].count(status) == others
 
 
 @pytest.mark.slow
