@@ -18,10 +18,10 @@ ROWS = 10**7
 class OrderedStore(KVStoreBase):
     """A store for three or more workers whose sums have the same bits in every run.
 
-    MXNet's servers add gradients in the order in which they arrive, and Horovod in the parts in
-    which it sends them. Sums of three or more floating-point numbers depend on that. Sums of two do
-    not, and zeros change nothing. So each pair of workers has a row of its own, to which the others
-    add zeros, and every worker then adds up the rows in their order, in float32 or wider.
+    MXNet's servers add gradients in the order in which they arrive. Sums of three or more
+    floating-point numbers depend on that. Sums of two do not, and zeros change nothing. So each
+    pair of workers has a row of its own, to which the others add zeros, and every worker then adds
+    up the rows in their order, in float32 or wider.
 
     With N workers, ``(N + 1) // 2`` times as many bytes are sent.
 

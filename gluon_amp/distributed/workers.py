@@ -95,7 +95,7 @@ class _Several(Workers):
     If `repeats`, the trainer's sums have the same bits in every run.
     """
 
-    def __init__(self, store: KVStoreBase, rank: int, repeats: bool):
+    def __init__(self, store: KVStoreBase, rank: int, repeats: bool = False):
         several = repeats and store.num_workers > 2
         super().__init__(OrderedStore(store, rank) if several else store)
         self._store = store
@@ -196,8 +196,8 @@ def connect(
     seconds : float
         Time limit for all workers and servers to connect to the scheduler.
     repeats : bool
-        Sum the gradients of three or more workers in a fixed order (see `OrderedStore`). Those of
-        two have the same bits in every run anyway.
+        With a parameter server, sum the gradients of three or more workers in a fixed order (see
+        `OrderedStore`). Those of two have the same bits in every run anyway.
     timeout : float
         With a parameter server, end this process a few seconds after another worker has ended, or
         when one or a server has not answered for so many seconds; 0 to wait for ever. Horovod has
@@ -220,7 +220,7 @@ def connect(
                 "as there are devices."
             )
         store = HorovodStore()
-        return _Several(store, store.rank, repeats)
+        return _Several(store, store.rank)
     _check_launched(name)
     store = _create(name, seconds)
     _STORES.append(store)
