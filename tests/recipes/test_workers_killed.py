@@ -36,18 +36,30 @@ DEATHS = {
 }
 
 
+def pytest_generate_tests(metafunc):
+    """Try two workers, and every death, with `--kills 2` or more."""
+    few = metafunc.config.getoption("--kills") < 2
+    if "workers" in metafunc.fixturenames:
+        metafunc.parametrize("workers", [3] if few else [2, 3])
+        metafunc.parametrize("deaths", [["worker 1 0 1", "scheduler 0 1 2"] if few else [*DEATHS]])
+    if "death" in metafunc.fixturenames:
+        metafunc.parametrize("death", ["worker 0 1 2", "server 0 1 2"] if few else BY_HAND)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers, options", [(2, []), (3, ["--deterministic"])])
-def test_a_death_ends_the_run_and_the_next_run_goes_on(script, tmp_path, workers, options):
+def test_a_death_ends_the_run_and_the_next_run_goes_on(script, tmp_path, workers, deaths):
     launch = launcher(workers)
+    options = ["--deterministic"] if workers > 2 else []
     finish(script, tmp_path / "whole", launch, *options)
     whole = checkpoints(tmp_path / "whole")
     assert len(whole) == 6
-    for death, name in DEATHS.items():
+    for death in deaths:
         done = run(script, tmp_path / "killed", launch, *options, dies=death)
         assert done.returncode == 137
         (line,) = (line for line in done.stderr.splitlines() if line.startswith("launch.py"))
-        sentence = rf"launch.py: {name} ended with status 137 \(SIGKILL\); the others are ended\."
+        sentence = (
+            rf"launch.py: {DEATHS[death]} ended with status 137 \(SIGKILL\); the others are ended\."
+        )
         assert re.fullmatch(sentence, line)
         assert done.seconds < BOUND
     finish(script, tmp_path / "killed", launch, *options)
@@ -142,7 +154,6 @@ BY_HAND = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("death", BY_HAND)
 def test_without_a_launcher_a_death_ends_the_others(script, tmp_path, death):
     count, seconds, sentence, bound = BY_HAND[death]
     with Started(script, tmp_path, count, "--worker-timeout", seconds, DIES=death) as run:
@@ -160,12 +171,3 @@ def test_a_slow_step_or_validation_is_no_death(script, tmp_path):
     with Started(script, tmp_path, 2, "--worker-timeout", "2", SLOW="7") as run:
         run.until_ended(2)
         assert [worker.returncode for worker in run.workers] == [0, 0], run.sentences()
-
-
-@pytest.mark.slow
-def test_without_a_launcher_the_next_run_goes_on(script, tmp_path):
-    for name, death in (("whole", ""), ("killed", "worker 1 1 2"), ("killed", "")):
-        with Started(script, tmp_path / name, 2, DIES=death) as run:
-            run.until_ended(2)
-    assert checkpoints(tmp_path / "killed") == checkpoints(tmp_path / "whole")
-    assert len(checkpoints(tmp_path / "whole")) == 6
