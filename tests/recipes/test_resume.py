@@ -291,6 +291,20 @@ def test_each_worker_draws_its_own_random_numbers_and_draws_them_again(mode, dra
         assert not np.array_equal(one, other)
 
 
+def test_the_first_step_leaves_each_device_its_own_statistics():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=2), nn.Flatten(), nn.Dense(3, in_units=32))
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net.initialize(ctx=devices)
+    data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
+    recipe = Recipe(seed=7, dtype="float32", batch_size=2)
+    engine = build_engine(recipe, net, data, devices, 0.1, Workers())
+    images = nd.concat(nd.zeros((2, 2, 4, 4)), nd.ones((2, 2, 4, 4)), dim=0)
+    engine.step([(images, nd.array([0, 1, 2, 0]))], epoch=0, number=0, counts=Counts())
+    means = [array.asnumpy() for array in net[0].running_mean.list_data()]
+    np.testing.assert_allclose(means, [[0, 0], [0.1, 0.1]], rtol=1e-6)
+
+
 def test_seeds_of_steps():
     seeds = [step_seed(*at) for at in np.ndindex(3, 4, 5, 6)]
     assert len(set(seeds)) == len(seeds)

@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc):
 @pytest.mark.slow
 def test_a_death_ends_the_run_and_the_next_run_goes_on(script, tmp_path, workers, deaths):
     launch = launcher(workers)
-    options = ["--deterministic"] if workers > 2 else []
+    options = ["--deterministic"] if workers > 2 else ["--dtype", "float32"]
     finish(script, tmp_path / "whole", launch, *options)
     whole = checkpoints(tmp_path / "whole")
     assert len(whole) == 6

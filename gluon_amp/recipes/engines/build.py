@@ -84,4 +84,7 @@ def build_engine(
             **loss_scale_option(recipe),
         )
     trainer = build_trainer(recipe, net, rate, workers.kvstore)
+    # Otherwise the first step would do it, and give all workers and devices the statistics that one
+    # of them has then: the one with MXNet's lowest rank, which is another one in every run.
+    trainer.ready()
     return GluonEngine(net, trainer, objective, devices, workers.count, recipe.clip_grad)
