@@ -24,7 +24,7 @@ from gluon_amp.recipes.network.build import build_network
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.recipe import Recipe
 from gluon_amp.recipes.schedule import Schedule
-from gluon_amp.recipes.seeds import set_seed, step_seed
+from gluon_amp.recipes.seeds import set_seed
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -138,10 +138,10 @@ def _fit(net: HybridBlock, row: Row, train: Images, val: Images, fold: Fold) -> 
         build_trainer(_recipe(row), net, training.lr),
         Objective(CLASSES),
         [mx.cpu()],
-        before_step=lambda epoch, n: mx.random.seed(step_seed(fold.seed, 0, epoch, n)),
     )
     shape = (training.num_epochs, len(batches), "cosine")
-    loop = Loop(engine, Schedule(training.lr, *shape, warmup_epochs=0.5), log_interval=0)
+    schedule = Schedule(training.lr, *shape, warmup_epochs=0.5)
+    loop = Loop(engine, schedule, log_interval=0, seed=fold.seed)
     with log.silence():
         for epoch in range(training.num_epochs):
             loop.train(batches, epoch)

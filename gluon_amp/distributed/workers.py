@@ -8,11 +8,14 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.distributed.ordered import OrderedStore
+from gluon_amp.distributed.tasks import address
+from gluon_amp.distributed.watch import LostError, Watch, open_watch
 from gluon_amp.mxnet_internals import LIB, check_call
 
 import mxnet as mx
@@ -38,6 +41,9 @@ PS_VARIABLES = (
 
 # MXNet waits for the other workers when a store is freed, so only `leave` frees these.
 _STORES: List[Any] = []
+_WATCHES: List[Watch] = []
+
+GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
 
 # Trainers use the keys from 0 on.
 FIRST_KEY = 10**6
@@ -47,10 +53,6 @@ HOROVOD_MISSING = (
     "Horovod is not installed: run `HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
     "--no-build-isolation 'horovod==0.28.1'`, with numpy below 1.24, or use --kv-store dist_sync"
 )
-
-
-class LostError(RuntimeError):
-    """The other workers cannot be reached; the message is one sentence."""
 
 
 class Workers:
@@ -70,6 +72,10 @@ class Workers:
         """Whether this is the worker that logs and saves."""
         return self.rank == 0
 
+    def step(self) -> ContextManager[None]:
+        """Return the context of a training step, in which this worker may wait for others."""
+        return contextlib.nullcontext()
+
     def total(self, values: Sequence[float]) -> np.ndarray:
         """Return the sums over all workers, in float64, once all have called it."""
         return self.every(values).sum(axis=0)
@@ -84,14 +90,21 @@ class Workers:
 
 
 class _Several(Workers):
-    """Several workers, which sum arrays by `KVStoreBase.pushpull`."""
+    """Several workers, which sum arrays by `KVStoreBase.pushpull`.
 
-    kvstore: KVStoreBase
+    If `repeats`, the trainer's sums have the same bits in every run.
+    """
 
-    def __init__(self, kvstore: KVStoreBase, rank: int):
-        super().__init__(kvstore)
-        self.rank, self.count = rank, kvstore.num_workers
+    def __init__(self, store: KVStoreBase, rank: int, repeats: bool = False):
+        several = repeats and store.num_workers > 2
+        super().__init__(OrderedStore(store, rank) if several else store)
+        self._store = store
+        self.rank, self.count = rank, store.num_workers
+        self.watch: Optional[Watch] = None
         self._keys: Dict[Any, int] = {}
+
+    def step(self) -> ContextManager[None]:
+        return self.watch.step() if self.watch else contextlib.nullcontext()
 
     def every(self, values: Sequence[float]) -> np.ndarray:
         # A parameter server sums in float32. To keep float64, each worker's bytes have their own
@@ -115,11 +128,12 @@ class _Several(Workers):
     def _sum(self, values: np.ndarray) -> np.ndarray:
         kind = (values.shape, values.dtype)
         array = nd.array(values, dtype=values.dtype)
-        if kind not in self._keys:
-            self._keys[kind] = FIRST_KEY + len(self._keys)
-            self.kvstore.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
-        self.kvstore.pushpull(self._keys[kind], array)
-        return array.asnumpy()
+        with self.watch.exchange() if self.watch else contextlib.nullcontext():
+            if kind not in self._keys:
+                self._keys[kind] = FIRST_KEY + len(self._keys)
+                self._store.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
+            self._store.pushpull(self._keys[kind], array)
+            return array.asnumpy()
 
 
 class HorovodStore(KVStoreBase):
@@ -164,7 +178,13 @@ class HorovodStore(KVStoreBase):
         return False
 
 
-def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> Workers:
+def connect(
+    name: str,
+    devices: Sequence[mx.Context],
+    seconds: float = 300,
+    repeats: bool = False,
+    timeout: float = 0,
+) -> Workers:
     """Connect to the other workers, if the store is for several.
 
     Parameters
@@ -175,6 +195,13 @@ def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> W
         The devices on which this worker trains.
     seconds : float
         Time limit for all workers and servers to connect to the scheduler.
+    repeats : bool
+        With a parameter server, sum the gradients of three or more workers in a fixed order (see
+        `OrderedStore`). Those of two have the same bits in every run anyway.
+    timeout : float
+        With a parameter server, end this process a few seconds after another worker has ended, or
+        when one or a server has not answered for so many seconds; 0 to wait for ever. Horovod has
+        its own way to notice.
 
     Raises
     ------
@@ -198,7 +225,12 @@ def connect(name: str, devices: Sequence[mx.Context], seconds: float = 300) -> W
     store = _create(name, seconds)
     _STORES.append(store)
     # Our launcher sets the worker's number; MXNet's own ranks follow the addresses.
-    return _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)))
+    workers = _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)), repeats)
+    if timeout and workers.count > 1:
+        host = os.environ.get("DMLC_NODE_HOST") or address(os.environ["DMLC_PS_ROOT_URI"])
+        workers.watch = open_watch(workers.rank, workers.count, host, workers.from_first, timeout)
+        _WATCHES.append(workers.watch)
+    return workers
 
 
 def _check_alone(name: str, devices: Sequence[mx.Context]) -> None:
@@ -284,6 +316,9 @@ def leave(main: Callable[[], int]) -> NoReturn:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(status)
+    for watch in _WATCHES:
+        # Once all have left, MXNet waits for nothing but the scheduler.
+        watch.leave(status, GOODBYE)
     for store in _STORES:  # here, as it would abort the process when Python exits
         check_call(LIB.MXKVStoreFree(store.handle))
         store.handle = KVStoreHandle()

@@ -3,6 +3,10 @@
 A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run
 resumes, ``epoch003-sample00030720.ckpt``. Besides the network and the trainer it holds the results
 of all epochs so far, the counts of the unfinished one, and what the run trains on.
+
+Several workers have one file, too, which the first one writes with the counts and statistics of
+all. They are small, and one rename puts the whole set in place. It has no random states: those
+follow from the seed and the position (see `gluon_amp.recipes.seeds`).
 """
 
 import contextlib

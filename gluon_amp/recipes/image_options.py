@@ -69,6 +69,12 @@ def add_image_options(parser: TrainingParser) -> None:
     add = options.add_devices(parser)
     exchange = "how gradients are summed over devices and machines"
     add("--kv-store --kvstore", exchange, choices=KV_STORES, default="device")
+    dead = (
+        "with dist_sync, a worker ends 5 s after the end of another one, or when one or a server "
+        "has not answered for so long; 0 to wait for ever"
+    )
+    seconds = {"type": non_negative, "metavar": "SECONDS"}
+    add("--worker-timeout", dead, seconds, default=60.0)
     add_data(parser)
     _add_training(parser)
     _add_learning_rate(parser)

@@ -16,6 +16,7 @@ from gluon_amp.recipes.history import Counts, EpochResult, Validation
 from gluon_amp.recipes.log import Records
 from gluon_amp.recipes.meters import Mean, TopK
 from gluon_amp.recipes.schedule import Schedule
+from gluon_amp.recipes.seeds import set_seed, step_seed
 from gluon_amp.trainer import StepReport
 
 import mxnet as mx
@@ -56,6 +57,8 @@ class Loop:
         What the progress bar counts, one for each label.
     input_bound : str
         Advice to log if training often waits for data; empty for none.
+    seed : int
+        Seed of the random numbers that a step draws.
     steps, skipped : int
         Steps of all epochs so far, and those that were skipped because of an overflow.
     """
@@ -69,6 +72,7 @@ class Loop:
     max_batches: Optional[int] = None
     unit: str = "img"
     input_bound: str = log.INPUT_BOUND
+    seed: int = 0
     steps: int = 0
     skipped: int = 0
 
@@ -109,7 +113,9 @@ class Loop:
                 rate = self.schedule(epoch, number)
                 self.engine.set_learning_rate(rate)
                 size = sum(batch[1].size for batch in group)
-                report = self.engine.step(group, epoch, number, counts)
+                set_seed(step_seed(self.seed, self.workers.rank, epoch, number))
+                with self.workers.step():
+                    report = self.engine.step(group, epoch, number, counts)
                 self._count(epoch, number, report, counts)
                 done = number + len(group)
                 since += size

@@ -94,7 +94,10 @@ def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
     add = parser.group("reproducibility")
     add("--seed", "seed of all random numbers", NUMBER, default=0)
-    repeats = "on GPUs, use only algorithms that repeat bit for bit (CPUs always do)"
+    repeats = (
+        "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
+        "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
+    )
     add("--deterministic", repeats, SWITCH)
 
 

@@ -65,7 +65,12 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     data, notice = open_data(recipe, options)
     recipe = for_data(recipe, options, data.name)
-    workers = connect(recipe.kv_store, devices)
+    workers = connect(
+        recipe.kv_store,
+        devices,
+        repeats=recipe.deterministic,
+        timeout=recipe.worker_timeout,
+    )
     set_seed(recipe.seed)
     net = build_network(recipe, data.classes, data.image_shape[1], devices)
     observed = observe(net, data, devices[0], recipe.model, recipe.computes_in)
@@ -86,7 +91,7 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
         observed,
         devices,
         workers,
-        Loop(engine, schedule, workers, records, *limits),
+        Loop(engine, schedule, workers, records, *limits, seed=recipe.seed),
         batches,
         ValidationBatches(data.val, batch, *share),
         notice,

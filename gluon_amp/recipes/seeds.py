@@ -24,10 +24,11 @@ def set_seed(seed: int) -> None:
 
 
 def step_seed(seed: int, rank: int, epoch: int, number: int) -> int:
-    """Return the seed of MXNet's generator for one step of one worker.
+    """Return the seed of all generators for one step of one worker.
 
-    The generator's state cannot be saved, but a resumed run can seed it as the first run did. Each
-    worker draws its own dropout masks.
+    The state of MXNet's generator cannot be read, so no checkpoint can hold it. A resumed run seeds
+    the generators as the first run did, in every worker, from what the checkpoint holds: the seed
+    and the position. Each worker draws its own dropout masks.
 
     Parameters
     ----------

@@ -27,6 +27,7 @@ FLAGS = {
     "cpus": "--cpus",
     "wait_policy": "--wait-policy",
     "kv_store": "--kv-store --kvstore",
+    "worker_timeout": "--worker-timeout",
     "dataset": "--dataset",
     "data_dir": "--data-dir --data",
     "image_folder": "--image-folder",

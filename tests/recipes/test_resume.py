@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,19 +15,22 @@ import pytest
 import gluon_amp  # noqa: F401
 from gluon_amp.command_line import UsageError
 from gluon_amp.distributed.workers import Workers
-from gluon_amp.recipes import run, script
+from gluon_amp.recipes import log, run, script
 from gluon_amp.recipes.checkpoints import BEST, Checkpoints, Position
 from gluon_amp.recipes.engines.build import build_engine
 from gluon_amp.recipes.history import Counts, EpochResult, History, Validation
 from gluon_amp.recipes.interruption import Interruption, RunInterruptedError
+from gluon_amp.recipes.loop import Loop
 from gluon_amp.recipes.network import build as network_build
+from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.recipe import Recipe, read
+from gluon_amp.recipes.schedule import Schedule
 from gluon_amp.recipes.seeds import step_seed
 from tests import ROOT
 from tests.recipes.scripts import OF_THE_CLOCK, environment
 
 import mxnet as mx
-from mxnet import nd
+from mxnet import autograd, nd
 from mxnet.gluon import nn
 
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"
@@ -225,35 +229,80 @@ def test_the_first_signal_is_noted_and_the_handler_put_back():
     assert RunInterruptedError(signal.SIGINT, "x").status == 130
 
 
-def trained(mode, rank, disturbed=False):
+class Noise(nn.HybridBlock):
+    """Adds noise, by an operator other than Dropout."""
+
+    def hybrid_forward(self, F, x):
+        return x + F.random.normal_like(x) if autograd.is_training() else x
+
+
+class Scaled(Objective):
+    """A loss that draws from the generators of numpy and of Python."""
+
+    def losses(self, outputs, targets):
+        factor = np.random.uniform(0.5, 1) + random.uniform(0.5, 1)
+        return [factor * loss for loss in super().losses(outputs, targets)]
+
+
+def trained(mode, rank, disturbed=False, random_layer=None, objective=None):
     """Weights after two steps of one of several workers, all of which see the same images."""
     mx.random.seed(0)
     with mx.name.NameManager():
         net = nn.HybridSequential()
-        net.add(nn.Flatten(), nn.Dropout(0.5), nn.Dense(3, in_units=32))
+        net.add(nn.Flatten(), random_layer or nn.Dropout(0.5), nn.Dense(3, in_units=32))
     net.initialize(mx.init.One())
     data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
     workers = Workers()
     workers.rank = rank
     recipe = Recipe(seed=7, mode=mode, dtype="float32", batch_size=4)
     engine = build_engine(recipe, net, data, [mx.cpu()], 0.1, workers)
+    if objective:
+        engine.objective = objective
     images, labels = nd.array(np.random.RandomState(1).rand(4, 2, 4, 4)), nd.array([0, 1, 2, 0])
-    for number in range(2):
+    loop = Loop(engine, Schedule(0.1, 4, 2, "constant"), workers, log_interval=0, seed=7)
+    batches = SimpleNamespace(images=8, batch_size=4, epoch=lambda *at: [(images, labels)] * 2)
+
+    def disturb(done, counts):
         if disturbed:
-            nd.random.uniform(shape=5)
-        engine.step([(images, labels)], epoch=3, number=number, counts=Counts())
+            nd.random.uniform(shape=5), np.random.rand(), random.random()
+
+    with log.silence():
+        loop.train(batches, epoch=3, after_update=disturb)
     if mode == "module":
         return engine.module.get_params()[0]["dense0_weight"].asnumpy()
     return net[2].weight.data().asnumpy()
 
 
-@pytest.mark.parametrize("mode", ["hybrid", "module"])
-def test_each_worker_draws_its_own_dropout_masks_and_draws_them_again(mode):
-    first, second, third = (trained(mode, rank) for rank in range(3))
-    assert np.array_equal(trained(mode, 0, disturbed=True), first)
-    assert np.array_equal(trained(mode, 1, disturbed=True), second)
+@pytest.mark.parametrize(
+    "mode, draws",
+    [
+        ("hybrid", {}),
+        ("module", {}),
+        ("hybrid", {"random_layer": Noise()}),
+        ("hybrid", {"random_layer": nn.HybridLambda("identity"), "objective": Scaled(3)}),
+    ],
+)
+def test_each_worker_draws_its_own_random_numbers_and_draws_them_again(mode, draws):
+    """Those of Dropout, of any other operator, of numpy and of Python."""
+    first, second, third = (trained(mode, rank, **draws) for rank in range(3))
+    assert np.array_equal(trained(mode, 0, disturbed=True, **draws), first)
+    assert np.array_equal(trained(mode, 1, disturbed=True, **draws), second)
     for one, other in ((first, second), (first, third), (second, third)):
         assert not np.array_equal(one, other)
+
+
+def test_the_first_step_leaves_each_device_its_own_statistics():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=2), nn.Flatten(), nn.Dense(3, in_units=32))
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net.initialize(ctx=devices)
+    data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
+    recipe = Recipe(seed=7, dtype="float32", batch_size=2)
+    engine = build_engine(recipe, net, data, devices, 0.1, Workers())
+    images = nd.concat(nd.zeros((2, 2, 4, 4)), nd.ones((2, 2, 4, 4)), dim=0)
+    engine.step([(images, nd.array([0, 1, 2, 0]))], epoch=0, number=0, counts=Counts())
+    means = [array.asnumpy() for array in net[0].running_mean.list_data()]
+    np.testing.assert_allclose(means, [[0, 0], [0.1, 0.1]], rtol=1e-6)
 
 
 def test_seeds_of_steps():

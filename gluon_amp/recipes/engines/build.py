@@ -1,17 +1,15 @@
 """The engine that a recipe describes: its objective, optimizer and loss scale."""
 
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Dict, Sequence
 
 from gluon_amp.casting.cast import cast
 from gluon_amp.data import Source
 from gluon_amp.distributed.workers import Workers
-from gluon_amp.inspection.describe import describe
 from gluon_amp.recipes.engines.base import Engine
 from gluon_amp.recipes.engines.gluon import GluonEngine
 from gluon_amp.recipes.engines.module import ModuleEngine
 from gluon_amp.recipes.objective import Objective
 from gluon_amp.recipes.recipe import Recipe
-from gluon_amp.recipes.seeds import step_seed
 from gluon_amp.trainer import Trainer
 from gluon_amp.trainer.loss_scale import DynamicLossScale
 
@@ -71,12 +69,6 @@ def build_engine(
     objective = Objective(
         data.classes, recipe.label_smoothing, recipe.mixup, mixup_epochs, recipe.seed
     )
-    images = mx.nd.zeros((1, *data.image_shape), ctx=devices[0])
-    seeding: Dict[str, Callable[[int, int], None]] = {}
-    if any(row.op == "Dropout" for row in describe(net, images).rows):
-        seeding["before_step"] = lambda epoch, number: mx.random.seed(
-            step_seed(recipe.seed, workers.rank, epoch, number)
-        )
     if recipe.mode == "module":
         return ModuleEngine(
             cast(net, "float32"),
@@ -90,7 +82,9 @@ def build_engine(
             workers.count,
             policy=recipe.policy,
             **loss_scale_option(recipe),
-            **seeding,
         )
     trainer = build_trainer(recipe, net, rate, workers.kvstore)
-    return GluonEngine(net, trainer, objective, devices, workers.count, recipe.clip_grad, **seeding)
+    # Otherwise the first step would do it, and give all workers and devices the statistics that one
+    # of them has then: the one with MXNet's lowest rank, which is another one in every run.
+    trainer.ready()
+    return GluonEngine(net, trainer, objective, devices, workers.count, recipe.clip_grad)

@@ -1,7 +1,7 @@
 """Training by Gluon: a network and its trainer."""
 
 from dataclasses import dataclass
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.recipes.engines.base import Batch, TrainerEngine, split
@@ -33,22 +33,18 @@ class GluonEngine(TrainerEngine):
         Number of such engines that train together.
     clip : float, optional
         Largest norm of the gradient of the mean loss.
-    before_step : callable
-        Called with epoch and batch number; seeds random numbers that a resumed run draws again.
     """
 
     objective: Objective
     devices: Sequence[mx.Context]
     workers: int = 1
     clip: Optional[float] = None
-    before_step: Callable[[int, int], None] = lambda epoch, number: None
 
     @property
     def statistics(self) -> List[Parameter]:
         return [p for p in self.net.collect_params().values() if is_statistic(p)]
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
-        self.before_step(epoch, number)
         passes = [
             self._backward(batch, self.objective.weight(epoch, number + offset))
             for offset, batch in enumerate(batches)

@@ -1,7 +1,7 @@
 """Training by the Symbol and Module API: the twin of MXNet's float16 FAQ."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -53,8 +53,6 @@ class ModuleEngine:
     kvstore : str or KVStore
     workers : int
         Number of such engines that train together.
-    before_step : callable
-        As in `GluonEngine`.
     **options
         `policy` and `loss_scale` of the module.
     """
@@ -70,13 +68,11 @@ class ModuleEngine:
         settings: Dict[str, Any],
         kvstore: Any = "device",
         workers: int = 1,
-        before_step: Callable[[int, int], None] = lambda epoch, number: None,
         **options: Any,
     ):
         self.devices = devices
         self.objective = objective
         self.workers = workers
-        self.before_step = before_step
         logits = net(mx.sym.var("data"))
         # smooth_alpha is divided among the other classes, the share of label smoothing among all
         alpha = objective.smoothing * (1 - 1 / objective.classes)
@@ -118,7 +114,6 @@ class ModuleEngine:
         self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
-        self.before_step(epoch, number)
         ((images, labels),) = batches
         self.module.optimizer.rescale_grad = 1 / (len(images) * self.workers)
         self.module.forward(mx.io.DataBatch([images], [labels]), is_train=True)

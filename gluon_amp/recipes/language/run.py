@@ -128,6 +128,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
             max_batches=recipe.max_batches,
             unit="char",
             input_bound="",
+            seed=recipe.seed,
         ),
         batches,
         val_batches,
