@@ -8,7 +8,18 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Sequence,
+    Union,
+)
 
 import numpy as np
 
@@ -20,7 +31,7 @@ from gluon_amp.mxnet_internals import LIB, check_call
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.base import KVStoreHandle
+from mxnet.base import KVStoreHandle, MXNetError
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -40,14 +51,23 @@ PS_VARIABLES = (
 )
 
 # MXNet waits for the other workers when a store is freed, so only `leave` frees these.
-_STORES: List[Any] = []
+_STORES: List[mx.kvstore.KVStore] = []
 _WATCHES: List[Watch] = []
 
 GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
 
+# What MXNet's errors contain when Horovod has lost a worker: the first is its SHUT_DOWN_ERROR
+# (horovod/common/common.h), the second the folder of Gloo's sources, where its errors arise.
+HOROVOD_LOST = ("Horovod has been shut down", "/gloo/")
+
 # Trainers use the keys from 0 on.
 FIRST_KEY = 10**6
 CHUNK = 2**22  # bytes in one message
+
+# Horovod reduces the gradients that are ready in one buffer. The order in which it adds those of
+# three or more workers depends on their place in the buffer, and so on time. Without a buffer, at a
+# threshold of 0, the sums repeat bit for bit.
+FUSION = "HOROVOD_FUSION_THRESHOLD"
 
 HOROVOD_MISSING = (
     "Horovod is not installed: run `HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
@@ -137,7 +157,17 @@ class _Several(Workers):
 
 
 class HorovodStore(KVStoreBase):
-    """Horovod as a key-value store, which sums the gradients of one device in each process."""
+    """Horovod as a key-value store, which sums the gradients of one device in each process.
+
+    A read of what it sums raises `MXNetError` if another worker is gone: see `naming_lost_workers`.
+
+    Raises
+    ------
+    UsageError
+        Horovod is not installed.
+    LostError
+        The workers have not all met.
+    """
 
     type = "horovod"
 
@@ -146,7 +176,14 @@ class HorovodStore(KVStoreBase):
             import horovod.mxnet as horovod
         except ImportError:
             raise UsageError(f"--kv-store horovod: {HOROVOD_MISSING}.") from None
-        horovod.init()
+        try:
+            horovod.init()
+        except ValueError:  # it has logged the cause
+            count = os.environ.get("HOROVOD_SIZE", "the")
+            raise LostError(
+                f"--kv-store horovod: not all of {count} workers have met in time: see what they "
+                "say."
+            ) from None
         self._horovod = horovod
 
     @property
@@ -162,20 +199,44 @@ class HorovodStore(KVStoreBase):
     def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
         """Copy the first worker's value to all workers."""
         sent = self._horovod.broadcast(value, root_rank=0, name=str(key), priority=priority)
-        for array in out if isinstance(out, list) else [out]:
-            sent.copyto(array)
+        _copy(sent, out)
 
     def pushpull(
         self, key: int, value: Arrays, out: Optional[Arrays] = None, priority: int = 0
     ) -> None:
-        """Replace a value by its sum over all workers."""
+        """Replace a value by its sum over all workers, or copy the sum to `out`."""
         (array,) = value if isinstance(value, list) else [value]
-        self._horovod.allreduce_(array, average=False, name=str(key), priority=priority)
+        total = array if out is None else array.copy()
+        self._horovod.allreduce_(total, op=self._horovod.Sum, name=str(key), priority=priority)
+        if out is not None:
+            _copy(total, out)
 
     @staticmethod
     def is_capable(capability: str) -> bool:
         """Return whether it can update parameters: it cannot."""
         return False
+
+
+def _copy(source: NDArray, targets: Arrays) -> None:
+    for target in targets if isinstance(targets, list) else [targets]:
+        source.copyto(target)
+
+
+@contextlib.contextmanager
+def naming_lost_workers() -> Iterator[None]:
+    """Raise `LostError` instead of the `MXNetError` that Horovod causes when a worker is gone.
+
+    MXNet raises it where an array is read, so this surrounds the whole training.
+    """
+    try:
+        yield
+    except MXNetError as error:
+        if not any(words in str(error) for words in HOROVOD_LOST):
+            raise
+        raise LostError(
+            "another worker has ended or cannot be reached, so this one ends too: see what it "
+            "said, and start all of them again, with --resume auto if they have a --save-dir."
+        ) from None
 
 
 def connect(
@@ -219,6 +280,8 @@ def connect(
                 "--kv-store horovod trains on one device in each process: start as many processes "
                 "as there are devices."
             )
+        if all(device.device_type == "cpu" for device in devices):  # where all else repeats too
+            os.environ.setdefault(FUSION, "0")
         store = HorovodStore()
         return _Several(store, store.rank)
     _check_launched(name)
@@ -303,15 +366,16 @@ def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -
 def leave(main: Callable[[], int]) -> NoReturn:
     """Run a script's main function and end the process with its status.
 
-    When a worker exits, MXNet waits until all others exit. A worker that fails does not wait, since
-    the others would wait for it.
+    When a worker exits, MXNet and Horovod wait for the others. A worker that fails does not wait,
+    since the others would wait for it.
     """
     try:
         status = main()
     except Exception:
         traceback.print_exc()
         status = 1
-    if status in (1, 2) and os.environ.get("DMLC_ROLE") == "worker":
+    several = os.environ.get("DMLC_ROLE") == "worker" or "HOROVOD_RANK" in os.environ
+    if status in (1, 2) and several:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()

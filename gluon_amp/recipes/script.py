@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import DataError
-from gluon_amp.distributed.workers import LostError
+from gluon_amp.distributed.workers import LostError, naming_lost_workers
 from gluon_amp.recipes.checkpoints import SavingError
 from gluon_amp.recipes.interruption import RunInterruptedError
 from gluon_amp.recipes.loop import TrainingError
@@ -75,7 +75,8 @@ def guarded(work: Callable[[], None]) -> int:
     """Call the function that does the work of a script; return the exit status, as `run` does."""
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors print a line
     try:
-        work()
+        with naming_lost_workers():
+            work()
         sys.stdout.flush()
     except (UsageError, DataError) as error:
         return _failed(error, 2)

@@ -5,10 +5,16 @@ import random
 
 import numpy as np
 
+from gluon_amp.distributed import workers
+
 import mxnet as mx
 
-# MXNet reads these before its first kernel on a GPU.
-DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
+# MXNet reads these before its first kernel on a GPU, and Horovod the last one when it starts.
+DETERMINISTIC = {
+    "MXNET_ENFORCE_DETERMINISM": "1",
+    "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0",
+    workers.FUSION: "0",
+}
 
 
 def use_deterministic_algorithms() -> None:

@@ -1,6 +1,7 @@
 """Scaled gradients: backward passes with one scale, their window, and their reduction."""
 
 import contextlib
+import math
 import threading
 from dataclasses import replace
 from typing import Iterator, List, Optional, Tuple
@@ -294,23 +295,28 @@ class ScaledGradients(ContribAmpAttributes):
     def _reduce_predivided(self) -> None:
         """Reduce the gradients, divided by a power of two at least as high as their number.
 
-        Only sums of float16 gradients need it. It is exact, apart from underflow, and the update
-        multiplies by the divisor.
+        Only sums in float16 need it. It is exact, apart from underflow, and the update multiplies
+        by the divisor.
         """
         self.ready()
         divisor = 2.0 ** (self._summands() - 1).bit_length()
         if divisor > 1 and self.scaling:
             gradients = list(self.gradients())
-            if any(np.dtype(grad.dtype) == np.float16 for grad in gradients):
+            # Another class may sum float32 gradients in float16, as Horovod does on request.
+            float16 = any(np.dtype(grad.dtype) == np.float16 for grad in gradients)
+            if float16 or self._reduces_itself():
                 multiply(gradients, 1 / divisor)
                 self._window = replace(self._window, predivided=divisor)
         self._allreduce_grads()
 
     def _summands(self) -> int:
-        """Return how many gradients of each parameter are added up; 1 if another class does it."""
-        if self._kvstore is None or self._reduces_itself():
-            return 1
-        return len(self.contexts) * self._kvstore.num_workers
+        """Return how many gradients of each parameter are added up; 1 if that is not known."""
+        if self._reduces_itself():
+            # Horovod's trainer adds up one gradient of each process, divided by a factor already.
+            workers = getattr(self, "_process_set", None)
+            factor = getattr(self, "_gradient_predivide_factor", 1)
+            return math.ceil(workers.size() / factor) if workers else 1
+        return len(self.contexts) * self._kvstore.num_workers if self._kvstore else 1
 
     def _reduces(self) -> bool:
         """Return whether gradients are exchanged at all, between devices or workers."""
@@ -322,7 +328,7 @@ class ScaledGradients(ContribAmpAttributes):
 
     def _crosses_workers(self) -> bool:
         """Return whether a reduction may exchange gradients with other workers."""
-        return self._reduces_itself() or bool(self._distributed)
+        return self._reduces_itself() or bool(self._kvstore and self._kvstore.num_workers > 1)
 
     def _trained(self) -> List[gluon.Parameter]:
         return [p for p in self.parameters if p.grad_req != "null" and p._data is not None]

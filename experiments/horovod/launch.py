@@ -1,0 +1,126 @@
+"""Starts workers with horovodrun, and kills one of them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from experiments import ROOT
+
+MARK = "GLUON_AMP_JOB"  # a variable by which the processes of a job are found
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Send a signal to a worker as soon as the log contains a text."""
+
+    worker: int
+    when: str
+    number: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended.
+
+    Attributes
+    ----------
+    status : int
+        That of horovodrun; negative if the job took too long.
+    log : list of str
+        The lines of its two streams.
+    seconds : float
+        Since its start, or since the signal.
+    """
+
+    status: int
+    log: List[str]
+    seconds: float
+
+
+def run(
+    python: Path,
+    command: Sequence[str],
+    timeout: float,
+    count: int = 2,
+    kill: Optional[Kill] = None,
+    **variables: str,
+) -> Ended:
+    """Start workers on this machine, over Gloo, and wait for their end.
+
+    Parameters
+    ----------
+    python : Path
+        The Python for which Horovod is installed.
+    command : sequence of str
+        The arguments of that Python in each worker.
+    timeout : float
+        Seconds after which the job is killed.
+    count : int
+        The number of workers.
+    kill : Kill, optional
+    **variables : str
+        Added to the environment.
+    """
+    options = f"--gloo --network-interface lo -np {count} -H localhost:{count}"
+    mark = uuid.uuid4().hex
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        MARK: mark,
+        **variables,
+    }
+    started, log = time.monotonic(), []
+    with subprocess.Popen(
+        [str(python.with_name("horovodrun")), *options.split(), str(python), *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        watch = threading.Timer(timeout, end, [process.pid])
+        watch.start()
+        try:
+            for line in process.stdout:
+                log.append(line.rstrip())
+                if kill and kill.when in line:
+                    os.kill(find(mark, kill.worker), kill.number)
+                    started, kill = time.monotonic(), None
+        finally:
+            watch.cancel()
+            end(process.pid)
+    return Ended(process.returncode, log, time.monotonic() - started)
+
+
+def end(group: int) -> None:
+    """Kill horovodrun; the processes that it started end when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def find(mark: str, worker: int) -> int:
+    """Return the process of a worker, which is older than those that it has started.
+
+    Raises
+    ------
+    RuntimeError
+        There is none.
+    """
+    wanted = {f"{MARK}={mark}".encode(), f"HOROVOD_RANK={worker}".encode()}
+    for number in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
+            if wanted <= set(variables):
+                return number
+    raise RuntimeError(f"worker {worker} has ended already.")
