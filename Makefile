@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= cpu,gluoncv,data,pretrained,results,docs,test,notebooks,tensorboard
 
 .PHONY: help setup train test lint format zoo benchmark input results ablation floor photographs wire \
-  clients notebooks matrix asan docs clean
+  clients horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -73,6 +73,9 @@ wire: setup ## count what distributed steps exchange, and simulate 1,024 workers
 
 clients: setup ## train clients of MXNet in four dtypes, each in a venv of its own (35 minutes)
 	$(BIN)/python -m experiments.clients $(ARGS)
+
+horovod: setup ## build Horovod in .horovod, train with two workers, kill one and resume (a quarter of an hour)
+	$(BIN)/python -m experiments.horovod $(ARGS)
 
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
 	$(BIN)/python -m experiments.run_notebooks $(ARGS)

@@ -10,6 +10,7 @@ NAME                 make target        what it does
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
 `cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
+`horovod`            `make horovod`     builds Horovod, trains with two workers, kills one, resumes
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      installs and trains on every supported Python and numpy
 `photographs`                           fine-tunes on photographs in every dtype, cross-validated
@@ -25,7 +26,8 @@ package              make target        script                        what it do
 `benchmarks`         `make benchmark`   `scripts/benchmark.py`        measures time and memory
 ===================  =================  ============================  ============================
 
-`standalone` is not a program: it loads the modules of gluon_amp that work without MXNet.
+`standalone` and `environments` are no programs: the first loads the modules of gluon_amp that work
+without MXNet, the second makes virtual environments.
 """
 
 from pathlib import Path

@@ -81,6 +81,7 @@ def run(
     started, log = time.monotonic(), []
     with subprocess.Popen(
         [str(python.with_name("horovodrun")), *options.split(), str(python), *command],
+        cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

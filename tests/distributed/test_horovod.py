@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from experiments.horovod.launch import Kill, run
-from tests import ROOT
 from tests.recipes.scripts import OF_THE_CLOCK
 
 from mxnet import nd

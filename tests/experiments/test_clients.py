@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+from experiments import environments
 from experiments.clients import __main__ as command
 from experiments.clients import cases, environment, run
 from experiments.clients.cases import Case, Edit, Family
@@ -285,10 +286,10 @@ def test_edits_of_an_installed_file_are_made_in_a_copy_of_its_package(
 def test_a_python_that_is_not_installed_is_named(family, monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "FOLDER", tmp_path)
     monkeypatch.setattr(environment, "REQUIREMENTS", tmp_path)
-    monkeypatch.setattr(environment, "find_python", lambda version: None)
+    monkeypatch.setattr(environments, "find_python", lambda version: None)
     with pytest.raises(UsageError, match=r"f needs python3\.11: install it\."):
         environment.prepare(family)
-    (tmp_path / "f" / environment.STAMP).write_text("python 3.11\nmxnet==1.9.1\n")
+    (tmp_path / "f" / environments.STAMP).write_text("python 3.11\nmxnet==1.9.1\n")
     assert environment.prepare(family) == tmp_path / "f" / "bin" / "python"
 
 
@@ -302,8 +303,8 @@ def test_complete_requirements_are_all_that_is_installed(complete, family, monke
 
     monkeypatch.setattr(environment, "FOLDER", tmp_path)
     monkeypatch.setattr(environment, "REQUIREMENTS", tmp_path)
-    monkeypatch.setattr(environment.subprocess, "run", succeed)
-    monkeypatch.setattr(environment, "find_python", lambda version: sys.executable)
+    monkeypatch.setattr(environments.subprocess, "run", succeed)
+    monkeypatch.setattr(environments, "find_python", lambda version: sys.executable)
     environment.prepare(dataclasses.replace(family, complete=complete))
     assert "install" in commands[-1]
     assert ("--no-deps" in commands[-1]) == complete

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from gluon_amp import DynamicLossScale, Trainer
+from gluon_amp import DynamicLossScale, Trainer, init_trainer
 from tests.kinds import only_nd
 from tests.trainer.helpers import TWO, losses_on, parameter, values
 from tests.two_workers import run_two_workers
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
+from mxnet.kvstore import KVStoreBase
 
 pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
@@ -110,6 +111,66 @@ def test_sparse_gradients_are_divided_too():
     assert trainer.step(1).applied
     assert table.data(TWO[0]).asnumpy().tolist() == [[0.5, 0.5], [1, 1], [1, 1]]
     assert values(p)[0] == 0.25
+
+
+class FourProcesses:
+    """A process set of Horovod."""
+
+    @staticmethod
+    def size():
+        return 4
+
+
+class LikeHorovod(gluon.Trainer):
+    """Horovod's trainer in four processes with the same gradients, on a machine without NCCL."""
+
+    def __init__(self, params, settings, factor):
+        super().__init__(params, "sgd", settings, kvstore=None)
+        self._process_set = FourProcesses
+        self._gradient_predivide_factor = factor
+        self._scale *= factor / 4
+
+    def _allreduce_grads(self):
+        for param in self._params:
+            for grad in param.list_grad():
+                grad *= 1 / self._gradient_predivide_factor
+                grad += grad + grad + grad
+
+
+@pytest.mark.parametrize("factor, sent", [(1, 1.5 / 4), (2, 1.5 / 2), (4, 1.5), (3, 1.5 / 2)])
+def test_horovod_adds_up_divided_gradients(factor, sent):
+    p = parameter("p", [1.0])
+    trainer = LikeHorovod([p], {"learning_rate": 0.25}, factor)
+    init_trainer(trainer, loss_scale=2.0**13)
+    trainer.backward(losses_on(p, [1.5], [mx.cpu()]))
+    assert trainer.step(1).applied
+    assert values(p)[0] == 1 - 0.25 * 1.5
+    assert p.grad().asnumpy().item() == pytest.approx(2.0**13 * sent * 4 / factor, rel=1e-3)
+
+
+class TwoWorkers(KVStoreBase):
+    """A store for two workers, of which the other has only zeros."""
+
+    type, rank, num_workers = "like horovod", 0, 2
+
+    def broadcast(self, key, value, out, priority=0):
+        pass
+
+    def pushpull(self, key, value, out=None, priority=0):
+        pass
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+
+def test_stale_gradients_count_where_another_worker_may_have_fresh_ones():
+    p, stale = parameter("p", [1.0]), parameter("q", [1.0])
+    trainer = Trainer([p, stale], "sgd", kvstore=TwoWorkers(), loss_scale=8)
+    stale.grad()[:] = np.inf  # as the sum with the other worker's
+    trainer.backward(losses_on(p, [1.0], [mx.cpu()]))
+    report = trainer.step(1, ignore_stale_grad=True)
+    assert report.overflow == ("q",)
 
 
 WORKER = """
