@@ -35,23 +35,28 @@ def python(tmp_path):
     return tmp_path / "python"
 
 
-WORKER = "import os, time; print('ready', os.environ['HOROVOD_RANK'], flush=True); time.sleep({})"
+# One write, so that the two lines do not mix.
+WORKER = """
+import os, time
+os.write(1, f"ready {os.environ['HOROVOD_RANK']}\\n".encode())
+time.sleep(%d)
+"""
 
 
 def test_a_job_that_ends(python):
-    ended = run(python, ["-c", WORKER.format(0)], timeout=60)
+    ended = run(python, ["-c", WORKER % 0], timeout=60)
     assert ended.status == 0 and ended.log[0].startswith("ready")
 
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_worker_is_killed_where_the_log_says_so(python, worker):
     kill = Kill(worker, f"ready {worker}", signal.SIGKILL)
-    ended = run(python, ["-c", WORKER.format(99)], timeout=60, kill=kill)
+    ended = run(python, ["-c", WORKER % 99], timeout=60, kill=kill)
     assert ended.status == 1 and ended.seconds < 30
 
 
 def test_a_job_that_does_not_end_is_killed(python):
-    ended = run(python, ["-c", WORKER.format(99)], timeout=2)
+    ended = run(python, ["-c", WORKER % 99], timeout=2)
     assert ended.status == -signal.SIGKILL and ended.seconds < 30
 
 
