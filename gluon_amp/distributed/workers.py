@@ -194,7 +194,9 @@ class HorovodStore(KVStoreBase):
 
     def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
         """Copy the first worker's value to all workers."""
-        sent = self._horovod.broadcast(value, root_rank=0, name=str(key), priority=priority)
+        sent = self._horovod.broadcast(
+            value.as_nd_ndarray(), root_rank=0, name=str(key), priority=priority
+        )
         _copy(sent, out)
 
     def pushpull(
@@ -215,7 +217,7 @@ class HorovodStore(KVStoreBase):
 
 def _copy(source: NDArray, targets: Arrays) -> None:
     for target in targets if isinstance(targets, list) else [targets]:
-        source.copyto(target)
+        source.as_nd_ndarray().copyto(target.as_nd_ndarray())
 
 
 @contextlib.contextmanager

@@ -42,6 +42,23 @@ def store():
     }
 
 
+def deep_numpy():
+    """What workers agree on under `npx.set_np()`."""
+    mx.npx.set_np()
+    workers = connect("horovod", [mx.cpu()])
+    p = gluon.Parameter("p", shape=(2,), dtype="float16")
+    p.initialize(mx.init.Constant(1 + workers.rank))
+    trainer = amp.Trainer(
+        [p], "sgd", {"learning_rate": 0.25}, kvstore=workers.kvstore, loss_scale=8
+    )
+    trainer.ready()
+    with autograd.record():
+        loss = (p.data().astype("float32") * (1 + workers.rank)).sum()
+    trainer.backward(loss)
+    trainer.step(1)
+    return [type(p.data()).__name__, p.data().tolist(), workers.total([0.1]).tolist()]
+
+
 # --------------------------------------------------------------------------------------- sums
 
 

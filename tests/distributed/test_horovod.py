@@ -53,6 +53,10 @@ def test_two_workers_agree():
     }
 
 
+def test_two_workers_agree_under_deep_numpy():
+    assert results("deep_numpy") == [["ndarray", [0.25, 0.25], [0.2]]] * 2
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_sums_in_float16_fit_where_each_gradient_does(count):
     """49,152 in each worker; in the second step it is above 65,504 in all but the first."""
