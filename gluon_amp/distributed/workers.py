@@ -61,7 +61,8 @@ GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
 # (horovod/common/common.h), a source of Gloo, or an address in the errors of Gloo's
 # transport/tcp/pair.cc, as in "Read error [127.0.0.1]", from which MXNet removes the source.
 HOROVOD_LOST = re.compile(
-    r"Horovod has been shut down|/gloo/|(timeout|closed|writev|error|by peer|connect) \[[^]]+\]"
+    r"Horovod has been shut down|/gloo/|"
+    r"(timeout|closed|writev|Read error|by peer|connect) \[[0-9a-f.:]+\]"
 )
 
 # Trainers use the keys from 0 on.
