@@ -1,5 +1,6 @@
 """Workers that meet through Horovod: what they agree on, and how they end when one is gone."""
 
+import functools
 import hashlib
 import json
 import re
@@ -130,27 +131,36 @@ def outcome(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    ended = train(folder)
-    assert ended.status == 0, "\n".join(ended.log)
-    return outcome(folder)
+    """Return the outcome of so many workers that are not disturbed; they train once."""
+
+    @functools.lru_cache(maxsize=None)
+    def of(count):
+        folder = tmp_path_factory.mktemp("whole")
+        ended = train(folder, count=count)
+        assert ended.status == 0, "\n".join(ended.log)
+        return outcome(folder)
+
+    return of
 
 
 @pytest.mark.parametrize(
-    "worker, number", [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)]
+    "count, worker, number",
+    [(2, 0, signal.SIGKILL), (2, 1, signal.SIGSTOP), (3, 2, signal.SIGKILL)],
 )
 def test_a_lost_worker_ends_the_job_and_all_resume_to_the_same_bits(
-    worker, number, whole, tmp_path
+    count, worker, number, whole, tmp_path
 ):
     """A worker that was killed, or one that does not answer for 30 s, which is Horovod's limit."""
-    lost = train(tmp_path / "killed", kill=Kill(worker, WHEN, number))
+    lost = train(tmp_path / "killed", count=count, kill=Kill(worker, WHEN, number))
     assert lost.status == 1 and lost.seconds < BOUND
-    sentences = [line for line in lost.log if LOST in line]
-    assert sentences == [
-        f"[{1 - worker}]<stderr>:train_imagenet.py: {LOST}: see what it said, and start all of "
-        "them again, with --resume auto if they have a --save-dir."
-    ]
+    said = [line for line in lost.log if LOST in line]
+    # horovodrun ends all when the first has ended, so with three workers one may say nothing
+    assert 1 <= len(said) < count
+    assert {re.sub(r"^\[\d\]<stderr>:", "", line) for line in said} == {
+        f"train_imagenet.py: {LOST}: see what it said, and start all of them again, with --resume "
+        "auto if they have a --save-dir."
+    }
     assert not any(re.match(r"\[\d\]<stderr>:Traceback", line) for line in lost.log)
-    resumed = train(tmp_path / "killed", "--resume", "auto")
+    resumed = train(tmp_path / "killed", "--resume", "auto", count=count)
     assert resumed.status == 0, "\n".join(resumed.log)
-    assert outcome(tmp_path / "killed") == whole
+    assert outcome(tmp_path / "killed") == whole(count)
