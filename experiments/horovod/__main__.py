@@ -27,8 +27,7 @@ PAGE = """# Horovod, run for real
 
 `make horovod` writes this page: it builds Horovod from its sources in a virtual environment of its
 own, and trains scikit-learn's digits with two processes over Gloo. Python {python}, {versions}.
-Run on {machine}, one thread a process, {date}; others used the machine too, so the seconds are
-upper bounds.
+Run on {machine}, one thread a process, {date}. The seconds depend on what else the machine does.
 
 ```sh
 horovodrun --gloo --network-interface lo -np 2 -H localhost:2 \\
@@ -100,7 +99,7 @@ def render(results: Sequence[Result]) -> str:
         versions=", ".join(f"{name} {v}" for name, v in environment.versions().items()),
         machine=describe_cpu(),
         date=datetime.date.today().isoformat(),
-        command=COMMAND,
+        command=COMMAND.replace("\n", " \\\n  "),
         rows="\n".join(rows),
         least=LEAST,
         bound=BOUND,

@@ -10,10 +10,8 @@ from typing import Any, Callable, Dict, List, Tuple
 from experiments.horovod.launch import Ended, Kill, run
 from gluon_amp.command_line import UsageError
 
-COMMAND = (
-    "scripts/train_imagenet.py --dataset digits --kv-store horovod --batch-size 128 "
-    "--log-interval 1 --save-batches 2"
-)
+COMMAND = """scripts/train_imagenet.py --dataset digits --kv-store horovod
+--batch-size 128 --log-interval 1 --save-batches 2"""
 LEAST = 97.0  # percent of the validation images
 # A worker is killed in the middle of these epochs of 24, which have 6 batches.
 KILLS = [Kill(1, "Epoch[7] Batch [3]"), Kill(0, "Epoch[15] Batch [2]")]
