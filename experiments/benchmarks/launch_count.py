@@ -63,7 +63,7 @@ class Counts:
 
     Attributes
     ----------
-    network : float
+    passes : float
         Operators of the forward and the backward pass without a trainer.
     trainer : float
         All others.
@@ -75,7 +75,7 @@ class Counts:
         Operators that began after the last read, without updates; none without a read.
     """
 
-    network: float
+    passes: float
     trainer: float
     reads: float
     uploads: float
@@ -335,7 +335,7 @@ def _own_step(gluon_amp, passes, case) -> Callable[[], None]:
         passes.net.collect_params(),
         case.optimizer,
         OPTIONS[case.optimizer],
-        loss_scale=gluon_amp.DynamicLossScale(init_scale=1.0),
+        loss_scale=gluon_amp.DynamicLossScale(init_scale=2**-10),
     )
 
     def step() -> None:

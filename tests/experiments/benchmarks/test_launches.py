@@ -52,7 +52,7 @@ def test_an_lstm_on_two_devices_reaches_the_goal():
     own = {**counts[OWN], "devices": 2}
     assert own["trainer"] - counts[BASE]["trainer"] <= launches.MOST_MORE
     assert (own["reads"], own["after"], own["uploads"]) == (2, [], 0)
-    assert own["network"] == counts[BASE]["network"] > 20
+    assert own["passes"] == counts[BASE]["passes"] > 20
 
 
 def test_a_case_that_cannot_run_says_why():
