@@ -84,7 +84,7 @@ def lint(checkout, *command):
         ("gluon_amp/policy/graph.py", "from gluon_amp.trainer import Trainer"),
         ("gluon_amp/data/loader.py", "from gluon_amp.policy import Policy"),
         ("gluon_amp/trainer/window.py", "from gluon_amp.inspection import describe"),
-        ("gluon_amp/recipes/loop.py", "import experiments.results"),
+        ("gluon_amp/recipes/loop.py", "import gluon_amp.results"),
         ("gluon_amp/new_room.py", ""),
     ],
 )

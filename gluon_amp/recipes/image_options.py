@@ -45,12 +45,12 @@ REFUSED = {
     "--gc-threshold": FLOAT16_EXCHANGE,
     "--static-loss-scale": "use --loss-scale NUMBER",
     "--monitor": "use gluon_amp.gradient_report, or --tensorboard DIR",
-    "--profile": "use scripts/benchmark.py",
+    "--profile": "use --benchmark, or the profiler of MXNet",
     "--no-cuda": "use --num-gpus 0",
     "--ngpus": "use --num-gpus N",
     "--dali-threads": "use --num-workers N",
     "--top-k": "top-1 and top-5 errors are always logged",
-    "--layer-before-fullc": "use scripts/fine_tune.py",
+    "--layer-before-fullc": "use gluon-amp fine-tune",
 }
 
 

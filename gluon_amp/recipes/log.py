@@ -25,8 +25,8 @@ VALIDATED = "[Epoch %d] validated %d/%d"
 WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
 INPUT_BOUND = (
     "Loading images slows down training:\n"
-    "use one of --num-workers for each core, pack the images for --rec-train (see\n"
-    "the README), or resize them once to 256 pixels; --test-io measures loading."
+    "use one of --num-workers for each core, pack the images with gluon-amp\n"
+    "pack, or resize them once to 256 pixels; --test-io measures loading."
 )
 UNREADABLE = "[Epoch %d] %s"
 

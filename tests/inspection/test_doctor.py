@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.cli import main
+from gluon_amp.commands.doctor import main
 from gluon_amp.inspection.doctor import advice, detection, environment
 from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
 from tests import ROOT
@@ -177,7 +177,7 @@ def test_reading_needs_no_gpu_and_no_proc():
 )
 def test_each_generation(pretend, capsys, gpu, kind, advice_, status):
     pretend(gpu)
-    assert main(["doctor", "--policy", "float16"]) == status
+    assert main(["--policy", "float16"]) == status
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     joined = " ".join(printed.split())

@@ -1,4 +1,4 @@
-"""The recipe of a language run: the options of train_lstm.py."""
+"""The recipe of a language run: the options of `gluon-amp train-lstm`."""
 
 import argparse
 from typing import Optional, Sequence
@@ -34,9 +34,10 @@ class LanguageRecipe(argparse.Namespace):
         return f"{self.layers}-layer LSTM of {self.hidden}, embedding of {self.embedding}"
 
 
-def parser() -> TrainingParser:
-    """Return the parser of train_lstm.py."""
+def parser(prog: Optional[str] = None) -> TrainingParser:
+    """Return the parser of `gluon-amp train-lstm`."""
     parser = TrainingParser(
+        prog=prog,
         description="Train a character language model, an LSTM, in mixed precision.",
         epilog="The text is the source code of Python's standard library.",
     )
@@ -74,15 +75,15 @@ def _add_training(parser: TrainingParser) -> None:
     add("--clip-grad", "clip the gradient of the mean loss to this norm", NORM, default=1.0)
 
 
-def read(arguments: Optional[Sequence[str]] = None) -> LanguageRecipe:
-    """Return the recipe of a command line of train_lstm.py.
+def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
+    """Return the recipe of a command line of `gluon-amp train-lstm`.
 
     Raises
     ------
     UsageError
         Two options contradict each other.
     """
-    recipe = parser().parse_args(arguments, LanguageRecipe())
+    recipe = parser(prog).parse_args(arguments, LanguageRecipe())
     options.check_devices(recipe)
     options.check_resume(recipe)
     return recipe
