@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check laws, arithmetic, speed and memory on the device instead (at most ten minutes)",
     )
+    add("--verbose", action="store_true", help="also list the variables that are not set")
 
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp doctor") -> int:
@@ -46,7 +47,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp docto
             report = doctor(options.policy, options.device)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        print(report.to_json() if options.json else report)
+        print(report.to_json() if options.json else report.text(options.verbose))
         return 0 if report.ok else 1
 
     return status_of(parser.prog, work)

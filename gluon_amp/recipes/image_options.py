@@ -61,10 +61,7 @@ def add_image_options(parser: TrainingParser) -> None:
     """Add all options of an image run, in groups."""
     _add_network(parser)
     add = options.add_precision(parser)
-    amp = (
-        "compute in float16 and keep float32 parameters, as mxnet.contrib.amp does; "
-        "--dtype float16 keeps float16 parameters and float32 masters"
-    )
+    amp = "the same as --dtype mixed_float16, which is how mxnet.contrib.amp computes"
     add("--amp", amp, SWITCH)
     add = options.add_devices(parser)
     exchange = "how gradients are summed over devices and machines"

@@ -19,10 +19,9 @@ from gluon_amp.command_line import (
     share,
     whole,
 )
+from gluon_amp.policy import PRESETS, near_preset
 from gluon_amp.recipes.parser import Add, TrainingParser
 from gluon_amp.startup import waiting
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 # What options of a kind have in common.
 SWITCH = {"action": "store_true"}
@@ -35,6 +34,14 @@ NORM = {"type": positive, "metavar": "NORM"}
 EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": share, "metavar": "M"}
 DECAY = {"type": non_negative, "metavar": "WD"}
+
+
+def dtype(text: str) -> str:
+    """Read the name of a policy; of two names of one policy, the shorter one is returned."""
+    if text not in PRESETS:
+        near = near_preset(text)
+        raise argparse.ArgumentTypeError(f"expected {', '.join(PRESETS)}, got {text[:99]!r}{near}")
+    return next(name for name in PRESETS if PRESETS[name] == PRESETS[text])
 
 
 def loss_scale(text: str) -> Union[str, float]:
@@ -65,7 +72,11 @@ device_numbers = several(natural, "the numbers of devices, as in 0,1")
 def add_precision(parser: TrainingParser) -> Add:
     """Add the dtype and the loss scale."""
     add = parser.group("precision")
-    add("--dtype", "dtype of the matrix products", choices=DTYPES, default="float32")
+    computed = (
+        "dtype of the matrix products; float16 keeps float16 parameters and float32 masters of "
+        "them, mixed_float16 and bfloat16 keep float32 parameters"
+    )
+    add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
     scale = (
         "factor of the loss (default: dynamic for float16, none for the others; the first dynamic "
         "one is N, or found from the first gradients)"

@@ -5,6 +5,7 @@ import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.image_options import add_image_options
 from gluon_amp.recipes.network import efficientnet_lite
 from gluon_amp.recipes.options import check_devices, check_resume
@@ -153,7 +154,7 @@ class Recipe(argparse.Namespace):
     @property
     def computes_in(self) -> str:
         """The dtype of matrix products."""
-        return "float16" if self.amp else self.dtype
+        return Policy(self.policy).compute_dtype
 
     @property
     def policy(self) -> str:

@@ -4,6 +4,7 @@ import argparse
 from typing import Optional, Sequence
 
 from gluon_amp.command_line import positive, whole
+from gluon_amp.policy import Policy
 from gluon_amp.recipes import options
 from gluon_amp.recipes.options import COUNT, DECAY, EPOCHS, MOMENTUM, NORM
 from gluon_amp.recipes.parser import TrainingParser
@@ -26,7 +27,10 @@ class LanguageRecipe(argparse.Namespace):
         """The name of the policy of the network."""
         return self.dtype
 
-    computes_in = policy
+    @property
+    def computes_in(self) -> str:
+        """The dtype of matrix products."""
+        return Policy(self.policy).compute_dtype
 
     @property
     def model(self) -> str:

@@ -155,7 +155,7 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
     observed = {
         op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
     }
-    check_compute_dtype(recipe.dtype, observed["FullyConnected"], recipe.model)
+    check_compute_dtype(recipe.computes_in, observed["FullyConnected"], recipe.model)
     return observed
 
 
