@@ -1,5 +1,6 @@
 """`gluon-amp` before and until a command runs: help, version, wrong names, a missing MXNet."""
 
+import importlib
 import subprocess
 import sys
 
@@ -95,3 +96,16 @@ def test_the_package_and_the_scripts_are_the_same_commands(capsys):
     assert done.stderr.startswith("python -m gluon_amp train: argument --dtype: expected float32")
     for path in (ROOT / "scripts").glob("*.py"):  # thin: no logic of their own
         assert len(path.read_text().splitlines()) < 25
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_help_of_every_command_has_80_columns(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    for name in console.COMMANDS:
+        command = importlib.import_module(f"gluon_amp.commands.{name.replace('-', '_')}")
+        with pytest.raises(SystemExit) as stop:
+            command.main(["--help"])
+        assert stop.value.code == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(f"usage: gluon-amp {name} ")
+        assert max(map(len, lines)) <= 80, max(lines, key=len)

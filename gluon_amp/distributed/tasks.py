@@ -85,7 +85,7 @@ def read(
 def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
-        usage=f"{prog} -n WORKERS [-s SERVERS] [-H HOSTFILE] [options] -- COMMAND ...",
+        usage=f"{prog} -n WORKERS [OPTION ...] -- COMMAND ...",
         description=DESCRIPTION,
     )
     count = {"type": whole(1, 4096), "metavar": "N"}

@@ -8,7 +8,7 @@ from gluon_amp.command_line import UsageError
 from gluon_amp.policy import Policy
 from gluon_amp.recipes.image_options import add_image_options
 from gluon_amp.recipes.network import efficientnet_lite
-from gluon_amp.recipes.options import check_devices, check_resume
+from gluon_amp.recipes.options import GROUPS, check_devices, check_resume
 from gluon_amp.recipes.parser import TrainingParser
 
 IMAGENET_SIZE = 224
@@ -92,6 +92,7 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
         if name not in OTHER_DEFAULTS
     )
     parser = TrainingParser(
+        groups=GROUPS,
         prog=prog,
         description="Train an image classifier in mixed precision.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
@@ -105,6 +106,7 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
 def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp fine-tune`: the same options with other defaults."""
     parser = TrainingParser(
+        groups=GROUPS,
         prog=prog,
         description="Fine-tune a pretrained classifier in mixed precision.",
         epilog="Without --dataset it needs no files: a network learns the handwritten digits 0 to "
