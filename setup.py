@@ -61,7 +61,6 @@ CLASSIFIERS = [
     "Environment :: GPU :: NVIDIA CUDA :: 11",
     "Intended Audience :: Developers",
     "Intended Audience :: Science/Research",
-    "License :: OSI Approved :: Apache Software License",
     "Operating System :: POSIX :: Linux",
     *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
     "Programming Language :: Python :: 3 :: Only",
