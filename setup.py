@@ -1,5 +1,6 @@
 """Package metadata. MXNet is an extra: its three wheels hold the same files, so only one fits."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -47,11 +48,24 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6",
         "onnx>=1.17,<1.18",  # the last minor version for Python 3.8
+        "wheel>=0.38",  # setuptools before 70.1 builds wheels with it
         "ruff>=0.17",
         "import-linter>=2.0",
         "grimp>=3.4",
     ],
 }
+
+CLASSIFIERS = [
+    "Development Status :: 4 - Beta",
+    "Environment :: Console",
+    "Environment :: GPU :: NVIDIA CUDA :: 11",
+    "Intended Audience :: Developers",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+    "Programming Language :: Python :: 3 :: Only",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+]
 
 
 def version() -> str:
@@ -62,14 +76,39 @@ def version() -> str:
     raise RuntimeError("gluon_amp/__init__.py defines no __version__")
 
 
+def long_description() -> str:
+    """Return the README for a package index, where its pictures and its links to files are not.
+
+    A picture is left out, and a link to a file becomes the text of the link and the name of the
+    file, which the source distribution has.
+    """
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n+", "", text, flags=re.MULTILINE)
+
+    def plain(link: "re.Match") -> str:
+        words, file = link.groups()
+        return f"`{file}`" if words.strip("`") in file else f"{words} (`{file}`)"
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)]*)\)", plain, text)
+
+
 setup(
     name="gluon_amp",
     version=version(),
     description="Mixed precision for Apache MXNet 1.9.1: Gluon and Module",
-    long_description=(HERE / "README.md").read_text(),
+    long_description=long_description(),
     long_description_content_type="text/markdown",
+    author="The gluon_amp maintainers",
     license="Apache-2.0",
+    keywords="mxnet gluon mixed-precision float16 bfloat16 loss-scaling deep-learning",
+    project_urls={
+        "Apache MXNet": "https://mxnet.apache.org",
+        "Paper": "https://arxiv.org/abs/1710.03740",
+    },
+    classifiers=CLASSIFIERS,
     packages=find_packages(include=["gluon_amp*"]),
+    py_modules=["gluon_amp_console"],
+    entry_points={"console_scripts": ["gluon-amp = gluon_amp_console:main"]},
     package_data={"gluon_amp": ["**/*.cc", "**/*.h"]},
     python_requires=">=3.8,<3.13",
     install_requires=["numpy>=1.21,<2", 'setuptools; python_version>="3.12"'],

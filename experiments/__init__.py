@@ -1,7 +1,8 @@
 """Programs that produce the figures in `docs/`. They are not installed: run them from a checkout.
 
 Run one with `python -m experiments.NAME`, or with its make target, as in `make zoo ARGS=--list`.
-``--help`` lists the options. Two packages have a script each.
+``--help`` lists the options. `benchmarks` has a script, `scripts/benchmark.py`, and is `make
+benchmark`: it measures time and memory.
 
 ===================  =================  =========================================================
 NAME                 make target        what it does
@@ -16,15 +17,9 @@ NAME                 make target        what it does
 `photographs`                           fine-tunes on photographs in every dtype, cross-validated
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit
+`wire`               `make wire`         counts the bytes of gradients, and simulates many workers
 `zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV
 ===================  =================  =========================================================
-
-===================  =================  ============================  ============================
-package              make target        script                        what it does
-===================  =================  ============================  ============================
-`results`            `make results`     `scripts/results_table.py`    trains each dtype over seeds
-`benchmarks`         `make benchmark`   `scripts/benchmark.py`        measures time and memory
-===================  =================  ============================  ============================
 
 `standalone` and `environments` are no programs: the first loads the modules of gluon_amp that work
 without MXNet, the second makes virtual environments.

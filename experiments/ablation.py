@@ -17,11 +17,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 import gluon_amp as amp
-from experiments.results.machine import describe_cpu, versions
-from experiments.results.render import difference
-from experiments.results.statistics import compare_pairs, spread
 from gluon_amp.command_line import Parser, path, positive, positive_int, status_of
 from gluon_amp.data.digits import load_digits
+from gluon_amp.results.machine import describe_cpu, versions
+from gluon_amp.results.render import difference
+from gluon_amp.results.statistics import compare_pairs, spread
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

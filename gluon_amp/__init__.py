@@ -10,7 +10,7 @@
         trainer.backward(loss)
         report = trainer.step(batch_size)
 
-- To cast: `cast`, `Policy`, `describe`.
+- To cast: `cast`, `Policy`, `policy_of`, `describe`.
 - To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
   `input_gradient` for gradient penalties.
 - To save: `save_checkpoint`, `load_checkpoint`.
@@ -25,7 +25,7 @@ from gluon_amp import startup
 startup.import_mxnet()
 
 from gluon_amp import migration, optimizer, symbolic
-from gluon_amp.casting.cast import cast
+from gluon_amp.casting.cast import cast, policy_of
 from gluon_amp.casting.input_gradient import input_gradient
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.dtypes import bits, float_table
@@ -68,6 +68,7 @@ __all__ = [
     "input_gradient",
     "load_checkpoint",
     "optimizer",
+    "policy_of",
     "save_checkpoint",
     "scale_loss",
     "symbolic",

@@ -1,8 +1,8 @@
-"""Run `gluon_amp.cli` as `python -m gluon_amp`."""
+"""The command `gluon-amp` as `python -m gluon_amp`."""
 
 import sys
 
-from gluon_amp.cli import main
+from gluon_amp_console import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m gluon_amp"))

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import math
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -17,10 +18,21 @@ class UsageError(ValueError):
     """A request of the user that cannot be met; the message is one sentence for the user."""
 
 
+WIDTH = 80  # columns of the help, even on a wider terminal
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Breaks lines at `WIDTH` columns, or at those of a narrower terminal."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, width=min(WIDTH, shutil.get_terminal_size().columns) - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a wrong option in one sentence, without the usage text."""
 
     def __init__(self, *arguments: Any, **options: Any):
+        options.setdefault("formatter_class", HelpFormatter)
         super().__init__(*arguments, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:

@@ -1,6 +1,7 @@
-"""Parts of error messages: near matches of a name, lists cut to a few names, and reasons."""
+"""Parts of messages: near matches of a name, lists cut to a few names, scales, and reasons."""
 
 import difflib
+import math
 from itertools import islice
 from typing import Iterable, List, Sequence
 
@@ -23,6 +24,12 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     """Return names as a list of at most `limit`, as in `'a, b and 7 more'`."""
     shown = ", ".join(names[:limit])
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+
+
+def scale_text(scale: float) -> str:
+    """Return a loss scale as text without rounding it: `'65536'`, or `'2^38'` if that is long."""
+    exact = f"{scale:g}"
+    return exact if float(exact) == scale else f"2^{math.log2(scale):g}"
 
 
 def reason_of(error: Exception) -> str:

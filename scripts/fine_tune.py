@@ -6,17 +6,10 @@ Without --dataset it needs no files: a network learns the handwritten digits 0 t
 fine-tuned on 5 to 9.
 """
 
-from typing import Optional, Sequence
+from functools import partial
 
+from gluon_amp.commands.fine_tune import main
 from gluon_amp.distributed.workers import leave
-from gluon_amp.recipes import script
-from gluon_amp.recipes.recipe import read_fine_tuning
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Fine-tune; return the exit status."""
-    return script.run(read_fine_tuning, arguments)
-
 
 if __name__ == "__main__":
-    leave(main)
+    leave(partial(main, prog="fine_tune.py"))

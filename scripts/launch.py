@@ -6,16 +6,8 @@ With ``-H HOSTFILE`` it runs on the machines of that file, by ssh.
 """
 
 import sys
-from typing import Optional, Sequence
 
-from gluon_amp.command_line import status_of
-from gluon_amp.distributed.launcher import launch
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Launch; return the exit status of the run, or 2 if the options are wrong."""
-    return status_of("launch.py", lambda: launch(arguments))
-
+from gluon_amp.commands.launch import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="launch.py"))

@@ -1,76 +1,12 @@
 """Download Caltech-101 or Caltech-256 and pack it for training.
 
-    python scripts/prepare_caltech.py --dataset caltech256
-    python scripts/train_imagenet.py --data-dir ~/.mxnet/datasets/caltech256 --use-rec
-
-Steps that are complete are skipped, so an interrupted run can be resumed.
+python scripts/prepare_caltech.py --dataset caltech256
+python scripts/train_imagenet.py --data-dir ~/.mxnet/datasets/caltech256 --use-rec
 """
 
-import argparse
 import sys
-from pathlib import Path
-from typing import Optional, Sequence
 
-from gluon_amp.command_line import Parser, path
-from gluon_amp.data.prepare.caltech import DATASETS, PACKED, prepare
-from gluon_amp.data.prepare.commands import add_options, packing, run
-
-NAME = "prepare_caltech.py"
-
-
-def read(command_line: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = Parser(prog=NAME, description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--dataset", choices=tuple(DATASETS), required=True)
-    add(
-        "--root",
-        type=path,
-        metavar="DIR",
-        help="folder for the archive, its images, and the packed images in DIR/rec "
-        "(default: ~/.mxnet/datasets/DATASET)",
-    )
-    add(
-        "--archive",
-        type=path,
-        metavar="FILE",
-        help="an archive that was downloaded already, with any name",
-    )
-    clutter = parser.add_mutually_exclusive_group()
-    clutter.add_argument(
-        "--include-clutter",
-        dest="clutter",
-        action="store_true",
-        default=None,
-        help="count clutter as a class (default for caltech256: 257 classes)",
-    )
-    clutter.add_argument(
-        "--no-clutter",
-        dest="clutter",
-        action="store_false",
-        help="leave out clutter (default for caltech101: 101 classes)",
-    )
-    numbers = ", ".join(f"{data.train_per_class} for {name}" for name, data in DATASETS.items())
-    add_options(parser, f"(default: {numbers})")
-    return parser.parse_args(command_line)
-
-
-def main(command_line: Optional[Sequence[str]] = None) -> int:
-    """Prepare the data set; return the status of the process."""
-    options = read(command_line)
-    root = (options.root or Path("~/.mxnet/datasets") / options.dataset).expanduser()
-    return run(
-        NAME,
-        lambda: prepare(
-            DATASETS[options.dataset],
-            root,
-            packing(options),
-            clutter=options.clutter,
-            archive=options.archive,
-        ),
-        root / PACKED,
-    )
-
+from gluon_amp.commands.prepare_caltech import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="prepare_caltech.py"))

@@ -4,11 +4,8 @@ python scripts/results_table.py                  # handwritten digits, on any ma
 """
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `experiments` is not installed
-
-from experiments.results.command import main
+from gluon_amp.commands.results import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="results_table.py"))

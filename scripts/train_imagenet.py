@@ -5,17 +5,10 @@
 Without ImageNet it trains a small network on the handwritten digits of scikit-learn.
 """
 
-from typing import Optional, Sequence
+from functools import partial
 
+from gluon_amp.commands.train import main
 from gluon_amp.distributed.workers import leave
-from gluon_amp.recipes import script
-from gluon_amp.recipes.recipe import read
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train; return the exit status."""
-    return script.run(read, arguments)
-
 
 if __name__ == "__main__":
-    leave(main)
+    leave(partial(main, prog="train_imagenet.py"))

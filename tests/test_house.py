@@ -24,8 +24,8 @@ PUBLIC = {
         BatchProcessor CheckpointHandler Diagnosis DynamicLossScale GradientUpdateHandler LossScale
         NoLossScale Policy StaticLossScale StepReport Trainer
         accumulation_dtype bits cast check describe diagnose doctor float_table gradient_report
-        init_trainer input_gradient load_checkpoint optimizer save_checkpoint scale_loss symbolic
-        unscale
+        init_trainer input_gradient load_checkpoint optimizer policy_of save_checkpoint scale_loss
+        symbolic unscale
     """,
     amp.optimizer: "Adam AdamW ExactFloat LAMB LARS MasterOptimizer NAG SGD create",
     amp.symbolic: "BucketingModule Module convert",
@@ -84,7 +84,7 @@ def lint(checkout, *command):
         ("gluon_amp/policy/graph.py", "from gluon_amp.trainer import Trainer"),
         ("gluon_amp/data/loader.py", "from gluon_amp.policy import Policy"),
         ("gluon_amp/trainer/window.py", "from gluon_amp.inspection import describe"),
-        ("gluon_amp/recipes/loop.py", "import experiments.results"),
+        ("gluon_amp/recipes/loop.py", "import gluon_amp.results"),
         ("gluon_amp/new_room.py", ""),
     ],
 )

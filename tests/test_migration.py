@@ -87,6 +87,6 @@ def test_what_looks_for_names_works_as_for_any_module():
 
 
 def test_a_submodule_that_is_not_imported_yet_still_is():
-    code = "import gluon_amp; from gluon_amp import cli; print(cli.__name__)"
+    code = "import gluon_amp; from gluon_amp import commands; print(commands.__name__)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert ran.stdout == "gluon_amp.cli\n", ran.stderr
+    assert ran.stdout == "gluon_amp.commands\n", ran.stderr

@@ -35,7 +35,8 @@ def test_an_installation_has_the_whole_package_and_nothing_else(tmp_path):
     build = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")]
     subprocess.run(build, cwd=source, check=True)
     assert files_in(tmp_path / "built") == {
-        f"gluon_amp/{name}" for name in files_in(source / "gluon_amp")
+        "gluon_amp_console.py",
+        *(f"gluon_amp/{name}" for name in files_in(source / "gluon_amp")),
     }
 
 

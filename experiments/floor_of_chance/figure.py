@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.floor_of_chance.compare import QUANTITIES, Results, magnitudes
-from experiments.results.figure import COLOURS, new_figure
+from gluon_amp.results.figure import COLOURS, new_figure
 
 # The floor is a wide grey band, on which the lines of the dtypes are drawn.
 STYLES = {

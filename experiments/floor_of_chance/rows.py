@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from experiments.results.record import SUMMARY, Configuration
-from experiments.results.runs import Job
+from gluon_amp.results.record import SUMMARY, Configuration
+from gluon_amp.results.runs import Job
 
 SCRIPT = Path(__file__).with_name("traced_run.py")
 TRACE = "trace.npz"
@@ -73,4 +73,4 @@ def _job(row: Row, dataset: str, root: Path, seed: int, batch: int, extra: Seque
     arguments += ["--summary-json", f"{folder}/{SUMMARY}"]
     expanded = tuple(text.replace("{folder}", str(folder)) for text in arguments)
     configuration = Configuration(row.name, row.label, row.dtype, batch)
-    return Job(configuration, seed, folder, SCRIPT, expanded)
+    return Job(configuration, seed, folder, (str(SCRIPT),), expanded)

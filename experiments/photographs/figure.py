@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
 from experiments.photographs.fits import ROWS
-from experiments.results.figure import BAND, COLOURS, SPREAD, new_figure
-from experiments.results.statistics import spread
+from gluon_amp.results.figure import BAND, COLOURS, SPREAD, new_figure
+from gluon_amp.results.statistics import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

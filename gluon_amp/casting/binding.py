@@ -171,8 +171,9 @@ class Cast(Mixin):
         self._build_cache(x, *args)
 
     def cast(self, dtype):
+        name = getattr(dtype, "__name__", dtype)
         raise RuntimeError(
-            f"{name_of(self)} is cast by gluon_amp, and its own .cast({dtype!r}) would undo the "
+            f"{name_of(self)} is cast by gluon_amp, and its own .cast({name!r}) would undo the "
             "pins: call amp.cast(net, policy) instead."
         )
 

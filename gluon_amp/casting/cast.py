@@ -4,7 +4,15 @@ import contextlib
 from typing import Dict, Union
 
 from gluon_amp.casting import statistics
-from gluon_amp.casting.binding import INPUT_DTYPES, bind, clear, name_of, release, unbind
+from gluon_amp.casting.binding import (
+    INPUT_DTYPES,
+    bind,
+    binding_of,
+    clear,
+    name_of,
+    release,
+    unbind,
+)
 from gluon_amp.casting.parameters import (
     bind_parameter,
     cast_parameter,
@@ -22,7 +30,7 @@ import mxnet as mx
 from mxnet import autograd
 
 
-def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
+def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     """Cast a net in place, so that it computes in the dtypes of a policy, and return it.
 
     Works before or after `initialize` and `hybridize`; a cast net is always hybridized. The net is
@@ -46,9 +54,9 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
     Parameters
     ----------
     net : Block
-    policy : str or Policy
+    policy : str, type or Policy
         A preset (`'float16'`, `'mixed_float16'`, `'bfloat16'`, `'float32'`), a string such as
-        `'params=float16,compute=float16'`, or a `Policy`.
+        `'params=float16,compute=float16'`, a type such as ``numpy.float16``, or a `Policy`.
 
     Returns
     -------
@@ -117,6 +125,39 @@ def cast(net: Block, policy: Union[str, Policy] = "float16") -> Block:
         bind(block, path, policy)
     net.apply(clear)
     return net
+
+
+def policy_of(net: Block) -> Policy:
+    """Return the policy by which a net was cast; the float32 policy if it was not.
+
+    Parameters
+    ----------
+    net : Block
+
+    Raises
+    ------
+    TypeError
+        `net` is not a Block.
+    ValueError
+        Parts of the net have different policies.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> from mxnet.gluon import nn
+    >>> amp.policy_of(amp.cast(nn.Dense(2), 'mixed_float16'))
+    Policy('mixed_float16')
+    """
+    if not isinstance(net, Block):
+        raise TypeError(f"policy_of() got a {type(net).__name__}, expected a gluon Block.")
+    paths: Dict[Policy, str] = {}
+    for path, block in hybrid_blocks(net):
+        binding = binding_of(block)
+        paths.setdefault(Policy() if binding is None else binding.policy, path or "the net itself")
+    if len(paths) > 1:
+        parts = " and ".join(f"{path} has {policy!r}" for policy, path in paths.items())
+        raise ValueError(f"The net has no one policy: {parts}; ask for that of one part.")
+    return next(iter(paths), Policy())
 
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:

@@ -78,12 +78,6 @@ class Process:
         self._popen.kill()
 
 
-def say(sentence: str) -> None:
-    """Print a sentence on standard error, if anyone reads it."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"launch.py: {sentence}", file=sys.stderr, flush=True)
-
-
 def _in_words(status: int) -> str:
     with contextlib.suppress(ValueError):  # most numbers are no signal
         return f"status {status} ({signal.Signals(status - 128).name})"
@@ -91,9 +85,10 @@ def _in_words(status: int) -> str:
 
 
 class Processes:
-    """The processes of a run, until the last one has ended."""
+    """The processes of a run, until the last one has ended; `prog` begins its messages."""
 
-    def __init__(self, grace: float):
+    def __init__(self, grace: float, prog: str):
+        self._prog = prog
         self._events: SimpleQueue = SimpleQueue()
         self._grace = grace
         self._signal: Optional[signal.Signals] = None  # that the launcher received
@@ -101,6 +96,11 @@ class Processes:
         self._alive: Set[Process] = set()
         self._deadline = math.inf
         self._ending = False
+
+    def _say(self, sentence: str) -> None:
+        """Print a sentence on standard error, if anyone reads it."""
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{self._prog}: {sentence}", file=sys.stderr, flush=True)
 
     def interrupt(self, number: int, _frame: object = None) -> None:
         """Receive a signal; usable as a signal handler."""
@@ -140,7 +140,7 @@ class Processes:
             self._within(0)
             return
         self._signal = number
-        say(f"{number.name}: the workers have {self._grace:g} s to save and leave.")
+        self._say(f"{number.name}: the workers have {self._grace:g} s to save and leave.")
         for process in self._workers():
             process.send(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         self._within(self._grace)
@@ -155,7 +155,7 @@ class Processes:
                 unreached = task.host and status == SSH_FAILED
                 reason = ", as ssh ends when it cannot connect" if unreached else ""
                 others = "; the others are ended" if self._alive else ""
-                say(f"{task} ended with {_in_words(status)}{reason}{others}.")
+                self._say(f"{task} ended with {_in_words(status)}{reason}{others}.")
                 self._within(LAST_WORDS)
         if not self._workers():
             self._within(GOODBYE)
@@ -172,8 +172,15 @@ class Processes:
         self._ending, self._deadline = True, time.monotonic() + LAST_WORDS
 
 
-def launch(arguments: Optional[Sequence[str]] = None) -> int:
+def launch(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp launch") -> int:
     """Run the launcher's command line; return its status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The command line; that of the process by default.
+    prog : str
+        The program's name in its help and errors.
 
     Returns
     -------
@@ -186,9 +193,9 @@ def launch(arguments: Optional[Sequence[str]] = None) -> int:
     UsageError
         The options cannot be followed; nothing was started.
     """
-    options = read(arguments)
+    options = read(arguments, prog)
     planned = tasks(options)
-    processes = Processes(options.grace)
+    processes = Processes(options.grace, prog)
     with handling_signals(SIGNALS, processes.interrupt):
         processes.start(planned, options.command)
         return processes.wait()

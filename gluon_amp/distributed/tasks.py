@@ -66,9 +66,11 @@ class Task:
 # ------------------------------------------------------------------------------------ command line
 
 
-def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def read(
+    arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp launch"
+) -> argparse.Namespace:
     """Read the launcher's command line; options that contradict each other are a `UsageError`."""
-    options = _parser().parse_args(arguments)
+    options = _parser(prog).parse_args(arguments)
     if options.launcher is None:
         options.launcher = "local" if options.hostfile is None else "ssh"
     if (options.launcher == "ssh") != (options.hostfile is not None):
@@ -80,10 +82,10 @@ def read(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return options
 
 
-def _parser() -> Parser:
+def _parser(prog: str) -> Parser:
     parser = Parser(
-        prog="launch.py",
-        usage="launch.py -n WORKERS [-s SERVERS] [-H HOSTFILE] [options] -- COMMAND ...",
+        prog=prog,
+        usage=f"{prog} -n WORKERS [OPTION ...] -- COMMAND ...",
         description=DESCRIPTION,
     )
     count = {"type": whole(1, 4096), "metavar": "N"}

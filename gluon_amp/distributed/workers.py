@@ -1,6 +1,6 @@
 """The workers of a run: one process, or several that train one network together.
 
-Several meet on MXNet's parameter server, as `scripts/launch.py` starts it, or through Horovod.
+Several meet on MXNet's parameter server, as `gluon-amp launch` starts it, or through Horovod.
 """
 
 import contextlib
@@ -318,8 +318,8 @@ def _check_launched(name: str) -> None:
     missing = [variable for variable in PS_VARIABLES if not os.environ.get(variable)]
     if missing:
         raise UsageError(
-            f"--kv-store {name} needs servers, and {missing[0]} is not set: start with `python "
-            f"scripts/launch.py -n WORKERS -- COMMAND`, or use --kv-store device."
+            f"--kv-store {name} needs servers, and {missing[0]} is not set: start with "
+            "`gluon-amp launch -n WORKERS -- COMMAND`, or use --kv-store device."
         )
 
 

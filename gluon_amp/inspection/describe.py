@@ -6,6 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import trace
+from gluon_amp.inspection import html
 from gluon_amp.inspection.values import paragraph
 from gluon_amp.policy import Policy, graph
 
@@ -50,24 +51,35 @@ class Description:
     The table numbers the reasons, and lists each of them once below.
     """
 
+    HEAD = ("block", "op", "computes in", "parameters", "because")
+
     def __init__(self, rows: List[Row]) -> None:
         self.rows = rows
 
     def __str__(self) -> str:
         reasons = list(dict.fromkeys(row.reason for row in self.rows if row.reason))
         notes = {reason: f"[{k}]" for k, reason in enumerate(reasons, 1)}
-        head = ("block", "op", "computes in", "parameters", "because")
-        rule = tuple("-" * len(title) for title in head)
-        lines = [head, rule, *(_cells(row, notes) for row in self.rows)]
+        rule = tuple("-" * len(title) for title in self.HEAD)
+        lines = [self.HEAD, rule, *(_cells(row, notes) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         reasons = [
             paragraph(f"{note} {reason}", indent=" " * (len(note) + 1))
             for reason, note in notes.items()
         ]
+        return "\n".join([*table, *reasons, self._summary()])
+
+    def __repr__(self) -> str:
+        return f"Description({self._summary()})"
+
+    def _repr_html_(self) -> str:
+        reasons = {row.reason: row.reason for row in self.rows}
+        return html.table(self.HEAD, (_cells(row, reasons) for row in self.rows), self._summary())
+
+    def _summary(self) -> str:
         dtypes = Counter(row.compute_dtype for row in self.rows)
-        summary = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.most_common())
-        return "\n".join([*table, *reasons, f"{len(self.rows)} operators: {summary}"])
+        counts = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.most_common())
+        return f"{len(self.rows)} operators: {counts}"
 
 
 def _cells(row: Row, notes: Dict[str, str]) -> Tuple[str, ...]:

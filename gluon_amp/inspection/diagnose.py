@@ -21,9 +21,9 @@ from gluon_amp.inspection.values import (
     non_finite_text,
     paragraph,
     range_text,
-    scale_text,
     value_range,
 )
+from gluon_amp.messages import scale_text
 from gluon_amp.trainer.first_scale import largest_power
 from gluon_amp.trainer.loss_scale import FLOOR, DynamicLossScale, LossScale, resolve
 
@@ -71,9 +71,25 @@ class Diagnosis:
     recommended_scale: Optional[float] = None
     advice: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def ok(self) -> bool:
+        """Whether nothing overflows."""
+        return self.verdict == "ok"
+
+    @property
+    def _place(self) -> str:
+        """Return where it happens, in words."""
         place = "" if self.block is None else f" in {self.block or 'the net itself'}"
-        lines = [f"{self.verdict}{place}" + (f" ({self.op})" if self.op else "")]
+        return place + (f" ({self.op})" if self.op else "")
+
+    def __repr__(self) -> str:
+        parts = [f"{self.verdict}{self._place}", f"scale {scale_text(self.loss_scale)}"]
+        if self.recommended_scale is not None:
+            parts.append(f"recommended {scale_text(self.recommended_scale)}")
+        return f"Diagnosis({', '.join(parts)})"
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}{self._place}"]
         if self.value_range is not None:
             what = "gradients" if self.verdict == "ok" else "what went in"
             span, scale = range_text(self.value_range), scale_text(self.loss_scale)

@@ -2,6 +2,7 @@
 
 from typing import List, NamedTuple
 
+from gluon_amp.inspection import html
 from gluon_amp.inspection.values import paragraph
 
 
@@ -34,3 +35,9 @@ class Findings(List[Finding]):
         return "\n".join(map(str, self)) or "nothing found"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return html.paragraph(str(self))
+        rows = ((each.block or "net", each.problem, each.fix) for each in self)
+        return html.table(("block", "problem", "fix"), rows)

@@ -1,7 +1,7 @@
 """How far the gradients are from the limits of float16."""
 
 import math
-from typing import List, NamedTuple, Optional, Set
+from typing import List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -10,7 +10,9 @@ from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.dtypes import FORMATS
-from gluon_amp.inspection.values import WIDTH, scale_text
+from gluon_amp.inspection import html
+from gluon_amp.inspection.values import WIDTH
+from gluon_amp.messages import scale_text
 from gluon_amp.trainer.arrays import dense_part
 from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST, NoLossScale
 from gluon_amp.trainer.scaled_steps import check_scaled
@@ -18,6 +20,9 @@ from gluon_amp.trainer.scaled_steps import check_scaled
 from mxnet import gluon
 
 FLOAT16 = FORMATS["float16"]
+
+HEAD = ("gradient of", "dtype", "largest", "0", "<2^-14", "headroom")
+WIDTHS = (WIDTH - 41, 8, 8, 6, 6, 8)  # characters of each column
 
 
 class GradientRow(NamedTuple):
@@ -85,25 +90,33 @@ class GradientReport:
         return [row.name for row in self.rows if not math.isfinite(row.largest)]
 
     def __str__(self) -> str:
-        width = WIDTH - 41
-        head = f"{'gradient of':{width}} {'dtype':>8} {'largest':>8} {'0':>6} {'<2^-14':>6}"
-        lines = [f"{head} {'headroom':>8}"]
-        for row in self.rows:
-            name = row.name if len(row.name) <= width else f"…{row.name[1 - width :]}"
-            bits = f"{row.headroom:.1f}" if math.isfinite(row.headroom) else "-"
-            lines.append(
-                f"{name:{width}} {row.dtype:>8} {row.largest:8.1e} {row.zero:6.1%} "
-                f"{row.subnormal:6.1%} {bits:>8}"
-            )
-        lines.append(f"loss scale {scale_text(self.loss_scale)}, {self._conclusion()}")
-        return "\n".join(lines)
+        lines = []
+        for name, *others in (HEAD, *map(_cells, self.rows)):
+            name = name if len(name) <= WIDTHS[0] else f"…{name[1 - WIDTHS[0] :]}"
+            cells = (f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:]))
+            lines.append(" ".join([f"{name:{WIDTHS[0]}}", *cells]))
+        return "\n".join([*lines, self._conclusion()])
+
+    def __repr__(self) -> str:
+        return f"GradientReport({len(self.rows)} gradients, {self._conclusion()})"
+
+    def _repr_html_(self) -> str:
+        return html.table(HEAD, map(_cells, self.rows), self._conclusion())
 
     def _conclusion(self) -> str:
+        advice = "nothing to recommend: no float16 gradient but zeros"
         if self.overflowed:
-            return "which overflowed: lower it and look again"
-        if self.recommended_scale is None:
-            return "nothing to recommend: no float16 gradient but zeros"
-        return f"recommended {scale_text(self.recommended_scale)}"
+            advice = "which overflowed: lower it and look again"
+        elif self.recommended_scale is not None:
+            advice = f"recommended {scale_text(self.recommended_scale)}"
+        return f"loss scale {scale_text(self.loss_scale)}, {advice}"
+
+
+def _cells(row: GradientRow) -> Tuple[str, ...]:
+    """Return the cells of a row of the table, for the columns of `HEAD`."""
+    bits = f"{row.headroom:.1f}" if math.isfinite(row.headroom) else "-"
+    shares = (f"{share:.1%}" for share in (row.zero, row.subnormal))
+    return (row.name, row.dtype, f"{row.largest:.1e}", *shares, bits)
 
 
 def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:

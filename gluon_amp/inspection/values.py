@@ -1,6 +1,5 @@
 """Arrays and loss scales for a report: are they finite, in which range, and how to write them."""
 
-import math
 import textwrap
 from typing import Optional, Tuple
 
@@ -53,12 +52,6 @@ def non_finite_text(array: nd.NDArray) -> str:
     values = array.asnumpy()
     nans, infinities = int(np.isnan(values).sum()), int(np.isinf(values).sum())
     return f"{nans} NaN and {infinities} infinite values among {values.size}"
-
-
-def scale_text(scale: float) -> str:
-    """Return a loss scale as text without rounding it: `'65536'`, or `'2^38'` if that is long."""
-    exact = f"{scale:g}"
-    return exact if float(exact) == scale else f"2^{math.log2(scale):g}"
 
 
 def paragraph(text: str, indent: str = "  ") -> str:

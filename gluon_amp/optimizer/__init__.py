@@ -9,6 +9,10 @@ exception: `multi_precision` is True. The classes are also registered with MXNet
 ``amp_adam`` and so on.
 """
 
+import inspect
+import re
+
+from gluon_amp.messages import did_you_mean
 from gluon_amp.optimizer.adam import Adam, AdamW
 from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer
 from gluon_amp.optimizer.large_batch import LAMB, LARS
@@ -17,6 +21,9 @@ from gluon_amp.optimizer.sgd import NAG, SGD
 import mxnet as mx
 
 __all__ = ["LAMB", "LARS", "NAG", "SGD", "Adam", "AdamW", "ExactFloat", "MasterOptimizer", "create"]
+
+# What arguments of optimizers are called in PyTorch, and here
+ELSEWHERE = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1"}
 
 OPTIMIZERS = {"sgd": SGD, "nag": NAG, "adam": Adam, "adamw": AdamW, "lars": LARS, "lamb": LAMB}
 
@@ -42,6 +49,8 @@ def create(optimizer, **params):
     ------
     ValueError
         The name is unknown.
+    TypeError
+        The optimizer has no such argument; the message names a near match.
 
     Examples
     --------
@@ -52,11 +61,29 @@ def create(optimizer, **params):
     """
     name = optimizer.lower()
     if name in OPTIMIZERS:
-        return OPTIMIZERS[name](**params)
+        return _build(OPTIMIZERS[name], params)
     known = mx.optimizer.Optimizer.opt_registry
     if name not in known:
         raise ValueError(
             f"Unknown optimizer {optimizer!r}: use one of "
             f"{', '.join(sorted(set(known) | set(OPTIMIZERS)))}."
         )
-    return known[name](**{"multi_precision": True, **params})
+    return _build(known[name], {"multi_precision": True, **params})
+
+
+def _build(kind, params):
+    """Return an optimizer; an argument that it does not have is one sentence."""
+    try:
+        return kind(**params)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in params:
+            raise
+        signatures = (inspect.signature(base.__init__) for base in kind.__mro__)
+        known = {name for signature in signatures for name in signature.parameters}
+        known -= {"self", "args", "kwargs"}
+        near = ELSEWHERE.get(unknown[1], unknown[1])
+        raise TypeError(
+            f"{kind.__name__} has no argument {unknown[1]!r}{did_you_mean(near, known)}: expected "
+            f"{', '.join(sorted(known))}."
+        ) from None

@@ -5,14 +5,20 @@ operators' kinds and reasons are in `op_table.py`, their constants in `constants
 bfloat16 kernels in `bfloat16_kernels.py`.
 """
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
-from typing import Iterable, Mapping, NamedTuple, Optional, Union
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Union
 
+import numpy as np
+
+from gluon_amp.dtypes import dtype_name
 from gluon_amp.messages import did_you_mean
 from gluon_amp.policy import bfloat16_kernels, constants, op_table, registry
 
 DTYPES = ("float32", "float16", "bfloat16")
+
+Dtype = Union[str, type, np.dtype]
 
 # The names are Keras's, except `float16`: the recipe of MXNet's FAQ (float16 weights, float32
 # masters in the optimizer), which Keras does not have.
@@ -33,12 +39,29 @@ STRING_KEYS = {
 }
 
 
+# What else the presets are called, for the near match in an error
+ELSEWHERE = {
+    "fp32": "float32",
+    "single": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+}
+
+
 class Pin(NamedTuple):
     """Operators and blocks that run in `dtype` instead of what `op_table` says."""
 
     ops: tuple
     blocks: tuple
     dtype: str
+
+    def __str__(self) -> str:
+        dtype = None if self.dtype == "float32" else self.dtype  # the default
+        arguments = {"ops": list(self.ops), "blocks": list(self.blocks), "dtype": dtype}
+        return (
+            f"pin({', '.join(f'{name}={value!r}' for name, value in arguments.items() if value)})"
+        )
 
 
 class Decision(NamedTuple):
@@ -49,9 +72,12 @@ class Decision(NamedTuple):
     pinned: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Policy:
     """The dtypes of a network's parameters, matrix products and outputs.
+
+    ``Policy('float16')`` is the preset of this name: without `compute_dtype`, the first argument is
+    what `parse` takes. A dtype is a name, or a type such as ``numpy.float16``.
 
     Parameters
     ----------
@@ -78,18 +104,46 @@ class Policy:
     Examples
     --------
     >>> import gluon_amp as amp
-    >>> policy = amp.Policy.parse('float16').pin(ops=['tanh'])
+    >>> policy = amp.Policy('float16').pin(ops=['tanh'])
+    >>> policy
+    Policy('float16').pin(ops=['tanh'])
     >>> policy.why('tanh')
     "pinned to float32 by the policy's own pin"
     """
 
-    param_dtype: str = "float32"
-    compute_dtype: str = "float32"
-    output_dtype: str = "float32"
-    pins: tuple = ()
-    accumulate_dtype: str = "float32"
+    param_dtype: str
+    compute_dtype: str
+    output_dtype: str
+    pins: tuple
+    accumulate_dtype: str
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        param_dtype: Dtype = "float32",
+        compute_dtype: Optional[Dtype] = None,
+        output_dtype: Optional[Dtype] = None,
+        pins: tuple = (),
+        accumulate_dtype: Optional[Dtype] = None,
+    ) -> None:
+        if compute_dtype is None:
+            fields = _parsed(param_dtype)
+        else:
+            fields = {"param_dtype": param_dtype, "compute_dtype": compute_dtype}
+        others = {"output_dtype": output_dtype, "accumulate_dtype": accumulate_dtype}
+        fields.update((field, dtype) for field, dtype in others.items() if dtype is not None)
+        for field in STRING_KEYS.values():
+            object.__setattr__(self, field, _name(fields.get(field, "float32")))
+        object.__setattr__(self, "pins", pins)
+        self._check()
+
+    def __repr__(self) -> str:
+        fields = tuple(getattr(self, field) for field in STRING_KEYS.values())
+        names = [name for name, preset in PRESETS.items() if (*preset, "float32") == fields]
+        others = (f"{key}={dtype}" for key, dtype in zip(STRING_KEYS, fields) if dtype != "float32")
+        return ".".join([f"Policy({[*names, ','.join(others)][0]!r})", *map(str, self.pins)])
+
+    def _check(self) -> None:
+        """Raise `ValueError` for dtypes that MXNet cannot run together."""
         allowed = {
             "param_dtype": ("float32", "float16"),
             "compute_dtype": DTYPES,
@@ -99,7 +153,7 @@ class Policy:
         for field, choices in allowed.items():
             value = getattr(self, field)
             if value not in choices:
-                hint = ""
+                hint = near_preset(value) if isinstance(value, str) else ""
                 if value == "bfloat16":
                     hint = (
                         " (MXNet 1.9.1 updates no bfloat16 parameters and exchanges no bfloat16"
@@ -125,45 +179,20 @@ class Policy:
             )
 
     @classmethod
-    def parse(cls, policy: Union[str, "Policy"]) -> "Policy":
+    def parse(cls, policy: Union[Dtype, "Policy"]) -> "Policy":
         """Return the policy for a preset's name or a string like `'params=...,compute=...'`.
 
-        A `Policy` is returned unchanged. Keys missing from the string default to float32.
+        A `Policy` is returned unchanged. Keys missing from the string default to float32. A type
+        such as ``numpy.float16`` is the preset of its name.
 
         Raises
         ------
         ValueError
             An unknown preset, key or dtype; the message lists near matches.
         TypeError
-            Neither a string nor a `Policy`.
+            Neither a string, a floating-point type nor a `Policy`.
         """
-        if isinstance(policy, Policy):
-            return policy
-        if not isinstance(policy, str):
-            raise TypeError(
-                f"policy is a {type(policy).__name__}, expected a preset's name "
-                f"({', '.join(PRESETS)}), a string like 'params=float16,compute=float16', "
-                "or an amp.Policy."
-            )
-        if policy in PRESETS:
-            return cls(*PRESETS[policy])
-        if "=" not in policy:
-            raise ValueError(
-                f"Unknown policy {policy!r}{did_you_mean(policy, PRESETS)}: expected one of "
-                f"{', '.join(PRESETS)}, or a string like 'params=float16,compute=float16'."
-            )
-        fields = {}
-        for part in policy.split(","):
-            key, _, dtype = (text.strip() for text in part.partition("="))
-            if key not in STRING_KEYS:
-                raise ValueError(
-                    f"Unknown key {key!r} in policy {policy!r}{did_you_mean(key, STRING_KEYS)}: "
-                    f"expected {', '.join(STRING_KEYS)}."
-                )
-            if STRING_KEYS[key] in fields:
-                raise ValueError(f"Policy {policy!r} gives {key!r} twice: keep one of them.")
-            fields[STRING_KEYS[key]] = dtype
-        return cls(**fields)
+        return policy if isinstance(policy, Policy) else cls(policy)
 
     def pin(
         self, ops: Iterable[str] = (), blocks: Iterable[str] = (), dtype: str = "float32"
@@ -337,3 +366,48 @@ class Policy:
                 "narrow one of the two patterns."
             )
         return next(iter(patterns), None)
+
+
+def _name(dtype: Dtype) -> str:
+    """Return the name of a floating-point type; a string is returned unchanged."""
+    if isinstance(dtype, (type, np.dtype)):
+        with contextlib.suppress(TypeError):  # of a class that is no dtype
+            if np.dtype(dtype).kind == "f" or dtype_name(dtype) == "bfloat16":
+                return dtype_name(dtype)
+    return dtype
+
+
+def _parsed(policy: Dtype) -> Dict[str, str]:
+    """Return the dtypes, by field, that a preset or a string like `'params=...'` gives."""
+    policy = _name(policy)
+    if not isinstance(policy, str):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}, expected a preset's name "
+            f"({', '.join(PRESETS)}), a string like 'params=float16,compute=float16', "
+            "or an amp.Policy."
+        )
+    if policy in PRESETS:
+        return dict(zip(STRING_KEYS.values(), PRESETS[policy]))
+    if "=" not in policy:
+        raise ValueError(
+            f"Unknown policy {policy!r}{near_preset(policy)}: expected one of "
+            f"{', '.join(PRESETS)}, or a string like 'params=float16,compute=float16'."
+        )
+    fields = {}
+    for part in policy.split(","):
+        key, _, dtype = (text.strip() for text in part.partition("="))
+        if key not in STRING_KEYS:
+            raise ValueError(
+                f"Unknown key {key!r} in policy {policy!r}{did_you_mean(key, STRING_KEYS)}: "
+                f"expected {', '.join(STRING_KEYS)}."
+            )
+        if STRING_KEYS[key] in fields:
+            raise ValueError(f"Policy {policy!r} gives {key!r} twice: keep one of them.")
+        fields[STRING_KEYS[key]] = dtype
+    return {"param_dtype": "float32", "compute_dtype": "float32", **fields}
+
+
+def near_preset(name: str) -> str:
+    """Return `" (did you mean 'float16'?)"` for 'fp16', or '' where no preset is similar."""
+    meant = ELSEWHERE.get(name.lower())
+    return f" (did you mean {meant!r}?)" if meant else did_you_mean(name, PRESETS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gluon_amp.command_line import real, several, threads, whole
-from gluon_amp.recipes.options import COUNT, FOLDER, INPUT, SWITCH
+from gluon_amp.recipes.options import COUNT, DATA, FOLDER, INPUT, SWITCH
 from gluon_amp.recipes.parser import TrainingParser
 
 DATASETS = ("imagenet", "caltech101", "caltech256", "folder", "rec", "digits", "fashion-mnist")
@@ -23,7 +23,7 @@ colour_ranges = several(real(1e-3, 1e3), "three numbers from 0.001 to 1000, as i
 
 def add_data(parser: TrainingParser) -> None:
     """Add the data set and its preparation."""
-    add = parser.group("data")
+    add = parser.group(DATA)
     chosen = "data set (default: the one that --data-dir or --rec-train names)"
     add("--dataset", chosen, choices=DATASETS)
     folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or the files of --dataset"

@@ -1,4 +1,4 @@
-"""Options of image runs, each group added by one function.
+"""Options of image runs.
 
 Names and defaults are GluonCV's, and the spellings of MXNet's example scripts are aliases. Two
 defaults differ, as GluonCV's mislead: 90 epochs instead of 3, and a learning rate that is
@@ -17,10 +17,14 @@ from gluon_amp.recipes.options import (
     EPOCHS,
     FOLDER,
     INPUT,
+    LOGS,
+    MODEL,
     MOMENTUM,
     NORM,
     NUMBER,
     OUTPUT,
+    PRECISION,
+    SCHEDULE,
     SWITCH,
 )
 from gluon_amp.recipes.parser import TrainingParser
@@ -45,12 +49,12 @@ REFUSED = {
     "--gc-threshold": FLOAT16_EXCHANGE,
     "--static-loss-scale": "use --loss-scale NUMBER",
     "--monitor": "use gluon_amp.gradient_report, or --tensorboard DIR",
-    "--profile": "use scripts/benchmark.py",
+    "--profile": "use --benchmark, or the profiler of MXNet",
     "--no-cuda": "use --num-gpus 0",
     "--ngpus": "use --num-gpus N",
     "--dali-threads": "use --num-workers N",
     "--top-k": "top-1 and top-5 errors are always logged",
-    "--layer-before-fullc": "use scripts/fine_tune.py",
+    "--layer-before-fullc": "use gluon-amp fine-tune",
 }
 
 
@@ -60,12 +64,29 @@ epochs = several(natural, "whole numbers of at least 0, as in 30,60,80")
 def add_image_options(parser: TrainingParser) -> None:
     """Add all options of an image run, in groups."""
     _add_network(parser)
-    add = options.add_precision(parser)
-    amp = (
-        "compute in float16 and keep float32 parameters, as mxnet.contrib.amp does; "
-        "--dtype float16 keeps float16 parameters and float32 masters"
-    )
-    add("--amp", amp, SWITCH)
+    _add_pretrained_weights(parser)
+    add_data(parser)
+    options.add_precision(parser)
+    _add_amp(parser)
+    _add_training(parser)
+    _add_learning_rate(parser)
+    _add_regularization(parser)
+    options.add_random_numbers(parser)
+    _add_validation(parser)
+    _add_checkpoints(parser)
+    _add_devices(parser)
+    _add_logs(parser)
+    _add_trials(parser)
+    for flag, replacement in REFUSED.items():
+        parser.refuse(flag, replacement)
+
+
+def _add_amp(parser: TrainingParser) -> None:
+    amp = "the same as --dtype mixed_float16, which is how mxnet.contrib.amp computes"
+    parser.group(PRECISION)("--amp", amp, SWITCH)
+
+
+def _add_devices(parser: TrainingParser) -> None:
     add = options.add_devices(parser)
     exchange = "how gradients are summed over devices and machines"
     add("--kv-store --kvstore", exchange, choices=KV_STORES, default="device")
@@ -75,22 +96,10 @@ def add_image_options(parser: TrainingParser) -> None:
     )
     seconds = {"type": non_negative, "metavar": "SECONDS"}
     add("--worker-timeout", dead, seconds, default=60.0)
-    add_data(parser)
-    _add_training(parser)
-    _add_learning_rate(parser)
-    _add_regularization(parser)
-    _add_pretrained_weights(parser)
-    options.add_random_numbers(parser)
-    _add_checkpoints(parser)
-    _add_validation(parser)
-    _add_logs(parser)
-    _add_trials(parser)
-    for flag, replacement in REFUSED.items():
-        parser.refuse(flag, replacement)
 
 
 def _add_network(parser: TrainingParser) -> None:
-    add = parser.group("network")
+    add = parser.group(MODEL)
     add("--model --network", "a name from the model zoo of GluonCV or MXNet", default="resnet50_v1")
     layers = "layers, for the names of MXNet's examples: --network resnet-v1 --num-layers 50"
     add("--num-layers", layers, COUNT)
@@ -101,7 +110,7 @@ def _add_network(parser: TrainingParser) -> None:
 
 
 def _add_training(parser: TrainingParser) -> None:
-    add = parser.group("training")
+    add = parser.group(SCHEDULE)
     add("--batch-size -b", "images of a batch on each device", COUNT, default=128)
     add("--accumulate", "sum the gradients of N batches for each update", COUNT, default=1)
     add("--num-epochs --epochs", "passes over the training images", EPOCHS, default=90)
@@ -111,7 +120,7 @@ def _add_training(parser: TrainingParser) -> None:
 
 
 def _add_learning_rate(parser: TrainingParser) -> None:
-    add = parser.group("learning rate")
+    add = parser.group(SCHEDULE)
     rate = {"type": non_negative, "metavar": "RATE"}
     add("--lr", "learning rate (default: 0.1 * total batch / 256)", rate)
     add("--lr-mode", "how the learning rate falls", choices=LR_MODES, default="step")
@@ -128,7 +137,7 @@ def _add_learning_rate(parser: TrainingParser) -> None:
 
 
 def _add_regularization(parser: TrainingParser) -> None:
-    add = parser.group("regularization")
+    add = parser.group(SCHEDULE)
     add("--wd --weight-decay", "weight decay", DECAY, default=1e-4)
     excluded = "apply no weight decay to biases and to the parameters of normalization layers"
     add("--no-wd", excluded, SWITCH)
@@ -143,7 +152,7 @@ def _add_regularization(parser: TrainingParser) -> None:
 
 
 def _add_pretrained_weights(parser: TrainingParser) -> None:
-    add = parser.group("pretrained weights")
+    add = parser.group(MODEL)
     add("--use-pretrained", "start from the weights of the model zoo", SWITCH)
     file = "start from these weights; layers of other shapes keep their random values"
     add("--pretrained-file --pretrained-model", file, INPUT)
@@ -168,10 +177,11 @@ def _add_checkpoints(parser: TrainingParser) -> None:
 
 
 def _add_validation(parser: TrainingParser) -> None:
-    add = parser.group("validation")
+    add = parser.group(SCHEDULE)
     add("--eval-only", "validate once and exit", SWITCH)
     every = "validate every N epochs, and after the last one"
     add("--eval-frequency", every, COUNT, default=1)
+    add = parser.group(LOGS)
     pairs = "list the N pairs of classes that are confused most often"
     add("--confusions", pairs, NUMBER, default=0)
 

@@ -1,7 +1,9 @@
 """The log of a run: GluonCV's lines byte for byte, some more, and a progress bar.
 
 Source of the first four lines: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``.
-People and dashboards search for them, so other numbers are logged in lines of their own.
+People and dashboards search for them in files, so other numbers are logged in lines of their own.
+On a terminal, one line for each epoch replaces all of them. Epochs are counted from 0 everywhere,
+as GluonCV does.
 """
 
 import contextlib
@@ -10,7 +12,7 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
 
@@ -25,12 +27,53 @@ VALIDATED = "[Epoch %d] validated %d/%d"
 WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
 INPUT_BOUND = (
     "Loading images slows down training:\n"
-    "use one of --num-workers for each core, pack the images for --rec-train (see\n"
-    "the README), or resize them once to 256 pixels; --test-io measures loading."
+    "use one of --num-workers for each core, pack the images with gluon-amp\n"
+    "pack, or resize them once to 256 pixels; --test-io measures loading."
 )
 UNREADABLE = "[Epoch %d] %s"
 
 logger = logging.getLogger("gluon_amp.recipes")
+
+Column = Tuple[str, int, str]
+
+# Names, widths and formats of the columns of an epoch's line on a terminal
+COLUMNS = (
+    ("epoch", 5, "{}"),
+    ("loss", 9, "{:.4f}"),  # of training
+    ("top-1", 10, "{:.2f} %"),  # of validation
+    ("lr", 10, "{:.3g}"),
+    ("scale", 8, "{}"),
+    ("skips", 7, "{}"),
+    ("speed", 15, "{}"),
+    ("waited", 8, "{:.0f} %"),  # for data, of the time
+)
+
+
+def details(message: str, *values: object) -> None:
+    """Log a line for files and for programs that read them; a terminal does not show it."""
+    logger.info(message, *values, extra={"terminal": False})
+
+
+def for_terminal(message: str, *values: object) -> None:
+    """Log a line that only a terminal shows."""
+    logger.info(message, *values, extra={"terminal": True})
+
+
+def epoch_head(columns: Sequence[Column]) -> str:
+    """Return the line above those of the epochs."""
+    return "".join(f"{name:>{width}}" for name, width, _ in columns)
+
+
+def epoch_line(columns: Sequence[Column], values: Sequence[object]) -> str:
+    """Return the line of an epoch; a value that is None is a dash."""
+    pairs = ((width, form, value) for (_, width, form), value in zip(columns, values))
+    cells = (f"{'-' if v is None else form.format(v):>{width}}" for width, form, v in pairs)
+    return "".join(cells)
+
+
+def _shown(terminal: bool) -> Callable[[logging.LogRecord], bool]:
+    """Return the filter of a handler: lines for its kind of reader, and those for everyone."""
+    return lambda record: getattr(record, "terminal", terminal) == terminal
 
 
 class _AboveBar(logging.Handler):
@@ -82,8 +125,10 @@ def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None
         Print warnings only, and append nothing.
     """
     handlers: List[logging.Handler] = [_AboveBar()]
+    handlers[0].addFilter(_shown(terminal=sys.stdout.isatty()))
     if file is not None and not quiet:
         handlers.append(_File(file, encoding="utf-8"))
+        handlers[1].addFilter(_shown(terminal=False))
     level, propagate = logger.level, logger.propagate
     for handler in handlers:
         logger.addHandler(handler)
@@ -185,13 +230,13 @@ def _tensorboard(folder: Path):
     return SummaryWriter(str(folder))
 
 
-def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "img"):
+def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "images"):
     """Return a progress bar for one epoch; it is shown if standard error is a terminal."""
     return tqdm()(
         total=total,
         initial=done,
-        desc=f"epoch {epoch + 1}/{epochs}",
-        unit=unit,
+        desc=f"epoch {epoch}/{epochs - 1}",
+        unit=f" {unit}",
         leave=False,
         disable=None,
         dynamic_ncols=True,

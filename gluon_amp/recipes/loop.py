@@ -56,7 +56,7 @@ class Loop:
     unit : str
         What the progress bar counts, one for each label.
     input_bound : str
-        Advice to log if training often waits for data; empty for none.
+        Advice to log, once, if training often waits for data; empty for none.
     seed : int
         Seed of the random numbers that a step draws.
     steps, skipped : int
@@ -70,11 +70,12 @@ class Loop:
     accumulate: int = 1
     log_interval: int = 50
     max_batches: Optional[int] = None
-    unit: str = "img"
+    unit: str = "images"
     input_bound: str = log.INPUT_BOUND
     seed: int = 0
     steps: int = 0
     skipped: int = 0
+    advised: bool = field(default=False, init=False)
 
     def train(
         self,
@@ -125,7 +126,7 @@ class Loop:
                     share, now = accuracy.share, time.perf_counter()  # reading the share waits
                     self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
                     speed = since / (now - lap) * self.workers.count
-                    log.logger.info(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
+                    log.details(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
                     self._record_batch(epoch, done, speed, share, rate, report)
                     since, lap = 0, now
                 counts.seconds = before + time.perf_counter() - started
@@ -166,7 +167,7 @@ class Loop:
             first, *others = report.overflow
             more = f" and {len(others)} more" if others else ""
             scales = (report.loss_scale, report.next_loss_scale)
-            log.logger.info(log.SKIPPED, epoch, number, *scales, first, more)
+            log.details(log.SKIPPED, epoch, number, *scales, first, more)
 
     def _record_batch(
         self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport
@@ -201,13 +202,14 @@ class Loop:
 
     def _log(self, epoch: int, result: EpochResult, rate: float) -> None:
         scale = self.engine.loss_scale.scale
-        log.logger.info(log.TRAINING, epoch, "accuracy", result.accuracy)
-        log.logger.info(log.SPEED, epoch, result.images_per_second, result.seconds)
-        log.logger.info(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
+        log.details(log.TRAINING, epoch, "accuracy", result.accuracy)
+        log.details(log.SPEED, epoch, result.images_per_second, result.seconds)
+        log.details(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
         share = result.waited / result.seconds
-        log.logger.info(log.WAITED, epoch, 100 * share)
-        if share > WAITED_MUCH and self.input_bound:
+        log.details(log.WAITED, epoch, 100 * share)
+        if share > WAITED_MUCH and self.input_bound and not self.advised:
             log.logger.info(self.input_bound)
+            self.advised = True
         self.records.write(
             "epoch",
             self.steps,
@@ -260,8 +262,8 @@ class Loop:
             )
         shares = (right1 / images, right5 / images)
         result = Validation(*shares, nats / images, int(images), int(unreadable))
-        log.logger.info(log.VALIDATION, epoch, 1 - result.top1, 1 - result.top5)
-        log.logger.info(log.VALIDATED, epoch, result.images, expected)
+        log.details(log.VALIDATION, epoch, 1 - result.top1, 1 - result.top5)
+        log.details(log.VALIDATED, epoch, result.images, expected)
         self.records.write("validation", self.steps, epoch=epoch, **dataclasses.asdict(result))
         return result
 

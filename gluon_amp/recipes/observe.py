@@ -72,7 +72,7 @@ def observe(
     if shape != (len(images), data.classes):
         raise UsageError(
             f"the network returns {shape or 'several outputs'} for {len(images)} images of "
-            f"{data.classes} classes, so train_imagenet.py cannot train it."
+            f"{data.classes} classes, so it cannot be trained on them."
         )
     layers = [row for row in rows if row.op in LAYERS]
     norms = [row for row in rows if row.op == "BatchNorm"]

@@ -1,6 +1,6 @@
 """Options that image and language runs share.
 
-Each function adds a group to a parser and returns the function that adds an option to the group.
+Each function adds options to a group of a parser, and returns the function that adds one more.
 """
 
 import argparse
@@ -19,10 +19,20 @@ from gluon_amp.command_line import (
     share,
     whole,
 )
+from gluon_amp.policy import PRESETS, near_preset
 from gluon_amp.recipes.parser import Add, TrainingParser
 from gluon_amp.startup import waiting
 
-DTYPES = ("float32", "float16", "bfloat16")
+# The groups of the help, in its order.
+GROUPS = (MODEL, DATA, PRECISION, SCHEDULE, CHECKPOINTS, DEVICES, LOGS) = (
+    "model",
+    "data",
+    "precision",
+    "schedule",
+    "checkpoints",
+    "devices",
+    "logs and measurements",
+)
 
 # What options of a kind have in common.
 SWITCH = {"action": "store_true"}
@@ -35,6 +45,14 @@ NORM = {"type": positive, "metavar": "NORM"}
 EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": share, "metavar": "M"}
 DECAY = {"type": non_negative, "metavar": "WD"}
+
+
+def dtype(text: str) -> str:
+    """Read the name of a policy; of two names of one policy, the shorter one is returned."""
+    if text not in PRESETS:
+        near = near_preset(text)
+        raise argparse.ArgumentTypeError(f"expected {', '.join(PRESETS)}, got {text[:99]!r}{near}")
+    return next(name for name in PRESETS if PRESETS[name] == PRESETS[text])
 
 
 def loss_scale(text: str) -> Union[str, float]:
@@ -64,8 +82,12 @@ device_numbers = several(natural, "the numbers of devices, as in 0,1")
 
 def add_precision(parser: TrainingParser) -> Add:
     """Add the dtype and the loss scale."""
-    add = parser.group("precision")
-    add("--dtype", "dtype of the matrix products", choices=DTYPES, default="float32")
+    add = parser.group(PRECISION)
+    computed = (
+        "dtype of the matrix products; float16 keeps float16 parameters and float32 masters of "
+        "them, mixed_float16 and bfloat16 keep float32 parameters"
+    )
+    add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
     scale = (
         "factor of the loss (default: dynamic for float16, none for the others; the first dynamic "
         "one is N, or found from the first gradients)"
@@ -76,7 +98,7 @@ def add_precision(parser: TrainingParser) -> Add:
 
 def add_devices(parser: TrainingParser) -> Add:
     """Add the choice of devices."""
-    add = parser.group("devices")
+    add = parser.group(DEVICES)
     first = "use the first N GPUs, 0 for the CPU (default: all GPUs)"
     add("--num-gpus", first, type=whole(0, 1024), metavar="N")
     add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
@@ -92,8 +114,8 @@ def add_devices(parser: TrainingParser) -> Add:
 
 def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
-    add = parser.group("reproducibility")
-    add("--seed", "seed of all random numbers", NUMBER, default=0)
+    parser.group(SCHEDULE)("--seed", "seed of all random numbers", NUMBER, default=0)
+    add = parser.group(DEVICES)
     repeats = (
         "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
         "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
@@ -103,7 +125,7 @@ def add_random_numbers(parser: TrainingParser) -> None:
 
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
     """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
-    add = parser.group("checkpoints")
+    add = parser.group(CHECKPOINTS)
     saved = "save checkpoints and the trained float32 parameters here (default: do not save)"
     add("--save-dir --model-prefix", saved, FOLDER)
     add("--save-batches", "also save a checkpoint every N batches", COUNT)
@@ -115,7 +137,7 @@ def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
 
 def add_logs(parser: TrainingParser, interval: int) -> Add:
     """Add what is logged and written; `interval` is the default of ``--log-interval``."""
-    add = parser.group("logs and results")
+    add = parser.group(LOGS)
     logged = "log every N batches, 0 for never"
     add("--log-interval --disp-batches", logged, NUMBER, default=interval)
     records = "append a line of JSON for each interval and epoch to this file"
@@ -126,7 +148,7 @@ def add_logs(parser: TrainingParser, interval: int) -> Add:
 
 def add_trials(parser: TrainingParser) -> Add:
     """Add the option that shortens a run."""
-    add = parser.group("trials and measurements")
+    add = parser.group(LOGS)
     add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", COUNT)
     return add
 

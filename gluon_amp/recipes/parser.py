@@ -4,7 +4,7 @@ import argparse
 import textwrap
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from gluon_amp.command_line import Parser
+from gluon_amp.command_line import HelpFormatter, Parser
 
 # Adds an option to a group: its flags, separated by spaces, its help, what options of its kind have
 # in common, and further arguments of argparse's `add_argument`.
@@ -12,18 +12,19 @@ Add = Callable[..., None]
 
 
 class TrainingParser(Parser):
-    """A parser for many options, in groups.
+    """A parser for many options, in groups; `groups` are the titles in the order of the help.
 
     Its help shows the default of every option. Where the default is None, the help text says what
     happens instead, as in "(default: all GPUs)".
     """
 
-    def __init__(self, **options: Any):
+    def __init__(self, groups: Sequence[str] = (), **options: Any):
         super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)
+        self._titled = {title: self.add_argument_group(title) for title in groups}
 
     def group(self, title: str) -> Add:
-        """Add a group of options; return the function that adds an option to it."""
-        group = self.add_argument_group(title)
+        """Return the function that adds an option to the group of this title."""
+        group = self._titled[title]
 
         def add(
             flags: str, text: str, kind: Optional[Dict[str, Any]] = None, **settings: Any
@@ -55,7 +56,7 @@ class _Explicit(argparse.Namespace):
             raise AttributeError(name)
 
 
-class _HelpFormatter(argparse.HelpFormatter):
+class _HelpFormatter(HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> Optional[str]:
         default = action.default
         if default in (None, argparse.SUPPRESS) or isinstance(default, bool):

@@ -5,9 +5,10 @@ import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.image_options import add_image_options
 from gluon_amp.recipes.network import efficientnet_lite
-from gluon_amp.recipes.options import check_devices, check_resume
+from gluon_amp.recipes.options import GROUPS, check_devices, check_resume
 from gluon_amp.recipes.parser import TrainingParser
 
 IMAGENET_SIZE = 224
@@ -83,14 +84,16 @@ FINE_TUNING_DATA: Dict[str, Dict[str, Any]] = {
 }
 
 
-def train_parser() -> TrainingParser:
-    """Return the parser of train_imagenet.py."""
+def train_parser(prog: Optional[str] = None) -> TrainingParser:
+    """Return the parser of `gluon-amp train`."""
     digits = "; ".join(
         f"--{name.replace('_', '-')} {value}"
         for name, value in DATA_DEFAULTS["digits"].items()
         if name not in OTHER_DEFAULTS
     )
     parser = TrainingParser(
+        groups=GROUPS,
+        prog=prog,
         description="Train an image classifier in mixed precision.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
         f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256.",
@@ -100,9 +103,11 @@ def train_parser() -> TrainingParser:
     return parser
 
 
-def fine_tuning_parser() -> TrainingParser:
-    """Return the parser of fine_tune.py: the same options with other defaults."""
+def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
+    """Return the parser of `gluon-amp fine-tune`: the same options with other defaults."""
     parser = TrainingParser(
+        groups=GROUPS,
+        prog=prog,
         description="Fine-tune a pretrained classifier in mixed precision.",
         epilog="Without --dataset it needs no files: a network learns the handwritten digits 0 to "
         "4, and is then fine-tuned on 5 to 9.",
@@ -114,7 +119,7 @@ def fine_tuning_parser() -> TrainingParser:
 
 @functools.lru_cache(maxsize=None)
 def defaults() -> Dict[str, Any]:
-    """Return the default of every option of train_imagenet.py."""
+    """Return the default of every option of `gluon-amp train`."""
     return train_parser().parse_explicit([])[0]
 
 
@@ -125,7 +130,7 @@ class Recipe(argparse.Namespace):
     ----------
     options
         Values by the name of the option, as in ``batch_size``; others have the defaults of
-        train_imagenet.py.
+        `gluon-amp train`.
 
     Raises
     ------
@@ -151,7 +156,7 @@ class Recipe(argparse.Namespace):
     @property
     def computes_in(self) -> str:
         """The dtype of matrix products."""
-        return "float16" if self.amp else self.dtype
+        return Policy(self.policy).compute_dtype
 
     @property
     def policy(self) -> str:
@@ -161,16 +166,17 @@ class Recipe(argparse.Namespace):
 
 def read(
     arguments: Optional[Sequence[str]] = None,
-    parser: Callable[[], TrainingParser] = train_parser,
+    prog: Optional[str] = None,
+    parser: Callable[[Optional[str]], TrainingParser] = train_parser,
 ) -> Tuple[Recipe, Dict[str, Any]]:
-    """Return the recipe of a command line of train_imagenet.py, and the options that it sets.
+    """Return the recipe of a command line of `gluon-amp train`, and the options that it sets.
 
     Raises
     ------
     UsageError
         Two options contradict each other.
     """
-    defaults, options = parser().parse_explicit(arguments)
+    defaults, options = parser(prog).parse_explicit(arguments)
     if "mixup_alpha" in options:
         options["mixup"] = options["mixup_alpha"]
     if "image_folder" in options:
@@ -181,7 +187,7 @@ def read(
     return recipe, options
 
 
-# The same for a command line of fine_tune.py.
+# The same for a command line of `gluon-amp fine-tune`.
 read_fine_tuning = functools.partial(read, parser=fine_tuning_parser)
 
 

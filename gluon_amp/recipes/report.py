@@ -112,7 +112,7 @@ class Summary:
                 *self.scores(),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
                 ("speed", self.speed()),
-                ("time", f"{self.seconds:.1f} s, {self.epochs} epochs"),
+                ("time", f"{self.seconds:.1f} s, {self.epochs} epoch{'s' * (self.epochs != 1)}"),
             ]
         )
 

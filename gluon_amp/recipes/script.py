@@ -1,4 +1,4 @@
-"""What the training scripts share: each error is one sentence, and has an exit status."""
+"""What the training commands share: each error is one sentence, and has an exit status."""
 
 import json
 import os
@@ -18,18 +18,21 @@ from gluon_amp.recipes.run import train
 from gluon_amp.recipes.speed import loading_speed, training_speed
 from gluon_amp.startup import waiting
 
-Read = Callable[[Optional[Sequence[str]]], Tuple[Recipe, Dict[str, Any]]]
+Read = Callable[[Optional[Sequence[str]], Optional[str]], Tuple[Recipe, Dict[str, Any]]]
 
 
-def run(read: Read, arguments: Optional[Sequence[str]] = None) -> int:
-    """Run a training script of images.
+def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
+    """Run a training command of images.
 
     Parameters
     ----------
     read : callable
-        Returns the recipe of a command line, and the options that it sets.
+        Called with the arguments and `prog`; returns the recipe of a command line, and the options
+        that it sets.
     arguments : sequence of str, optional
         The command line; that of the process by default.
+    prog : str, optional
+        The program's name in its help and errors; that of the process by default.
 
     Returns
     -------
@@ -39,22 +42,23 @@ def run(read: Read, arguments: Optional[Sequence[str]] = None) -> int:
     """
 
     def work() -> None:
-        recipe, options = read(arguments)
+        recipe, options = read(arguments, prog)
         apply_wait_policy(recipe, arguments)
         _run_images(recipe, options)
 
-    return guarded(work)
+    return guarded(work, prog)
 
 
 def apply_wait_policy(recipe: Namespace, arguments: Optional[Sequence[str]]) -> None:
-    """Start the script anew with its ``--wait-policy``; see `gluon_amp.startup.waiting`.
+    """Start the program anew with its ``--wait-policy``; see `gluon_amp.startup.waiting`.
 
     Raises
     ------
     UsageError
         The arguments are not those of the process.
     """
-    if arguments is not None and recipe.wait_policy and waiting.VARIABLE not in os.environ:
+    own = arguments is None or list(arguments) == sys.argv[len(sys.argv) - len(arguments) :]
+    if recipe.wait_policy and not own and waiting.VARIABLE not in os.environ:
         raise UsageError(
             f"--wait-policy {recipe.wait_policy} is for a process of its own: set "
             f"{waiting.VARIABLE} before MXNet is imported."
@@ -71,21 +75,22 @@ def _run_images(recipe: Recipe, options: Dict[str, Any]) -> None:
         train(recipe, options)
 
 
-def guarded(work: Callable[[], None]) -> int:
-    """Call the function that does the work of a script; return the exit status, as `run` does."""
+def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:
+    """Call the function that does the work of a command; return the exit status, as `run` does."""
+    prog = prog or Path(sys.argv[0]).name
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors print a line
     try:
         with naming_lost_workers():
             work()
         sys.stdout.flush()
     except (UsageError, DataError) as error:
-        return _failed(error, 2)
+        return _failed(prog, error, 2)
     except (TrainingError, SavingError, LostError, FloatingPointError) as error:
-        return _failed(error, 1)
+        return _failed(prog, error, 1)
     except RunInterruptedError as error:
-        return _failed(error, error.status)
+        return _failed(prog, error, error.status)
     except KeyboardInterrupt:
-        return _failed("interrupted before training began: nothing was saved.", 130)
+        return _failed(prog, "interrupted before training began: nothing was saved.", 130)
     except BrokenPipeError:
         # The reader of the output has closed it. Without this, Python fails again at exit, when it
         # flushes the output.
@@ -94,6 +99,6 @@ def guarded(work: Callable[[], None]) -> int:
     return 0
 
 
-def _failed(sentence: object, status: int) -> int:
-    print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+def _failed(prog: str, sentence: object, status: int) -> int:
+    print(f"{prog}: {sentence}", file=sys.stderr)
     return status

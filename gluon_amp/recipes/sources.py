@@ -108,7 +108,7 @@ def _size(
 
 
 def _caltech_files(recipe: Recipe) -> RecordFiles:
-    """Return the files in which prepare_caltech.py packs a data set, or those of the recipe."""
+    """Return the files of `gluon-amp prepare-caltech`, or those that the recipe names."""
     if recipe.reads_records:
         return record_files(recipe)
     root = recipe.data_dir
@@ -116,7 +116,7 @@ def _caltech_files(recipe: Recipe) -> RecordFiles:
         root = Path(f"~/.mxnet/datasets/{recipe.dataset}")
     if not (root.expanduser() / "rec" / "train.rec").is_file():
         raise UsageError(
-            f"{recipe.dataset} is not at {root}: run `python scripts/prepare_caltech.py --dataset "
+            f"{recipe.dataset} is not at {root}: run `gluon-amp prepare-caltech --dataset "
             f"{recipe.dataset}`, or give --data-dir."
         )
     return _beside(root / "rec" / "train.rec", root / "rec" / "val.rec")

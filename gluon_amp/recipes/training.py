@@ -11,12 +11,13 @@ from gluon_amp.data import TrainingBatches, describe_unreadable
 from gluon_amp.data.text import Chunks
 from gluon_amp.distributed.workers import Workers, average_statistics
 from gluon_amp.hardware import peak_mebibytes
+from gluon_amp.messages import scale_text
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Checkpoints, Position
 from gluon_amp.recipes.devices import is_emulated
 from gluon_amp.recipes.engines.base import Engine
 from gluon_amp.recipes.engines.build import optimizer_options
-from gluon_amp.recipes.history import Counts, History, Validation
+from gluon_amp.recipes.history import Counts, EpochResult, History, Validation
 from gluon_amp.recipes.interruption import Interruption
 from gluon_amp.recipes.keeper import Keeper
 from gluon_amp.recipes.loop import Loop
@@ -57,9 +58,12 @@ class Training:
         Results of the epochs so far.
     keeps_best : bool
         Whether the checkpoint of the best epoch is kept besides the newest.
+    columns : sequence of log.Column
+        What a terminal shows of each epoch; `cells` returns their values.
     """
 
     keeps_best = False
+    columns = log.COLUMNS
 
     recipe: Any
     data: Data
@@ -100,9 +104,6 @@ class Training:
             interruption = stack.enter_context(Interruption(quiet=not first))
             if self.checkpoints and first and not self.recipe.eval_only:
                 stack.enter_context(self.checkpoints.locked())
-            if self.notice:
-                log.logger.info("%s\n", self.notice)
-            log.logger.info("%s\n", report.table(self.plan()))
             last = self.train(interruption)
             summary = self.summary(last, started)
             self.loop.records.close()
@@ -127,10 +128,14 @@ class Training:
             self.loop.accumulate,
         )
         with keeper.naming_last_good():
-            position, counts = self.begin(keeper)
+            position, counts = self.begin(keeper)  # first, as it may refuse to resume
+            if self.notice:
+                log.logger.info("%s\n", self.notice)
+            log.logger.info("%s\n", report.table(self.plan()))
             if self.recipe.eval_only:
                 finished = position.epoch if position.samples else max(position.epoch - 1, 0)
                 return self.validate(finished)
+            log.for_terminal(log.epoch_head(self.columns))
             for epoch in range(position.epoch, self.recipe.num_epochs):
                 start = position.first_batch(*self.samples) if epoch == position.epoch else 0
                 self._train_epoch(keeper, epoch, start, counts if start else Counts())
@@ -154,12 +159,31 @@ class Training:
         average_statistics(self.engine.statistics, self.workers)
         last = epoch + 1 == self.recipe.num_epochs
         validates = last or (epoch + 1) % self.recipe.eval_frequency == 0
-        history.validated.append(self.validate(epoch) if validates else None)
+        validation = self.validate(epoch) if validates else None
+        history.validated.append(validation)
+        log.for_terminal(log.epoch_line(self.columns, self.cells(epoch, result, validation)))
         saves = last or (epoch + 1) % self.recipe.save_frequency == 0
         if saves and self.workers.first:
             self.save_epoch(epoch)
         best = self.keeps_best and history.best_epoch == epoch
         keeper.after_epoch(epoch, saves, last, best)
+
+    def cells(
+        self, epoch: int, result: EpochResult, validation: Optional[Validation]
+    ) -> List[object]:
+        """Return what a terminal shows of an epoch, in the order of `columns`."""
+        scale, loop = self.engine.loss_scale, self.loop
+        batches = min(len(self.batches), loop.max_batches or len(self.batches))
+        return [
+            epoch,
+            result.loss,
+            None if validation is None else 100 * validation.top1,
+            self.schedule(epoch, batches - 1),
+            None if isinstance(scale, NoLossScale) else scale_text(scale.scale),
+            result.skipped,
+            f"{result.images_per_second:.0f} {loop.unit}/s",
+            100 * result.waited / result.seconds,
+        ]
 
     def validate(self, epoch: int) -> Validation:
         """Validate the network as it is in this epoch."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from gluon_amp.messages import scale_text
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -25,8 +27,8 @@ class StepReport:
     --------
     >>> import gluon_amp as amp
     >>> report = amp.StepReport(applied=False, loss_scale=1024.0, next_loss_scale=512.0)
-    >>> report.applied, report.next_loss_scale, report.grad_norm, report.overflow
-    (False, 512.0, None, ())
+    >>> report
+    StepReport(skipped, scale 1024 → 512)
     """
 
     applied: bool
@@ -35,6 +37,17 @@ class StepReport:
     grad_norm: Optional[float] = None
     overflow: Tuple[str, ...] = ()
     skipped_total: int = 0
+
+    def __repr__(self) -> str:
+        scales = dict.fromkeys(map(scale_text, (self.loss_scale, self.next_loss_scale)))
+        parts = ["applied" if self.applied else "skipped", f"scale {' → '.join(scales)}"]
+        if self.grad_norm is not None:
+            parts.append(f"gradient norm {self.grad_norm:.4g}")
+        if self.overflow:
+            count, more = len(self.overflow), ", …" if len(self.overflow) > 1 else ""
+            of = f"{count} parameter{'s' if count > 1 else ''}"
+            parts.append(f"overflow in {of}: {self.overflow[0]}{more}")
+        return f"StepReport({', '.join(parts)})"
 
 
 @dataclass(frozen=True)

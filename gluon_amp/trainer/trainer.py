@@ -3,8 +3,10 @@
 import re
 from typing import Callable, List, Optional
 
+from gluon_amp.messages import scale_text
 from gluon_amp.optimizer import create
 from gluon_amp.trainer import guards
+from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
 from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
@@ -101,6 +103,19 @@ class Trainer(ScaledSteps, gluon.Trainer):
         )
         guards.check_dense(self.parameters)
         self.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
+
+    def __repr__(self) -> str:
+        count, skipped = len(self.parameters), self.skips.total
+        parts = [
+            type(self.optimizer).__name__,
+            f"learning_rate={self.learning_rate:g}",
+            f"{count} parameter{'s' if count != 1 else ''}",
+        ]
+        if not isinstance(self.loss_scale, NoLossScale):
+            parts.append(f"{type(self.loss_scale).__name__} at {scale_text(self.loss_scale.scale)}")
+        if skipped:
+            parts.append(f"{skipped} step{'s' if skipped != 1 else ''} skipped")
+        return f"Trainer({', '.join(parts)})"
 
     @property
     def stock_order(self) -> List[gluon.Parameter]:

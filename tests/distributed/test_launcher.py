@@ -154,7 +154,7 @@ def test_one_that_fails_ends_them_all(here, capsys, who, what, status, sentence,
     count = 'while [ $(ls | wc -l) -lt 8 ]; do sleep 0.1; done; [ "$1" != "{}" ] || {}'
     command = shell(WAITING.format(count.format(who, what)))
     assert launch(["-n", "2", "-s", "1", *command]) == status
-    assert f"launch.py: {sentence}" in capsys.readouterr().err
+    assert f"gluon-amp launch: {sentence}" in capsys.readouterr().err
     assert len(pids(here)) == 8 and not any(map(alive, pids(here)))
 
 
@@ -202,7 +202,7 @@ def test_a_signal_lets_the_workers_save(here, capsys, number, monkeypatch):
     assert launch(["-n", "2", "-s", "1", *shell(SAVING.format(int(number)))]) == 128 + number
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
-    assert err == f"launch.py: {number.name}: the workers have 60 s to save and leave.\n"
+    assert err == f"gluon-amp launch: {number.name}: the workers have 60 s to save and leave.\n"
 
 
 def test_after_the_grace_all_is_ended(here, capsys):
@@ -289,8 +289,8 @@ def test_a_host_that_cannot_be_reached(ssh, capsys, monkeypatch):
     options = ["-n", "2", "-s", "1", "-H", "hosts", "--host-ip", "127.0.0.1"]
     assert launch([*options, "--", "sleep", "60"]) == 255
     assert capsys.readouterr().err == (
-        "launch.py: worker 1 on lost ended with status 255, as ssh ends when it cannot connect; "
-        "the others are ended.\n"
+        "gluon-amp launch: worker 1 on lost ended with status 255, as ssh ends when it cannot "
+        "connect; the others are ended.\n"
     )
 
 

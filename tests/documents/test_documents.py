@@ -101,7 +101,11 @@ def commands(text):
     """The commands that are shown, in blocks and in running text, as lists of words."""
     lines = [line for body in blocks(text, "sh") for line in body.replace("\\\n", "").splitlines()]
     lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", FENCE.sub("", text))]
-    words = (shlex.split(line, comments=True) for line in lines if re.match(r"make |python ", line))
+    words = (
+        shlex.split(line, comments=True)
+        for line in lines
+        if re.match(r"make |python |gluon-amp ", line)
+    )
     return [one for one in words if len(one) > 1]
 
 
@@ -120,6 +124,8 @@ def parse(words, monkeypatch):
             if line.startswith(("scripts/", "-m experiments.")):
                 parse(["python", *shlex.split(line)], monkeypatch)
         return
+    if words[0] == "gluon-amp":
+        words = ["python", "-m", "gluon_amp", *words[1:]]
     if words[1] == "-m":
         name = words[2].replace(".", "/")
         path = f"{name}/__main__.py" if (ROOT / name).is_dir() else f"{name}.py"
@@ -148,7 +154,9 @@ COMMANDS = [
     pytest.param(words, id=f"{document}: {' '.join(words)}")
     for document in DOCUMENTS
     for words in commands(text_of(document))
-    if words[0] == "make" or words[1].startswith("scripts/") or words[1:3] == ["-m", "gluon_amp"]
+    if words[0] in ("make", "gluon-amp")
+    or words[1].startswith("scripts/")
+    or words[1:3] == ["-m", "gluon_amp"]
 ]
 
 
@@ -165,6 +173,8 @@ def test_commands_are_understood(words, monkeypatch, capsys):
         "python scripts/train_imagenet.py --dtype float17",
         "python scripts/train_imagenet.py --no-such-option",
         "python scripts/benchmark.py --suite nonsense",
+        "gluon-amp nonsense",
+        "gluon-amp train --no-such-option",
     ],
 )
 def test_wrong_commands_are_noticed(line, monkeypatch, capsys):

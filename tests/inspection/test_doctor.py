@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.cli import main
+from gluon_amp.commands.doctor import main
 from gluon_amp.inspection.doctor import advice, detection, environment
 from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
 from tests import ROOT
@@ -177,7 +177,7 @@ def test_reading_needs_no_gpu_and_no_proc():
 )
 def test_each_generation(pretend, capsys, gpu, kind, advice_, status):
     pretend(gpu)
-    assert main(["doctor", "--policy", "float16"]) == status
+    assert main(["--policy", "float16"]) == status
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     joined = " ".join(printed.split())
@@ -354,7 +354,7 @@ def test_cpu_features_need_all_their_flags(pretend):
 def test_the_whole_report_of_a_machine(pretend):
     pretend(VOLTA)
     text = str(amp.doctor("bfloat16"))
-    head, _, rest = text.partition("\n\nEnvironment variables (-: not set)\n")
+    head, _, rest = text.partition("\n\nEnvironment variables that are set: none that matters\n")
     assert head == (
         "Python  3.11.7, numpy 1.23.5, Linux x86_64\n"
         "MXNet   1.9.1 (mxnet-cu117), with CUDA\n"
@@ -373,13 +373,29 @@ def test_the_whole_report_of_a_machine(pretend):
         "  bfloat16       CANNOT RUN MXNet 1.9.1 has no bfloat16 kernels for GPUs: use\n"
         "                            float16 or mixed_float16, or the CPU."
     )
-    assert rest.endswith(
-        "\n\nPolicy bfloat16 cannot run here: MXNet 1.9.1 has no bfloat16 kernels for GPUs:\n"
+    assert rest == (
+        "\nPolicy bfloat16 cannot run here: MXNet 1.9.1 has no bfloat16 kernels for GPUs:\n"
         "use float16 or mixed_float16, or the CPU."
     )
 
 
 # ------------------------------------------------------------------- environment variables
+
+
+def test_variables_that_are_not_set_are_for_verbose(monkeypatch):
+    monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", "1")
+    monkeypatch.delenv("MXNET_FC_TRUE_FP16", raising=False)
+    report = amp.doctor()
+    brief, verbose = str(report), report.text(verbose=True)
+    assert "Environment variables that are set\n" in brief
+    assert "MXNET_SAFE_ACCUMULATION: 1" in brief and "MXNET_FC_TRUE_FP16" not in brief
+    assert "Environment variables (-: not set)\n" in verbose
+    assert "MXNET_SAFE_ACCUMULATION: 1" in verbose and "MXNET_FC_TRUE_FP16: -" in verbose
+
+
+def test_the_command_has_verbose(capsys):
+    assert main(["--verbose"]) == main([]) == 0
+    assert capsys.readouterr().out.count("MXNET_FC_TRUE_FP16: -") == 1
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,25 @@ def test_20_steps_in_float16_follow_float32_to_float16_accuracy(name, lr):
         np.testing.assert_allclose(half, single, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "meant"),
+    [
+        ("sgd", "lr", " (did you mean 'learning_rate'?)"),
+        ("rmsprop", "weight_decay", " (did you mean 'wd'?)"),  # an optimizer of MXNet's
+        ("adam", "eps", " (did you mean 'epsilon'?)"),
+        ("adam", "betas", " (did you mean 'beta1' or 'beta2'?)"),
+        ("lamb", "learning_rat", " (did you mean 'learning_rate'?)"),
+        ("nag", "nonsense", ""),
+    ],
+)
+def test_an_unknown_argument_gets_the_near_match(name, argument, meant):
+    kind = type(optimizer.create(name)).__name__
+    with pytest.raises(TypeError) as caught:
+        optimizer.create(name, **{argument: 0.1})
+    start = f"{kind} has no argument {argument!r}{meant}: expected begin_num_update, "
+    assert str(caught.value).startswith(start)
+
+
 @pytest.mark.parametrize("name", list(optimizer.OPTIMIZERS))
 def test_any_scale_in_gradients_and_rescale_grad_gives_the_same_bits(way, name):
     results = []

@@ -1,5 +1,6 @@
 """Policies: presets, strings, pins, and their errors."""
 
+import numpy as np
 import pytest
 
 import gluon_amp as amp
@@ -137,3 +138,48 @@ def test_under_bfloat16_operators_without_a_kernel_run_in_float32():
 
 def test_the_float32_policy_casts_nothing():
     assert Policy.parse("float32").decide("Convolution").kind == "float32"
+
+
+# ---------------------------------------------------------------------------- names and types
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_class_makes_a_preset_from_its_name(name):
+    assert Policy(name) == Policy.parse(name) == Policy(*PRESETS[name])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("float16"), "float16"])
+def test_a_type_is_the_preset_of_its_name(dtype):
+    assert Policy(dtype) == Policy.parse(dtype) == Policy("float16", "float16")
+    assert Policy("float32", dtype) == Policy(compute_dtype=dtype) == Policy("mixed_float16")
+
+
+def test_fields_are_added_to_a_preset():
+    assert Policy("float16", output_dtype="float16") == Policy("float16", "float16", "float16")
+    assert Policy("mixed_float16", accumulate_dtype=np.float16).accumulate_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("fp16", "float16"),
+        ("FP16", "float16"),
+        ("half", "float16"),
+        ("bf16", "bfloat16"),
+        ("fp32", "float32"),
+    ],
+)
+def test_names_of_other_libraries_get_the_near_match(name, meant):
+    with pytest.raises(ValueError, match=rf"Unknown policy '{name}' \(did you mean '{meant}'\?\)"):
+        Policy.parse(name)
+
+
+@pytest.mark.parametrize("policy", [None, 16, object, Policy, ["float16"]])
+def test_what_is_no_policy_is_refused(policy):
+    with pytest.raises(TypeError, match="expected a preset's name"):
+        Policy.parse(policy)
+
+
+def test_a_type_that_mxnet_does_not_compute_in_is_refused():
+    with pytest.raises(ValueError, match="Unknown policy 'float64'"):
+        Policy.parse(np.float64)

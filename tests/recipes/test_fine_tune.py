@@ -225,7 +225,7 @@ def test_anybodys_folder_with_pytorchs_weights(script, tmp_path, capsys, dtype):
         ("--image-folder .", "holds no folders: expected one for each class"),
         ("--image-folder none", "none is not a folder"),
         ("--image-folder . --dataset digits", "both name the data"),
-        ("--dataset caltech256", "run `python scripts/prepare_caltech.py --dataset caltech256`"),
+        ("--dataset caltech256", "run `gluon-amp prepare-caltech --dataset caltech256`"),
         ("--dataset folder", "holds no classes to train on"),
         ("--from-scratch --freeze-features", "--freeze-features keeps features"),
         ("--from-scratch --freeze-statistics", "--freeze-statistics keeps statistics"),

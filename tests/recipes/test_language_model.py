@@ -385,7 +385,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--dtype", "float17"], "argument --dtype: invalid choice"),
+        (["--dtype", "float17"], "argument --dtype: expected float32, float16"),
         (["--bptt", "0"], "argument --bptt: expected a whole number of at least 1, got '0'"),
         (["--resume", "auto"], "--resume auto looks into --save-dir, which was not given."),
         (["--cpus", "2", "--gpus", "0"], "--cpus and GPUs were both asked for"),

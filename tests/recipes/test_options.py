@@ -224,7 +224,11 @@ def test_options_of_other_scripts_name_their_replacement(flag, capsys):
 @pytest.mark.parametrize(
     "line, sentence",
     [
-        ("--dtype int8", "argument --dtype: invalid choice: 'int8'"),
+        (
+            "--dtype int8",
+            "argument --dtype: expected float32, float16, mixed_float16, bfloat16, mi",
+        ),
+        ("--dtype fp16", "mixed_bfloat16, got 'fp16' (did you mean 'float16'?)"),
         ("--batch-size 0", "expected a whole number of at least 1, got '0'"),
         ("--batch-size 2.5", "expected a whole number of at least 1, got '2.5'"),
         ("--epochs -1", "expected a whole number from 1 to 1000000, got '-1'"),
@@ -267,3 +271,19 @@ def test_a_wrong_option_is_one_sentence(line, sentence, capsys):
     error = capsys.readouterr().err
     assert stop.value.code == 2
     assert sentence in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "policy", "computes_in"),
+    [
+        ("--dtype mixed_float16", "mixed_float16", "float16"),
+        ("--amp", "mixed_float16", "float16"),
+        ("--dtype float16", "float16", "float16"),
+        ("--dtype bfloat16", "bfloat16", "bfloat16"),
+        ("--dtype mixed_bfloat16", "bfloat16", "bfloat16"),  # two names of one policy
+        ("", "float32", "float32"),
+    ],
+)
+def test_a_dtype_is_the_name_of_a_policy(line, policy, computes_in):
+    recipe = read(line.split())[0]
+    assert (recipe.policy, recipe.computes_in) == (policy, computes_in)

@@ -289,7 +289,7 @@ def records_with(train_labels, val_labels, break_index=False):
         (lambda _: ["--kv-store", "dist_sync"], "--kv-store dist_sync needs servers"),
         (lambda _: ["--kv-store", "horovod"], "horovod"),
         (lambda _: ["--dtype", "float16", "--amp"], "two ways to choose a dtype"),
-        (lambda _: ["--dataset", "caltech101"], "prepare_caltech.py"),
+        (lambda _: ["--dataset", "caltech101"], "prepare-caltech"),
         (lambda folder: ["--log-json", folder], "is a directory, expected a file"),
         (lambda _: ["--plot", "/none/at/all.png"], "no directory /none/at"),
     ],

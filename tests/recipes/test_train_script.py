@@ -152,7 +152,7 @@ def folders_with(train, val):
 
 
 REFUSALS = {
-    "unknown dtype": (["--dtype", "int8"], "invalid choice: 'int8'"),
+    "unknown dtype": (["--dtype", "int8"], "mixed_bfloat16, got 'int8'"),
     "empty data folder": (lambda folder: ["--data-dir", str(folder)], "holds no classes"),
     "missing train index": (packed_without("train.idx"), "train.idx was not found"),
     "missing val index": (packed_without("val.idx"), "val.idx was not found"),

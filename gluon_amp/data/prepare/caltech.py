@@ -148,7 +148,7 @@ def _identify(data: Caltech, path: Path) -> Archive:
     expected = " or ".join(f"{archive.md5} ({archive.name})" for archive in data.archives)
     raise DataError(
         f"{path} is not {data.title} as published: its md5 is {md5}, expected {expected}; pack "
-        "other images with scripts/pack_images.py."
+        "other images with `gluon-amp pack`."
     )
 
 

@@ -1,4 +1,4 @@
-"""The common part of the programs `scripts/prepare_caltech.py` and `scripts/pack_images.py`."""
+"""The common part of the commands `gluon-amp prepare-caltech` and `gluon-amp pack`."""
 
 import argparse
 import shlex
@@ -85,7 +85,7 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
     Parameters
     ----------
     name : str
-        Name of the script.
+        The program's name, for messages.
     pack : callable
         Packs into `out`, and returns the manifest.
 
@@ -111,12 +111,12 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
         return 130
     counts = " and ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
     print(f"{counts} images of {manifest['classes']} classes. To train on them:")
-    print(f"python scripts/train_imagenet.py {_data_options(out)}")
+    print(f"gluon-amp train {_data_options(out)}")
     return 0
 
 
 def _data_options(out: Path) -> str:
-    """Return the options of train_imagenet.py that read the packed images."""
+    """Return the options of `gluon-amp train` that read the packed images."""
     if out.name == "rec":
         return f"--data-dir {shlex.quote(str(out.parent))} --use-rec"
     files = (shlex.quote(str(out / f"{part}.rec")) for part in ("train", "val"))

@@ -22,7 +22,7 @@ def doctor(policy: Optional[str] = None, device: Optional[str] = None) -> Report
     Returns
     -------
     Report
-        Its text has 80 columns; `.to_json()` returns the same as data.
+        `.text()` has 80 columns; `.to_json()` returns the same as data.
 
     Raises
     ------

@@ -3,8 +3,9 @@
 import json
 import textwrap
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
+from gluon_amp.inspection import html
 from gluon_amp.inspection.doctor import advice
 from gluon_amp.inspection.doctor.detection import Machine
 from gluon_amp.inspection.doctor.environment import Setting
@@ -83,25 +84,47 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        lines = [*self._versions(), *self._cpu(), *self._gpus(), ""]
-        lines += [f"Policies on {'the GPU' if self.device == 'gpu' else 'the CPU'}"]
+        return self.text()
+
+    __repr__ = __str__  # so that a prompt shows it
+
+    def text(self, verbose: bool = False) -> str:
+        """Return the report in 80 columns; `verbose` adds the variables that are not set."""
+        lines = [line for name, text in self._machine() for line in _hanging(f"{name:<7} ", text)]
+        lines += ["", self._title()]
         for outcome in self.outcomes:
             verdict = "runs" if outcome.runs else "CANNOT RUN"
             lines += _hanging(f"  {outcome.policy:<14} {verdict:<10} ", outcome.how)
-        return "\n".join([*lines, *self._environment(), *self._verdict()])
+        return "\n".join([*lines, *self._environment(verbose), *self._verdict()])
 
-    __repr__ = __str__  # so that a prompt or notebook shows it
+    def _repr_html_(self) -> str:
+        policies = ((o.policy, "runs" if o.runs else "cannot run", o.how) for o in self.outcomes)
+        variables = ((s.name, s.value, s.warning or s.does) for s in self.settings if s.value)
+        return "\n".join(
+            [
+                html.table(("machine", ""), self._machine()),
+                html.table((self._title(), "", ""), policies),
+                html.table(("environment variable", "value", ""), variables),
+            ]
+        )
 
-    def _versions(self) -> List[str]:
+    def _title(self) -> str:
+        return f"Policies on the {self.device.upper()}"
+
+    def _machine(self) -> List[Tuple[str, str]]:
+        """Return names and texts: the versions, the CPU and the GPUs."""
+        return [*self._versions(), *self._cpu(), *self._gpus()]
+
+    def _versions(self) -> List[Tuple[str, str]]:
         m = self.machine
         wheel = " and ".join(m.wheels) or "built from source"
         cuda = "with CUDA" if m.cuda_build else "without CUDA"
         return [
-            *_hanging("Python  ", f"{m.python}, numpy {m.numpy}, {m.system}"),
-            *_hanging("MXNet   ", f"{m.mxnet} ({wheel}), {cuda}"),
+            ("Python", f"{m.python}, numpy {m.numpy}, {m.system}"),
+            ("MXNet", f"{m.mxnet} ({wheel}), {cuda}"),
         ]
 
-    def _cpu(self) -> List[str]:
+    def _cpu(self) -> List[Tuple[str, str]]:
         m = self.machine
         cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
         features = advice.cpu_features(m) or ["none of the instruction sets that matter here"]
@@ -110,23 +133,25 @@ class Report:
         )
         busy = advice.about_load(m)
         return [
-            *_hanging("CPU     ", f"{m.cpu_name}, {cores}"),
-            *_hanging("        ", ", ".join(features)),
-            *_hanging("        ", native),
-            *(_hanging("        WARNING: ", busy) if busy else []),
+            ("CPU", f"{m.cpu_name}, {cores}"),
+            ("", ", ".join(features)),
+            ("", native),
+            *([("", f"WARNING: {busy}")] if busy else []),
         ]
 
-    def _gpus(self) -> List[str]:
-        lines = []
+    def _gpus(self) -> List[Tuple[str, str]]:
+        rows = []
         for number, gpu in enumerate(self.machine.driver.gpus):
             kind = "{} {}.{}".format(advice.generation(gpu.capability), *gpu.capability)
-            lines += _hanging(f"GPU {number:<3} ", f"{gpu.name} ({kind}): {advice.about_gpu(gpu)}")
+            rows.append((f"GPU {number}", f"{gpu.name} ({kind}): {advice.about_gpu(gpu)}"))
         why_not = advice.about_no_gpu(self.machine)
-        return [*lines, *(_hanging("GPU     ", why_not) if why_not else [])]
+        return [*rows, *([("GPU", why_not)] if why_not else [])]
 
-    def _environment(self) -> List[str]:
-        lines = ["", "Environment variables (-: not set)"]
-        for setting in self.settings:
+    def _environment(self, verbose: bool) -> List[str]:
+        shown = [setting for setting in self.settings if verbose or setting.value is not None]
+        title = "Environment variables that are set" + ("" if shown else ": none that matters")
+        lines = ["", "Environment variables (-: not set)" if verbose else title]
+        for setting in shown:
             value = "-" if setting.value is None else setting.value
             lines += [f"  {setting.name}: {value}", *_hanging("      ", setting.does)]
             if setting.warning:

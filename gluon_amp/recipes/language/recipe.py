@@ -1,11 +1,12 @@
-"""The recipe of a language run: the options of train_lstm.py."""
+"""The recipe of a language run: the options of `gluon-amp train-lstm`."""
 
 import argparse
 from typing import Optional, Sequence
 
 from gluon_amp.command_line import positive, whole
+from gluon_amp.policy import Policy
 from gluon_amp.recipes import options
-from gluon_amp.recipes.options import COUNT, DECAY, EPOCHS, MOMENTUM, NORM
+from gluon_amp.recipes.options import COUNT, DATA, DECAY, EPOCHS, MODEL, MOMENTUM, NORM, SCHEDULE
 from gluon_amp.recipes.parser import TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
@@ -26,7 +27,10 @@ class LanguageRecipe(argparse.Namespace):
         """The name of the policy of the network."""
         return self.dtype
 
-    computes_in = policy
+    @property
+    def computes_in(self) -> str:
+        """The dtype of matrix products."""
+        return Policy(self.policy).compute_dtype
 
     @property
     def model(self) -> str:
@@ -34,18 +38,21 @@ class LanguageRecipe(argparse.Namespace):
         return f"{self.layers}-layer LSTM of {self.hidden}, embedding of {self.embedding}"
 
 
-def parser() -> TrainingParser:
-    """Return the parser of train_lstm.py."""
+def parser(prog: Optional[str] = None) -> TrainingParser:
+    """Return the parser of `gluon-amp train-lstm`."""
     parser = TrainingParser(
+        groups=options.GROUPS,
+        prog=prog,
         description="Train a character language model, an LSTM, in mixed precision.",
         epilog="The text is the source code of Python's standard library.",
     )
     _add_network(parser)
+    _add_text(parser)
     options.add_precision(parser)
-    options.add_devices(parser)
     _add_training(parser)
     options.add_random_numbers(parser)
     options.add_checkpoints(parser, kept="keep the newest N checkpoints")
+    options.add_devices(parser)
     options.add_logs(parser, interval=100)
     options.add_trials(parser)
     return parser
@@ -53,16 +60,19 @@ def parser() -> TrainingParser:
 
 def _add_network(parser: TrainingParser) -> None:
     size = {"type": whole(1, 65536), "metavar": "N"}
-    add = parser.group("network")
+    add = parser.group(MODEL)
     add("--embedding", "size of the vector of a character", size, default=64)
     add("--hidden", "size of an LSTM layer", size, default=128)
     add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
 
 
-def _add_training(parser: TrainingParser) -> None:
-    add = parser.group("training")
+def _add_text(parser: TrainingParser) -> None:
     characters = "characters to train on; a tenth as many, from other files, are for validation"
-    add("--characters", characters, COUNT, default=500_000)
+    parser.group(DATA)("--characters", characters, COUNT, default=500_000)
+
+
+def _add_training(parser: TrainingParser) -> None:
+    add = parser.group(SCHEDULE)
     add("--batch-size -b", "streams of text on each device", COUNT, default=32)
     add("--bptt", "characters that a gradient is propagated back through", COUNT, default=32)
     add("--num-epochs --epochs", "passes over the text", EPOCHS, default=4)
@@ -74,15 +84,15 @@ def _add_training(parser: TrainingParser) -> None:
     add("--clip-grad", "clip the gradient of the mean loss to this norm", NORM, default=1.0)
 
 
-def read(arguments: Optional[Sequence[str]] = None) -> LanguageRecipe:
-    """Return the recipe of a command line of train_lstm.py.
+def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
+    """Return the recipe of a command line of `gluon-amp train-lstm`.
 
     Raises
     ------
     UsageError
         Two options contradict each other.
     """
-    recipe = parser().parse_args(arguments, LanguageRecipe())
+    recipe = parser(prog).parse_args(arguments, LanguageRecipe())
     options.check_devices(recipe)
     options.check_resume(recipe)
     return recipe

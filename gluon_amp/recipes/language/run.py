@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.casting.cast import cast
 from gluon_amp.command_line import UsageError
@@ -15,7 +15,7 @@ from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Position
 from gluon_amp.recipes.devices import contexts
 from gluon_amp.recipes.engines.build import build_trainer
-from gluon_amp.recipes.history import Validation
+from gluon_amp.recipes.history import EpochResult, Validation
 from gluon_amp.recipes.language.model import LanguageEngine, LanguageModel
 from gluon_amp.recipes.language.recipe import LanguageRecipe, learning_rate
 from gluon_amp.recipes.loop import Loop
@@ -126,7 +126,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
             records=log.Records(recipe.log_json),
             log_interval=recipe.log_interval,
             max_batches=recipe.max_batches,
-            unit="char",
+            unit="chars",
             input_bound="",
             seed=recipe.seed,
         ),
@@ -155,13 +155,21 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
     observed = {
         op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
     }
-    check_compute_dtype(recipe.dtype, observed["FullyConnected"], recipe.model)
+    check_compute_dtype(recipe.computes_in, observed["FullyConnected"], recipe.model)
     return observed
 
 
 @dataclass
 class LanguageTraining(Training):
     """A run of a language model that is ready to start."""
+
+    columns = (*log.COLUMNS, ("bits", 7, "{:.3f}"))
+
+    def cells(
+        self, epoch: int, result: EpochResult, validation: Optional[Validation]
+    ) -> List[object]:
+        bits = None if validation is None else _bits(validation)
+        return [*super().cells(epoch, result, validation), bits]
 
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data = self.recipe, self.data
@@ -182,7 +190,7 @@ class LanguageTraining(Training):
 
     def validate(self, epoch: int) -> Validation:
         result = super().validate(epoch)
-        log.logger.info(BITS, epoch, _bits(result))
+        log.details(BITS, epoch, _bits(result))
         return result
 
     @property

@@ -1,4 +1,4 @@
-"""scripts/prepare_caltech.py on small data sets of the same structure, stray files included."""
+"""`gluon-amp prepare-caltech` on small data sets of the same structure, stray files included."""
 
 import collections
 import dataclasses
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gluon_amp.commands import prepare_caltech
 from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.prepare import caltech
 from gluon_amp.data.prepare.caltech import DATASETS, Archive, prepare
@@ -26,10 +27,9 @@ from tests.data.refusal import refusal
 
 cv2 = pytest.importorskip("cv2")
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import prepare_caltech
 
 SMALL = Encoding(resize=16)
+PROG = "gluon-amp prepare-caltech"
 DEAD = "http://127.0.0.1:9/archive"
 
 # The images of the 102 classes of Caltech-101, in the order of the folders.
@@ -390,7 +390,7 @@ def test_another_archive(data, tmp_path):
     expected = (
         f"{path} is not Caltech-256 as published: its md5 is "
         f"{md5(b'another file')}, expected {data.archives[0].md5} (256_ObjectCategories.tar); pack "
-        "other images with scripts/pack_images.py."
+        "other images with `gluon-amp pack`."
     )
     assert refusal(prepare_small, data, tmp_path / "root", path) == expected
     assert refusal(prepare_small, data, tmp_path) == expected  # in the place of the download
@@ -458,18 +458,18 @@ def dataset(monkeypatch, data):
 
 
 def test_script_and_training(dataset, archive, tmp_path, capsys):
-    """train_imagenet.py reads the packed images."""
+    """`gluon-amp train` reads the packed images."""
     root = tmp_path / "root"
     options = ["--dataset", "caltech256", "--root", str(root), "--archive", str(archive)]
     assert prepare_caltech.main([*options, "--resize", "32", "--train-images", "15"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
         f"Packing into {root}/rec ...",
         "15 train and 8 val images of 4 classes. To train on them:",
-        f"python scripts/train_imagenet.py --data-dir {root} --use-rec",
+        f"gluon-amp train --data-dir {root} --use-rec",
     ]
     trained = subprocess.run(
         [
-            *(sys.executable, "scripts/train_imagenet.py", "--data-dir", str(root), "--use-rec"),
+            *(sys.executable, "-m", "gluon_amp", "train", "--data-dir", str(root), "--use-rec"),
             *("--model", "mobilenet0.25", "--dtype", "float32", "--batch-size", "8"),
             *("--num-epochs", "1", "--num-workers", "0", "--save-dir", str(tmp_path / "saved")),
         ],
@@ -485,10 +485,16 @@ def test_script_and_training(dataset, archive, tmp_path, capsys):
 def test_script_refuses_in_one_sentence(dataset, tmp_path, capsys):
     options = ["--dataset", "caltech256", "--root", str(tmp_path)]
     assert prepare_caltech.main([*options, "--archive", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr() == ("", f"prepare_caltech.py: {tmp_path}/none was not found.\n")
+    assert capsys.readouterr() == (
+        "",
+        f"{PROG}: {tmp_path}/none was not found.\n",
+    )
     (tmp_path / "file").touch()
     assert prepare_caltech.main([*options[:3], str(tmp_path / "file")]) == 2
-    assert capsys.readouterr() == ("", f"prepare_caltech.py: {tmp_path}/file: File exists.\n")
+    assert capsys.readouterr() == (
+        "",
+        f"{PROG}: {tmp_path}/file: File exists.\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -511,4 +517,4 @@ def test_wrong_options(capsys, options, message):
         prepare_caltech.main(options)
     assert caught.value.code == 2
     error = capsys.readouterr().err.replace("caltech101, caltech256", "'caltech101', 'caltech256'")
-    assert error == f"prepare_caltech.py: {message}\n"
+    assert error == f"{PROG}: {message}\n"

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from gluon_amp.commands import pack as pack_command
 from gluon_amp.data.class_names import read_classes
 from gluon_amp.data.decode import DecodeError
 from gluon_amp.data.imagenet_transforms import Preprocessing
@@ -373,11 +374,11 @@ def test_script(divided):
     assert done.stdout == (
         f"Packing into {divided}/rec ...\n"
         "6 train and 2 val images of 2 classes. To train on them:\n"
-        f"python scripts/train_imagenet.py --data-dir {divided} --use-rec\n"
+        f"gluon-amp train --data-dir {divided} --use-rec\n"
     )
     done = script(divided, divided / "my packed", "--resize", "16")
     assert done.stdout.splitlines()[-1] == (
-        f"python scripts/train_imagenet.py --rec-train '{divided}/my packed/train.rec' "
+        f"gluon-amp train --rec-train '{divided}/my packed/train.rec' "
         f"--rec-val '{divided}/my packed/val.rec'"
     )
     done = script(divided, divided / "rec")
@@ -401,23 +402,17 @@ def test_script(divided):
     ],
 )
 def test_wrong_options(capsys, options, message):
-    sys.path.insert(0, str(SCRIPT.parent))
-    import pack_images
-
     with pytest.raises(SystemExit) as caught:
-        pack_images.main(["root", "out", *options])
+        pack_command.main(["root", "out", *options])
     assert caught.value.code == 2
-    assert capsys.readouterr().err == f"pack_images.py: argument {message}\n"
+    assert capsys.readouterr().err == f"gluon-amp pack: argument {message}\n"
 
 
 def test_a_folder_in_use(divided, capsys):
-    sys.path.insert(0, str(SCRIPT.parent))
-    import pack_images
-
     with atomic.folder(divided / "rec"):
-        assert pack_images.main([str(divided), str(divided / "rec")]) == 2
+        assert pack_command.main([str(divided), str(divided / "rec")]) == 2
     assert capsys.readouterr().err == (
-        f"pack_images.py: another process is writing {divided}/rec.unfinished: wait for it.\n"
+        f"gluon-amp pack: another process is writing {divided}/rec.unfinished: wait for it.\n"
     )
 
 

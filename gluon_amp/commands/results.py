@@ -1,8 +1,8 @@
-"""Train in float16, bfloat16 and float32 over several seeds, and compare their accuracies.
+"""`gluon-amp results`: train in several dtypes over seeds, and compare their accuracies.
 
-    python scripts/results_table.py                  # handwritten digits, on any machine
-    python scripts/results_table.py --recipe lstm    # text: Python's own sources
-    python scripts/results_table.py --recipe imagenet -- --rec-train t.rec --rec-val v.rec
+    gluon-amp results                  # handwritten digits, on any machine
+    gluon-amp results --recipe lstm    # text: Python's own sources
+    gluon-amp results --recipe imagenet -- --rec-train t.rec --rec-val v.rec
 
 Finished runs are not repeated; killed and failed runs resume. Options after -- go to every run.
 """
@@ -13,24 +13,28 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
 
-from experiments.results import figure, imagenet, render
-from experiments.results.recipes import EXPERIMENTS, Experiment
-from experiments.results.record import read_all, read_json
-from experiments.results.runs import Runner, alone_in, interruptible, jobs
-from experiments.results.statistics import power, seeds_needed
-from experiments.results.table import Table, restored, tabulate
 from gluon_amp.command_line import Parser, UsageError, path, positive, positive_int, whole
 from gluon_amp.recipes.interruption import RunInterruptedError
+from gluon_amp.results import figure, imagenet, render
+from gluon_amp.results.recipes import EXPERIMENTS, Experiment
+from gluon_amp.results.record import read_all, read_json
+from gluon_amp.results.runs import Runner, alone_in, interruptible, jobs
+from gluon_amp.results.statistics import power, seeds_needed
+from gluon_amp.results.table import Table, restored, tabulate
 
 TITLES = ", ".join(f"{each.name}: {each.title}" for each in EXPERIMENTS.values())
 MARGINS = ", ".join(f"{each.margin:g} {each.name}" for each in EXPERIMENTS.values())
 
 
-def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
+DESCRIPTION = """Train in float16, bfloat16 and float32 over several seeds, and compare their
+accuracies."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
     """Return the options, and the arguments after ``--``, which are for the runs."""
     arguments = list(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(description=__doc__.split("\n", 1)[0])
+    parser = Parser(prog=prog, description=DESCRIPTION)
     add = parser.add_argument
     add(
         "--recipe",
@@ -74,10 +78,10 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
     return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp results") -> int:
     """Train and write the table; return the status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options, extra = parse(arguments)
+    options, extra = parse(arguments, prog)
     experiment = EXPERIMENTS[options.recipe]
     margin = options.margin or experiment.margin
     if options.published:
@@ -99,16 +103,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             order = [configuration.name for configuration, _ in experiment.rows]
             margins = (margin, experiment.cross_entropy_margin)
             table = tabulate(read_all(output), order, *margins)
-            shown_command = " ".join(["python scripts/results_table.py", *arguments])
+            shown_command = " ".join(["gluon-amp results", *arguments])
             return show(table, output, experiment.note, shown_command)
     except UsageError as error:
-        return fail(error, 2)
+        return fail(prog, error, 2)
     except OSError as error:  # a full disk has no file name
-        return fail(f"{error.filename or output}: {error.strerror}.", 2)
+        return fail(prog, f"{error.filename or output}: {error.strerror}.", 2)
     except RuntimeError as error:
-        return fail(error, 1)
+        return fail(prog, error, 1)
     except RunInterruptedError as error:
-        return fail(error, error.status)
+        return fail(prog, error, error.status)
 
 
 def deviation(experiment: Experiment) -> Tuple[float, bool]:
@@ -154,7 +158,7 @@ def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ..
     return paths
 
 
-def fail(message: object, status: int) -> int:
+def fail(prog: str, message: object, status: int) -> int:
     """Print an error message and return the status."""
-    print(f"results_table.py: {message}", file=sys.stderr)
+    print(f"{prog}: {message}", file=sys.stderr)
     return status

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import gluon_amp  # noqa: F401
-from experiments.results import command
-from experiments.results.recipes import EXPERIMENTS
-from experiments.results.record import RUN, SUMMARY, read
-from experiments.results.runs import jobs
+from gluon_amp.commands import results as command
 from gluon_amp.data import write_classes
 from gluon_amp.recipes.network.models import build
 from gluon_amp.recipes.recipe import learning_rate, read_fine_tuning
+from gluon_amp.results.recipes import EXPERIMENTS
+from gluon_amp.results.record import RUN, SUMMARY, read
+from gluon_amp.results.runs import jobs
 from tests.images import write_records
 
 from mxnet import nd
@@ -97,7 +97,7 @@ def test_the_help_has_every_recipes_margin(capsys):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--recipe caltech101", "run `python scripts/prepare_caltech.py --dataset caltech101`"),
+        ("--recipe caltech101", "run `gluon-amp prepare-caltech --dataset caltech101`"),
         ("--recipe imagenet", "holds no classes to train on"),
     ],
 )
@@ -107,7 +107,7 @@ def test_no_data_is_one_sentence(tmp_path, capsys, line, sentence):
     printed = capsys.readouterr().err
     assert sentence in printed
     assert printed.count("\n") == 1
-    assert printed.endswith("; options for the script go after --.\n")
+    assert printed.endswith("; options for the runs go after --.\n")
     assert not list(tmp_path.rglob(RUN))
 
 

@@ -4,9 +4,9 @@ import csv
 import io
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from experiments.results.record import RunRecord
-from experiments.results.statistics import CONFIDENCE, Comparison, Spread, spread
-from experiments.results.table import Row, Table
+from gluon_amp.results.record import RunRecord
+from gluon_amp.results.statistics import CONFIDENCE, Comparison, Spread, spread
+from gluon_amp.results.table import Row, Table
 
 NONE = "–"
 

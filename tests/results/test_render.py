@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from experiments.results.record import read_all
-from experiments.results.render import as_csv, duration, faq_table, markdown
-from experiments.results.table import published, tabulate
-from tests.experiments.results.example_runs import (
+from gluon_amp.results.record import read_all
+from gluon_amp.results.render import as_csv, duration, faq_table, markdown
+from gluon_amp.results.table import published, tabulate
+from tests.results.example_runs import (
     CONFIGURATIONS,
     ORDER,
     run,

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import gluon_amp  # noqa: F401
-from experiments.results import command
-from experiments.results.recipes import EXPERIMENTS
-from experiments.results.record import LOG, RUN, SUMMARY, read
-from experiments.results.runs import Runner, alone_in, interruptible, jobs
 from gluon_amp.command_line import UsageError
+from gluon_amp.commands import results as command
 from gluon_amp.recipes.interruption import RunInterruptedError
+from gluon_amp.results.recipes import EXPERIMENTS
+from gluon_amp.results.record import LOG, RUN, SUMMARY, read
+from gluon_amp.results.runs import Runner, alone_in, interruptible, jobs
 from tests import ROOT
-from tests.experiments.results.example_runs import write_run
+from tests.results.example_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -29,7 +29,7 @@ SMALL = ("--num-epochs", str(EPOCHS), "--warmup-epochs", "0", "--max-batches", "
 # The table without its last two rows: as many cases in half of the time.
 TABLE = f"""
 import dataclasses, runpy, sys
-from experiments.results.recipes import EXPERIMENTS
+from gluon_amp.results.recipes import EXPERIMENTS
 digits = EXPERIMENTS["digits"]
 EXPERIMENTS["digits"] = dataclasses.replace(digits, rows=digits.rows[:2])
 sys.argv[0] = {str(ROOT / "scripts" / "results_table.py")!r}
@@ -203,11 +203,11 @@ def test_a_table_that_is_killed_again_and_again_is_the_same(tmp_path):
 
 
 def job_of(folder, script):
-    """Return a run of the digits with another script."""
+    """Return a run of the digits with another program."""
     job = jobs(EXPERIMENTS["digits"], folder, [0], devices=1)[0]
     path = folder / "script.py"
     path.write_text(script)
-    return dataclasses.replace(job, script=path)
+    return dataclasses.replace(job, program=(str(path),))
 
 
 PRINTS_ITS_SIGNALS = """
@@ -293,11 +293,11 @@ def test_a_full_disk_is_one_sentence(tmp_path, capsys):
     write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
     (tmp_path / "results.md").symlink_to("/dev/full")
     assert command.main(["--recipe", "imagenet", "--from-logs", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"results_table.py: {tmp_path}: No space left on device.\n"
+    assert capsys.readouterr().err == f"gluon-amp results: {tmp_path}: No space left on device.\n"
 
 
 def test_an_output_that_cannot_be_created_is_one_sentence(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert command.main(["--seeds", "1", "--output", str(tmp_path / "file" / "table")]) == 2
-    message = f"results_table.py: {tmp_path / 'file' / 'table'}: Not a directory.\n"
+    message = f"gluon-amp results: {tmp_path / 'file' / 'table'}: Not a directory.\n"
     assert capsys.readouterr() == ("", message)

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from experiments.results.record import Configuration, RunRecord, read, read_all
-from experiments.results.render import faq_table, markdown
-from experiments.results.table import restored, tabulate
 from gluon_amp.command_line import UsageError
-from tests.experiments.results.example_runs import (
+from gluon_amp.results.record import Configuration, RunRecord, read, read_all
+from gluon_amp.results.render import faq_table, markdown
+from gluon_amp.results.table import restored, tabulate
+from tests.results.example_runs import (
     CONFIGURATIONS,
     ORDER,
     V100,

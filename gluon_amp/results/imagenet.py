@@ -10,12 +10,12 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
-from experiments.results import render
-from experiments.results.recipes import EXPERIMENTS, RESUME
-from experiments.results.record import Configuration
-from experiments.results.statistics import seeds_needed
-from experiments.results.table import FAQ, published
 from gluon_amp import symbolic
+from gluon_amp.results import render
+from gluon_amp.results.recipes import EXPERIMENTS, RESUME
+from gluon_amp.results.record import Configuration
+from gluon_amp.results.statistics import seeds_needed
+from gluon_amp.results.table import FAQ, published
 
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
@@ -88,7 +88,7 @@ def commands() -> Dict[str, str]:
     experiment = EXPERIMENTS["imagenet"]
     common = " ".join(experiment.options[: -len(RESUME)])
     return {
-        configuration.name: f"python scripts/{experiment.script} {common} {' '.join(options)} "
+        configuration.name: f"gluon-amp {experiment.command} {common} {' '.join(options)} "
         f"--batch-size {configuration.batch // GPUS} {EXTRA}"
         for configuration, options in experiment.rows
     }
@@ -104,7 +104,7 @@ def page(margin: float) -> str:
         f"one run of {epochs()} epochs each.",
         "## How to repeat it",
         f"All rows, {seeds} seeds each, compared:",
-        _shell([f"python scripts/results_table.py --recipe imagenet --devices {GPUS} -- {EXTRA}"]),
+        _shell([f"gluon-amp results --recipe imagenet --devices {GPUS} -- {EXTRA}"]),
         "One run of each row, in the order of the table:",
         _shell(list(commands().values())),
         "The FAQ's learning rates of 0.4 and 0.8 are the defaults for these batches.",
@@ -127,12 +127,12 @@ def page(margin: float) -> str:
         "## What was measured here",
         "Nothing on a GPU, and nothing on ImageNet. On CPUs:",
         "- The rows' options, learning rates and batches are those of the FAQ, and files with the "
-        "published figures give the published table (`tests/experiments/results/`).\n"
+        "published figures give the published table (`tests/results/`).\n"
         "- The activations in float32 agree within 10 % with the memory that MXNet plans for the "
-        "same graph (`tests/experiments/results/test_imagenet.py`).\n"
+        "same graph (`tests/results/test_imagenet.py`).\n"
         "- ResNet-50 v1 casts and trains in float16, emulated: "
         "[zoo_coverage.md](zoo_coverage.md), [step.md](../benchmarks/step.md).\n"
-        "- The same script trains smaller data to the accuracy of float32: "
+        "- The same command trains smaller data to the accuracy of float32: "
         "[digits](digits/results.md).",
     ]
     return "\n\n".join(parts) + "\n"

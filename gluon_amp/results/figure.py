@@ -4,9 +4,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Tuple
 
-from experiments.results.statistics import CONFIDENCE
-from experiments.results.table import Table
 from gluon_amp.command_line import UsageError
+from gluon_amp.results.statistics import CONFIDENCE
+from gluon_amp.results.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

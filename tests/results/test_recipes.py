@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.results.command import plan
-from experiments.results.recipes import EXPERIMENTS
-from experiments.results.runs import jobs
-from experiments.results.statistics import seeds_needed, spread
 from gluon_amp.command_line import UsageError
+from gluon_amp.commands.results import plan
 from gluon_amp.recipes.language import recipe as language_recipe
 from gluon_amp.recipes.recipe import for_data, learning_rate, read, read_fine_tuning
+from gluon_amp.results.recipes import EXPERIMENTS
+from gluon_amp.results.runs import jobs
+from gluon_amp.results.statistics import seeds_needed, spread
 from tests import ROOT
 
 
@@ -120,22 +120,22 @@ def test_the_lstm_recipe_is_the_digits_rows_at_its_batch():
 
 
 READERS = {
-    "train_imagenet.py": lambda arguments: read(arguments)[0],
-    "fine_tune.py": lambda arguments: read_fine_tuning(arguments)[0],
-    "train_lstm.py": language_recipe.read,
+    "train": lambda arguments: read(arguments)[0],
+    "fine-tune": lambda arguments: read_fine_tuning(arguments)[0],
+    "train-lstm": language_recipe.read,
 }
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_run_is_a_command_of_its_script(name):
+def test_every_run_is_a_command_of_gluon_amp(name):
     runs = jobs(EXPERIMENTS[name], Path("out"), range(2), devices=1, extra=("--lr", "0.5"))
     assert len({job.folder for job in runs}) == len(runs)
     assert [job.seed for job in runs] == sorted(job.seed for job in runs)  # seed by seed
     for job in runs:
-        recipe = READERS[job.script.name]([str(text) for text in job.arguments])
+        recipe = READERS[job.program[-1]]([str(text) for text in job.arguments])
         assert (recipe.seed, recipe.lr, recipe.resume) == (job.seed, 0.5, "auto")
         assert str(recipe.save_dir).startswith(str(job.folder))
-        assert job.script.exists()
+        assert job.program[:-1] == ("-m", "gluon_amp")
 
 
 def test_a_batch_that_devices_cannot_share():

@@ -7,10 +7,10 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from experiments.results.figure import COLOURS, draw, plot
-from experiments.results.record import Configuration
-from experiments.results.table import tabulate
-from tests.experiments.results.example_runs import ORDER, run, three_seeds
+from gluon_amp.results.figure import COLOURS, draw, plot
+from gluon_amp.results.record import Configuration
+from gluon_amp.results.table import tabulate
+from tests.results.example_runs import ORDER, run, three_seeds
 
 
 def two_rows():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from experiments.results.record import read, read_all, read_log
 from gluon_amp.command_line import UsageError
 from gluon_amp.recipes import log
-from tests.experiments.results.example_runs import CONFIGURATIONS, run, write_run
+from gluon_amp.results.record import read, read_all, read_log
+from tests.results.example_runs import CONFIGURATIONS, run, write_run
 
 
 def test_a_run_is_read_from_its_files(tmp_path):
@@ -76,7 +76,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name):
 def test_a_file_of_another_kind_is_refused(tmp_path):
     folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
     (folder / "run.json").write_text('{"seed": 0}')
-    with pytest.raises(UsageError, match="is not a run of results_table.py: 'configuration'"):
+    with pytest.raises(UsageError, match="is not a run of `gluon-amp results`: 'configuration'"):
         read(folder)
 
 

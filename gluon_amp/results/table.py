@@ -9,8 +9,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from experiments.results.record import Configuration, RunRecord
-from experiments.results.statistics import (
+from gluon_amp.command_line import UsageError
+from gluon_amp.results.record import Configuration, RunRecord
+from gluon_amp.results.statistics import (
     CROSS_ENTROPY_MARGIN,
     Comparison,
     EpochsComparison,
@@ -20,7 +21,6 @@ from experiments.results.statistics import (
     compare_pairs,
     spread,
 )
-from gluon_amp.command_line import UsageError
 
 SAME_IN_ALL = {"data": "data sets", "model": "networks", "hardware": "hardware"}
 MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
@@ -111,7 +111,7 @@ def restored(values: Dict) -> Table:
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"the file is not a results.json with the values of each run ({error!r}): make it with "
-            "results_table.py."
+            "`gluon-amp results`."
         ) from None
 
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from experiments.results import command
-from experiments.results.recipes import EXPERIMENTS
-from experiments.results.record import RUN
-from experiments.results.runs import Runner, alone_in, jobs
 from gluon_amp.command_line import UsageError
-from tests.experiments.results.example_runs import write_run
+from gluon_amp.commands import results as command
+from gluon_amp.results.recipes import EXPERIMENTS
+from gluon_amp.results.record import RUN
+from gluon_amp.results.runs import Runner, alone_in, jobs
+from tests.results.example_runs import write_run
 
 SHORT = ("--num-epochs", "1", "--warmup-epochs", "0", "--max-batches", "1")
 
@@ -66,7 +66,7 @@ def test_a_killed_run_is_an_error(tmp_path):
     job = jobs(EXPERIMENTS["digits"], tmp_path, [0], devices=1)[0]
     killed = tmp_path / "killed.py"
     killed.write_text("import os; os.kill(os.getpid(), 9)")
-    job = dataclasses.replace(job, script=killed, arguments=())
+    job = dataclasses.replace(job, program=(str(killed),), arguments=())
     expected = pytest.raises(RuntimeError, match="killed by signal SIGKILL: run the same command")
     with alone_in(tmp_path) as lock, expected:
         Runner(1, lock).train([job])
@@ -88,7 +88,7 @@ def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
     assert command.main(logs) == 0
     names = ("results.md", "results.json", "results.csv")
     before = {name: (tmp_path / name).read_text() for name in names}
-    assert f"Command: `python scripts/results_table.py {' '.join(logs)}`." in before["results.md"]
+    assert f"Command: `gluon-amp results {' '.join(logs)}`." in before["results.md"]
     alone = tmp_path / "alone"  # without the runs' own files
     alone.mkdir()
     (alone / "results.json").write_text(before["results.json"])

@@ -20,14 +20,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from experiments import ROOT
-from experiments.results.machine import describe, versions
-from experiments.results.recipes import Experiment, Options
-from experiments.results.record import LOG, RUN, SUMMARY, Configuration, RunRecord, read, read_json
 from gluon_amp.command_line import UsageError, handling_signals
 from gluon_amp.files import atomic
 from gluon_amp.hardware import count_cores
 from gluon_amp.recipes.interruption import SIGNALS, RunInterruptedError
+from gluon_amp.results.machine import describe, versions
+from gluon_amp.results.recipes import Experiment, Options
+from gluon_amp.results.record import LOG, RUN, SUMMARY, Configuration, RunRecord, read, read_json
 
 STARTED, ERRORS = "begun.json", "errors.txt"
 RESUME = "run the same command again to resume."
@@ -37,12 +36,12 @@ STOPPING = (*SIGNALS, signal.SIGHUP)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to train: `arguments` are the script's, `folder` is the run's directory."""
+    """A run to train: `arguments` are the program's, `folder` is the run's directory."""
 
     configuration: Configuration
     seed: int
     folder: Path
-    script: Path
+    program: Options  # what Python runs, as in ("-m", "gluon_amp", "train")
     arguments: Options
 
     @property
@@ -74,8 +73,8 @@ def jobs(
             arguments += ["--batch-size", str(configuration.batch // devices), *extra]
             arguments += ["--summary-json", f"{folder}/{SUMMARY}"]
             expanded = tuple(text.replace("{folder}", str(folder)) for text in arguments)
-            script = ROOT / "scripts" / experiment.script
-            result.append(Job(configuration, seed, folder, script, expanded))
+            program = ("-m", "gluon_amp", experiment.command)
+            result.append(Job(configuration, seed, folder, program, expanded))
     return result
 
 
@@ -133,7 +132,7 @@ class Runner:
         Raises
         ------
         UsageError
-            A run was started with other options, or a script refused its options.
+            A run was started with other options, or a program refused its options.
         RuntimeError
             A run was killed; its files remain.
         """
@@ -182,18 +181,18 @@ class Runner:
             raise RuntimeError(f"{job.folder} was killed by signal {name}: {RESUME}")
         reason = errors[-1] if errors else "no reason"
         if status == 2:
-            raise UsageError(f"{reason.rstrip('.')}; options for the script go after --.")
+            raise UsageError(f"{reason.rstrip('.')}; options for the runs go after --.")
         self._write(job, reason if status else None, peak_memory)
         return read(job.folder)
 
     def _run(self, job: Job) -> Tuple[int, int, List[str]]:
-        """Run the script; return its status, its peak memory in bytes, and what stderr got."""
+        """Run the program; return its status, its peak memory in bytes, and what stderr got."""
         with open(job.folder / LOG, "a") as log, open(job.folder / ERRORS, "w+") as errors:
             with self._guard:
                 if self._stopped:
                     raise RuntimeError("stopped.")
                 process = subprocess.Popen(
-                    [sys.executable, str(job.script), *job.arguments],
+                    [sys.executable, *job.program, *job.arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=errors,
@@ -216,7 +215,7 @@ class Runner:
         about = {
             "configuration": dataclasses.asdict(job.configuration),
             "seed": job.seed,
-            "script": job.script.name,
+            "program": job.program,
             "hardware": describe(devices),
             "versions": versions(),
             "date": datetime.now(timezone.utc).date().isoformat(),
@@ -245,7 +244,7 @@ def _environment(parallel: int) -> Dict[str, str]:
 def _exit_code(status: int) -> int:
     """Convert a status of `os.wait4` as `subprocess` does: a signal is negative.
 
-    This includes a signal that made the script save and exit (`RunInterruptedError.status`).
+    This includes a signal that made the program save and exit (`RunInterruptedError.status`).
     """
     if os.WIFSIGNALED(status):
         return -os.WTERMSIG(status)

@@ -3,13 +3,13 @@
 import platform
 
 import gluon_amp
-from experiments.results.machine import describe, describe_cpu, describe_gpus
+from gluon_amp.results.machine import describe, describe_cpu, describe_gpus
 
 
 def test_the_hardware_is_named(tmp_path, monkeypatch):
     cpuinfo, cores = tmp_path / "cpuinfo", []
     monkeypatch.setattr(gluon_amp.hardware, "CPUINFO", cpuinfo)
-    monkeypatch.setattr("experiments.results.machine.count_cores", lambda: cores[-1])
+    monkeypatch.setattr("gluon_amp.results.machine.count_cores", lambda: cores[-1])
 
     def described(text, count):
         cpuinfo.write_text(text)

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.results.statistics import (
+from gluon_amp.command_line import UsageError
+from gluon_amp.results.statistics import (
     compare,
     compare_epochs,
     compare_pairs,
@@ -13,7 +14,6 @@ from experiments.results.statistics import (
     seeds_needed,
     spread,
 )
-from gluon_amp.command_line import UsageError
 
 
 def sample(mean, sd, count):

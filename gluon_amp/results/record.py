@@ -133,7 +133,7 @@ def read(folder: Path) -> RunRecord:
             steps=summary["steps"],
         )
     except (KeyError, TypeError) as error:
-        raise UsageError(f"{folder} is not a run of results_table.py: {error}.") from None
+        raise UsageError(f"{folder} is not a run of `gluon-amp results`: {error}.") from None
 
 
 def read_all(root: Path) -> List[RunRecord]:

@@ -1,4 +1,4 @@
-"""What a table compares, as data: a script, the options of all runs, and those of each row.
+"""What a table compares, as data: a command, the options of all runs, and those of each row.
 
 The first row is the reference. A batch is that of all devices together, as in MXNet's float16 FAQ.
 """
@@ -6,8 +6,8 @@ The first row is the reference. A batch is that of all devices together, as in M
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
-from experiments.results.record import Configuration
-from experiments.results.statistics import CROSS_ENTROPY_MARGIN
+from gluon_amp.results.record import Configuration
+from gluon_amp.results.statistics import CROSS_ENTROPY_MARGIN
 
 Options = Tuple[str, ...]
 
@@ -19,14 +19,14 @@ RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "1", "--resume", "auto
 class Experiment:
     """The rows of one table and how to train them.
 
-    The script accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the log lines
-    of `gluon_amp.recipes.log`. The options of every run name the data set, so that a script's
+    The command accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the lines of
+    `gluon_amp.recipes.log`. The options of every run name the data set, so that a command's
     default cannot change it; ``{folder}`` stands for the run's directory.
     """
 
     name: str  # on the command line
     title: str  # above the table
-    script: str  # in scripts/
+    command: str  # of `gluon-amp`
     options: Options  # of every run
     margin: float  # default of the equivalence test, percentage points of top-1
     # Standard deviation between seeds, percentage points, from a pilot or a publication. It decides
@@ -63,7 +63,7 @@ def _rows(
 ) -> Tuple[Tuple[Configuration, Options], ...]:
     """Return a row for each of `PRECISIONS` and batch; the first pair is the reference.
 
-    `rate` is a learning rate and its batch, for a script whose learning rate does not follow the
+    `rate` is a learning rate and its batch, for a command whose learning rate does not follow the
     linear scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
     """
     rows = []
@@ -89,7 +89,7 @@ def _with_controls(batch: int, *more: str) -> Tuple[Tuple[str, int], ...]:
 DIGITS = Experiment(
     name="digits",
     title="Handwritten digits",
-    script="train_imagenet.py",
+    command="train",
     options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
     margin=0.5,
     # docs/results/digits/pilot.csv: the largest of its rows, and of the differences from the first
@@ -101,7 +101,7 @@ DIGITS = Experiment(
 CALTECH101 = Experiment(
     name="caltech101",
     title="Fine-tuning on Caltech-101, small enough for a CPU",
-    script="fine_tune.py",
+    command="fine-tune",
     options=(
         *"--dataset caltech101 --model mobilenet0.5 --input-size 96".split(),
         *"--num-epochs 5 --confusions 0".split(),
@@ -109,7 +109,7 @@ CALTECH101 = Experiment(
     ),
     margin=0.5,
     # Assumed, as there is no pilot: the binomial standard deviation, in points, of an accuracy of
-    # 90 % on the 5,647 validation images of prepare_caltech.py, sqrt(0.9 * 0.1 / 5647).
+    # 90 % on the 5,647 validation images of `gluon-amp prepare-caltech`, sqrt(0.9 * 0.1 / 5647).
     sd=0.4,
     rows=_rows(*_with_controls(32), rate=(0.01, 32)),
 )
@@ -117,7 +117,7 @@ CALTECH101 = Experiment(
 LSTM = Experiment(
     name="lstm",
     title="A character language model on Python's standard library",
-    script="train_lstm.py",
+    command="train-lstm",
     options=RESUME,
     margin=0.5,
     sd=0.2,  # above the 0.06 of a pilot of 4 seeds in float32, which are too few to rely on
@@ -129,7 +129,7 @@ LSTM = Experiment(
 FASHION = Experiment(
     name="fashion",
     title="Fashion-MNIST",
-    script="train_imagenet.py",
+    command="train",
     options=("--dataset", "fashion-mnist", *RESUME),
     margin=0.3,
     # docs/results/fashion/pilot.csv: 4 seeds of the first two rows, other seeds than the table's
@@ -141,7 +141,7 @@ FASHION = Experiment(
 IMAGENET = Experiment(
     name="imagenet",
     title="ImageNet as in MXNet's float16 FAQ",
-    script="train_imagenet.py",
+    command="train",
     options=(
         *"--dataset imagenet --model resnet50_v1 --num-epochs 90".split(),
         *"--lr-mode step --lr-decay 0.1 --lr-decay-epoch 30,60,80".split(),

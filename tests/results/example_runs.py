@@ -3,8 +3,8 @@
 import dataclasses
 import json
 
-from experiments.results.record import Configuration, RunRecord
 from gluon_amp.recipes import log
+from gluon_amp.results.record import Configuration, RunRecord
 
 CONFIGURATIONS = {
     name: Configuration(name, label, dtype, batch)

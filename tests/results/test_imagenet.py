@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from experiments.results import imagenet
-from experiments.results.recipes import EXPERIMENTS
 from gluon_amp.recipes.recipe import read
+from gluon_amp.results import imagenet
+from gluon_amp.results.recipes import EXPERIMENTS
 from tests import ROOT
 
 import mxnet as mx

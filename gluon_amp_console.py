@@ -1,0 +1,101 @@
+"""The command `gluon-amp`, and `python -m gluon_amp`: it imports a command only to run it.
+
+It is beside the package, as importing gluon_amp imports MXNet: ``--help`` and ``--version`` need
+neither the seconds that this takes nor an MXNet that works. The standard library is enough for it.
+"""
+
+import difflib
+import functools
+import importlib
+import re
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+PROG = "gluon-amp"
+DESCRIPTION = "Mixed precision for Apache MXNet 1.9.1."
+
+# The commands in the order of the help; `gluon_amp.commands` has a module for each.
+COMMANDS = {
+    "doctor": "report whether this machine can run a policy, and how",
+    "train": "train an image classifier; without images, on handwritten digits",
+    "fine-tune": "fine-tune a pretrained classifier",
+    "train-lstm": "train a character language model",
+    "prepare-caltech": "download Caltech-101 or Caltech-256 and pack it for training",
+    "pack": "pack folders of images into RecordIO files for training",
+    "results": "train in several dtypes over seeds, and compare their accuracies",
+    "launch": "start a distributed run, here or on several machines",
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The name of a command and its arguments. Defaults to those of the process.
+    prog : str
+        The program's name in the help and in errors.
+
+    Returns
+    -------
+    int
+        The exit status if no command ran: 0, or 2 after an error in one sentence.
+
+    Raises
+    ------
+    SystemExit
+        With the status of the command that ran.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words:
+        return _refused(prog, f"expected a command: {', '.join(COMMANDS)}.")
+    name, *rest = words
+    if name in ("-h", "--help"):
+        print(usage(prog))
+        return 0
+    if name == "--version":
+        print(f"{PROG} {version()}")
+        return 0
+    if name not in COMMANDS:
+        return _refused(prog, f"there is no command {name!r}{_did_you_mean(name)}.")
+    try:
+        import gluon_amp  # noqa: F401
+    except ImportError as error:  # MXNet is missing or cannot be loaded
+        return _refused(prog, error)
+    from gluon_amp.distributed.workers import leave
+
+    command = importlib.import_module(f"gluon_amp.commands.{name.replace('-', '_')}")
+    return leave(functools.partial(command.main, rest, f"{prog} {name}"))
+
+
+def usage(prog: str) -> str:
+    """Return the help: the commands, in 80 columns."""
+    lines: List[str] = [f"usage: {prog} [--help] [--version] COMMAND ...", "", DESCRIPTION, ""]
+    width = max(map(len, COMMANDS)) + 4
+    for name, text in COMMANDS.items():
+        lines += textwrap.wrap(
+            text, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width
+        )
+    return "\n".join([*lines, "", f"{prog} COMMAND --help describes the options of a command."])
+
+
+def version() -> str:
+    """Return ``gluon_amp.__version__`` without importing the package."""
+    source = Path(find_spec("gluon_amp").origin).read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)[1]
+
+
+def _did_you_mean(name: str) -> str:
+    """Return near matches, as `gluon_amp.messages.did_you_mean` does inside the package."""
+    matches = difflib.get_close_matches(name.lower(), COMMANDS)
+    matches = matches or [command for command in COMMANDS if name and command.startswith(name)]
+    return f" (did you mean {' or '.join(matches)}?)" if matches else f": {PROG} --help lists them"
+
+
+def _refused(prog: str, sentence: object) -> int:
+    print(f"{prog}: {sentence}", file=sys.stderr)
+    return 2
