@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict
 
-from experiments.results.figure import COLOURS, new_figure
 from experiments.wire.page import CLUSTERS, EXCHANGES, STEP_SECONDS, of_figure
 from experiments.wire.scaling import WIRE_BYTES, WORKERS, Cluster, step, title
+from gluon_amp.results.figure import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
