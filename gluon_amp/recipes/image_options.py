@@ -188,7 +188,6 @@ def _add_validation(parser: TrainingParser) -> None:
 
 def _add_logs(parser: TrainingParser) -> None:
     add = options.add_logs(parser, interval=50)
-    add("--logging-file", "also append the log to this file", OUTPUT)
     events = "write loss, top-1, learning rate, loss scale, skips and speed for TensorBoard"
     add("--tensorboard", events, FOLDER)
     add("--plot", "draw the errors of all epochs as a PNG", OUTPUT)

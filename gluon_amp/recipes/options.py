@@ -143,6 +143,8 @@ def add_logs(parser: TrainingParser, interval: int) -> Add:
     records = "append a line of JSON for each interval and epoch to this file"
     add("--log-json", records, OUTPUT)
     add("--summary-json", "write the results to this file", OUTPUT)
+    also = "also append the log to this file, with every line that a terminal does not show"
+    add("--logging-file", also, OUTPUT)
     return add
 
 

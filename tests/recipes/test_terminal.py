@@ -66,6 +66,16 @@ def test_a_terminal_gets_a_line_for_each_epoch_and_the_file_gluoncvs_lines(tmp_p
         assert any(line.startswith(start) for line in written)
 
 
+def test_a_language_run_has_bits_per_character_in_its_lines(tmp_path):
+    options = "--characters 20000 --hidden 8 --embedding 8 --num-epochs 1 --max-batches 2"
+    command = [sys.executable, "-m", "gluon_amp", "train-lstm", *options.split()]
+    shown = on_a_terminal(*command, "--logging-file", tmp_path / "run.log")
+    (head,) = [number for number, line in enumerate(shown) if line.endswith("waited   bits")]
+    assert re.fullmatch(r" +0 .* - +0 +\d+ chars/s +\d+ % +\d\.\d{3}", shown[head + 1])
+    written = (tmp_path / "run.log").read_text()
+    assert re.search(r"^\[Epoch 0\] validation: bits per character=\d", written, re.MULTILINE)
+
+
 def test_without_a_terminal_the_output_is_that_of_the_file(tmp_path):
     file = tmp_path / "run.log"
     done = subprocess.run(

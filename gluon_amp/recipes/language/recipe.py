@@ -20,7 +20,6 @@ class LanguageRecipe(argparse.Namespace):
 
     eval_only = False
     eval_frequency = save_frequency = 1
-    logging_file = None
 
     @property
     def policy(self) -> str:
