@@ -30,6 +30,8 @@ BATCH, PIXELS, WORDS = 4, 48, 16
 STEPS = 2  # that are counted, after WARM_UP steps
 WARM_UP = 3  # the first creates the optimizer's states, the second syncs the masters
 HOUSEKEEPING = {"DeleteVariable", "WaitForVar"}  # which run on the host
+# Parts of updates whose names do not end in "_update": LARS's rates, and a factor of AdamW's
+OF_UPDATES = {"multi_lars", "multi_sum_sq", "_full", "_zeros"}
 READS = {"MXNDArraySyncCopyToCPU", "MXNDArrayWaitToRead", "MXNDArrayWaitToWrite"}
 UPLOAD = "MXNDArraySyncCopyFromCPU"
 
@@ -379,7 +381,7 @@ class _Trace:
     def after_last_read(self) -> List[str]:
         last = max((read.time for read in self.reads), default=math.inf)
         names = [name for began, name in self.operators if began > last]
-        return [name for name in names if not name.endswith("_update")]
+        return [n for n in names if not n.endswith("_update") and n not in OF_UPDATES]
 
 
 def _traces(steps: Iterable[Callable[[], object]]) -> List[_Trace]:

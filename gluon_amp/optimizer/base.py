@@ -247,6 +247,31 @@ def add_multiples(arrays: List, others: List, factor: float, out: List) -> None:
         )
 
 
+def gradients_like_targets(slots: List[Slot]) -> List[nd.NDArray]:
+    """Return the gradients in their targets' dtypes; on a GPU with one operator for 60 of them."""
+    mixed = [slot for slot in slots if slot.grad.dtype != slot.target.dtype]
+    if not mixed or on_cpu(mixed[0].weight):
+        return [slot.grad_like_target for slot in slots]
+    weight = mixed[0].weight
+    zeros = nd.zeros((sum(slot.grad.size for slot in mixed),), ctx=weight.context)
+    wide, start = [], 0
+    for slot in mixed:
+        wide.append(zeros[start : start + slot.grad.size].reshape(slot.grad.shape))
+        start += slot.grad.size
+    for chunk in chunks([(slot.grad, array) for slot, array in zip(mixed, wide)], SGD_LIMIT):
+        # An update of masters that are zero by -1 times the gradient. The weight, which is then the
+        # rounded master, is the gradient itself.
+        nd.multi_mp_sgd_update(
+            *(array for grad, master in chunk for array in (grad, grad, master)),
+            out=[grad for grad, _ in chunk],
+            num_weights=len(chunk),
+            lrs=[-1.0] * len(chunk),
+            wds=[0.0] * len(chunk),
+        )
+    found = iter(wide)
+    return [next(found) if s.grad.dtype != s.target.dtype else s.grad for s in slots]
+
+
 def set_weights(slots: List[Slot]) -> None:
     """Set the weights to their rounded masters; on a GPU with one operator for 60 of them."""
     slots = [slot for slot in slots if slot.master is not None]

@@ -8,6 +8,7 @@ from gluon_amp.optimizer.base import (
     MasterOptimizer,
     chunks,
     dense,
+    gradients_like_targets,
     interleaved,
     set_weights,
 )
@@ -222,7 +223,11 @@ class LAMB(MasterOptimizer):
             # All float32: the operator for float16 computes the norms of the rounded weights, which
             # on a CPU are infinite from 256 on.
             internal_operators._multi_lamb_update(
-                *(a for slot in chunk for a in (slot.target, slot.grad_like_target, *slot.state)),
+                *(
+                    array
+                    for slot, grad in zip(chunk, gradients_like_targets(chunk))
+                    for array in (slot.target, grad, *slot.state)
+                ),
                 out=[slot.target for slot in chunk],
                 num_tensors=len(chunk),
                 step_count=[slot.count for slot in chunk],
