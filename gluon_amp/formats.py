@@ -37,7 +37,7 @@ class FloatFormat(NamedTuple):
     infinities : bool
         Whether the code after the largest finite number is infinity.
     nans : int
-        How many codes, the last ones, are not numbers.
+        How many codes, the last ones, are not numbers: at least 1.
     subnormals : bool
         Whether a stored exponent of 0 stands for numbers without the leading 1. Without them, what
         is rounded to less than the smallest normal number is zero.

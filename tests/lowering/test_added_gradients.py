@@ -8,7 +8,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.lowering import added_gradients, bfloat16, blocked, lower, native
 from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
-from gluon_amp.lowering.float16_emulation import NARROW, ROUND, ROUND_RELU, WIDEN
+from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import graph as graph_pass
 from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols

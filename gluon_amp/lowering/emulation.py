@@ -15,10 +15,12 @@ otherwise by two of MXNet's `Cast`, to float16 and back. Both give the same bits
 payload of NaNs.
 """
 
+import math
 import os
 from collections import Counter
 from typing import Dict, Tuple
 
+from gluon_amp.formats import FloatFormat
 from gluon_amp.lowering import blocked, float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
@@ -58,6 +60,19 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
         if edges[source, output] == "float16":  # a float16 output stays float16
             emulated["heads"][k] = out.narrow(emulated["heads"][k])
     return _fuse_relu(emulated) if out.native else emulated
+
+
+def rounding_attrs(format_: FloatFormat, saturates: bool = False) -> Dict[str, str]:
+    """Return the attributes of the C++ operators that round to a format."""
+    overflow = math.inf if format_.infinities else math.nan
+    attrs = {
+        "significand_bits": format_.significand_bits,
+        "bias": format_.bias,
+        "largest": format_.largest,
+        "overflow": format_.largest if saturates else overflow,
+        "subnormals": format_.subnormals,
+    }
+    return {name: str(value) for name, value in attrs.items()}
 
 
 class _EmulatedGraph(Writer):
