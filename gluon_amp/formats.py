@@ -19,6 +19,8 @@ import math
 from fractions import Fraction
 from typing import Dict, NamedTuple, Tuple, Union
 
+import numpy as np
+
 
 class FloatFormat(NamedTuple):
     """A binary floating-point format.
@@ -175,6 +177,20 @@ def rounded(x: Union[int, float, Fraction], format_: FloatFormat, saturates: boo
     negative, magnitude = magnitude_of(x)
     value = format_.value(format_.encode(magnitude, saturates))
     return -value if negative else value
+
+
+def rounded_array(values: np.ndarray, format_: FloatFormat, saturates: bool = False) -> np.ndarray:
+    """Return float32 values rounded to a format: the same as `rounded` returns for each."""
+    wide = values.astype(np.float64)  # exact here, whatever the exponent is
+    exponent = np.maximum(np.frexp(wide)[1] - 1, format_.smallest_exponent)
+    unit = exponent - format_.significand_bits
+    result = np.ldexp(np.rint(np.ldexp(wide, -unit)), unit)
+    overflow = math.inf if format_.infinities else math.nan
+    overflow = np.copysign(format_.largest if saturates else overflow, wide)
+    result = np.where(np.abs(result) > format_.largest, overflow, result)
+    if not format_.subnormals:
+        result = np.where(np.abs(result) < format_.smallest_normal, np.copysign(0, wide), result)
+    return result.astype(values.dtype)
 
 
 def magnitude_of(x: Union[int, float, Fraction]) -> Tuple[bool, Union[Fraction, float, None]]:

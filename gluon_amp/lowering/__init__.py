@@ -1,11 +1,12 @@
 """Turns a cast graph into one that a certain device can run.
 
-A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, so float16 is emulated
-there (`emulation`). Only CPUs run bfloat16, with oneDNN, and some of its kernels need a
-workaround (`onednn`, `frozen_weights`). Under both dtypes, images on a CPU have a layout of our own
-(`blocked`). On all devices, gradients that are added to others need some more changes
-(`added_gradients`). Each of these modules rewrites the graph as `graph.to_json` returns it, given
-the dtypes of its variables, and returns the graph itself if nothing changes.
+A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfloat16 kernels only
+if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
+oneDNN need a workaround (`onednn`, `frozen_weights`). On a CPU, images in float16 and in native
+bfloat16 have a layout of our own (`blocked`). On all devices, gradients that are added to others
+need some more changes (`added_gradients`). Each of these modules rewrites the graph as
+`graph.to_json` returns it, given the dtypes of its variables, and returns the graph itself if
+nothing changes.
 """
 
 from typing import Dict, FrozenSet
