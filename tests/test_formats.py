@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gluon_amp.formats import FORMATS, FloatFormat, rounded
+from gluon_amp.formats import FORMATS, FloatFormat, rounded, rounded_array
 from tests.float_values import beside, every_value
 
 # Names in ml_dtypes, where OFP8's E4M3 is E4M3FN
@@ -121,6 +121,22 @@ def test_a_format_without_subnormals_has_zero_there():
     assert rounded(2.0**-127, flushed) == 0.0 and rounded(2.0**-126, flushed) == 2.0**-126
     assert rounded(2.0**-126 * (1 - 2**-9), flushed) == 2.0**-126  # it is rounded first
     assert flushed.smallest_subnormal == 2.0**-126
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+@pytest.mark.parametrize("subnormals", [True, False])
+@pytest.mark.parametrize("name", SPECIFIED)
+def test_arrays_are_rounded_as_numbers(name, subnormals, saturates):
+    format_ = FORMATS[name]._replace(subnormals=subnormals)
+    few = FORMATS["bfloat16" if format_.bits > 16 else name]
+    values = beside(every_value(few)[:: 8 * EVERY.get(name, 61)])
+    with np.errstate(over="ignore"):
+        expected = np.array([rounded(float(x), format_, saturates) for x in values], np.float32)
+    actual = rounded_array(values, format_, saturates)
+    assert actual.dtype == np.float32
+    number = ~np.isnan(expected)
+    assert np.array_equal(np.isnan(actual), ~number)
+    assert np.array_equal(actual[number].view("u4"), expected[number].view("u4"))
 
 
 def test_a_format_of_ones_own():

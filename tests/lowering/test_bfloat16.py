@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn import datasets
 
 import gluon_amp as amp
 from gluon_amp.formats import FORMATS, rounded_array
@@ -14,7 +15,7 @@ from gluon_amp.policy import Policy, graph
 from tests import ROOT, closeness
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import autograd, gluon, nd
 
 
 @pytest.mark.parametrize("lacking", sorted(bfloat16.AVX512))
@@ -168,6 +169,36 @@ def test_native_and_emulated_networks_agree(make, monkeypatch):
         distances = closeness.distances(got, reference)
         assert {n: (d, bounds[n]) for n, d in distances.items() if d > bounds[n]} == {}
     assert any(not np.array_equal(found["native"][k], found["emulated"][k]) for k in expected)
+
+
+def accuracy_on_digits(policy):
+    """Train a small network on two thirds of scikit-learn's digits; return the rest's share."""
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(labels))
+    x, y = nd.array(pixels[order].reshape(-1, 1, 8, 8) / 16), nd.array(labels[order])
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(16, 3, activation="relu"), gluon.nn.Conv2D(32, 3), gluon.nn.BatchNorm())
+    net.add(gluon.nn.Activation("relu"), gluon.nn.MaxPool2D(), gluon.nn.Dense(10))
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier())
+    amp.cast(net, policy)
+    net.hybridize()
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for _ in range(3):
+        for first in range(0, 1200, 50):
+            with autograd.record():
+                loss = loss_of(net(x[first : first + 50]), y[first : first + 50])
+            trainer.backward(loss)
+            trainer.step(50)
+    return float((net(x[1200:]).argmax(axis=1) == y[1200:]).mean().asscalar())
+
+
+def test_digits_train_to_the_accuracy_of_float32(monkeypatch):
+    use_emulation(monkeypatch)
+    reference = accuracy_on_digits("float32")
+    assert reference > 0.95
+    assert abs(accuracy_on_digits("bfloat16") - reference) < 0.015  # 9 of 597 images
 
 
 def test_the_emulated_graph_holds_no_bfloat16_and_describe_says_so(monkeypatch):
