@@ -12,8 +12,9 @@ Operators that only move or select values (reshape, relu, max-pooling) need no r
 return values of the format already.
 
 Values are rounded in place by an operator of gluon_amp's C++ library if it is available (`native`).
-Otherwise they are rounded to float16 by two of MXNet's `Cast`, to float16 and back, and to other
-formats in numpy (`numpy_rounding`). All give the same bits, except in the payload of NaNs.
+Otherwise they are rounded to float16 by two of MXNet's `Cast`, to float16 and back. Both give the
+same bits, except in the payload of NaNs. MXNet has no operator that rounds to bfloat16 without
+AVX512, and operators in Python fail among oneDNN's, so the emulation of bfloat16 needs the library.
 """
 
 import math
@@ -22,7 +23,7 @@ from collections import Counter
 from typing import Dict, Tuple
 
 from gluon_amp.formats import FORMATS, FloatFormat
-from gluon_amp.lowering import bfloat16, blocked, float16_sums, native, numpy_rounding
+from gluon_amp.lowering import bfloat16, blocked, float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
@@ -46,6 +47,11 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
     """Return a graph that runs on a CPU and returns what `graph` returns with the dtypes' kernels.
 
     Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is emulated.
+
+    Raises
+    ------
+    ValueError
+        bfloat16 is to be emulated, and the C++ library is not available.
     """
     edges = edge_dtypes(graph, dtypes)
     has_bodies = any("subgraphs" in node for node in graph["nodes"])
@@ -92,6 +98,11 @@ class _EmulatedGraph(Writer):
         self.variables = {}  # old float16 variable -> its entry, not widened
         self.emulated = {dtype for dtype in set(edges.values()) if is_emulated(dtype)}
         self.native = native.available()
+        if "bfloat16" in self.emulated and not self.native:
+            raise ValueError(
+                "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "
+                "it takes gluon_amp's C++ kernels; install a C++ compiler, or use policy 'float16'."
+            )
 
     def add_variable(self, i: int, node: dict) -> None:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
@@ -147,9 +158,7 @@ class _EmulatedGraph(Writer):
         name = self._name(entry, f"rounded_{dtype}")
         if self.native:
             return self.emit(ROUND, name, entry, **rounding_attrs(FORMATS[dtype]))
-        if dtype == "float16":
-            return self._widen(self.narrow(entry))
-        return self.emit("Custom", name, entry, op_type=numpy_rounding.OPERATOR, format=dtype)
+        return self._widen(self.narrow(entry))
 
     def _widen(self, entry: list) -> list:
         """Append the conversion of a float16 tensor to float32."""

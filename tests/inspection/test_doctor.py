@@ -314,6 +314,13 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
             "that oneDNN may use (see DNNL_MAX_CPU_ISA, MXNET_MKLDNN_ENABLED and "
             "GLUON_AMP_BFLOAT16). float32 with amp.Trainer trains fastest here.",
         ),
+        (
+            "bfloat16",
+            {"flags": "avx2 f16c", "cpu_bfloat16": False, "native": False},
+            False,
+            "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: "
+            "install a C++ compiler (`apt-get install g++`), or use float16.",
+        ),
     ],
 )
 def test_how_a_policy_runs_on_a_cpu(pretend, policy, options, runs, how):

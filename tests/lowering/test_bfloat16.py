@@ -45,6 +45,9 @@ def test_a_cpu_without_bfloat16_prints_no_error():
 # ------------------------------------------------------------------------------- the emulation
 
 
+needs_library = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+
+
 def use_emulation(monkeypatch):
     monkeypatch.setenv("GLUON_AMP_BFLOAT16", "emulated")
 
@@ -68,13 +71,22 @@ def run(symbol, **arrays):
     return out.asnumpy(), {name: grad.asnumpy() for name, grad in grads.items()}, head
 
 
-@pytest.mark.parametrize("library", ["C++", "numpy"])
-def test_a_dense_layer_is_the_float32_one_rounded_once(library, monkeypatch):
+def test_without_the_library_the_emulation_is_refused_in_one_sentence(monkeypatch):
     use_emulation(monkeypatch)
-    if library == "numpy":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(native, "available", lambda: False)
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    amp.cast(net, "bfloat16")
+    with pytest.raises(
+        ValueError, match="install a C\\+\\+ compiler, or use policy 'float16'"
+    ) as error:
+        net(nd.ones((1, 3)))
+    assert "\n" not in str(error.value)
+
+
+@needs_library
+def test_a_dense_layer_is_the_float32_one_rounded_once(monkeypatch):
+    use_emulation(monkeypatch)
     x, w = bfloat(4, 64), bfloat(8, 64, seed=1)
     off = np.float32(1 + 2.0**-10)  # what is rounded away: operands are rounded, too
     symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=8, no_bias=True)
@@ -93,6 +105,7 @@ def test_a_dense_layer_is_the_float32_one_rounded_once(library, monkeypatch):
     close(grads["w"], wide[2].T @ wide[0])
 
 
+@needs_library
 def test_large_and_small_values_stay_where_float16_would_not(monkeypatch):
     use_emulation(monkeypatch)
     x, w = np.array([[1e30, 1e-30]], "f4"), np.array([[1e8, 0], [0, 1e-8], [1e9, 0]], "f4")
@@ -142,6 +155,7 @@ def normalized():
     return net, nd.random.normal(shape=(4, 5, 20))
 
 
+@needs_library
 @pytest.mark.skipif(not bfloat16.has_kernels(), reason="oneDNN has no bfloat16 kernels here")
 @pytest.mark.parametrize("make", [convolutional, dense, normalized])
 def test_native_and_emulated_networks_agree(make, monkeypatch):
@@ -194,6 +208,7 @@ def accuracy_on_digits(policy):
     return float((net(x[1200:]).argmax(axis=1) == y[1200:]).mean().asscalar())
 
 
+@needs_library
 def test_digits_train_to_the_accuracy_of_float32(monkeypatch):
     use_emulation(monkeypatch)
     reference = accuracy_on_digits("float32")
@@ -201,6 +216,7 @@ def test_digits_train_to_the_accuracy_of_float32(monkeypatch):
     assert abs(accuracy_on_digits("bfloat16") - reference) < 0.015  # 9 of 597 images
 
 
+@needs_library
 def test_the_emulated_graph_holds_no_bfloat16_and_describe_says_so(monkeypatch):
     use_emulation(monkeypatch)
     net = gluon.nn.Dense(2, in_units=3)

@@ -161,6 +161,11 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
             "compiler (`apt-get install g++`)."
         )
     if not machine.cpu_bfloat16:
+        if not machine.native:
+            return False, (
+                "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ "
+                "kernels: install a C++ compiler (`apt-get install g++`), or use float16."
+            )
         return True, (
             "emulated, slower than float32: the roundings of bfloat16, but this CPU has no AVX512 "
             "that oneDNN may use (see DNNL_MAX_CPU_ISA, MXNET_MKLDNN_ENABLED and "
