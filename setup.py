@@ -47,6 +47,7 @@ EXTRAS = {
         "pytest-timeout>=2.1",
         "pytest-xdist>=3.6",
         "hypothesis>=6",
+        "ml_dtypes>=0.2,<0.6",  # 0.2 is the last one for Python 3.8
         "onnx>=1.17,<1.18",  # the last minor version for Python 3.8
         "wheel>=0.38",  # setuptools before 70.1 builds wheels with it
         "ruff>=0.17",

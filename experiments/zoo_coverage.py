@@ -24,7 +24,9 @@ import numpy as np
 import gluon_amp as amp
 from gluon_amp.casting.binding import running_blocks
 from gluon_amp.command_line import Parser, output_file, positive_int
+from gluon_amp.formats import FORMATS, rounded_array
 from gluon_amp.inspection.gpu_graph import gpu_findings
+from gluon_amp.policy.graph import LOW_PRECISION
 from gluon_amp.trainer.arrays import flatten
 
 import mxnet as mx
@@ -36,9 +38,6 @@ POLICIES = ("float16", "mixed_float16", "bfloat16")
 PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot")
 
 FACTOR = 4.0
-
-# bits of a normal float32 that are lost when it is rounded to the dtype
-DROPPED_BITS = {"float16": 13, "bfloat16": 16}
 
 # Height and width by the first pattern that matches the name: the smallest that the network's
 # pooling, strides and fixed sizes allow.
@@ -178,7 +177,7 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
         calibrate(net, x)
     expected = [output.asnumpy() for output in outputs_of(net, x)]
     if not detector:
-        yardsticks = {dtype: yardstick(net, x, expected, dtype) for dtype in DROPPED_BITS}
+        yardsticks = {dtype: yardstick(net, x, expected, dtype) for dtype in LOW_PRECISION}
     train_mode = not re.search(NEED_GROUND_TRUTH, name)
     net.hybridize()  # otherwise GluonCV's R-CNNs crash in the backward pass
     lost_in_float32 = not_finite(net, x, train_mode)
@@ -265,7 +264,7 @@ def yardstick(net, x, expected, dtype: str) -> float:
     """Return the distance of the float32 network with weights and input rounded to `dtype`."""
 
     def to_dtype(array):
-        return nd.array(rounded(array.asnumpy(), DROPPED_BITS[dtype]))
+        return nd.array(rounded_array(array.asnumpy(), FORMATS[dtype]))
 
     before = {}
     for param in net.collect_params().values():
@@ -276,14 +275,6 @@ def yardstick(net, x, expected, dtype: str) -> float:
     for param, value in before.items():
         param.set_data(value)
     return result
-
-
-def rounded(values, dropped: int):
-    """Round float32 values to nearest even, without `dropped` of their low bits."""
-    bits = values.view(np.uint32)
-    odd = (bits >> dropped) & 1
-    half = np.uint32(1 << (dropped - 1))
-    return ((bits + (half - 1) + odd) >> dropped << dropped).view(np.float32)
 
 
 def not_finite(net, x, train_mode: bool) -> set:

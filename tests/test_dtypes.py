@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.dtypes import FORMATS
+from gluon_amp.formats import FORMATS
 
 from mxnet import nd
 from mxnet.contrib.amp.amp import bfloat16
 
 TABLE = """\
-format   exponent significand    largest    normal subnormal  epsilon digits
-float16         5          10      65504  6.10e-05  5.96e-08 9.77e-04      3
-bfloat16        8           7 3.3895e+38  1.18e-38  9.18e-41 7.81e-03      2
-float32         8          23 3.4028e+38  1.18e-38  1.40e-45 1.19e-07      6"""
+format      exponent significand    largest    normal subnormal  epsilon digits
+float16            5          10      65504  6.10e-05  5.96e-08 9.77e-04      3
+bfloat16           8           7 3.3895e+38  1.18e-38  9.18e-41 7.81e-03      2
+float32            8          23 3.4028e+38  1.18e-38  1.40e-45 1.19e-07      6
+tfloat32           8          10 3.4012e+38  1.18e-38  1.15e-41 9.77e-04      3
+float8_e4m3        4           3        448  1.56e-02  1.95e-03 1.25e-01      0
+float8_e5m2        5           2      57344  6.10e-05  1.53e-05 2.50e-01      0"""
 
 
 def test_the_table_prints_in_80_columns():
@@ -26,7 +29,7 @@ def test_the_table_prints_in_80_columns():
 
 
 def test_the_rows_are_data():
-    half, brain, single = amp.float_table().rows
+    half, brain, single, *_ = amp.float_table().rows
     assert (half.name, half.bits, half.bias) == ("float16", 16, 15)
     assert half.largest == 65504.0
     assert half.smallest_normal == 2.0**-14 and half.smallest_subnormal == 2.0**-24
@@ -68,6 +71,11 @@ def test_the_figures_are_numpys(dtype):
         (math.inf, "float16", "0 11111 0000000000 = +infinity = inf"),
         (math.nan, "float16", "0 11111 1000000000 = not a number = nan"),
         (-0.0, "float32", f"1 00000000 {'0' * 23} = -zero = -0.0"),
+        (448, "float8_e4m3", "0 1111 110 = +1.75 × 2^8 = 448.0"),
+        (-480, "float8_e4m3", "1 1111 111 = not a number = nan"),
+        (-480, "float8_e5m2", "1 11000 00 = -1.0 × 2^9 = -512.0"),
+        (2**-16, "float8_e5m2", "0 00000 01 = +0.25 × 2^-14 = 1.52587890625e-05"),
+        (0.1, "tfloat32", "0 01111011 1001100110 = +1.599609375 × 2^-4 = 0.0999755859375"),
         (10**400, "float32", f"0 11111111 {'0' * 23} = +infinity = inf"),
     ],
 )
@@ -133,7 +141,8 @@ def test_errors_are_one_sentence():
     with pytest.raises(ValueError) as error:
         amp.bits(1, "float64")
     assert str(error.value) == (
-        "bits() got the dtype 'float64', expected one of float16, bfloat16, float32."
+        "bits() got the dtype 'float64', expected one of float16, bfloat16, float32, tfloat32, "
+        "float8_e4m3, float8_e5m2."
     )
     for wrong in ("0.5", [1, 2], None, nd.ones(2)):
         with pytest.raises(TypeError) as error:

@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.dtypes import FORMATS
+from gluon_amp.formats import FORMATS
 from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, graph
 

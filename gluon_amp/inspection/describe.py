@@ -4,10 +4,11 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.binding import binding_of, running_blocks
-from gluon_amp.casting.parameters import dtype_of
+from gluon_amp.casting.parameters import contexts_of, dtype_of
 from gluon_amp.casting.tracing import trace
 from gluon_amp.inspection import html
 from gluon_amp.inspection.values import paragraph
+from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
@@ -46,15 +47,23 @@ class Row(NamedTuple):
 
 
 class Description:
-    """What `describe` returns: `.rows`, a list of `Row`; its text is a table.
+    """What `describe` returns; its text is a table.
 
     The table numbers the reasons, and lists each of them once below.
+
+    Attributes
+    ----------
+    rows : list of Row
+    emulated : set of str
+        The dtypes among the rows that are emulated on the net's device.
     """
 
     HEAD = ("block", "op", "computes in", "parameters", "because")
 
-    def __init__(self, rows: List[Row]) -> None:
+    def __init__(self, rows: List[Row], device_type: str) -> None:
         self.rows = rows
+        dtypes = {row.compute_dtype for row in rows}
+        self.emulated = {dtype for dtype in dtypes if is_emulated(dtype, device_type)}
 
     def __str__(self) -> str:
         reasons = list(dict.fromkeys(row.reason for row in self.rows if row.reason))
@@ -78,7 +87,10 @@ class Description:
 
     def _summary(self) -> str:
         dtypes = Counter(row.compute_dtype for row in self.rows)
-        counts = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.most_common())
+        counts = ", ".join(
+            f"{count} in {dtype}{' (emulated)' if dtype in self.emulated else ''}"
+            for dtype, count in dtypes.most_common()
+        )
         return f"{len(self.rows)} operators: {counts}"
 
 
@@ -101,7 +113,8 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     Returns
     -------
     Description
-        `.rows` has a `Row` for each operator, in the order of the graph. `str()` is a table.
+        `.rows` has a `Row` for each operator, in the order of the graph. `str()` is a table, whose
+        last line says which dtypes are emulated.
 
     Raises
     ------
@@ -136,7 +149,13 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
                 "run: call describe(net, x) with x as for net(x)."
             )
         rows += [_row(node, policy) for node in nodes]
-    return Description(rows)
+    return Description(rows, _device_type(net, inputs))
+
+
+def _device_type(net: Block, inputs: tuple) -> str:
+    arrays = (context for p in net.collect_params().values() for context in contexts_of(p))
+    contexts = [*(x.context for x in inputs if hasattr(x, "context")), *arrays]
+    return (contexts or [mx.current_context()])[0].device_type
 
 
 def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[List[graph.Node]]:

@@ -9,7 +9,7 @@ from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
-from gluon_amp.dtypes import FORMATS
+from gluon_amp.formats import FORMATS
 from gluon_amp.inspection import html
 from gluon_amp.inspection.values import WIDTH
 from gluon_amp.messages import scale_text

@@ -6,11 +6,17 @@ float16 already, and a net that casts its indices itself, or counts in float16.
 
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 
+from gluon_amp.formats import FORMATS
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import Operator, is_known
+from gluon_amp.policy.graph import LOW_PRECISION
 
 # the whole numbers up to this one are exact
-EXACT = {"float16": 2**11, "bfloat16": 2**8}
+EXACT = {
+    name: 2 ** (format_.significand_bits + 1)
+    for name, format_ in FORMATS.items()
+    if name in LOW_PRECISION
+}
 
 
 class Index(NamedTuple):

@@ -1,16 +1,17 @@
 """Turns a cast graph into one that a certain device can run.
 
-A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, so float16 is emulated
-there (`float16_emulation`). Only CPUs run bfloat16, with oneDNN, and some of its kernels need a
-workaround (`onednn`, `frozen_weights`). Under both dtypes, images on a CPU have a layout of our own
-(`blocked`). On all devices, gradients that are added to others need some more changes
-(`added_gradients`). Each of these modules rewrites the graph as `graph.to_json` returns it, given
-the dtypes of its variables, and returns the graph itself if nothing changes.
+A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfloat16 kernels only
+if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
+oneDNN need a workaround (`onednn`, `frozen_weights`). On a CPU, images in float16 and in native
+bfloat16 have a layout of our own (`blocked`). On all devices, gradients that are added to others
+need some more changes (`added_gradients`). Each of these modules rewrites the graph as
+`graph.to_json` returns it, given the dtypes of its variables, and returns the graph itself if
+nothing changes.
 """
 
 from typing import Dict, FrozenSet
 
-from gluon_amp.lowering import added_gradients, blocked, float16_emulation, frozen_weights, onednn
+from gluon_amp.lowering import added_gradients, blocked, emulation, frozen_weights, onednn
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, from_json, to_json
 
 import mxnet as mx
@@ -50,7 +51,7 @@ def lower(
             )
     else:
         lowered = blocked.use_blocked_layout(lowered, dtypes)
-        lowered = float16_emulation.emulate(lowered, dtypes)
+        lowered = emulation.emulate(lowered, dtypes)
         lowered = onednn.apply_workarounds(lowered, dtypes)
         lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)
     lowered = added_gradients.make_addable(lowered, dtypes, device_type)

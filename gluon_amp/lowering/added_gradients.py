@@ -21,7 +21,7 @@ adds (`native/src/casts.cc`). Both branches of a `_cond` read all its inputs.
 import json
 from typing import Dict, List, Tuple
 
-from gluon_amp.lowering import blocked, float16_emulation, native
+from gluon_amp.lowering import blocked, emulation, native
 from gluon_amp.policy.graph import Writer, edge_dtypes, from_json
 
 # Operator like `amp_cast` from float32 to bfloat16, whose gradient is added correctly
@@ -53,10 +53,10 @@ ADDING = frozenset(
         blocked.DENSE,
         blocked.DEPTHWISE,
         blocked.NORM,
-        float16_emulation.NARROW,
-        float16_emulation.ROUND,
-        float16_emulation.ROUND_RELU,
-        float16_emulation.WIDEN,
+        emulation.NARROW,
+        emulation.ROUND,
+        emulation.ROUND_RELU,
+        emulation.WIDEN,
     )
 )
 

@@ -1,4 +1,7 @@
-"""Which devices run bfloat16: CPUs that MXNet's oneDNN has kernels for, and no GPU."""
+"""How a device runs bfloat16: a CPU natively if oneDNN has kernels for it, otherwise emulated.
+
+The environment variable GLUON_AMP_BFLOAT16=emulated emulates it on every CPU. No GPU runs it.
+"""
 
 import functools
 import os
@@ -13,6 +16,7 @@ import mxnet as mx
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 # The values of DNNL_MAX_CPU_ISA that exclude AVX512 (oneDNN's "CPU Dispatcher Control")
 WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
+VARIABLE = "GLUON_AMP_BFLOAT16"
 
 
 def check_device(device_type: str) -> None:
@@ -22,15 +26,15 @@ def check_device(device_type: str) -> None:
             "bfloat16 cannot run on a GPU: MXNet 1.9.1 has no bfloat16 kernels there; "
             "use policy 'float16' or 'mixed_float16'."
         )
-    if not runs_on_cpu():
-        raise ValueError(
-            "bfloat16 cannot run on this CPU: MXNet's oneDNN needs AVX512 for it; float32 with "
-            "amp.Trainer trains fastest here, and policy 'float16' is emulated on any CPU."
-        )
+
+
+def is_native() -> bool:
+    """Return whether a CPU computes in bfloat16 by oneDNN's kernels; otherwise it is emulated."""
+    return os.environ.get(VARIABLE, "").lower() != "emulated" and has_kernels()
 
 
 @functools.lru_cache(maxsize=None)
-def runs_on_cpu() -> bool:
+def has_kernels() -> bool:
     """Return whether this CPU multiplies bfloat16 matrices, by a trial if it has AVX512.
 
     Without AVX512 no trial is needed, and MXNet would print an error.

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Dict, List, Optional, Set, Tuple
 
 from gluon_amp import hardware
-from gluon_amp.lowering import native
+from gluon_amp.lowering import bfloat16, native
 from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
@@ -51,13 +51,15 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     """Return a graph of the same values in which images in low precision have the blocked layout.
 
     It is `graph` itself if it has no product in low precision, or if there is no C++ library or no
-    oneDNN.
+    oneDNN. Its kernels read bfloat16 as oneDNN does, so it is also `graph` where bfloat16 is
+    emulated.
     """
     products = ("Convolution", "Deconvolution", "FullyConnected")
     if not any(node["op"] in products for node in graph["nodes"]) or not available():
         return graph
     edges = edge_dtypes(graph, dtypes)
-    if not any(dtype in LOW_PRECISION for dtype in edges.values()):
+    low = set(LOW_PRECISION).intersection(edges.values())
+    if not low or ("bfloat16" in low and not bfloat16.is_native()):
         return graph
     graph, found = narrowed(graph, edges, dtypes)
     # The order of the variables is that of the graph, and callers rely on it.

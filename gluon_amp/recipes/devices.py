@@ -3,6 +3,7 @@
 from typing import List, Optional, Sequence
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.lowering import emulation
 
 import mxnet as mx
 
@@ -47,5 +48,5 @@ def contexts(
 
 
 def is_emulated(dtype: str, devices: Sequence[mx.Context]) -> bool:
-    """Return whether a dtype is emulated: float16 on a CPU has a GPU's values but not its speed."""
-    return dtype == "float16" and any(device.device_type == "cpu" for device in devices)
+    """Return whether one of the devices emulates a dtype: its values, but not its speed."""
+    return any(emulation.is_emulated(dtype, device.device_type) for device in devices)

@@ -18,7 +18,10 @@ OBSERVED_NAMES = {
     "logits": "logits",
     "loss": "loss",
 }
-EMULATED = "float16 is emulated on this CPU: same values as on a GPU, not its speed"
+EMULATED = {
+    "float16": "float16 is emulated on this CPU: same values as on a GPU, not its speed",
+    "bfloat16": "bfloat16 is emulated on this CPU: same roundings as by oneDNN, not its speed",
+}
 
 
 def dtypes_in_words(observed: Dict[str, str]) -> str:
@@ -47,7 +50,7 @@ class Summary:
     dtype, observed_dtypes
         The requested policy, and the observed dtypes (see `gluon_amp.recipes.observe`).
     emulated : bool
-        Whether float16 is emulated on a CPU.
+        Whether the policy's dtype is emulated on a CPU.
     top1, top5 : float
         Accuracy after the last epoch, in percent of the validation images that can be read.
     top1_by_epoch : list

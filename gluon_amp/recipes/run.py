@@ -138,11 +138,12 @@ class ImageTraining(Training):
         ]
         images = f"{data.train_images} training and {data.val_images} validation images of {size}"
         optimizer = [self.optimizer_in_words(), *filter(None, extras)]
+        how = report.EMULATED[recipe.computes_in] if self.emulated else "native"
         return [
             ("batch", self.batch_in_words()),
             ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),
             ("data", f"{data.name}: {images}"),
-            ("requested", f"{recipe.policy}, {report.EMULATED if self.emulated else 'native'}"),
+            ("requested", f"{recipe.policy}, {how}"),
             ("observed", report.dtypes_in_words(self.observed)),
             ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}{proportion}"),
             ("optimizer", ", ".join(optimizer)),

@@ -240,7 +240,7 @@ class Training:
 
     @property
     def emulated(self) -> bool:
-        """Whether float16 is emulated on a CPU."""
+        """Whether the policy's dtype is emulated on a CPU."""
         return is_emulated(self.recipe.computes_in, self.devices)
 
     @property

@@ -146,10 +146,15 @@ def _heading(table: Table) -> List[str]:
     how = f", with {'; and with '.join(versions)}" if versions else ""
     where = f"*{table.source.capitalize()}* on {table.hardware}{when}{how}."
     notes = [f"{table.model} on {table.data}. {where}"]
-    if any(row.emulated for row in table.rows):
+    emulated = list(dict.fromkeys(r.configuration.dtype for r in table.rows if r.emulated))
+    native = dict.fromkeys(row.configuration.dtype for row in table.rows)
+    native = [dtype for dtype in native if dtype not in emulated]
+    if emulated:
+        natively = f" {' and '.join(native)} run{'' if native[1:] else 's'} natively."
         notes.append(
-            "float16 is *emulated* here: values are rounded after every operator as on a GPU. The "
-            "times are not a GPU's, so there is no speed-up. float32 and bfloat16 run natively."
+            f"{' and '.join(emulated)} {'are' if emulated[1:] else 'is'} *emulated* here: values "
+            "are rounded after every operator as on a GPU. The times are not a GPU's, so there is "
+            f"no speed-up.{natively if native else ''}"
         )
     seconds = [run.seconds for run in table.runs if run.failure is None]
     if table.source == "measured" and None not in seconds:

@@ -4,9 +4,6 @@ import json
 import subprocess
 import sys
 
-import numpy as np
-import pytest
-
 from experiments import zoo_coverage
 from tests import ROOT
 
@@ -51,15 +48,3 @@ def test_the_list_has_the_model_zoo_and_more_than_forty_networks_of_gluoncv():
     assert sum(name.startswith("mx/") for name in names) == 34
     assert sum(name.startswith("cv/") for name in names) >= 40
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("dropped, dtype", [(13, np.float16)])
-def test_rounding_of_the_yardstick_is_that_of_the_dtype(dropped, dtype):
-    values = np.random.RandomState(0).normal(size=1000).astype("f4")
-    values = values[np.abs(values) > 2.0**-14]
-    assert np.array_equal(zoo_coverage.rounded(values, dropped), values.astype(dtype).astype("f4"))
-
-
-def test_rounding_to_bfloat16_by_literal_numbers():
-    values = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1.013], "f4")
-    assert zoo_coverage.rounded(values, 16).tolist() == [1.0, 1.0, 1 + 2 * 2.0**-7, 1.015625]

@@ -23,7 +23,7 @@ def test_describe_as_a_table():
     assert lines[-3] == f"[1] {policy.why('BatchNorm')}"
     assert lines[-2].startswith("[2] ")
     assert lines[-2].endswith("pinned to float32 by the policy's own pin")
-    assert lines[-1] == "6 operators: 4 in float16, 2 in float32"
+    assert lines[-1] == "6 operators: 4 in float16 (emulated), 2 in float32"
 
 
 def test_describe_fits_80_columns():

@@ -125,14 +125,13 @@ def test_a_gpu_that_is_not_there_cannot_run_anything():
     )
 
 
-def test_bfloat16_without_avx512_is_found_by_trying():
-    process = run("doctor", "--policy", "bfloat16", "--device", "cpu", DNNL_MAX_CPU_ISA="AVX2")
-    assert process.returncode == 1, process.stdout
-    assert process.stdout.endswith(
-        "Policy bfloat16 cannot run here: this CPU has no AVX512 that oneDNN may use (see\n"
-        "DNNL_MAX_CPU_ISA and MXNET_MKLDNN_ENABLED): float32 with amp.Trainer trains\n"
-        "fastest here, and float16, which is emulated on any CPU, at about its speed.\n"
-    )
+@pytest.mark.parametrize(
+    "variables", [{"DNNL_MAX_CPU_ISA": "AVX2"}, {"GLUON_AMP_BFLOAT16": "emulated"}], ids=str
+)
+def test_bfloat16_without_avx512_is_emulated(variables):
+    process = run("doctor", "--policy", "bfloat16", "--device", "cpu", **variables)
+    assert process.returncode == 0, process.stdout
+    assert "Policy bfloat16 can run here: emulated, slower than float32" in process.stdout
 
 
 def test_a_misspelt_policy_is_one_sentence_and_status_2():
@@ -310,10 +309,17 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
         (
             "bfloat16",
             {"flags": "avx2 f16c", "cpu_bfloat16": False},
+            True,
+            "emulated, slower than float32: the roundings of bfloat16, but this CPU has no AVX512 "
+            "that oneDNN may use (see DNNL_MAX_CPU_ISA, MXNET_MKLDNN_ENABLED and "
+            "GLUON_AMP_BFLOAT16). float32 with amp.Trainer trains fastest here.",
+        ),
+        (
+            "bfloat16",
+            {"flags": "avx2 f16c", "cpu_bfloat16": False, "native": False},
             False,
-            "this CPU has no AVX512 that oneDNN may use (see DNNL_MAX_CPU_ISA and "
-            "MXNET_MKLDNN_ENABLED): float32 with amp.Trainer trains fastest here, and float16, "
-            "which is emulated on any CPU, at about its speed.",
+            "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: "
+            "install a C++ compiler (`apt-get install g++`), or use float16.",
         ),
     ],
 )
@@ -420,12 +426,17 @@ def test_the_command_has_verbose(capsys):
         (
             "MXNET_MKLDNN_ENABLED",
             "0",
-            "bfloat16 cannot run on this CPU, and float32 is slow: unset it.",
+            "bfloat16 is emulated, and float32 is slow: unset it.",
         ),
         (
             "GLUON_AMP_NATIVE",
             "0",
             "emulated float16 is several times slower without the C++ kernels: unset it.",
+        ),
+        (
+            "GLUON_AMP_BFLOAT16",
+            "emulated",
+            "bfloat16 is slower than by oneDNN's kernels: unset it.",
         ),
         (
             "OMP_WAIT_POLICY",

@@ -10,7 +10,7 @@ from gluon_amp.policy.graph import from_json
 import mxnet as mx
 from mxnet import autograd, nd
 
-ELEMENTS = ["bfloat16", "float16"] if bfloat16.runs_on_cpu() else ["float16"]
+ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
 # The relative error of one rounding
 PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 

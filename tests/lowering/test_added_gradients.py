@@ -8,7 +8,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.lowering import added_gradients, bfloat16, blocked, lower, native
 from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
-from gluon_amp.lowering.float16_emulation import NARROW, ROUND, ROUND_RELU, WIDEN
+from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import graph as graph_pass
 from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
@@ -33,8 +33,6 @@ EXECUTORS = {
 @pytest.fixture(params=[*POLICIES, "bfloat16 by copies"])
 def policy(request, monkeypatch):
     name, *copies = request.param.split(" by ")
-    if name == "bfloat16" and not bfloat16.runs_on_cpu():
-        pytest.skip("no AVX512")
     if copies:
         monkeypatch.setattr(native, "available", lambda: False)
     return name
@@ -178,7 +176,7 @@ def test_a_part_of_a_block_that_is_not_cast():
     """The lowered graph of a child is part of the graph of its parent."""
     part = nn.Dense(4, in_units=4)
     part.initialize(mx.init.Normal(0.5))
-    amp.cast(part, "bfloat16" if bfloat16.runs_on_cpu() else "float16")
+    amp.cast(part, "bfloat16" if bfloat16.is_native() else "float16")
     whole = nn.HybridSequential()
     whole.add(part, nn.Dense(2, in_units=4))
     whole[1].initialize()
@@ -423,7 +421,7 @@ def test_each_operator_that_adds_is_tried():
 
 
 @pytest.mark.skipif(
-    not (native.available() and bfloat16.runs_on_cpu()), reason="no C++ compiler or no AVX512"
+    not (native.available() and bfloat16.is_native()), reason="no C++ compiler or no AVX512"
 )
 @pytest.mark.parametrize("size", [1, 7, 4097, 100003])
 def test_our_cast_is_amp_casts_and_adds(size):

@@ -13,7 +13,7 @@ from gluon_amp.casting import binding
 from gluon_amp.lowering import bfloat16, blocked
 from gluon_amp.policy.graph import to_json
 from tests.lowering import printed
-from tests.recipes.scripts import skip_without_bfloat16
+from tests.recipes.scripts import skip_without_native_bfloat16
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -22,7 +22,7 @@ from mxnet.gluon.model_zoo import vision
 
 pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
 
-POLICIES = ["float16", "bfloat16"] if bfloat16.runs_on_cpu() else ["float16"]
+POLICIES = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
 # relative distances of results with and without the layout, as roots of mean squares
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2}
 PLAIN = ("BatchNorm", "Activation", "Convolution", "_gluon_amp_convolution")
@@ -476,7 +476,7 @@ def test_no_kernel_falls_back_to_the_reference_one(policy):
 @pytest.mark.parametrize(("network", "most"), [("resnet50_v1", 60), ("mobilenetv2_1.0", 80)])
 def test_a_step_changes_layouts_seldom(network, most):
     """The bounds of the issue; MXNet's own operators need 424 and 539."""
-    skip_without_bfloat16()
+    skip_without_native_bfloat16()
     options = {"network": network, "batch": 1, "pixels": 32, "loss_scale": None}
     counted = reorders.count(Case("train", "train", "gluon_amp", "bfloat16", **options))
     assert 0 < counted.total <= most

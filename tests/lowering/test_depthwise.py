@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     not native.available(), reason="the C++ operators cannot be built here"
 )
 
-ELEMENTS = ["bfloat16", "float16"] if bfloat16.runs_on_cpu() else ["float16"]
+ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
 # The relative error of one rounding
 PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 

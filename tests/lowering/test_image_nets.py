@@ -12,7 +12,7 @@ from mxnet import autograd, nd
 
 pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
 
-POLICIES = ["float16", "bfloat16"] if bfloat16.runs_on_cpu() else ["float16"]
+POLICIES = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
 # Allowed beyond the distance from float32 of the results without the layout, of the largest value
 TOLERANCE = {"float16": 0.01, "bfloat16": 0.1}
 

@@ -5,7 +5,7 @@ import pytest
 
 from gluon_amp.lowering import blocked, lower
 from gluon_amp.policy import Policy, graph
-from tests.recipes.scripts import skip_without_bfloat16
+from tests.recipes.scripts import skip_without_native_bfloat16
 
 import mxnet as mx
 from mxnet import nd
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library 
 
 @pytest.fixture(autouse=True)
 def _bfloat16():
-    skip_without_bfloat16()
+    skip_without_native_bfloat16()
 
 
 def conv(data, name):

@@ -13,7 +13,7 @@ from gluon_amp import hardware
 from gluon_amp.lowering import native
 from gluon_amp.lowering.native import build
 from gluon_amp.lowering.native.obtain import try_in_subprocess
-from tests.lowering.test_float16_emulation import interesting_values
+from tests.lowering.test_emulation import interesting_values
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -72,9 +72,9 @@ def casts():
     return run_net(GLUON_AMP_NATIVE="0", OMP_NUM_THREADS="1")[0]
 
 
-def operator(name, values, head=None):
+def operator(name, values, head=None, attrs=None):
     """Run an operator of the library; with `head`, return the gradient of its input."""
-    node = {"op": name, "name": "o", "attrs": {}, "inputs": [[0, 0, 0]]}
+    node = {"op": name, "name": "o", "attrs": attrs or {}, "inputs": [[0, 0, 0]]}
     data = {"op": "null", "name": "x", "inputs": []}
     graph = {"nodes": [data, node], "arg_nodes": [0], "heads": [[1, 0, 0]]}
     op = nd.CachedOp(mx.sym.load_json(json.dumps(graph)))

@@ -420,7 +420,7 @@ import mxnet as mx
 from gluon_amp.lowering import bfloat16, native
 
 start, results = threading.Barrier(8), []
-policies = ["float16", "bfloat16"] if bfloat16.runs_on_cpu() else ["float16"]
+policies = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
 
 
 def work(number):

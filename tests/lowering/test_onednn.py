@@ -21,7 +21,7 @@ from mxnet.gluon import nn
 apply_workarounds = on_symbols(onednn.apply_workarounds)
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
-needs_bfloat16 = pytest.mark.skipif(not bfloat16.runs_on_cpu(), reason="no AVX512")
+needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no AVX512")
 
 SEARCH_PATH = os.pathsep.join(filter(None, sys.path))
 

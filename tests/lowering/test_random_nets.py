@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import bfloat16
 from gluon_amp.policy import Policy
 from tests import closeness
 from tests.random_nets import RandomNet
@@ -51,8 +50,6 @@ def too_far(net, expected, allowed):
     """Return the results of the cast network out of bounds: policy, result, distance, bound."""
     far = []
     for policy in POLICIES:
-        if policy == "bfloat16" and not bfloat16.runs_on_cpu():
-            continue
         amp.cast(net, policy)
         distances = closeness.distances(closeness.measure(net, [net.x]), expected)
         bounds = allowed[policy]

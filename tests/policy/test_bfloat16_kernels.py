@@ -19,7 +19,7 @@ from tests.closeness import ROUNDING
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
-needs_bfloat16 = pytest.mark.skipif(not bfloat16.runs_on_cpu(), reason="no AVX512")
+needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no AVX512")
 
 POLICY = Policy.parse("bfloat16")
 

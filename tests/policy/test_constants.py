@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import bfloat16
 from gluon_amp.policy import Policy, constants, graph, op_table
 from tests import closeness
 from tests.mxnet_operators import registered
@@ -112,8 +111,6 @@ LENGTHS = np.array([3, 8, 1], "float32")
 
 
 def assert_as_float32(middle, policy, mask=MASK, numpy_arrays=False):
-    if policy == "bfloat16" and not bfloat16.runs_on_cpu():
-        pytest.skip("no bfloat16 on this CPU")
     array = mx.np.array if numpy_arrays else nd.array
     mx.random.seed(1)
     net = Net(middle)

@@ -3,6 +3,7 @@
 import pytest
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.lowering import bfloat16
 from gluon_amp.recipes.devices import contexts, is_emulated
 
 import mxnet as mx
@@ -22,7 +23,10 @@ def test_devices_are_named_once():
         contexts(gpus=(0, 0))
 
 
-def test_only_float16_on_a_cpu_is_emulated():
+def test_float16_is_emulated_on_a_cpu_and_bfloat16_where_it_has_no_kernels(monkeypatch):
     assert is_emulated("float16", [mx.cpu()])
     assert not is_emulated("float16", [mx.gpu(0)])
-    assert not is_emulated("bfloat16", [mx.cpu()]) and not is_emulated("float32", [mx.cpu()])
+    for native in (True, False):
+        monkeypatch.setattr(bfloat16, "is_native", lambda native=native: native)
+        assert is_emulated("bfloat16", [mx.cpu()]) is not native
+        assert not is_emulated("float32", [mx.cpu()])

@@ -23,11 +23,12 @@ from gluon_amp.data.text import (
     read_sources,
     split,
 )
+from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.recipes.history import Counts
 from gluon_amp.recipes.language.model import LanguageEngine, LanguageModel
 from gluon_amp.recipes.meters import Mean
 from tests import ROOT
-from tests.recipes.scripts import OF_THE_CLOCK, environment, load, skip_without_bfloat16
+from tests.recipes.scripts import OF_THE_CLOCK, environment, load
 
 import mxnet as mx
 from mxnet import nd
@@ -302,8 +303,6 @@ def test_a_skipped_step_leaves_the_states_as_they_were():
     "dtype, rnn", [("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32")]
 )
 def test_a_run_learns_in_every_dtype(dtype, rnn, script, tmp_path, capsys):
-    if dtype == "bfloat16":
-        skip_without_bfloat16()
     path = tmp_path / "summary.json"
     arguments = (
         "--characters 40000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 16 "
@@ -321,7 +320,7 @@ def test_a_run_learns_in_every_dtype(dtype, rnn, script, tmp_path, capsys):
         "RNN": rnn,
         "FullyConnected": dtype,
     }
-    assert summary["emulated"] == (dtype == "float16")
+    assert summary["emulated"] == is_emulated(dtype)
     # 4000 characters in 64 streams: 62 of each have a next one, and every one of them counts
     assert summary["validated"] == summary["val_images"] == 64 * 62
     assert "[Epoch 1] validated 3968/3968" in captured.out
@@ -417,8 +416,6 @@ def test_bad_input_is_one_sentence(arguments, sentence, script, capsys):
 def test_another_run_is_not_gone_on_with(changed, words, script, tmp_path, capsys):
     arguments = [*kept_in(tmp_path), "--num-epochs", "1", "--max-batches", "1"]
     arguments = [str(text) for text in arguments]
-    if "bfloat16" in changed:
-        skip_without_bfloat16()
     assert script.main(arguments) == 0
     capsys.readouterr()
     assert script.main(arguments) == 2
@@ -446,7 +443,6 @@ def script():
 
 
 def test_the_recipe_gives_a_table(tmp_path, capsys):
-    skip_without_bfloat16()
     output = tmp_path / "table"
     short = (
         "--characters 4000 --max-batches 2 --num-epochs 1 --bptt 8 --hidden 8 --embedding 4"
@@ -459,7 +455,7 @@ def test_the_recipe_gives_a_table(tmp_path, capsys):
     assert emulated == {
         "float32-32": False,
         "float16-32": True,
-        "bfloat16-32": False,
+        "bfloat16-32": is_emulated("bfloat16"),
         "float16-first-scale-65536-32": True,
         "float16-scale-16-32": True,
         "float32-64": False,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
+from gluon_amp.lowering.emulation import is_emulated
 from tests import ROOT
 from tests.images import write_folders, write_records
 from tests.recipes.scripts import environment, load
@@ -130,7 +131,7 @@ def test_benchmark_of_resnet50_prints_json(script, capsys, dtype):
     result = json.loads(capsys.readouterr().out)
     assert (result["model"], result["image_shape"]) == ("resnet50_v1", [3, 224, 224])
     assert result["observed_dtypes"]["conv_compute"] == dtype == result["dtype"]
-    assert result["emulated"] == (dtype == "float16")
+    assert result["emulated"] == is_emulated(dtype)
     assert result["images_per_second"] == pytest.approx(1e3 / result["median_ms"])
     assert result["fastest_ms"] <= result["median_ms"] <= result["slowest_ms"]
 

@@ -37,13 +37,6 @@ CPU_FEATURES = (
 )
 
 
-# What to do where bfloat16 cannot run
-WITHOUT_AVX512 = (
-    "float32 with amp.Trainer trains fastest here, and float16, which is emulated on any CPU, at "
-    "about its speed"
-)
-
-
 def generation(capability: Tuple[int, int]) -> str:
     """Return the name of a GPU generation, as in 'Volta'."""
     names = [name for first, name in GENERATIONS.items() if first <= capability]
@@ -168,9 +161,15 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
             "compiler (`apt-get install g++`)."
         )
     if not machine.cpu_bfloat16:
-        return False, (
-            "this CPU has no AVX512 that oneDNN may use (see DNNL_MAX_CPU_ISA and "
-            f"MXNET_MKLDNN_ENABLED): {WITHOUT_AVX512}."
+        if not machine.native:
+            return False, (
+                "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ "
+                "kernels: install a C++ compiler (`apt-get install g++`), or use float16."
+            )
+        return True, (
+            "emulated, slower than float32: the roundings of bfloat16, but this CPU has no AVX512 "
+            "that oneDNN may use (see DNNL_MAX_CPU_ISA, MXNET_MKLDNN_ENABLED and "
+            "GLUON_AMP_BFLOAT16). float32 with amp.Trainer trains fastest here."
         )
     if "amx_bf16" in machine.cpu_flags:
         return True, "by oneDNN, with AMX if Linux permits it (5.16 or later)."

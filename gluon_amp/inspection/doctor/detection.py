@@ -83,7 +83,7 @@ def read_machine() -> Machine:
         all_cores=hardware.count_all_cores(),
         load=load,
         cpu_flags=hardware.cpu_flags(),
-        cpu_bfloat16=bfloat16.runs_on_cpu(),
+        cpu_bfloat16=bfloat16.is_native(),
         compiler=" ".join(compiler) if compiler else None,
         native=native.available(),
     )

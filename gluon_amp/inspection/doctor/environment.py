@@ -74,7 +74,7 @@ VARIABLES = (
     Variable(
         "MXNET_MKLDNN_ENABLED",
         "0: no oneDNN on a CPU. Default 1.",
-        {"0": "bfloat16 cannot run on this CPU, and float32 is slow: unset it."},
+        {"0": "bfloat16 is emulated, and float32 is slow: unset it."},
     ),
     Variable(
         "DNNL_MAX_CPU_ISA",
@@ -93,6 +93,11 @@ VARIABLES = (
         "GLUON_AMP_NATIVE",
         "0: no C++ kernels. plain, avx2 or avx512: these. Default: the fastest.",
         {"0": "emulated float16 is several times slower without the C++ kernels: unset it."},
+    ),
+    Variable(
+        "GLUON_AMP_BFLOAT16",
+        "emulated: bfloat16 is emulated even where oneDNN has kernels for it.",
+        {"emulated": "bfloat16 is slower than by oneDNN's kernels: unset it."},
     ),
     Variable("CXX", "The compiler for the C++ kernels. Default g++, c++ or clang++."),
 )

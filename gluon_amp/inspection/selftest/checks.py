@@ -113,7 +113,7 @@ def _two_devices(ctx: mx.Context) -> List[Check]:
 
 def _speed(on_gpu: bool) -> List[Check]:
     how = {"float16": ("1 or more", "Tensor Cores") if on_gpu else ("any", "emulated")}
-    if not on_gpu and bfloat16.runs_on_cpu():
+    if not on_gpu and bfloat16.is_native():
         how["bfloat16"] = ("any", "oneDNN")
     agrees = no_slower if on_gpu else anything
     found = [

@@ -1,6 +1,6 @@
 """The C++ library of gluon_amp: built on first use, loaded once, never required.
 
-It contains operators that round to float16 in place (`src/rounding.cc`), and operators that check
+It contains operators that round to a format in place (`src/rounding.cc`), and operators that check
 and update all parameters in one pass (`src/updates.cc`, called by `updates`). Without it MXNet's
 own operators compute the same bits more slowly: with `GLUON_AMP_NATIVE=0`, without a compiler, or
 if it cannot be built or loaded or fails its trial. (Only sums over a batch, such as BatchNorm's,

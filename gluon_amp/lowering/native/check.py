@@ -192,7 +192,7 @@ if __name__ == "__main__":
         check_casts()
         if runs_onednn():
             check_blocked_images()
-        if bfloat16.runs_on_cpu():
+        if bfloat16.has_kernels():
             check_convolutions()
     except Exception as error:
         sys.exit(f"error: {type(error).__name__}: {native.first_line(error)}")

@@ -32,10 +32,14 @@ VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 
 PARAMETERS = "lstm-{}.params"
 BITS = "[Epoch %d] validation: bits per character=%f"
-EMULATED = (
-    "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
-    "end of a chunk, are rounded; its state in between is not"
-)
+# bfloat16 has no kernel of an LSTM, which then runs in float32.
+EMULATED = {
+    **report.EMULATED,
+    "float16": (
+        "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at "
+        "the end of a chunk, are rounded; its state in between is not"
+    ),
+}
 OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
@@ -177,11 +181,12 @@ class LanguageTraining(Training):
         clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
         characters = f"{self.batches.images} training and {data.val_images} validation characters"
         streams = f"{recipe.batch_size} streams per device × {devices}"
+        how = EMULATED[recipe.computes_in] if self.emulated else "native"
         return [
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
             ("data", f"{data.name}: {characters}"),
-            ("requested", f"{recipe.dtype}, {EMULATED if self.emulated else 'native'}"),
+            ("requested", f"{recipe.dtype}, {how}"),
             ("observed", _in_words(self.observed)),
             ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
             ("optimizer", f"{self.optimizer_in_words()}{clipped}"),

@@ -8,7 +8,7 @@ import pytest
 from experiments.benchmarks import reorders
 from experiments.benchmarks.measure import BenchmarkError
 from experiments.benchmarks.suites import Case
-from tests.recipes.scripts import skip_without_bfloat16
+from tests.recipes.scripts import skip_without_native_bfloat16
 
 PRINTED = """dnnl_verbose,info,cpu,runtime:OpenMP
 dnnl_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:a:f0 dst_bf16::blocked:a:f0,,,64,9.0
@@ -29,7 +29,7 @@ def test_only_reorders_of_the_step_and_own_changes_of_layout_count():
 
 
 def test_reorders_of_a_small_network_in_training_and_inference():
-    skip_without_bfloat16()
+    skip_without_native_bfloat16()
     options = {"network": "mobilenet0.25", "batch": 2, "pixels": 32, "loss_scale": None}
     train = reorders.count(Case("t", "train", "gluon_amp", "bfloat16", **options))
     infer = reorders.count(Case("i", "infer", "gluon_amp", "bfloat16", **options))

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "bfloat16.h"
 #include "blocked.h"
 #include "products.h"
+#include "vectors.h"
 
 namespace gluon_amp {
 namespace blocked_deconvolution {
@@ -52,9 +52,9 @@ Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
   return c;
 }
 
-float value_of(const Bfloat* p) { return widened(p->bits); }
+float value_of(const Bfloat* p) { return One::load(p).x; }
 float value_of(const HalfValue* p) { return p->value; }
-void set_value(Bfloat* p, float value) { p->bits = rounded(value); }
+void set_value(Bfloat* p, float value) { One{value}.store(p); }
 void set_value(HalfValue* p, float value) { p->value = value; }
 
 // Adds the bias to images before they are rounded to float16. In bfloat16 it is a second rounding.

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "arrays.h"
-#include "bfloat16.h"
+#include "kernels.h"
 #include "operators.h"
 #include "parallel.h"
 
@@ -27,10 +27,12 @@ void to_bfloat16_grad(const NodeAttrs& attrs, const OpContext& context, const Ar
   }
   const NDArray plain = plain_copy(inputs[0]);
   make_plain(outputs[0]);
-  const bfloat_bits* in = plain_data<bfloat_bits>(plain);
+  const Bfloat* in = plain_data<Bfloat>(plain);
   float* sum = plain_data<float>(outputs[0]);
   in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) sum[i] += widened(in[i]);
+    float wide[kBlock];
+    kernels().from_bfloat(in + first, wide, count);
+    kernels().add(wide, sum + first, count);
   });
 }
 

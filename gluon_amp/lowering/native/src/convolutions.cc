@@ -12,7 +12,7 @@
 
 #include "arrays.h"
 #include "attributes.h"
-#include "bfloat16.h"
+#include "kernels.h"
 #include "operators.h"
 #include "parallel.h"
 
@@ -37,10 +37,10 @@ NDArray new_float32(const mxnet::TShape& shape) {
 
 NDArray in_float32(const NDArray& array) {
   const NDArray plain = plain_copy(array), wide = new_float32(array.shape());
-  const bfloat_bits* in = plain_data<bfloat_bits>(plain);
+  const Bfloat* in = plain_data<Bfloat>(plain);
   float* out = plain_data<float>(wide);
   in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) out[i] = widened(in[i]);
+    kernels().from_bfloat(in + first, out + first, count);
   });
   return wide;
 }
@@ -50,12 +50,13 @@ void round_to(const NDArray& wide, OpReqType req, const NDArray& output) {
   const NDArray plain = plain_copy(wide);
   make_plain(output);
   const float* in = plain_data<float>(plain);
-  bfloat_bits* out = plain_data<bfloat_bits>(output);
-  const bool adds = req == mxnet::kAddTo;
+  Bfloat* out = plain_data<Bfloat>(output);
   in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) {
-      out[i] = rounded(adds ? widened(out[i]) + in[i] : in[i]);
-    }
+    if (req != mxnet::kAddTo) return kernels().to_bfloat(in + first, out + first, count);
+    float sum[kBlock];
+    kernels().from_bfloat(out + first, sum, count);
+    kernels().add(in + first, sum, count);
+    kernels().to_bfloat(sum, out + first, count);
   });
 }
 

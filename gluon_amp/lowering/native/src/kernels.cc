@@ -31,20 +31,33 @@ inline void each(int64_t n, Step step) {
   for (; i < n; ++i) step(One(), i);
 }
 
-void round(const float* in, float* out, int64_t n) {
-  each(n, [=](auto v, int64_t i) { v.load(in + i).rounded().store(out + i); });
+// Calls body(function that rounds a One or a Many). The processor has instructions for float16.
+template <typename Body>
+inline void with_rounding(const Format& format, Body body) {
+  if (format == kFloat16) return body([](auto x) { return x.rounded(); });
+  body([f = format](auto x) { return rounded(x, f); });
 }
 
-void round_relu(const float* in, float* out, int64_t n) {
-  each(n, [=](auto v, int64_t i) { v.load(in + i).rounded().or_zero().store(out + i); });
+void round(const float* in, float* out, int64_t n, const Format& format) {
+  with_rounding(format, [=](auto to_format) {
+    each(n, [=](auto v, int64_t i) { to_format(v.load(in + i)).store(out + i); });
+  });
 }
 
-void round_relu_grad(const float* grad, const float* result, float* out, int64_t n) {
-  each(n, [=](auto v, int64_t i) {
-    const auto g = v.load(grad + i);
-    // oneDNN multiplies by the slope of 0 or 1: inf and NaN become NaN, and -1 becomes -0.
-    const auto masked = g.where_positive(v.load(result + i), g * v.all(0));
-    masked.rounded().store(out + i);
+void round_relu(const float* in, float* out, int64_t n, const Format& format) {
+  with_rounding(format, [=](auto to_format) {
+    each(n, [=](auto v, int64_t i) { to_format(v.load(in + i)).or_zero().store(out + i); });
+  });
+}
+
+void round_relu_grad(const float* grad, const float* result, float* out, int64_t n,
+                     const Format& format) {
+  with_rounding(format, [=](auto to_format) {
+    each(n, [=](auto v, int64_t i) {
+      const auto g = v.load(grad + i);
+      // oneDNN multiplies by the slope of 0 or 1: inf and NaN become NaN, and -1 becomes -0.
+      to_format(g.where_positive(v.load(result + i), g * v.all(0))).store(out + i);
+    });
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "elements.h"
+#include "formats.h"
 
 namespace gluon_amp {
 
@@ -37,12 +38,12 @@ struct DepthwiseKernels;
 struct PoolingKernels;
 
 struct Kernels {
-  // out = float32(float16(in)); in and out may be one array
-  void (*round)(const float* in, float* out, int64_t n);
-  // out = max(float32(float16(in)), 0), which is 0 for NaN, as oneDNN has it
-  void (*round_relu)(const float* in, float* out, int64_t n);
+  // out = in, rounded to a format; in and out may be one array
+  void (*round)(const float* in, float* out, int64_t n, const Format&);
+  // out = max(rounded in, 0), which is 0 for NaN, as oneDNN has it
+  void (*round_relu)(const float* in, float* out, int64_t n, const Format&);
   // the gradient of round_relu, rounded; `result` is the result of round_relu
-  void (*round_relu_grad)(const float* grad, const float* result, float* out, int64_t n);
+  void (*round_relu_grad)(const float* grad, const float* result, float* out, int64_t n, const Format&);
   void (*narrow)(const float* in, half_bits* out, int64_t n);
   void (*widen)(const half_bits* in, float* out, int64_t n);
   // out += in, in the type of out

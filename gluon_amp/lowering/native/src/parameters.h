@@ -61,7 +61,7 @@ class ParameterGradient {
     }
     float rounded[kPiece], *out = floats_ + start;
     if (emulated_) {
-      kernels().round(values, rounded, n);
+      kernels().round(values, rounded, n, kFloat16);
       values = rounded;
     }
     adds_ ? kernels().add(values, out, n) : (void)std::memcpy(out, values, n * sizeof(float));

@@ -80,7 +80,7 @@ class Bias {
       kernels().to_bfloat(wide.data(), rounded.data(), n);
       kernels().from_bfloat(rounded.data(), values_.data(), n);
     } else {
-      kernels().round(wide.data(), values_.data(), n);
+      kernels().round(wide.data(), values_.data(), n, kFloat16);
     }
   }
   const float* data() const { return values_.empty() ? nullptr : values_.data(); }
@@ -92,7 +92,7 @@ class Bias {
 // The emulation's float16: rounds float32 results of oneDNN.
 inline void round_floats(float* values, int64_t n) {
   in_parallel(n, [&](int64_t first, int64_t count) {
-    kernels().round(values + first, values + first, count);
+    kernels().round(values + first, values + first, count, kFloat16);
   });
 }
 

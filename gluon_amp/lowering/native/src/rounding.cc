@@ -1,11 +1,13 @@
-// Operators that round to float16 in place and in oneDNN's own layouts.
+// Operators that round to a format in place and in oneDNN's own layouts.
 //
 // Operators of MXNet's extension interface (lib_api.h) get plain copies of blocked tensors, allocate a
 // buffer for each result and keep inputs and results for the gradient. That would take a third of a
 // ResNet-50 step, so these operators are registered with nnvm itself, by the headers in MXNet's wheel.
+#include <limits>
 #include <string>
 
 #include "arrays.h"
+#include "attributes.h"
 #include "kernels.h"
 #include "operators.h"
 #include "parallel.h"
@@ -41,28 +43,44 @@ void elementwise(const Arrays& inputs, OpReqType req, const NDArray& output, Loo
   });
 }
 
-void round(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+// The format that a node rounds to, float16 if it has no attributes
+Format format_of(const NodeAttrs& attrs) {
+  if (text_of(attrs, "significand_bits").empty()) return kFloat16;
+  Format f;
+  f.significand_bits = static_cast<int>(integer_of(attrs, "significand_bits", 0));
+  f.bias = static_cast<int>(integer_of(attrs, "bias", 0));
+  f.largest = static_cast<float>(number_of(attrs, "largest", 0));
+  f.overflow = static_cast<float>(number_of(attrs, "overflow", 0));
+  f.subnormals = flag_of(attrs, "subnormals");
+  CHECK(1 <= f.significand_bits && f.significand_bits <= 22 && 1 <= f.bias && f.bias <= 127)
+      << attrs.op->name << " expects significands of 1 to 22 bits, and a bias from 1 to 127";
+  CHECK(0 < f.largest && f.largest <= std::numeric_limits<float>::max() && !(f.overflow < f.largest))
+      << attrs.op->name << " expects a largest finite number, and not less where it overflows";
+  return f;
+}
+
+void round(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
            const Arrays& outputs) {
   elementwise(inputs, req[0], outputs[0],
-              [](const float* in, const float*, float* out, int64_t n) {
-                kernels().round(in, out, n);
+              [f = format_of(attrs)](const float* in, const float*, float* out, int64_t n) {
+                kernels().round(in, out, n, f);
               });
 }
 
-void round_relu(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+void round_relu(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
                 const Arrays& outputs) {
   elementwise(inputs, req[0], outputs[0],
-              [](const float* in, const float*, float* out, int64_t n) {
-                kernels().round_relu(in, out, n);
+              [f = format_of(attrs)](const float* in, const float*, float* out, int64_t n) {
+                kernels().round_relu(in, out, n, f);
               });
 }
 
 // inputs: the gradient of the result, and the result
-void round_relu_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-                     const Arrays& outputs) {
+void round_relu_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs,
+                     const Requests& req, const Arrays& outputs) {
   elementwise(inputs, req[0], outputs[0],
-              [](const float* grad, const float* result, float* out, int64_t n) {
-                kernels().round_relu_grad(grad, result, out, n);
+              [f = format_of(attrs)](const float* grad, const float* result, float* out, int64_t n) {
+                kernels().round_relu_grad(grad, result, out, n, f);
               });
 }
 

@@ -1,4 +1,4 @@
-// Functions of One and Many: comparisons, exp and tanh. All keep NaN unless the comment says otherwise.
+// Functions of One and Many: a comparison, exp and tanh. All keep NaN unless the comment says otherwise.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,7 @@ inline One fused(One a, One b, One c) {
 #endif
 }
 
-// a < b ? yes : no, and a <= b ? yes : no; `no` if one is NaN
-inline One if_less(One a, One b, One yes, One no) { return a.x < b.x ? yes : no; }
+// a <= b ? yes : no; `no` if one is NaN
 inline One if_at_most(One a, One b, One yes, One no) { return a.x <= b.x ? yes : no; }
 
 inline One exp(One x) { return {std::exp(x.x)}; }
@@ -26,9 +25,6 @@ inline One tanh(One x) { return {std::tanh(x.x)}; }
 #if defined(GLUON_AMP_AVX2)
 
 inline Many fused(Many a, Many b, Many c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
-inline Many if_less(Many a, Many b, Many yes, Many no) {
-  return {_mm256_blendv_ps(no.x, yes.x, _mm256_cmp_ps(a.x, b.x, _CMP_LT_OQ))};
-}
 inline Many if_at_most(Many a, Many b, Many yes, Many no) {
   return {_mm256_blendv_ps(no.x, yes.x, _mm256_cmp_ps(a.x, b.x, _CMP_LE_OQ))};
 }
@@ -47,9 +43,6 @@ inline Many scaled(Many x, Many n) {
 #elif defined(GLUON_AMP_AVX512)
 
 inline Many fused(Many a, Many b, Many c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
-inline Many if_less(Many a, Many b, Many yes, Many no) {
-  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_LT_OQ), no.x, yes.x)};
-}
 inline Many if_at_most(Many a, Many b, Many yes, Many no) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_LE_OQ), no.x, yes.x)};
 }

@@ -10,14 +10,17 @@
 #include <immintrin.h>
 #endif
 
-#include "bfloat16.h"
 #include "elements.h"
+#include "formats.h"
 
 namespace {
 
 using gluon_amp::Bfloat;
+using gluon_amp::Format;
 using gluon_amp::half_bits;
 using gluon_amp::HalfValue;
+using gluon_amp::kBfloat16;
+using gluon_amp::kFloat16;
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;
@@ -31,18 +34,12 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-// Rounds to IEEE 754 binary16, to nearest even, as VCVTPS2PH does, including the payloads of NaNs.
+// The float16 of a float32 that has the value of one
 inline half_bits to_half(float x) {
-  const uint32_t bits = bits_of(x);
-  const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
-  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // from 65520 on
-  if (magnitude < 0x38800000) {
-    // Below 2**-14, float16 values have the spacing of float32 in [0.5, 1), so this addition rounds.
-    return sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f));
-  }
-  const uint32_t even = magnitude >> 13 & 1;
-  return sign | ((magnitude - 0x38000000 + 0xfff + even) >> 13);
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000, magnitude = bits_of(x) & 0x7fffffff;
+  if (magnitude >= 0x7f800000) return sign | 0x7c00 | (magnitude >> 13 & 0x3ff);
+  if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000) >> 13;
+  return sign | static_cast<half_bits>(float_of(magnitude) * 16777216.f);  // in units of 2**-24
 }
 
 inline float from_half(half_bits half) {
@@ -53,23 +50,38 @@ inline float from_half(half_bits half) {
   return float_of(sign | ((magnitude << 13) + 0x38000000));
 }
 
+// A float32 rounded to a format; see below.
+template <typename V>
+V rounded(V x, Format f);
+
 struct One {
   static constexpr int width = 1;
   float x;
   static One all(float value) { return {value}; }
+  static One of_bits(uint32_t bits) { return {float_of(bits)}; }
   static One load(const float* p) { return {*p}; }
   static One load(const half_bits* p) { return {from_half(*p)}; }
   void store(float* p) const { *p = x; }
-  static One load(const Bfloat* p) { return {gluon_amp::widened(p->bits)}; }
+  static One load(const Bfloat* p) { return of_bits(static_cast<uint32_t>(p->bits) << 16); }
   static One load(const HalfValue* p) { return {p->value}; }
-  void store(half_bits* p) const { *p = to_half(x); }
-  void store(Bfloat* p) const { p->bits = gluon_amp::rounded(x); }
+  void store(half_bits* p) const { *p = to_half(rounded().x); }
+  void store(Bfloat* p) const { p->bits = bits_of(::rounded(*this, kBfloat16).x) >> 16; }
   void store(HalfValue* p) const { p->value = rounded().x; }
   static void store_pairs(One low, One high, Bfloat* p) {
     low.store(p);
     high.store(p + 1);
   }
-  One rounded() const { return {from_half(to_half(x))}; }
+  One rounded() const { return ::rounded(*this, kFloat16); }
+  // Bits
+  One operator&(One o) const { return of_bits(bits_of(x) & bits_of(o.x)); }
+  One operator|(One o) const { return of_bits(bits_of(x) | bits_of(o.x)); }
+  One shifted_right(int n) const { return of_bits(bits_of(x) >> n); }
+  // plus a half of what is cut off, so that cutting the lower bits off rounds to nearest even
+  One before_cut(int bits) const {
+    return of_bits(bits_of(x) + (1u << bits >> 1) - 1 + (bits_of(x) >> bits & 1));
+  }
+  // o, made quiet, if it is NaN, otherwise this
+  One or_quiet(One o) const { return o.x == o.x ? *this : of_bits(bits_of(o.x) | 0x00400000); }
   One operator+(One o) const { return {x + o.x}; }
   One operator-(One o) const { return {x - o.x}; }
   One operator*(One o) const { return {x * o.x}; }
@@ -100,19 +112,30 @@ struct Many {
   __m128i halves() const { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves()); }
-  void store(Bfloat* p) const {  // bfloat16 runs only with AVX512
-    float values[width];
-    store(values);
-    for (int i = 0; i < width; ++i) p[i].bits = gluon_amp::rounded(values[i]);
+  void store(Bfloat* p) const {
+    const __m256i bits = ::rounded(*this, kBfloat16).shifted_right(16).ints();
+    const __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, high));
   }
+  // low[0], high[0], low[1], ...
   static void store_pairs(Many low, Many high, Bfloat* p) {
-    float values[2][width];
-    low.store(values[0]);
-    high.store(values[1]);
-    for (int i = 0; i < 2 * width; ++i) p[i].bits = gluon_amp::rounded(values[i % 2][i / 2]);
+    const Many upper = ::rounded(high, kBfloat16), lower = ::rounded(low, kBfloat16);
+    _mm256_storeu_ps(reinterpret_cast<float*>(p), (upper | lower.shifted_right(16)).x);
   }
   void store(HalfValue* p) const { rounded().store(&p->value); }
   Many rounded() const { return {_mm256_cvtph_ps(halves())}; }
+  __m256i ints() const { return _mm256_castps_si256(x); }
+  static Many of_ints(__m256i ints) { return {_mm256_castsi256_ps(ints)}; }
+  static Many of_bits(uint32_t bits) { return of_ints(_mm256_set1_epi32(bits)); }
+  Many operator&(Many o) const { return {_mm256_and_ps(x, o.x)}; }
+  Many operator|(Many o) const { return {_mm256_or_ps(x, o.x)}; }
+  Many shifted_right(int n) const { return of_ints((__m256i)((__v8su)ints() >> n)); }
+  Many before_cut(int bits) const {
+    const __m256i odd = (shifted_right(bits) & of_bits(1)).ints();
+    const __m256i half = _mm256_set1_epi32((1u << bits >> 1) - 1);
+    return of_ints(_mm256_add_epi32(_mm256_add_epi32(ints(), half), odd));
+  }
+  Many or_quiet(Many o) const { return where_equal(o, o, o | of_bits(0x00400000)); }
   Many operator+(Many o) const { return {_mm256_add_ps(x, o.x)}; }
   Many operator-(Many o) const { return {_mm256_sub_ps(x, o.x)}; }
   Many operator*(Many o) const { return {_mm256_mul_ps(x, o.x)}; }
@@ -148,28 +171,33 @@ struct Many {
   __m256i halves() const { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves()); }
-  // The bits of a float32 after it is rounded to bfloat16 as `gluon_amp::rounded` does, in the upper half.
-  // NaN keeps its upper bits and becomes quiet.
-  __m512i bfloat_bits() const {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    const __m512i half =
-        _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x8000));
-    const __m512 sum = _mm512_castsi512_ps(_mm512_add_epi32(bits, half));
-    // The table says: x, made quiet, for both kinds of NaN, otherwise the sum.
-    return _mm512_castps_si512(_mm512_fixupimm_ps(sum, x, _mm512_set1_epi32(0x22), 0));
-  }
   void store(Bfloat* p) const {
-    const __m256i result = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bfloat_bits(), 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), result);
+    const __m512i bits = ::rounded(*this, kBfloat16).shifted_right(16).ints();
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bits));
   }
   // low[0], high[0], low[1], ...
   static void store_pairs(Many low, Many high, Bfloat* p) {
-    const __m512i upper = _mm512_and_si512(high.bfloat_bits(), _mm512_set1_epi32(0xffff0000));
-    _mm512_storeu_si512(p, _mm512_or_si512(upper, _mm512_srli_epi32(low.bfloat_bits(), 16)));
+    const Many upper = ::rounded(high, kBfloat16), lower = ::rounded(low, kBfloat16);
+    _mm512_storeu_si512(p, (upper | lower.shifted_right(16)).ints());
   }
   void store(HalfValue* p) const { rounded().store(&p->value); }
   Many rounded() const { return {_mm512_cvtph_ps(halves())}; }
+  __m512i ints() const { return _mm512_castps_si512(x); }
+  static Many of_ints(__m512i ints) { return {_mm512_castsi512_ps(ints)}; }
+  static Many of_bits(uint32_t bits) { return of_ints(_mm512_set1_epi32(bits)); }
+  Many operator&(Many o) const { return of_ints(_mm512_and_si512(ints(), o.ints())); }
+  Many operator|(Many o) const { return of_ints(_mm512_or_si512(ints(), o.ints())); }
+  Many shifted_right(int n) const { return of_ints((__m512i)((__v16su)ints() >> n)); }
+  Many before_cut(int bits) const {
+    const uint32_t half = 1u << bits >> 1;
+    const __mmask16 odd = _mm512_test_epi32_mask(ints(), _mm512_set1_epi32(1u << bits));
+    return of_ints(_mm512_add_epi32(
+        ints(), _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(half - 1), _mm512_set1_epi32(half))));
+  }
+  // The table says: o, made quiet, for both kinds of NaN, otherwise this.
+  Many or_quiet(Many o) const {
+    return {_mm512_fixupimm_ps(x, o.x, _mm512_set1_epi32(0x22), 0)};
+  }
   Many operator+(Many o) const { return {_mm512_add_ps(x, o.x)}; }
   Many operator-(Many o) const { return {_mm512_sub_ps(x, o.x)}; }
   Many operator*(Many o) const { return {_mm512_mul_ps(x, o.x)}; }
@@ -192,5 +220,37 @@ struct Many {
 #else
 using Many = One;
 #endif
+
+// a < b ? yes : no; `no` if one is NaN
+inline One if_less(One a, One b, One yes, One no) { return a.x < b.x ? yes : no; }
+#if defined(GLUON_AMP_AVX2)
+inline Many if_less(Many a, Many b, Many yes, Many no) {
+  return {_mm256_blendv_ps(no.x, yes.x, _mm256_cmp_ps(a.x, b.x, _CMP_LT_OQ))};
+}
+#elif defined(GLUON_AMP_AVX512)
+inline Many if_less(Many a, Many b, Many yes, Many no) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_LT_OQ), no.x, yes.x)};
+}
+#endif
+
+// Rounds to nearest, ties to even. NaN becomes quiet and its payload is cut, as VCVTPS2PH and
+// VCVTNEPS2BF16 do.
+template <typename V>
+inline V rounded(V x, Format f) {
+  const int cut = 23 - f.significand_bits;
+  const V kept = V::of_bits(~0u << cut), y = x.before_cut(cut);
+  if (f.overflows_as_float32()) return y.or_quiet(x) & kept;
+  const V unsigned_bits = V::of_bits(0x7fffffff), size = x & unsigned_bits;
+  const V normal = V::of_bits(static_cast<uint32_t>(128 - f.bias) << 23);
+  V result = y & kept & unsigned_bits;
+  if (f.bias < 127) {
+    // Subnormals have the spacing of the float32 from `unit` on, so this addition rounds.
+    const V unit = V::of_bits(static_cast<uint32_t>(128 - f.bias + cut) << 23);
+    result = if_less(size, normal, size + unit - unit, result);
+  }
+  result = if_less(V::all(f.largest), result, V::all(f.overflow), result);
+  if (!f.subnormals) result = if_less(result, normal, V::all(0), result);
+  return (result | (x & V::of_bits(0x80000000))).or_quiet(x) & kept;
+}
 
 }  // namespace

@@ -1,25 +1,29 @@
-"""Emulates float16 on a CPU: float32 tensors hold float16 values, rounded after each operator.
+"""Emulates low precision on a CPU: float32 tensors hold its values, rounded after each operator.
 
-MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"). In the
-emulation, each operator that the cast graph runs in float16 reads float16 values, computes in
-float32 and has its outputs rounded to float16: to nearest even, with subnormals, with overflow to
-infinity. A Tensor Core does the same: it multiplies float16 and accumulates in float32. (A policy
-can accumulate in float16 instead: `float16_sums`.) Gradients are rounded at the same places in the
-backward pass, so they underflow and overflow as on a GPU.
+MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"), and oneDNN
+has bfloat16 kernels for CPUs with AVX512 only. In the emulation, each operator that the cast graph
+runs in float16 reads float16 values, computes in float32 and has its outputs rounded to float16: to
+nearest even, with subnormals, with overflow to infinity. A Tensor Core does the same: it multiplies
+float16 and accumulates in float32. (A policy can accumulate in float16 instead: `float16_sums`.)
+Gradients are rounded at the same places in the backward pass, so they underflow and overflow as on
+a GPU. bfloat16 is emulated in the same way.
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
-return float16 values already.
+return values of the format already.
 
-Values are rounded in place by an operator of gluon_amp's C++ library if it is available (`native`),
-otherwise by two of MXNet's `Cast`, to float16 and back. Both give the same bits, except in the
-payload of NaNs.
+Values are rounded in place by an operator of gluon_amp's C++ library if it is available (`native`).
+Otherwise they are rounded to float16 by two of MXNet's `Cast`, to float16 and back. Both give the
+same bits, except in the payload of NaNs. MXNet has no operator that rounds to bfloat16 without
+AVX512, and operators in Python fail among oneDNN's, so the emulation of bfloat16 needs the library.
 """
 
+import math
 import os
 from collections import Counter
 from typing import Dict, Tuple
 
-from gluon_amp.lowering import blocked, float16_sums, native
+from gluon_amp.formats import FORMATS, FloatFormat
+from gluon_amp.lowering import bfloat16, blocked, float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
@@ -32,14 +36,26 @@ ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narro
 ROUND_RELU = "_gluon_amp_round_relu"
 
 
-def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
-    """Return a graph that runs on a CPU and returns what `graph` returns with float16 kernels.
+def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
+    """Return whether a dtype has the values of its format on a device, but not its speed."""
+    if device_type == "gpu":
+        return False
+    return dtype == "float16" or (dtype == "bfloat16" and not bfloat16.is_native())
 
-    Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is float16.
+
+def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
+    """Return a graph that runs on a CPU and returns what `graph` returns with the dtypes' kernels.
+
+    Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is emulated.
+
+    Raises
+    ------
+    ValueError
+        bfloat16 is to be emulated, and the C++ library is not available.
     """
     edges = edge_dtypes(graph, dtypes)
     has_bodies = any("subgraphs" in node for node in graph["nodes"])
-    if "float16" not in edges.values() and not has_bodies:
+    if not any(map(is_emulated, set(edges.values()))) and not has_bodies:
         return graph
     out = _EmulatedGraph(edges)
     for i, node in enumerate(graph["nodes"]):
@@ -60,18 +76,37 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
     return _fuse_relu(emulated) if out.native else emulated
 
 
+def rounding_attrs(format_: FloatFormat, saturates: bool = False) -> Dict[str, str]:
+    """Return the attributes of the C++ operators that round to a format."""
+    overflow = math.inf if format_.infinities else math.nan
+    attrs = {
+        "significand_bits": format_.significand_bits,
+        "bias": format_.bias,
+        "largest": format_.largest,
+        "overflow": format_.largest if saturates else overflow,
+        "subnormals": format_.subnormals,
+    }
+    return {name: str(value) for name, value in attrs.items()}
+
+
 class _EmulatedGraph(Writer):
-    """The emulated graph being written: float32 tensors of the same values replace float16 ones."""
+    """The emulated graph being written: float32 tensors of the same values replace others."""
 
     def __init__(self, edges: Dict[Tuple[int, int], str]) -> None:
         super().__init__()
         self.edges = edges  # dtypes of the old graph's tensors, by node and output
         self.variables = {}  # old float16 variable -> its entry, not widened
+        self.emulated = {dtype for dtype in set(edges.values()) if is_emulated(dtype)}
         self.native = native.available()
+        if "bfloat16" in self.emulated and not self.native:
+            raise ValueError(
+                "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "
+                "it takes gluon_amp's C++ kernels; install a C++ compiler, or use policy 'float16'."
+            )
 
     def add_variable(self, i: int, node: dict) -> None:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
-        if self._is_float16(i):
+        if self.edges.get((i, 0)) == "float16":
             attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
             self.variables[i] = self.copy({**node, "attrs": attrs}, [])
             self.replaced[i, 0] = self._widen(self.variables[i])
@@ -83,19 +118,19 @@ class _EmulatedGraph(Writer):
         source = tuple(node["inputs"][0][:2])
         entry = self.replaced[source]
         before, after = self.edges[source], self.edges.get((i, 0))
-        if after == before or (before == "float16" and after == "float32"):
+        if after == before or (before in self.emulated and after == "float32"):
             self.replaced[i, 0] = entry
-        elif after == "float16":
-            if before != "float32":
+        elif after in self.emulated:
+            if before not in ("float32", *self.emulated):
                 entry = self._cast(entry, "float32")
-            self.replaced[i, 0] = self._round(entry)
+            self.replaced[i, 0] = self._round(entry, after)
         else:
             self.replaced[i, 0] = self.copy(node, [entry])
 
     def add_operator(self, i: int, node: dict) -> None:
-        """Append an operator, which then computes in float32, and round its float16 outputs."""
+        """Append an operator, which then computes in float32, and round its emulated outputs."""
         attrs = {
-            key: "float32" if key in ("dtype", "out_dtype") and value == "float16" else value
+            key: "float32" if key in ("dtype", "out_dtype") and value in self.emulated else value
             for key, value in node.get("attrs", {}).items()
         }
         inputs = [self.remap(entry) for entry in node["inputs"]]
@@ -105,7 +140,7 @@ class _EmulatedGraph(Writer):
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
-        if node["op"] == "Deconvolution" and self._is_float16(i):
+        if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in self.emulated:
             wide = [self._cast(entry, "float64") for entry in inputs]
             result = deconvolve(self.emit, node["name"], attrs, wide)
             number = self._cast(result, "float32")[0]
@@ -114,13 +149,15 @@ class _EmulatedGraph(Writer):
         exact = is_exact(node["op"], attrs)
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [number, edge[1], 0]
-            must_round = self.edges[edge] == "float16" and not exact
-            self.replaced[edge] = self._round(entry) if must_round else entry
+            dtype = self.edges[edge]
+            must_round = dtype in self.emulated and not exact
+            self.replaced[edge] = self._round(entry, dtype) if must_round else entry
 
-    def _round(self, entry: list) -> list:
-        """Append the rounding of float32 values to float16 values."""
+    def _round(self, entry: list, dtype: str) -> list:
+        """Append the rounding of float32 values to the values of a dtype."""
+        name = self._name(entry, f"rounded_{dtype}")
         if self.native:
-            return self.emit(ROUND, self._name(entry, "rounded"), entry)
+            return self.emit(ROUND, name, entry, **rounding_attrs(FORMATS[dtype]))
         return self._widen(self.narrow(entry))
 
     def _widen(self, entry: list) -> list:
@@ -141,9 +178,6 @@ class _EmulatedGraph(Writer):
     def _name(self, entry: list, suffix: str) -> str:
         return f"{self.nodes[entry[0]]['name']}_{entry[1]}_{suffix}"
 
-    def _is_float16(self, i: int, k: int = 0) -> bool:
-        return self.edges.get((i, k)) == "float16"
-
 
 def _fuse_relu(graph: dict) -> dict:
     """Replace a rounding and the relu that alone reads its result by one operator.
@@ -161,13 +195,12 @@ def _fuse_relu(graph: dict) -> dict:
         if node["op"] == "Activation" and node["attrs"]["act_type"] == "relu":
             source = node["inputs"][0][0]
             if nodes[source]["op"] == ROUND and readers[source] == 1:
-                inputs = nodes[source]["inputs"]
-                fused[i] = {"op": ROUND_RELU, "name": node["name"], "attrs": {}, "inputs": inputs}
+                fused[i] = {**nodes[source], "op": ROUND_RELU, "name": node["name"]}
     return {**graph, "nodes": fused}
 
 
 def is_exact(op: str, attrs: Dict[str, str]) -> bool:
-    """Return whether an operator returns float16 values for float16 values without rounding."""
+    """Return whether an operator returns values of the format of its inputs, without rounding."""
     if op in EXACT_WITH:
         name, value, default = EXACT_WITH[op]
         return attrs.get(name, default) == value

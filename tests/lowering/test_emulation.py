@@ -5,7 +5,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.lowering import blocked, lower
-from gluon_amp.lowering.float16_emulation import ROUND, is_exact
+from gluon_amp.lowering.emulation import ROUND, is_exact
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
