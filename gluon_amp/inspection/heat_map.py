@@ -33,7 +33,11 @@ def draw(rows: List[Row], format_: str, path: Path) -> None:
         raise UsageError(f"plot() has no look at {format_} to draw: train for a step first.")
     steps = sorted({row.step for row in rows})
     layers = _in_order(rows)
-    figure = Figure(figsize=(9, 1.4 + 0.19 * min(max(len(layers), 6), TICKS[0])), dpi=120, constrained_layout=True)
+    figure = Figure(
+        figsize=(9, 1.4 + 0.19 * min(max(len(layers), 6), TICKS[0])),
+        dpi=120,
+        constrained_layout=True,
+    )
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(DIRECTIONS), sharey=True)
     for panel, direction in zip(panels, DIRECTIONS):
