@@ -95,17 +95,20 @@ class Replay:
         return all_finite(array for arrays in self.gradients.values() for array in arrays)
 
 
-def recorded(
-    path: str, block: gluon.Block, calls: List[Call], graph_of: Callable[..., Optional[tuple]]
-) -> Callable:
-    """Return the block's `forward`, wrapped to record each call on arrays and add probes.
+class Recorded:
+    """A block's `forward` that records each call on arrays and adds probes.
 
     Probes are -0, the number whose sum with any other, 0 and -0 included, has the other's bits.
     """
-    forward = block.forward
 
-    def forward_with_probes(*arguments):
-        result = forward(*arguments)
+    def __init__(
+        self, path: str, block: gluon.Block, calls: List[Call], graph_of: Callable
+    ) -> None:
+        self.path, self.block, self.calls, self.graph_of = path, block, calls, graph_of
+        self.forward = block.forward
+
+    def __call__(self, *arguments):
+        result = self.forward(*arguments)
         outputs, structure = flatten(result, "output")
         if not autograd.is_recording() or not all(isinstance(x, nd.NDArray) for x in outputs):
             return result  # nothing will run backward, or the block is being traced
@@ -116,10 +119,22 @@ def recorded(
                 probe.attach_grad()
             sums.append(output if probe is None else output + probe)
         inputs = list(arrays_in(arguments))
-        calls.append(Call(path, block, inputs, outputs, probes, graph_of(path, block, arguments)))
+        graph = self.graph_of(self.path, self.block, arguments)
+        self.calls.append(Call(self.path, self.block, inputs, outputs, probes, graph))
         return regroup(sums, structure)
 
-    return forward_with_probes
+    def __reduce__(self):
+        return _OfClass, (self.block,)  # a copy of the block is not recorded
+
+
+class _OfClass:
+    """The `forward` of a block's class, for the copy of a block that was being recorded."""
+
+    def __init__(self, block: gluon.Block) -> None:
+        self.block = block
+
+    def __call__(self, *arguments):
+        return type(self.block).forward(self.block, *arguments)
 
 
 def _graph_of(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
@@ -196,8 +211,9 @@ class Recording:
     ) -> None:
         self._blocks = []
         for path, block in blocks:
-            if "forward" not in vars(block):  # a block in two places is recorded once
-                object.__setattr__(block, "forward", recorded(path, block, calls, graph_of))
+            # A block in two places is recorded once.
+            if not isinstance(vars(block).get("forward"), Recorded):
+                object.__setattr__(block, "forward", Recorded(path, block, calls, graph_of))
                 self._blocks.append(block)
 
     def end(self) -> None:

@@ -1,8 +1,10 @@
 """watch: looks at a training that change nothing in it."""
 
+import copy
 import json
 import math
 import os
+import pickle
 import struct
 import subprocess
 import sys
@@ -185,6 +187,18 @@ def test_a_look_changes_no_bit(policy, hybridized, grad_req):
             assert {row.direction for row in watch.rows} == DIRECTIONS
     for alone, watched in zip(*results):
         assert alone.tobytes() == watched.tobytes()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_of_a_net_that_is_looked_at_is_a_net_of_its_own(copied):
+    net = make_net("float16")
+    with amp.watch(net, trainer_of(net), what_if=["float16"]) as watch:
+        other = copied(net)
+        for parameter in other.collect_params().values():
+            parameter.set_data(parameter.data() * 0)
+        with autograd.record():
+            assert not other(images()).asnumpy().any() and net(images()).asnumpy().any()
+    assert watch.rows == [] and net(images()).asnumpy().any()
 
 
 def test_the_probes_keep_the_sign_of_zeros():
