@@ -14,8 +14,8 @@
 - To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
   `input_gradient` for gradient penalties.
 - To save: `save_checkpoint`, `load_checkpoint`.
-- To understand: `check`, `diagnose`, `gradient_report`, `doctor`, `accumulation_dtype`,
-  `float_table`, `bits`.
+- To understand: `check`, `diagnose`, `gradient_report`, `watch`, `doctor`,
+  `accumulation_dtype`, `float_table`, `bits`.
 - With Symbol and Module: `symbolic`. With an Estimator: `BatchProcessor`, `GradientUpdateHandler`,
   `CheckpointHandler`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`, `unscale`.
 """
@@ -36,6 +36,7 @@ from gluon_amp.inspection.describe import describe
 from gluon_amp.inspection.diagnose import Diagnosis, diagnose
 from gluon_amp.inspection.doctor import doctor
 from gluon_amp.inspection.gradient_report import gradient_report
+from gluon_amp.inspection.watch import watch
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
@@ -73,6 +74,7 @@ __all__ = [
     "scale_loss",
     "symbolic",
     "unscale",
+    "watch",
 ]
 
 

@@ -193,6 +193,16 @@ def rounded_array(values: np.ndarray, format_: FloatFormat, saturates: bool = Fa
     return result.astype(values.dtype)
 
 
+def exponent_for(format_: FloatFormat, largest: float) -> int:
+    """Return the exponent of the largest power of two that keeps a magnitude in a format."""
+    if not 0 < largest < math.inf:
+        return 0
+    # The quotient may be rounded to the next power of two, so this compares exactly.
+    exponent = math.floor(math.log2(format_.largest / largest))
+    exponent -= largest * 2.0**exponent > format_.largest
+    return min(exponent, 126)  # so that the scale is a float32
+
+
 def magnitude_of(x: Union[int, float, Fraction]) -> Tuple[bool, Union[Fraction, float, None]]:
     """Return whether a number is negative, and its exact magnitude (inf, or None for NaN)."""
     if isinstance(x, (int, Fraction)):

@@ -85,7 +85,7 @@ def cells(text):
 
 def test_a_description_is_one_line_and_a_table(net):
     description = amp.describe(net, mx.nd.ones((2, 3)))
-    assert repr(description) == "Description(2 operators: 1 in float16, 1 in float32)"
+    assert repr(description) == "Description(2 operators: 1 in float16 (emulated), 1 in float32)"
     assert cells(description._repr_html_()) == [
         ["block", "op", "computes in", "parameters", "because"],
         ["0", "FullyConnected", "float16", "2×float16", ""],

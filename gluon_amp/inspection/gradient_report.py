@@ -1,19 +1,12 @@
 """How far the gradients are from the limits of float16."""
 
 import math
-from typing import List, NamedTuple, Optional, Set, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
-import numpy as np
-
-from gluon_amp.casting.binding import binding_of
-from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.casting.statistics import arrays_of
-from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.formats import FORMATS
-from gluon_amp.inspection import html
+from gluon_amp.inspection import html, look
 from gluon_amp.inspection.values import WIDTH
 from gluon_amp.messages import scale_text
-from gluon_amp.trainer.arrays import dense_part
 from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST, NoLossScale
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -162,41 +155,16 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
             "There are no gradients to report on: call trainer.backward(loss) first, and "
             "gradient_report() before trainer.step()."
         )
-    computed_in_float16 = _read_in_float16(net)
-    rows = []
-    for parameter in net.collect_params().values():
-        if parameter.grad_req != "null" and arrays_of([parameter]):
-            float16 = parameter.name in computed_in_float16 or dtype_of(parameter) == "float16"
-            rows.append(_row(parameter, "float16" if float16 else "float32"))
+    rows = [_row(*pair) for pair in look.weight_gradients(net, (FLOAT16.name,))]
     return GradientReport(rows, scale / trainer.window.predivided)
 
 
-def _read_in_float16(net: gluon.Block) -> Set[str]:
-    """Return the names of the parameters that an operator reads, and so differentiates, in float16.
-
-    A norm reads its parameters in float32, whatever it computes in.
-    """
-    names = set()
-    for _, block in named_blocks(net):
-        binding = binding_of(block)
-        for node in (binding and binding.nodes) or ():
-            if node.dtype == "float16" and node.decision.kind != "norm":
-                names.update(node.params)
-    return names
-
-
-def _row(parameter: gluon.Parameter, dtype: str) -> GradientRow:
-    gradients = parameter.list_grad()
-    values = np.concatenate([dense_part(array).asnumpy().ravel() for array in gradients])
-    size = sum(int(np.prod(array.shape)) for array in gradients)
-    magnitude = np.abs(values.astype(np.float32))
-    largest = float(magnitude.max()) if magnitude.size else 0.0
-    nonzero = int(np.count_nonzero(magnitude))
-    zeros = magnitude.size - nonzero
-    subnormal = int(np.count_nonzero(magnitude < FLOAT16.smallest_normal)) - zeros
+def _row(parameter: gluon.Parameter, row: look.Row) -> GradientRow:
     headroom = math.inf
-    if dtype == "float16" and largest != 0:
-        headroom = math.log2(FLOAT16.largest / largest) if math.isfinite(largest) else -math.inf
-    # the shares are of all elements: rows that a row_sparse gradient does not hold are zeros
-    zero_share, subnormal_share = 1 - nonzero / max(size, 1), subnormal / max(size, 1)
-    return GradientRow(parameter.name, dtype, size, largest, zero_share, subnormal_share, headroom)
+    if row.dtype == "float16" and row.largest != 0:
+        finite = math.isfinite(row.largest)
+        headroom = math.log2(FLOAT16.largest / row.largest) if finite else -math.inf
+    subnormal = row.formats[FLOAT16.name].subnormal * (1 - row.zero)
+    return GradientRow(
+        parameter.name, row.dtype, row.size, row.largest, row.zero, subnormal, headroom
+    )

@@ -5,7 +5,7 @@ operator gets a probe, a zero that is added to its input: the gradient of the pr
 that the operator sends back.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Container, Dict, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import named_blocks
@@ -18,6 +18,7 @@ from gluon_amp.trainer.arrays import all_finite
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
+FLOATS = ("float32", *graph.LOW_PRECISION)  # dtypes of the tensors that are searched
 LOSS = "loss"  # the path of the loss function, which is in no block
 
 Tensor = Tuple[int, int]  # numbers of a node and of its output
@@ -106,7 +107,7 @@ class CallGraph:
 
     def first_overflow(self) -> Optional[Site]:
         """Return the first operator whose result is not finite, or None."""
-        tensors = self._evaluate()
+        tensors = self.evaluate()
         for i, output in sorted(self.dtypes):
             node = self.nodes[i]
             if node["op"] == "null" or is_finite(tensors[i, output]):
@@ -120,7 +121,7 @@ class CallGraph:
 
     def first_backward_overflow(self, head_gradients: List[nd.NDArray]) -> Optional[Site]:
         """Return the first operator, from the outputs, that sends back an overflow, or None."""
-        sent = self._sent_gradients(head_gradients)
+        sent = self.sent_gradients(self.evaluate(), head_gradients)
         for i in reversed(range(len(self.nodes))):
             count = len(self.nodes[i]["inputs"])
             if all(is_finite(sent[i, k]) for k in range(count) if (i, k) in sent):
@@ -154,7 +155,7 @@ class CallGraph:
                 return self._reader(k) if node["op"] in graph.CASTS else k
         return i
 
-    def _evaluate(self) -> Dict[Tensor, nd.NDArray]:
+    def evaluate(self) -> Dict[Tensor, nd.NDArray]:
         """Return every tensor of the graph."""
         tensors = {
             (i, 0): self.arrays[node["name"]]
@@ -168,10 +169,26 @@ class CallGraph:
             tensors.update(zip(computed, map(readable, self._run(symbol))))
         return tensors
 
-    def _sent_gradients(self, head_gradients: List[nd.NDArray]) -> Dict[Input, nd.NDArray]:
-        """Return the gradient that each operator sends to each of its float inputs."""
-        tensors = self._evaluate()
-        symbol, probes = self._with_probes()
+    def sent_gradients(
+        self,
+        tensors: Dict[Tensor, nd.NDArray],
+        head_gradients: List[nd.NDArray],
+        places: Optional[Container[Input]] = None,
+    ) -> Dict[Input, nd.NDArray]:
+        """Return the gradient that each operator sends to each of its float inputs, in float32.
+
+        Parameters
+        ----------
+        tensors : dict
+            The result of `evaluate`.
+        head_gradients : list of NDArray
+            The gradients of the graph's outputs.
+        places : container of (int, int), optional
+            The inputs of interest; all by default.
+        """
+        symbol, probes = self._with_probes(places)
+        if not probes:
+            return {}
         zeros = {}
         for (i, k), name in probes.items():
             tensor = tuple(self.nodes[i]["inputs"][k][:2])
@@ -182,8 +199,10 @@ class CallGraph:
         autograd.backward(outputs, head_gradients)
         return {place: zeros[name].grad for place, name in probes.items()}
 
-    def _with_probes(self) -> Tuple[mx.sym.Symbol, Dict[Input, str]]:
-        """Return the graph with a probe at each float input, and the names of the probes.
+    def _with_probes(
+        self, places: Optional[Container[Input]]
+    ) -> Tuple[mx.sym.Symbol, Dict[Input, str]]:
+        """Return the graph with a probe at each of the float inputs, and the names of the probes.
 
         Every probe is a float32 variable. It is cast to the dtype of the input, so that its
         gradient is read in float32.
@@ -197,7 +216,8 @@ class CallGraph:
                 entry = writer.remap(node["inputs"][k])
                 dtype = self.dtypes[source, output]
                 is_state = self.nodes[source]["name"] in written_in_forward
-                if dtype in ("float32", *graph.LOW_PRECISION) and not is_state:
+                is_wanted = places is None or (i, k) in places
+                if is_wanted and dtype in FLOATS and not is_state:
                     name = probes[i, k] = f"_probe_{i}_{k}"
                     zero = writer.emit("null", name)
                     if dtype != "float32":
@@ -241,4 +261,8 @@ def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:
         matches = [pair for pair in prefixes if nodes[i]["name"].startswith(pair[0])]
         return max(matches, key=lambda pair: len(pair[0]), default=("", call.path))[1]
 
-    return path_by_prefix
+    def path(i: int) -> str:
+        label = nodes[i]["attrs"].get(graph.BLOCK_ATTR)
+        return path_by_prefix(i) if label is None else label
+
+    return path

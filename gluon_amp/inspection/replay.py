@@ -1,12 +1,12 @@
 """Run a batch again, record every call of a block, and restore the net.
 
-A *probe* is an array of zeros that is added to an output. The gradient of the probe is the gradient
+A *probe* is an array of -0 that is added to an output. The gradient of the probe is the gradient
 that the output receives in the backward pass.
 """
 
 import contextlib
 import random
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gluon_amp.inspection.values import is_float
 from gluon_amp.mxnet_internals import flatten, regroup
 from gluon_amp.trainer.arrays import all_finite, head_gradients
 
+import mxnet as mx
 from mxnet import autograd, gluon, nd
 
 
@@ -42,6 +43,11 @@ class Call(NamedTuple):
     outputs: List[nd.NDArray]
     probes: List[Optional[nd.NDArray]]
     graph: Optional[tuple]
+
+    @property
+    def device(self) -> mx.Context:
+        """The device of the call."""
+        return self.inputs[0].context
 
     def output_gradients(self) -> List[nd.NDArray]:
         """Return the gradients that the outputs received in the last backward pass."""
@@ -88,29 +94,50 @@ class Replay:
         autograd.backward(self.losses, head_gradients(self.losses, scale), retain_graph=True)
         return all_finite(array for arrays in self.gradients.values() for array in arrays)
 
-    def recorded(self, path: str, block: gluon.Block) -> Callable:
-        """Return the block's `forward`, wrapped to record each call on arrays and add probes."""
-        forward = block.forward
 
-        def forward_with_probes(*arguments):
-            result = forward(*arguments)
-            outputs, structure = flatten(result, "output")
-            if not all(isinstance(output, nd.NDArray) for output in outputs):
-                return result  # the block is being traced
-            probes = [zeros_like(output) if is_float(output) else None for output in outputs]
-            sums = []
-            for output, probe in zip(outputs, probes):
-                if probe is not None:
-                    probe.attach_grad()
-                sums.append(output if probe is None else output + probe)
-            inputs = list(arrays_in(arguments))
-            self.calls.append(Call(path, block, inputs, outputs, probes, _graph_of(block)))
-            return regroup(sums, structure)
+class Recorded:
+    """A block's `forward` that records each call on arrays and adds probes.
 
-        return forward_with_probes
+    Probes are -0, the number whose sum with any other, 0 and -0 included, has the other's bits.
+    """
+
+    def __init__(
+        self, path: str, block: gluon.Block, calls: List[Call], graph_of: Callable
+    ) -> None:
+        self.path, self.block, self.calls, self.graph_of = path, block, calls, graph_of
+        self.forward = block.forward
+
+    def __call__(self, *arguments):
+        result = self.forward(*arguments)
+        outputs, structure = flatten(result, "output")
+        if not autograd.is_recording() or not all(isinstance(x, nd.NDArray) for x in outputs):
+            return result  # nothing will run backward, or the block is being traced
+        probes = [-zeros_like(output) if is_float(output) else None for output in outputs]
+        sums = []
+        for output, probe in zip(outputs, probes):
+            if probe is not None:
+                probe.attach_grad()
+            sums.append(output if probe is None else output + probe)
+        inputs = list(arrays_in(arguments))
+        graph = self.graph_of(self.path, self.block, arguments)
+        self.calls.append(Call(self.path, self.block, inputs, outputs, probes, graph))
+        return regroup(sums, structure)
+
+    def __reduce__(self):
+        return _OfClass, (self.block,)  # a copy of the block is not recorded
 
 
-def _graph_of(block: gluon.Block) -> Optional[tuple]:
+class _OfClass:
+    """The `forward` of a block's class, for the copy of a block that was being recorded."""
+
+    def __init__(self, block: gluon.Block) -> None:
+        self.block = block
+
+    def __call__(self, *arguments):
+        return type(self.block).forward(self.block, *arguments)
+
+
+def _graph_of(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
     """Return inputs and symbol that a block has just run: the cast graph, or its own."""
     binding = binding_of(block)
     if binding is not None:
@@ -165,14 +192,32 @@ def _replaced_arrays(replay: Replay) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recorded_blocks(replay: Replay) -> Iterator[None]:
-    """Replace `forward` of each block; a forward hook could not add probes to the outputs."""
-    blocks = []
+    """Record all blocks; a forward hook could not add probes to the outputs."""
+    recording = Recording(named_blocks(replay.net), replay.calls, _graph_of)
     try:
-        for path, block in named_blocks(replay.net):
-            if "forward" not in vars(block):  # a block in two places is recorded once
-                object.__setattr__(block, "forward", replay.recorded(path, block))
-                blocks.append(block)
         yield
     finally:
-        for block in blocks:
+        recording.end()
+
+
+class Recording:
+    """Records calls of blocks, by a `forward` of their own, until its end."""
+
+    def __init__(
+        self,
+        blocks: Iterable[Tuple[str, gluon.Block]],
+        calls: List[Call],
+        graph_of: Callable[..., Optional[tuple]],
+    ) -> None:
+        self._blocks = []
+        for path, block in blocks:
+            # A block in two places is recorded once.
+            if not isinstance(vars(block).get("forward"), Recorded):
+                object.__setattr__(block, "forward", Recorded(path, block, calls, graph_of))
+                self._blocks.append(block)
+
+    def end(self) -> None:
+        """Give the blocks back the `forward` of their classes."""
+        for block in self._blocks:
             object.__delattr__(block, "forward")
+        self._blocks = []

@@ -4,7 +4,7 @@ import contextlib
 import math
 import threading
 from dataclasses import replace
-from typing import Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class ScaledGradients(ContribAmpAttributes):
     """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
     skips: Skips
+    # Called before each reduction and update, skipped ones included, when all backward passes ran
+    step_listeners: List[Callable[[], None]]
 
     def _start_gradients(
         self, dtypes: DtypesAtBuild, loss_scale, check_finite, max_consecutive_skips
@@ -51,6 +53,7 @@ class ScaledGradients(ContribAmpAttributes):
         if self.scaling:
             guards.check_compression(self._compression_params)
         self.skips = Skips()
+        self.step_listeners = []
         self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
         statistics.watch(self.parameters)
         if self.scaling:

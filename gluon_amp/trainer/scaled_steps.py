@@ -128,7 +128,7 @@ class ScaledSteps(ScaledGradients):
             where a lower one would not help, as the forward pass or a parameter is not finite.
         """
         batch_size = guards.positive("batch_size", batch_size)
-        self._check_step(ignore_stale_grad)
+        self._begin_step(ignore_stale_grad)
         if not self._window.reduced:
             self._reduce_predivided()
         return self._finish_step(batch_size, ignore_stale_grad)
@@ -139,12 +139,12 @@ class ScaledSteps(ScaledGradients):
         Parameters, return value and errors are those of `step`.
         """
         batch_size = guards.positive("batch_size", batch_size)
-        self._check_step(ignore_stale_grad)
+        self._begin_step(ignore_stale_grad)
         self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)
 
-    def _check_step(self, ignore_stale_grad) -> None:
-        """Raise errors of the caller before anything is reduced."""
+    def _begin_step(self, ignore_stale_grad) -> None:
+        """Raise errors of the caller before anything is reduced, then call the listeners."""
         self.used_scale()
         self._dtypes.check(computing=self._scale_by_dtype)
         window = self.current_window()
@@ -156,6 +156,8 @@ class ScaledSteps(ScaledGradients):
                     "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
                     "parameters is left out on purpose."
                 )
+        for listener in tuple(self.step_listeners):
+            listener()
 
     def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
         carried, window = self.used_scale(), self._window

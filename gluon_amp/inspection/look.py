@@ -1,0 +1,242 @@
+"""One look at a training step: the tensors of each layer, and what formats would do to them.
+
+Gradients of parameters are read from their buffers. The other tensors come from calls that were
+recorded during the step (`replay`): each is run again, with a probe before each layer.
+"""
+
+import re
+from collections import defaultdict
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+import numpy as np
+
+from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.parameters import dtype_of
+from gluon_amp.casting.statistics import arrays_of
+from gluon_amp.casting.tracing import TraceError, named_blocks, trace
+from gluon_amp.formats import FORMATS
+from gluon_amp.inspection.format_effects import Effect, effect_of
+from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
+from gluon_amp.inspection.replay import Call
+from gluon_amp.policy import graph, registry
+from gluon_amp.trainer.arrays import dense_part
+
+from mxnet import gluon, nd
+
+DIRECTIONS = ("forward", "data_gradient", "weight_gradient")
+
+ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly spaced
+
+# Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python
+# code that may draw some
+RANDOM = re.compile(
+    r"Custom$|_?shuffle$|_(random|sample|image_random)_(?!pdf_)|_npi_(bernoulli|choice|exponential"
+    r"|gamma|gumbel|logistic|multinomial|normal|pareto|powerd|rayleigh|shuffle|uniform|weibull)"
+)
+
+
+class Row(NamedTuple):
+    """A tensor of a layer at one look.
+
+    Attributes
+    ----------
+    step : int
+        The number of steps before this one.
+    layer : str
+        The path of a block, as in `'features.0'`; `''` is the net itself.
+    direction : {'forward', 'data_gradient', 'weight_gradient'}
+        What the layer computed: its output, the gradient of its data, or that of a parameter.
+    tensor : str
+        'output', 'data' or the name of the parameter in its block.
+    dtype : str
+        The dtype it was computed in. A float32 buffer can hold a gradient computed in float16.
+    size : int
+        Number of elements: of all devices for a parameter, else of the first one.
+    largest : float
+        Largest magnitude; inf or NaN after an overflow.
+    zero : float
+        Share of the elements that are exactly 0.
+    loss_scale : float
+        The scale that gradients are multiplied by; 1 in the forward direction.
+    formats : dict of str to Effect
+        By the name of a format.
+    """
+
+    step: int
+    layer: str
+    direction: str
+    tensor: str
+    dtype: str
+    size: int
+    largest: float
+    zero: float
+    loss_scale: float
+    formats: Dict[str, Effect]
+
+
+def weight_gradients(
+    net: gluon.Block, formats: Iterable[str], loss_scale: float = 1.0, step: int = 0
+) -> Iterator[Tuple[gluon.Parameter, Row]]:
+    """Yield each trained parameter of a net with the row of its gradient buffers."""
+    places = {
+        parameter.name: (path, name)
+        for path, block in reversed(list(named_blocks(net)))  # the first of shared ones stays
+        for name, parameter in block._reg_params.items()
+    }
+    computed_in_float16 = _read_in_float16(net)
+    for parameter in net.collect_params().values():
+        if parameter.grad_req == "null" or not arrays_of([parameter]):
+            continue
+        gradients = parameter.list_grad()
+        # Rows that a row_sparse gradient does not hold are zeros.
+        values = np.concatenate([dense_part(array).asnumpy().ravel() for array in gradients])
+        size = sum(int(np.prod(array.shape)) for array in gradients)
+        float16 = parameter.name in computed_in_float16 or dtype_of(parameter) == "float16"
+        layer, tensor = places.get(parameter.name, ("", parameter.name))
+        dtype = "float16" if float16 else "float32"
+        place = (step, layer, "weight_gradient", tensor, dtype, size)
+        yield parameter, _row(place, values, size, loss_scale, formats)
+
+
+def activations(
+    net: gluon.Block, calls: List[Call], formats: Iterable[str], loss_scale: float, step: int
+) -> Iterator[Row]:
+    """Yield rows of the outputs of each layer and of the gradients of its data.
+
+    Dropout drops nothing here, as other random numbers would follow in the training otherwise.
+    """
+    parameters = {p.name: p for p in net.collect_params().values()}
+    tensors: Dict[Tuple[str, str], List[np.ndarray]] = defaultdict(list)
+    dtypes: Dict[Tuple[str, str], Set[str]] = defaultdict(set)
+    for number, call in enumerate(calls):
+        layers = _Layers(call, parameters, is_first=number == 0)
+        for layer, direction, dtype, array in layers.tensors():
+            tensors[layer, direction].append(array.asnumpy().ravel())
+            dtypes[layer, direction].add(dtype)
+    for (layer, direction), arrays in tensors.items():
+        values = np.concatenate(arrays)
+        # An odd distance, so that it visits all channels of an even number.
+        read = values[:: -(-values.size // ELEMENTS) | 1]
+        dtype = "+".join(sorted(dtypes[layer, direction]))
+        tensor, scale = ("output", 1.0) if direction == "forward" else ("data", loss_scale)
+        place = (step, layer, direction, tensor, dtype, values.size)
+        yield _row(place, read, read.size, scale, formats)
+
+
+def graph_without_randomness(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
+    """Return inputs and symbol of a block's graph, or None if it has none that can be repeated."""
+    binding = binding_of(block)
+    if binding is None:
+        try:
+            traced = trace(block, path, arguments)
+        except TraceError:
+            return None
+        inputs, symbol = traced.inputs, traced.symbol
+    elif binding.untraceable:
+        return None
+    else:
+        inputs, symbol = binding.graph
+    json = graph.to_json(symbol)
+    return (inputs, graph.from_json(json, like=symbol)) if _derandomize(json) else None
+
+
+def _derandomize(json: dict) -> bool:
+    """Change a graph so that it draws no random numbers and waits for no other device, if it can.
+
+    Return whether that is so.
+    """
+    for node in json["nodes"]:
+        op, attrs = registry.canonical(node["op"]), node["attrs"]
+        if op == "Dropout":
+            kept = {name: value for name, value in attrs.items() if name.startswith("__")}
+            node.update(op="_copy", attrs=kept)
+        elif op == "RNN":
+            attrs["p"] = "0"
+        elif op == "_contrib_SyncBatchNorm":
+            attrs.update(ndev="1", key=f"{attrs['key']}_watched")
+        elif RANDOM.match(op) or attrs.get("act_type") == "rrelu":
+            return False
+        if not all(map(_derandomize, node.get("subgraphs", ()))):
+            return False
+    return True
+
+
+class _Layers:
+    """The layers of one call, which are the blocks that contain an operator of their own."""
+
+    def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter], is_first: bool) -> None:
+        self.call = call
+        self.graph = CallGraph(call, parameters)
+        inputs = {symbol.name for symbol in call.graph[0]}
+        # Variables and constants. Training computes no gradient of the data of the first call.
+        self.sources = {i for i, node in enumerate(self.graph.nodes) if not node["inputs"]}
+        self.with_gradient = {
+            i for i in self.sources if not is_first and self.graph.nodes[i]["name"] in inputs
+        }
+
+    def tensors(self) -> Iterator[Tuple[str, str, str, nd.NDArray]]:
+        """Yield layer, direction, dtype and array of each tensor between two layers."""
+        values = self.graph.evaluate()
+        outputs, places = self._borders()
+        for (i, output), layer in outputs.items():
+            dtype = self.graph.dtypes[i, output]
+            if dtype in FLOATS:
+                yield layer, "forward", dtype, values[i, output]
+        heads = [head.as_nd_ndarray() for head in self.call.output_gradients()]
+        sent = self.graph.sent_gradients(values, heads, places)
+        for (i, k), array in sent.items():
+            tensor = tuple(self.graph.nodes[i]["inputs"][k][:2])
+            yield places[i, k], "data_gradient", self.graph.dtypes[tensor], array
+
+    def _borders(self) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
+        """Return the tensors that leave a layer, and the inputs by which others enter one."""
+        nodes = self.graph.nodes
+        outputs: Dict[Tensor, str] = {}
+        places: Dict[Input, str] = {}
+        for i, node in enumerate(nodes):
+            if i in self.sources or node["op"] in graph.CASTS:
+                continue
+            layer = self.graph.block_of(i)
+            for k, entry in enumerate(node["inputs"]):
+                source = self._source(entry)
+                if source[0] in self.with_gradient:
+                    places[i, k] = layer
+                elif source[0] not in self.sources and self.graph.block_of(source[0]) != layer:
+                    outputs[source] = self.graph.block_of(source[0])
+                    places[i, k] = layer
+        for entry in self.graph.json["heads"]:
+            source = self._source(entry)
+            if source[0] not in self.sources:
+                outputs[source] = self.graph.block_of(source[0])
+        return outputs, places
+
+    def _source(self, entry: list) -> Tensor:
+        """Return the tensor that an entry is, or is a cast of."""
+        node = self.graph.nodes[entry[0]]
+        if node["op"] not in graph.CASTS:
+            return entry[0], entry[1]
+        return self._source(node["inputs"][min(entry[1], len(node["inputs"]) - 1)])
+
+
+def _row(
+    place: tuple, values: np.ndarray, size: int, loss_scale: float, formats: Iterable[str]
+) -> Row:
+    """Return a row; elements of `size` that `values` does not hold are zeros."""
+    largest = float(np.abs(values).max(initial=0))
+    zero = 1 - np.count_nonzero(values) / max(size, 1)
+    effects = {name: effect_of(values, FORMATS[name]) for name in formats}
+    return Row(*place, largest, zero, loss_scale, effects)
+
+
+def _read_in_float16(net: gluon.Block) -> Set[str]:
+    """Return the names of the parameters that an operator reads, and so differentiates, in float16.
+
+    A norm reads its parameters in float32, whatever it computes in.
+    """
+    names = set()
+    for _, block in named_blocks(net):
+        binding = binding_of(block)
+        for node in (binding and binding.nodes) or ():
+            if node.dtype == "float16" and node.decision.kind != "norm":
+                names.update(node.params)
+    return names

@@ -1,0 +1,138 @@
+"""The rows of looks as lines of JSON and for TensorBoard."""
+
+import contextlib
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Iterable, List, Optional, Union
+
+from gluon_amp.command_line import UsageError
+from gluon_amp.inspection.format_effects import Effect
+from gluon_amp.inspection.look import Row
+
+logger = logging.getLogger("gluon_amp")
+
+SHARES = ("underflow", "overflow", "error")  # of each format, for TensorBoard
+
+
+class LookFiles:
+    """Appends rows to files; an error of the system ends the files, and not the training.
+
+    Raises `UsageError` if they cannot be opened, or tensorboardX is not installed.
+    """
+
+    def __init__(
+        self, file: Union[str, Path, None] = None, tensorboard: Union[str, Path, None] = None
+    ) -> None:
+        self._file = self._writer = None
+        if tensorboard is not None:
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError:
+                raise UsageError(
+                    "watch(tensorboard=...) needs tensorboardX: run "
+                    "`pip install 'gluon-amp[tensorboard]'`."
+                ) from None
+            self._writer = SummaryWriter(str(tensorboard))
+        if file is not None:
+            try:
+                self._file = open(file, "a+b")  # noqa: SIM115
+                _end_last_line(self._file)
+            except OSError as error:
+                raise UsageError(f"watch() cannot write {file}: {error.strerror}.") from None
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append the rows of a look."""
+        try:
+            for row in rows:
+                if self._file:
+                    self._file.write(json.dumps(_plain(row)).encode() + b"\n")
+                if self._writer:
+                    self._add_scalars(row)
+            if self._file:
+                self._file.flush()
+            if self._writer:
+                self._writer.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _add_scalars(self, row: Row) -> None:
+        for name, effect in row.formats.items():
+            tag = f"{name}/{row.direction}/{label(row)}"
+            for share in SHARES:
+                self._writer.add_scalar(f"{tag}/{share}", getattr(effect, share), row.step)
+
+    def close(self) -> None:
+        """Write what is buffered, and close the files."""
+        try:
+            for output in (self._file, self._writer):
+                if output:
+                    output.close()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.warning(
+            "The files of watch() cannot be written any more (%s): training continues.",
+            error.strerror,
+        )
+        outputs, self._file, self._writer = (self._file, self._writer), None, None
+        for output in outputs:
+            with contextlib.suppress(OSError):
+                if output:
+                    output.close()
+
+
+def label(row: Row) -> str:
+    """Return the name of a row's tensor, as in `'features.0.weight'`."""
+    return ".".join(filter(None, (row.layer, row.tensor)))
+
+
+def read(path: Path) -> List[Row]:
+    """Return the rows of a file; lines that were not finished are left out.
+
+    Raises `UsageError` for a file that cannot be read or holds something else.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"watch() cannot read {path}: {error.strerror}.") from None
+    rows = []
+    for number, line in enumerate(text.split(b"\n"), 1):
+        row = _row(line)
+        if row is not None:
+            rows.append(row)
+        elif line and not line.startswith(b'{"step":'):  # a line that was not finished
+            raise UsageError(
+                f"Line {number} of {path} is no line of watch(): pass the file of an earlier run, "
+                "or a new name."
+            )
+    return rows
+
+
+def _end_last_line(file) -> None:
+    """Begin a new line if a run was killed while it wrote the last one."""
+    size = file.seek(0, 2)
+    if size:
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+def _plain(row: Row) -> dict:
+    """Return a row as JSON has it, without infinities and NaN."""
+    values = row._asdict()
+    values["largest"] = row.largest if math.isfinite(row.largest) else None
+    return {**values, "formats": {name: e._asdict() for name, e in row.formats.items()}}
+
+
+def _row(line: bytes) -> Optional[Row]:
+    """Return the row of a line, or None if the line is something else."""
+    try:
+        values = json.loads(line)
+        values["formats"] = {name: Effect(**e) for name, e in values["formats"].items()}
+        values["largest"] = math.inf if values["largest"] is None else values["largest"]
+        return Row(**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
