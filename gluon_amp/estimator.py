@@ -45,9 +45,11 @@ class BatchProcessor(stock.BatchProcessor):
         Parameters
         ----------
         estimator : Estimator
+            The estimator whose net and loss compute the batch.
         train_batch : tuple
             Data and labels; split over the estimator's devices.
         batch_axis : int
+            The axis along which a batch is split over devices.
 
         Returns
         -------

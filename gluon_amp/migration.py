@@ -1,4 +1,4 @@
-"""The names of `mxnet.contrib.amp`, and what replaces them here: README's table, as data."""
+"""The names of `mxnet.contrib.amp`, and what replaces them here: the guide's table, as data."""
 
 import re
 import sys
@@ -7,7 +7,7 @@ from typing import Iterable, Optional
 
 from gluon_amp.messages import did_you_mean
 
-# The rows of README's table "Moving from mxnet.contrib.amp", in Markdown. The first row whose left
+# The rows of the table in docs/guide/from_contrib_amp.md, in Markdown. The first row whose left
 # side has `amp.NAME` is the answer to NAME, so its right side can follow the word "use".
 ROWS = (
     (

@@ -388,7 +388,7 @@ assert agree >= 0.97 * len(before)
 # - What is exported is float32, and needs no gluon_amp.
 #
 # The same from the command line, with real data: `python scripts/fine_tune.py`,
-# see [README](../README.md#fine-tuning). Why the loss has a scale:
+# see [the guide](../docs/guide/fine_tune.md). Why the loss has a scale:
 # [Loss scaling, seen](3_loss_scaling_seen.ipynb).
 #
 # ## Exercises

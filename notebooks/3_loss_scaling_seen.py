@@ -453,7 +453,7 @@ assert verdicts[1] == verdicts[4] == "ok"
 # - float16 is emulated here, with a GPU's overflows and underflows.
 #
 # More in [How it works](../docs/how_it_works.md), and symptoms with their cures
-# in the [README](../README.md#troubleshooting). With more seeds, and tests of
+# in the [table](../docs/troubleshooting.md). With more seeds, and tests of
 # equivalence: [docs/results/ablation.md](../docs/results/ablation.md).
 #
 # ## Exercises

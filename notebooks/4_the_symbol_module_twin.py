@@ -673,7 +673,7 @@ assert steps == 4 and np.isfinite(lone.weight.data().asscalar())
 # %% [markdown]
 # ### Line by line
 #
-# The [README](../README.md) has this table; here each right-hand side is run.
+# The [guide](../docs/guide/from_contrib_amp.md) has this table; here each right-hand side is run.
 
 
 # %%

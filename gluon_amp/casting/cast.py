@@ -54,6 +54,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     Parameters
     ----------
     net : Block
+        The net to cast; it is changed.
     policy : str, type or Policy
         A preset (`'float16'`, `'mixed_float16'`, `'bfloat16'`, `'float32'`), a string such as
         `'params=float16,compute=float16'`, a type such as ``numpy.float16``, or a `Policy`.
@@ -133,6 +134,7 @@ def policy_of(net: Block) -> Policy:
     Parameters
     ----------
     net : Block
+        A net, on which `cast` was called or not.
 
     Raises
     ------

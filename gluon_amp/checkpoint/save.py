@@ -30,6 +30,7 @@ def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> 
         Holds every parameter of the trainer. Its other parameters and running statistics are saved
         too.
     trainer : Trainer
+        The trainer whose masters, optimizer, loss scale and counters are saved.
     keep : int
         The number of files with `{step}` to keep: the new one and those with the highest steps
         below it. Older ones are removed once the new file is on the disk.

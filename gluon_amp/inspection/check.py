@@ -42,6 +42,7 @@ def check(
     net : Block
         Cast by `amp.cast`, or by MXNet's own `net.cast('float16')`.
     trainer : gluon.Trainer, optional
+        The trainer of the net's parameters; without one, only the net is checked.
     inputs : NDArray
         Inputs as for `net(*inputs)`; their first dimension is the batch. A net that has run before
         needs none, but without inputs the batch is not checked.

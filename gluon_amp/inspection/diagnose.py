@@ -123,6 +123,7 @@ def diagnose(
     data : NDArray or list of NDArray
         The net's input, on its device; a list or tuple holds several inputs.
     label : any object that loss_fn accepts
+        The second argument of `loss_fn`.
     loss_scale : 'dynamic', number, LossScale or None
         The scale to try: the current one of an object, 65536 for 'dynamic', 1 for None.
 

@@ -34,6 +34,7 @@ class Adam(MasterOptimizer):
         0.001 by default. As in MXNet, a number (the default too) replaces the base rate of an
         `lr_scheduler`; None keeps it.
     beta1, beta2, epsilon : float
+        The decay rates of both moments, and the constant in the denominator.
     lazy_update : bool
         With a row_sparse gradient, update only its rows of the weight, the mean and the variance.
     **kwargs

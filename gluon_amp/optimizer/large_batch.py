@@ -41,6 +41,7 @@ class LARS(SGD):
     eta : float
         The trust coefficient.
     eps : float
+        Added to the denominator of the ratio of norms.
     momentum_correction : bool
         When the learning rate changes from one step to the next, multiply the momentum of this step
         by new / old (arXiv:1706.02677, section 2.1). It is the default in MXNet too, which corrects
@@ -180,8 +181,11 @@ class LAMB(MasterOptimizer):
     learning_rate : float or None
         As in `Adam`.
     beta1, beta2, epsilon : float
+        The decay rates of both moments, and the constant in the denominator.
     lower_bound, upper_bound : float or None
+        Limits of the norm of a weight, before the ratio is computed.
     bias_correction : bool
+        Divide the moments by 1 - beta**t.
     **kwargs
         See `MasterOptimizer`.
 

@@ -80,6 +80,7 @@ def scale_loss(loss, trainer):
     loss : NDArray, or list or tuple of them
         float32 or float64.
     trainer : Trainer, or any trainer after `init_trainer`
+        The trainer whose scale is used.
 
     Examples
     --------

@@ -39,6 +39,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
     compression_params : dict
         As in `gluon.Trainer`; None with a loss scale.
     update_on_kvstore : None or False
+        Both mean that the trainer makes the update. True is refused: a kvstore has no masters.
     loss_scale : None, number, 'dynamic' or LossScale
         The default is 'dynamic' if a parameter is float16 or used in float16, else None. Trainers
         may share an object; a backward pass that they share then counts once.

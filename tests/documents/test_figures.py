@@ -31,8 +31,14 @@ RESULTS = ROOT / "docs" / "results"
 SUITES = sorted(path for path in BENCHMARKS.rglob("*.json") if path.stem != "families")
 PAGES = [
     "docs/how_it_works.md",
-    *sorted(f"docs/how_to/{path.name}" for path in (ROOT / "docs" / "how_to").glob("*.md")),
+    *sorted(
+        f"docs/{folder}/{path.name}"
+        for folder in ("guide", "how_to", "api")
+        for path in (ROOT / "docs" / folder).glob("*.md")
+    ),
 ]
+# where results stand in words and tables, beside README
+SHOWING = ["docs/results.md", "docs/speed.md"]
 TABLES = sorted(path.parent for path in RESULTS.glob("*/results.json"))
 
 
@@ -197,7 +203,7 @@ def verdict_of(row):
 
 
 def rows_of_table(name):
-    """The lines of README for a table of results."""
+    """The lines of docs/results.md for a table of results."""
     for row in load(RESULTS / name / "results.json")["rows"]:
         about, top1, comparison = row["configuration"], row["top1"], verdict_of(row)
         minus, verdict = "", ""
@@ -282,7 +288,7 @@ def rows_of_the_step():
         f"| overflow check / MXNet's `multi_all_finite`, {gradients / 1e6:.1f} M gradients | "
         f"{median_of('overflow_check', check):.3f} |"
     )
-    yield f"[{median_of('amd_epyc/step', STEP[1]):.2f} times](docs/benchmarks/amd_epyc/step.md)"
+    yield f"[{median_of('amd_epyc/step', STEP[1]):.2f} times](benchmarks/amd_epyc/step.md)"
 
 
 STEP = (
@@ -348,7 +354,7 @@ def lines_of_the_changelog(families):
 
 @pytest.fixture(scope="module")
 def figures(families):
-    """What README shows, from the committed values."""
+    """What the pages of results show, from the committed values."""
     _, results = families
     return [
         *rows_of_table("fashion"),
@@ -367,9 +373,20 @@ def prose(document):
     return " ".join(FENCE.sub("", text_of(document)).split())
 
 
-def test_the_readme_shows_the_committed_values(figures):
+def test_the_pages_of_results_show_the_committed_values(figures):
     assert len(figures) > 25
+    shown = " ".join(map(prose, SHOWING))
+    assert [figure for figure in figures if figure not in shown] == []
+
+
+def test_the_readme_shows_the_table_of_fashion_mnist():
+    figures = [
+        *rows_of_table("fashion"),
+        *about_table("fashion", "A small convolutional network learns Fashion-MNIST"),
+    ]
     assert [figure for figure in figures if figure not in prose("README.md")] == []
+    faster = published(0.3).rows[1].speed_up
+    assert f"the accuracy of float32, {faster:.2f} times as fast." in prose("README.md")
 
 
 def test_the_changelog_shows_the_committed_values(families):
@@ -401,22 +418,19 @@ def unexplained(text, figures):
     return FIGURE.findall(text)
 
 
-def test_the_readme_shows_no_other_figure(figures):
-    known = ["(95 % interval)", "top-1 in %"]
-    assert unexplained(prose("README.md"), [*figures, *known]) == []
+@pytest.mark.parametrize("document", ["README.md", *SHOWING])
+def test_pages_of_results_show_no_other_figure(document, figures):
+    known = ["(95 % interval)", "top-1 in %", f"{published(0.3).rows[1].speed_up:.2f} times"]
+    assert unexplained(prose(document), [*figures, *known]) == []
 
 
-def test_sections_of_results_have_no_other_decimals(figures):
-    text = text_of("README.md")
-    for section in ("Results", "Speed on a CPU"):
-        part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-        part = " ".join(FENCE.sub("", part).split())
-        for figure in sorted(figures, key=len, reverse=True):
-            part = part.replace(figure, "")
-        versions = ["a learning rate of 0.0001", "PyTorch 2.14"]
-        for known in versions:
-            part = part.replace(known, "")
-        assert DECIMAL.findall(part) == []
+@pytest.mark.parametrize("document", SHOWING)
+def test_pages_of_results_have_no_other_decimals(document, figures):
+    text = prose(document)
+    versions = ["a learning rate of 0.0001", "PyTorch 2.14"]
+    for known in [*sorted(figures, key=len, reverse=True), *versions]:
+        text = text.replace(known, "")
+    assert DECIMAL.findall(text) == []
 
 
 @pytest.mark.parametrize(
