@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from experiments import ROOT, ablation
-from experiments.benchmarks import families_report, report, summary, suites
+from experiments.benchmarks import families_report, report, suites, summary
 from experiments.benchmarks.families import FAMILIES
 from experiments.benchmarks.measure import Measured
 from experiments.floor_of_chance import figure as floor_figure

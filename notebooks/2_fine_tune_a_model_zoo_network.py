@@ -149,7 +149,7 @@ def batch_of(images, generator=None):
     if generator:
         for image in pixels:
             image[0] = np.roll(image[0], generator.integers(-4, 5, size=2), axis=(0, 1))
-    return nd.array((pixels - 0.305) / 0.324).broadcast_axis(axis=1, size=3)
+    return nd.broadcast_axis(nd.array((pixels - 0.305) / 0.324), axis=1, size=3)
 
 
 def network(seed):
