@@ -181,9 +181,9 @@ assert report.applied
 # again. So its scale is half of what would fit. It also has no lower bound: if
 # gradients are never finite, it reaches 0.
 #
-# Left: the same gradients for both, which grow in three stages. A step
-# overflows if gradient times scale exceeds 65504. Right: gradients that are
-# never finite.
+# First figure: the same gradients for both, which grow in three stages. A step
+# overflows if gradient times scale exceeds 65504. Second figure: gradients that
+# are never finite.
 
 
 # %%
@@ -221,7 +221,7 @@ SCALES = (
     ("mxnet.contrib.amp", Theirs, figures.BROKEN, "-"),
     ("gluon_amp", amp.DynamicLossScale, figures.COLOURS["float16"], "--"),
 )
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+(growing, left), (endless, right) = (plt.subplots(figsize=(8, 3.8)) for _ in range(2))
 ends = {}
 for name, kind, colour, line in SCALES:
     scales, skipped = run(kind(), largest)
@@ -248,7 +248,8 @@ left.legend(loc="lower left")
 right.set(xlabel="step", ylabel="log2 of the loss scale", title="Every step overflows")
 right.text(600, 25, "gluon_amp stays at 2^-24", color=figures.COLOURS["float16"], ha="center")
 right.set_ylim(-1130, 90)
-figure.tight_layout()
+for figure in (growing, endless):
+    figure.tight_layout()
 plt.show()
 
 print(f"{'':20} steps skipped   scale at the end")

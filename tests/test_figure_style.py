@@ -23,7 +23,7 @@ def test_the_style_is_one_that_matplotlib_reads():
         colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
         assert plt.rcParams["figure.dpi"] >= 120
     dtypes = [figures.COLOURS[name] for name in ("float32", "float16", "bfloat16")]
-    assert [f"#{colour}" for colour in colours][:3] == dtypes
+    assert colours[:3] == dtypes
     others = (figures.BROKEN, figures.OTHER, figures.SUPPORT, figures.BAND)
     assert len({*dtypes, *others}) == 7
 

@@ -36,10 +36,16 @@ def test_tables_of_literal_seconds():
         "| b    | 100.0 | 100.0 to 150.0 |     40.0 |  600 |",
     ]
     assert report.ratio_table(result).splitlines() == [
-        "| ratio | median |         rounds |  must |   aim | reached |",
-        "| :---- | -----: | -------------: | ----: | ----: | ------: |",
-        "| a / b |  2.000 | 2.000 to 4.000 | ≥ 1.6 | ≥ 1.9 |     aim |",
+        "| case | relative to | speed, higher is better |       rounds |",
+        "| :--- | ----------: | ----------------------: | -----------: |",
+        "| b    |           a |                    2.00 | 2.00 to 4.00 |",
     ]
+
+
+def test_a_speed_is_higher_where_the_time_is_lower():
+    ratio = {"over": "a", "under": "b", "values": [2.0, 4.0]}
+    assert report.speed({**ratio, "larger_is_better": True}) == ("b", "a", [2.0, 4.0])
+    assert report.speed({**ratio, "larger_is_better": False}) == ("a", "b", [0.5, 0.25])
 
 
 def test_written_files_hold_the_same_figures(tmp_path):
@@ -52,7 +58,7 @@ def test_written_files_hold_the_same_figures(tmp_path):
     for part in (
         result["machine"]["date"],
         "# Steps",
-        "2.000",
+        "2.00 to 4.00",
         "python scripts/benchmark.py",
         "2 threads",
         "3 rounds",
