@@ -20,6 +20,6 @@ COLOURS = {
     "mixed_bfloat16": "#009E73",
 }
 BROKEN = "#CC79A7"  # a run that lacks what it needs
-OTHER = "#E69F00"  # a second quantity, which is not that of a dtype
+OTHER = "#E69F00"  # a policy that is not in COLOURS, or a quantity that is not of a dtype
 SUPPORT = "#999999"  # what is there for comparison
 BAND = "#E5E5E5"  # a margin

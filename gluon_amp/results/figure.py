@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Iterator, Tuple
 
 from gluon_amp.command_line import UsageError
-from gluon_amp.figures import BAND, COLOURS, STYLE, SUPPORT
+from gluon_amp.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
 from gluon_amp.results.statistics import CONFIDENCE
 from gluon_amp.results.table import Table
 
@@ -92,7 +92,7 @@ def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
             if run.configuration == row.configuration and run.failure is None
         ]
         points = [point for point in values if point[0] is not None]
-        colour = COLOURS[row.configuration.dtype]
+        colour = COLOURS.get(row.configuration.dtype, OTHER)
         xs, ys = [x for x, _ in points], [y for _, y in points]
         axes.scatter(xs, ys, s=12, color=colour, alpha=0.7)
         summary = getattr(row, field)
@@ -118,7 +118,7 @@ def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, uni
             if low is None:
                 low = high = comparison.difference
             furthest = max(furthest, -low, high)
-            colour = COLOURS[row.configuration.dtype]
+            colour = COLOURS.get(row.configuration.dtype, OTHER)
             axes.hlines(height, low, high, color=colour, linewidth=1.6)
             face = colour if contrast.same_batch else "white"
             style = {"marker": "o", "markersize": 5, "color": colour, "markerfacecolor": face}
