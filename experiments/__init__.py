@@ -15,6 +15,7 @@ NAME                 make target        what it does
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      installs and trains on every supported Python and numpy
 `photographs`                           fine-tunes on photographs in every dtype, cross-validated
+`redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit
 `wire`               `make wire`         counts the bytes of gradients, and simulates many workers

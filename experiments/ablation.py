@@ -19,6 +19,8 @@ import numpy as np
 import gluon_amp as amp
 from gluon_amp.command_line import Parser, path, positive, positive_int, status_of
 from gluon_amp.data.digits import load_digits
+from gluon_amp.figures import BROKEN, COLOURS
+from gluon_amp.results.figure import new_figure, styled
 from gluon_amp.results.machine import describe_cpu, versions
 from gluon_amp.results.render import difference
 from gluon_amp.results.statistics import compare_pairs, spread
@@ -28,6 +30,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
 MOMENTUM, BATCH = 0.9, 64
+LINES = ("-", "--", ":", "-")  # of the rows of a study
 LOSS_WEIGHT = 2.0**-22
 SUMS_IN_FLOAT16 = amp.Policy.parse("float16").pin(ops=["square", "sum"], dtype="float16")
 
@@ -39,6 +42,7 @@ class Row(NamedTuple):
     policy: Any  # of amp.cast
     loss_scale: Any = "dynamic"  # of amp.Trainer
     masters: bool = True
+    broken: bool = False  # whether it lacks what the study is about
 
 
 class Study(NamedTuple):
@@ -90,7 +94,7 @@ STUDIES = (
             FLOAT32,
             Row("float16, dynamic scale", "float16"),
             Row("float16, static scale 2^15", "float16", 2.0**15),
-            Row("float16, no scale", "float16", None),
+            Row("float16, no scale", "float16", None, broken=True),
         ),
     ),
     Study(
@@ -106,7 +110,7 @@ STUDIES = (
         rows=(
             FLOAT32,
             Row("float16, masters", "float16"),
-            Row("float16, no masters", "float16", None, masters=False),
+            Row("float16, no masters", "float16", None, masters=False, broken=True),
         ),
     ),
     Study(
@@ -122,7 +126,7 @@ STUDIES = (
         rows=(
             FLOAT32,
             Row("float16, sums pinned to float32", "float16"),
-            Row("float16, sums in float16", SUMS_IN_FLOAT16),
+            Row("float16, sums in float16", SUMS_IN_FLOAT16, broken=True),
         ),
     ),
 )
@@ -263,32 +267,27 @@ def page(results: Results, options: argparse.Namespace, about: Dict[str, str]) -
     return "\n\n".join(parts) + "\n"
 
 
+@styled()
 def draw(results: Results, path: Path) -> None:
     """Draw the error by epoch, a panel for each study, with a band of one standard deviation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(results), figsize=(13, 4.4), sharey=True)
-    for panel, (title, runs_by_label) in zip(panels, results.items()):
-        for number, (label, runs) in enumerate(runs_by_label.items()):
-            errors = np.array([run["errors"] for run in runs])
+    figure = new_figure(13, 4.4)
+    panels = figure.subplots(1, len(results), sharey=True)
+    for panel, study in zip(panels, STUDIES):
+        for row, style in zip(study.rows, LINES):
+            errors = np.array([run["errors"] for run in results[study.title][row.label]])
             mean, sd = errors.mean(axis=0), errors.std(axis=0)
             epochs = np.arange(1, len(mean) + 1)
-            style = ("-", "--", "-.", ":")[number % 4]
-            (line,) = panel.plot(epochs, mean, style, label=label)
-            panel.fill_between(epochs, mean - sd, mean + sd, color=line.get_color(), alpha=0.15)
-        panel.set(title=title, xlabel="epoch", yscale="log")
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False, fontsize=9)
+            colour = BROKEN if row.broken else COLOURS[row.policy]
+            style = "-" if row.broken else style
+            panel.plot(epochs, mean, style, color=colour, label=row.label)
+            panel.fill_between(epochs, mean - sd, mean + sd, color=colour, alpha=0.15, linewidth=0)
+        panel.set(title=study.title, xlabel="epoch", yscale="log")
+        panel.legend()
     ticks = (2, 5, 10, 20, 50, 100)
     panels[0].set_yticks(ticks, [f"{tick}" for tick in ticks])
     panels[0].minorticks_off()
-    panels[0].set_ylabel("top-1 error in %")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    panels[0].set_ylabel("top-1 error in %, mean ± sd")
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

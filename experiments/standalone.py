@@ -17,5 +17,5 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-command_line, hardware = _load("command_line"), _load("hardware")
+command_line, figures, hardware = (_load(n) for n in ("command_line", "figures", "hardware"))
 waiting = _load("startup/waiting")

@@ -31,14 +31,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gluon_amp as amp  # (1) before mxnet
+from gluon_amp import figures
 from gluon_amp.data.digits import load_digits
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
-BLUE, ORANGE, GREY = "#14406b", "#e8871a", "#a9b4be"
-plt.rcParams.update({"figure.dpi": 80, "axes.spines.top": False, "axes.spines.right": False})
+plt.style.use(figures.STYLE)
+FLOAT32, FLOAT16 = figures.COLOURS["float32"], figures.COLOURS["float16"]
+BROKEN, SUPPORT, OTHER = figures.BROKEN, figures.SUPPORT, figures.OTHER
 
 # %% [markdown]
 # ## Three formats
@@ -50,20 +52,20 @@ plt.rcParams.update({"figure.dpi": 80, "axes.spines.top": False, "axes.spines.ri
 amp.float_table()
 
 # %%
+FIELDS = (SUPPORT, OTHER, figures.BAND)  # sign, exponent, significand
 figure, axes = plt.subplots(3, 1, figsize=(9, 2.6))
 for axis, dtype in zip(axes, ("float32", "float16", "bfloat16")):
     number = amp.bits(0.1, dtype)
-    fields = (number.sign, GREY), (number.exponent, ORANGE), (number.significand, BLUE)
+    fields = zip((number.sign, number.exponent, number.significand), FIELDS)
     digits = [(digit, colour) for field, colour in fields for digit in field]
     for place, (digit, colour) in enumerate(digits):
         axis.add_patch(plt.Rectangle((place, 0), 1, 1, facecolor=colour, edgecolor="white"))
-        ink = "white" if colour == BLUE else "black"
-        axis.text(place + 0.5, 0.45, digit, color=ink, ha="center", va="center")
+        axis.text(place + 0.5, 0.45, digit, ha="center", va="center")
     axis.text(len(digits) + 0.5, 0.45, f"{number.value:.10f}", va="center")
     axis.set(xlim=(0, 40), ylim=(0, 1), xticks=[], yticks=[])
     axis.set_ylabel(dtype, rotation=0, ha="right", va="center")
     axis.spines[:].set_visible(False)
-handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (GREY, ORANGE, BLUE)]
+handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in FIELDS]
 figure.legend(handles, ("sign", "exponent", "significand"), frameon=False, loc=(0.68, 0.15))
 figure.suptitle("The number 0.1, as it is stored")
 plt.show()
@@ -110,22 +112,68 @@ figure.suptitle(f"One of each class: {len(train_images)} train, {len(val_images)
 plt.show()
 
 # %% [markdown]
-# ## Five lines
+# ## In float32 first
 #
-# ```python
-# import gluon_amp as amp  # (1) before mxnet
-# amp.cast(net, "float16")  # (2)
-# trainer = amp.Trainer(params, "sgd", loss_scale="dynamic")  # (3)
-# trainer.backward(loss)  # (4)
-# trainer.step(batch_size)  # (5)
-# ```
+# This is MXNet's usual loop, without gluon_amp.
+
+
+# %%
+def batches(epoch):
+    """The training images of an epoch in a random order, BATCH at a time."""
+    order = np.random.RandomState([SEED, epoch]).permutation(len(train_images))
+    for start in range(0, len(order), BATCH):
+        batch = order[start : start + BATCH]
+        yield nd.array(rows(train_images[batch])), nd.array(train_labels[batch])
+
+
+def accuracy_of(net):
+    """Top-1 accuracy in percent, of the validation images."""
+    answers = net(nd.array(rows(val_images))).argmax(axis=1).asnumpy()
+    return 100 * (answers == val_labels).mean()
+
+
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+sgd = {"learning_rate": 0.02, "momentum": 0.9}
+
+# %%
+net = network()
+net.hybridize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", sgd)
+for epoch in range(EPOCHS):
+    for images, labels in batches(epoch):
+        with autograd.record():
+            loss = loss_fn(net(images), labels)
+        loss.backward()
+        trainer.step(len(images))
+print(f"float32: {accuracy_of(net):.1f} %")
+
+# %% [markdown]
+# ## In float16: five lines
 #
-# `amp.cast` gives the matrix products float16 weights and leaves in float32
-# what needs it. `amp.Trainer` keeps a float32 *master* of each float16 weight,
-# and scales the loss. A dynamic scale begins high, and may skip a step to come
-# down. The numbers stand in the code below as well.
+# The import above is line 1. The other four are marked.
+#
+# `amp.cast` gives matrix products float16 weights and leaves in float32 what
+# needs it. `amp.Trainer` keeps a float32 *master* of each float16 weight and
+# scales the loss. A dynamic scale starts high and skips a step to come down.
 #
 # On a CPU float16 is emulated: every value is rounded as a GPU would round it.
+
+# %%
+net = network()
+amp.cast(net, "float16")  # (2)
+net.hybridize()
+trainer = amp.Trainer(net.collect_params(), "sgd", sgd, loss_scale="dynamic")  # (3)
+for epoch in range(EPOCHS):
+    for images, labels in batches(epoch):
+        with autograd.record():
+            loss = loss_fn(net(images), labels)
+        trainer.backward(loss)  # (4)
+        trainer.step(len(images))  # (5)
+print(f"float16: {accuracy_of(net):.1f} %, loss scale {trainer.loss_scale.scale:g}")
+
+# %% [markdown]
+# The function below is the same loop, with arguments for what we want to break,
+# and with a record of the losses.
 
 
 # %%
@@ -138,31 +186,27 @@ def train(
     epochs=EPOCHS,
     last=(),
 ):
-    data, val_data = rows(train_images), nd.array(rows(val_images))
     net = network(*last)
-    amp.cast(net, policy)  # (2)
+    amp.cast(net, policy)
     net.hybridize()
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(weight=weight, from_logits=bool(last))
     params, sgd = net.collect_params(), {"learning_rate": rate / weight, "momentum": 0.9}
     if masters:
-        trainer = amp.Trainer(params, "sgd", sgd, loss_scale=loss_scale)  # (3)
+        trainer = amp.Trainer(params, "sgd", sgd, loss_scale=loss_scale)
     else:
         trainer = gluon.Trainer(params, "sgd", sgd)  # MXNet's own
     losses, accuracy = [], []
     for epoch in range(epochs):
-        order = np.random.RandomState([SEED, epoch]).permutation(len(data))
-        for start in range(0, len(order), BATCH):
-            batch = order[start : start + BATCH]
+        for images, labels in batches(epoch):
             with autograd.record():
-                loss = loss_fn(net(nd.array(data[batch])), nd.array(train_labels[batch]))
+                loss = loss_fn(net(images), labels)
             if masters:
-                trainer.backward(loss)  # (4)
+                trainer.backward(loss)
             else:
                 loss.backward()
-            trainer.step(len(batch))  # (5)
+            trainer.step(len(images))
             losses.append(loss.mean().asscalar() / weight)
-        answers = net(val_data).argmax(axis=1).asnumpy()
-        accuracy.append(100 * (answers == val_labels).mean())
+        accuracy.append(accuracy_of(net))
     return {"net": net, "trainer": trainer, "loss": losses, "accuracy": accuracy}
 
 
@@ -177,9 +221,9 @@ def draw(title, runs):
     """Draw loss and accuracy of runs, the first of them as a broad line below the others."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.9), constrained_layout=True)
     lines = (
-        {"color": GREY, "lw": 6},
-        {"color": BLUE, "lw": 2},
-        {"color": ORANGE, "ls": "--", "lw": 2},
+        {"color": FLOAT32, "lw": 6, "alpha": 0.4},
+        {"color": FLOAT16, "lw": 2},
+        {"color": BROKEN, "ls": "--", "lw": 2},
     )
     for (label, run), line in zip(runs.items(), lines):
         steps = len(run["loss"]) // len(run["accuracy"])  # in an epoch
@@ -193,17 +237,17 @@ def draw(title, runs):
     plt.show()
 
 
-draw("float16 learns as float32 does", {"float32": float32, "float16": float16})
+draw("One run of each: float32 and float16", {"float32": float32, "float16": float16})
 assert abs(float16["accuracy"][-1] - float32["accuracy"][-1]) < 5
 
 # %% [markdown]
 # ## Where gradients live
 #
-# Gradients are small, and smaller where the loss is one of many in a sum and
-# has a small weight. This one weighs 2^-24. The picture is that of
-# [Micikevicius et al., ICLR 2018](https://arxiv.org/abs/1710.03740), drawn with
-# gradients of our own, by the trained float32 network: what is left of
-# float16's range is lost. A scaled loss moves all of them to the right.
+# Gradients are small, and smaller still if the loss has a small weight in a sum
+# of losses. Here the weight is 2^-24. The picture is that of
+# [Micikevicius et al., ICLR 2018](https://arxiv.org/abs/1710.03740), drawn
+# with the gradients of our float32 network. What lies to the left of float16's
+# range becomes zero. A loss scale moves all gradients to the right.
 
 # %%
 WEIGHT, SCALE = 2.0**-24, 2.0**16
@@ -228,20 +272,20 @@ everything = gradients(float32["net"], WEIGHT)
 found = everything[everything != 0]
 figure, axis = plt.subplots(figsize=(9, 3.6))
 bins = np.arange(-60, 20)
-for factor, colour, label in ((1, ORANGE, "no scale"), (SCALE, BLUE, "loss scale 2^16")):
+for factor, colour, label in ((1, BROKEN, "no scale"), (SCALE, FLOAT16, "loss scale 2^16")):
     height = np.histogram(np.log2(np.abs(found * factor)), bins)[0] * 100 / len(found)
     lost, subnormal = shares(found * factor)
     label = f"{label}: {lost:.0f} % zero, {subnormal:.0f} % subnormal"
     axis.bar(bins[:-1] + 0.5, height, width=0.9, color=colour, alpha=0.85, label=label)
 top = 1.5 * axis.get_ylim()[1]
 ranges = (
-    ("becomes zero", -60, -25, "#f4d9d4"),
-    ("subnormal", -25, -14, "#f6efd2"),
-    ("normal", -14, 16, "#dcebdc"),
-    ("infinite", 16, 24, "#f4d9d4"),
+    ("becomes zero", -60, -25, 0.7),
+    ("subnormal", -25, -14, 0.35),
+    ("normal", -14, 16, 0),
+    ("infinite", 16, 24, 0.7),
 )
-for text, left, right, colour in ranges:
-    axis.axvspan(left, right, color=colour, zorder=0)
+for text, left, right, alpha in ranges:
+    axis.axvspan(left, right, color=figures.BAND, alpha=alpha, zorder=0)
     axis.text((left + right) / 2, 0.97 * top, text, ha="center", va="top")
 axis.set(xlim=(-60, 24), ylim=(0, top), xlabel="log2 of |gradient|", ylabel="gradients in %")
 axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.92))
@@ -253,8 +297,9 @@ assert shares(found * SCALE)[0] < shares(found)[0] / 2
 # %% [markdown]
 # ## Break it: no loss scale
 #
-# Trained with that weight (and a learning rate as much higher), the network
-# gets gradients of zero, or of one bit. In float32 the weight changes nothing.
+# With this weight, and a learning rate that is higher by the same factor, most
+# float16 gradients are zero or have one bit. In float32 the weight has no
+# effect.
 
 # %%
 no_scale = train(loss_scale=None, weight=WEIGHT)
@@ -288,9 +333,9 @@ weight, update = weight[update * weight != 0], update[update * weight != 0]
 stays = weight.astype("float16") - update.astype("float16") == weight.astype("float16")
 
 figure, axis = plt.subplots(figsize=(9, 3.6))
-for which, colour, label in ((stays, ORANGE, "stays"), (~stays, BLUE, "moves")):
+for which, colour, label in ((stays, BROKEN, "stays"), (~stays, FLOAT16, "moves")):
     label = f"weight {label}: {100 * which.mean():.0f} %"
-    axis.scatter(np.abs(weight[which]), np.abs(update[which]), s=4, color=colour, label=label)
+    axis.scatter(np.abs(weight[which]), np.abs(update[which]), s=4, color=colour, label=label, lw=0)
 axis.plot([1e-5, 1], [1e-5 * 2**-11, 2**-11], color="black", lw=1, label="weight × 2^-11")
 axis.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-9, 1e-3))
 axis.set(xlabel="|weight|", ylabel="|update|")
@@ -300,9 +345,9 @@ plt.show()
 assert stays.mean() > 0.5
 
 # %% [markdown]
-# A float32 master takes in all updates, and the float16 weight is its rounded
-# copy. Without masters, momentum adds up gradients until some updates are large
-# enough, but most are lost. (MXNet warns of that; here the warning is off.)
+# A float32 master receives every update, and the float16 weight is its rounded
+# copy. Without masters, only updates that momentum has made large enough have
+# an effect. (MXNet warns about this; the warning is switched off here.)
 
 # %%
 warnings.filterwarnings("ignore", "Accumulating with float16")
@@ -320,11 +365,12 @@ assert masters["loss"][-1] < no_masters["loss"][-1]
 # %% [markdown]
 # ## Break it: softmax in float16
 #
-# Some operators are no good in float16 whatever the scale. This network ends
-# with the logarithm of a softmax, as the formula says. A probability below
+# Some operators fail in float16 at any scale. This network ends with the
+# logarithm of a softmax, written as two operators. A probability below
 # 2^-25 is zero in float16, its logarithm is minus infinity, and the next update
 # writes NaN into all weights. The policy keeps softmax and logarithms in
-# float32; to break it we pin both to float16. Its loss ends where it is NaN.
+# float32; to break it we pin both to float16. Its curve ends where the
+# loss is NaN.
 
 
 # %%
@@ -358,7 +404,7 @@ except FloatingPointError as error:
     print(textwrap.fill(str(error), 78))
 
 # %% [markdown]
-# ## What it came to
+# ## Results
 
 # %%
 table = (
@@ -373,8 +419,8 @@ for name, *runs in table:
     print(f"{name:<34} " + " ".join(f"{text:>8}" for text in shown))
 
 # %% [markdown]
-# At full size, MXNet's float16 FAQ has *published* for ResNet-50 on ImageNet,
-# on 8 V100, which were not measured here:
+# MXNet's float16 FAQ has *published* results for ResNet-50 on ImageNet with 8
+# V100. They were not measured here:
 #
 # | trained in | top-1 in % | hours |
 # | :--- | ---: | ---: |
@@ -382,10 +428,9 @@ for name, *runs in table:
 # | float16 | 76.34 | 7.3 |
 # | float16, twice the batch | 76.29 | 6.5 |
 #
-# Is float16 better by 0.16 points? One cannot tell from single runs: the draw
-# of the validation images alone leaves a standard error in each figure, and
-# another seed gives other weights. Read a difference within ±0.3 points as
-# none, and for the digits one of a few points.
+# Single runs cannot show whether float16 is better by 0.16 points. The choice
+# of the validation images alone gives each accuracy a standard error, and
+# another seed gives other weights.
 
 # %%
 for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, len(val_images))):
@@ -393,7 +438,7 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
     print(f"{name}: {images} images, standard error {error:.2f} points")
 
 # %% [markdown]
-# To show more one trains with many seeds, as in
+# Experiments with many seeds are in
 # [the digits in three dtypes](../docs/results/digits/results.md) and
 # [what masters and loss scaling are for](../docs/results/ablation.md).
 #
@@ -401,9 +446,9 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 #
 # - float16 ends at 65504 above and at 2^-24 below, and has 11 bits.
 # - A loss scale moves gradients into that range; a dynamic one finds it.
-# - float32 masters take in updates that float16 weights would lose.
-# - Sums, exponentials and norms stay in float32: the policy sees to it.
-# - One `cast`, one `Trainer`, and two calls in the loop do all of that.
+# - float32 masters keep updates that float16 weights would lose.
+# - The policy keeps sums, exponentials and norms in float32.
+# - All of that takes one `cast`, one `Trainer` and two calls in the loop.
 #
 # ## Exercises
 #

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # Fine-tune a Model Zoo network
 #
-# A MobileNet from MXNet's Model Zoo, which knows the digits 0 to 4, is to tell
-# 5 from 6, 7, 8 and 9 with few pictures of each. One sees a data check, a head
-# transplanted, frozen features against full fine-tuning against a start from
-# scratch, each in float32 and in float16, the worst confusions, and the export
-# of a plain float32 model.
+# A MobileNet from MXNet's Model Zoo is trained on the digits 0 to 4 and then
+# fine-tuned to classify 5 to 9 with few images of each. The notebook checks the
+# data, replaces the head, and compares three ways to train, each in float32 and
+# in float16. It ends with the worst confusions and the export of a plain
+# float32 model.
 
 # %% tags=["parameters"] short={"SEEDS": 1, "SOURCE_EPOCHS": 1, "EPOCHS": 2}
 SEED = 0
@@ -38,27 +38,32 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from sklearn.datasets import load_digits
 
 import gluon_amp as amp
-from gluon_amp.data.digits import load_digits, normalise, shift
-from gluon_amp.recipes.confusions import worst
-from gluon_amp.recipes.network.head import freeze_features, head_of
+from gluon_amp import figures
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon.model_zoo import vision
 
-plt.rcParams.update({"figure.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
-DARK, BLUE, ORANGE = "#1b1b3a", "#2f6fb0", "#e8912d"
+plt.style.use(figures.STYLE)
 
 # %% [markdown]
 # ## Look at the data first
 #
-# Nothing spoils a fine-tuning like wrong data, and most of it can be seen. The
-# digits come with scikit-learn, 32×32 pixels here.
+# Wrong data are the usual cause of bad fine-tuning, and most faults can be
+# seen. The digits are scikit-learn's, of 8×8 pixels. One image in five is for
+# validation.
 
 # %%
-(images, labels), (val_images, val_labels) = load_digits()
+everything = load_digits()
+order = np.random.RandomState(SEED).permutation(len(everything.target))
+validating = np.arange(len(order)) % 5 == 0
+images, labels = (part[order[~validating]] for part in (everything.images, everything.target))
+val_images, val_labels = (
+    part[order[validating]] for part in (everything.images, everything.target)
+)
 
 
 def choose(images, labels, digits, per_class=None):
@@ -72,17 +77,19 @@ target = choose(images, labels, TARGET, PER_CLASS)
 target_val = choose(val_images, val_labels, TARGET)
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), gridspec_kw={"width_ratios": [3, 2]})
-framed = np.pad(target[0], ((0, 0), (4, 4), (4, 4)))  # 40×40
+framed = np.pad(target[0], ((0, 0), (1, 1), (1, 1)))  # 10×10
 rows = [np.hstack(framed[target[1] == label][:10]) for label in range(len(TARGET))]
 left.imshow(np.vstack(rows), cmap="gray_r")
 left.set_xticks([])
-left.set_yticks(np.arange(len(TARGET)) * 40 + 20, [str(digit) for digit in TARGET])
+left.set_yticks(np.arange(len(TARGET)) * 10 + 5, [str(digit) for digit in TARGET])
 left.grid(False)
 left.set(title="Ten training images of each class", ylabel="label")
 counts = [np.bincount(part[1], minlength=5) for part in (source, target, target_val)]
-right.bar(SOURCE, counts[0], color=BLUE, label="to pretrain on")
-right.bar(np.array(TARGET) - 0.2, counts[1], width=0.4, color=DARK, label="to fine-tune on")
-right.bar(np.array(TARGET) + 0.2, counts[2], width=0.4, color=ORANGE, label="to validate with")
+right.bar(SOURCE, counts[0], color=figures.SUPPORT, label="to pretrain on")
+right.bar(np.array(TARGET) - 0.2, counts[1], width=0.4, color="black", label="to fine-tune on")
+right.bar(
+    np.array(TARGET) + 0.2, counts[2], width=0.4, color=figures.OTHER, label="to validate with"
+)
 right.set(xticks=range(10), xlabel="digit", ylabel="images", title="Images of each class")
 right.set_ylim(0, 240)
 right.legend(fontsize=9)
@@ -90,9 +97,8 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# What can be counted is better counted than looked at: that both parts have the
-# same classes, that labels run from 0 without a gap, and that no picture is in
-# both parts.
+# Count what can be counted: both parts have the same classes, labels run from 0
+# without a gap, and no image is in both parts.
 
 # %%
 known = {image.tobytes() for image in target[0]}
@@ -118,16 +124,16 @@ assert twice == 0
 # - There is junk between the images: `198.spider/RENAME2` is no image, and
 #   `056.dog/greg/vision309` an empty folder. Readers that count every folder as
 #   a class, hidden ones too, find classes that do not exist.
-# - There is no official split. One drawn without a seed cannot be repeated, and
-#   makes results incomparable.
+# - There is no official split. Results from a split without a seed cannot be
+#   repeated or compared.
 #
-# `scripts/prepare_caltech.py` minds all of these, and packed data carry the
-# names of their classes, so that two parts which do not agree are refused.
+# `scripts/prepare_caltech.py` handles all of these. Packed data have the names
+# of their classes, so two parts that do not agree are refused.
 #
-# ## A network that knows something
+# ## A pretrained network
 #
-# With a connection to the network, one line gives the zoo's weights, which were
-# trained on ImageNet:
+# With an internet connection, one line downloads the Model Zoo's weights for
+# ImageNet:
 #
 #     net = vision.get_model("mobilenet0.25", pretrained=True)
 #
@@ -137,9 +143,13 @@ assert twice == 0
 
 # %%
 def batch_of(images, generator=None):
-    """Normalised, 64×64, as a MobileNet halves them five times; shifted in training."""
-    made = [shift(one, generator) if generator else normalise(one) for one in images]
-    return nd.array(np.stack(made).repeat(2, axis=2).repeat(2, axis=3))
+    """Standardised RGB, 64×64 (a MobileNet halves them five times); shifted in training."""
+    large = nd.contrib.BilinearResize2D(nd.array(images[:, None]), height=64, width=64)
+    pixels = large.asnumpy() / 16
+    if generator:
+        for image in pixels:
+            image[0] = np.roll(image[0], generator.integers(-4, 5, size=2), axis=(0, 1))
+    return nd.broadcast_axis(nd.array((pixels - 0.305) / 0.324), axis=1, size=3)
 
 
 def network(seed):
@@ -150,7 +160,7 @@ def network(seed):
     return net
 
 
-def train(net, data, val, epochs, rate, batch_size, seed, loss_scale=None):
+def train(net, data, val, epochs, rate, batch_size, seed, loss_scale=None, frozen=False):
     """Accuracies in percent by epoch, the causes of skipped steps, and the trainer."""
     net.hybridize(static_alloc=True)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -166,7 +176,7 @@ def train(net, data, val, epochs, rate, batch_size, seed, loss_scale=None):
             warm = min(1, (step + 1) / 10)
             trainer.set_learning_rate(rate * warm * (1 + np.cos(np.pi * step / steps)) / 2)
             batch, truth = batch_of(data[0][part], generator), nd.array(data[1][part])
-            with autograd.record():
+            with autograd.record(train_mode=not frozen):
                 loss = loss_fn(net(batch), truth)
             trainer.backward(loss)
             report = trainer.step(len(part))
@@ -186,11 +196,8 @@ print(f"accuracy on the digits 0 to 4: {learned[-1]:.1f} %")
 # %% [markdown]
 # ## Transplant the head
 #
-# The features stay, the head is new: what fits 1000 classes of ImageNet, or
-# five other digits, says nothing of these. Which layers make the head differs
-# between networks (a dense layer in most, a convolution in SqueezeNet and
-# MobileNetV2), so `head_of` looks for the shapes that follow the number of
-# classes.
+# The features stay and the head is new, because it belongs to the old classes.
+# A Model Zoo network has its features in `features` and its head in `output`.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -202,7 +209,7 @@ def transplanted(seed):
     """A network with the features of the pretrained one, and its head's parameters."""
     net = network(seed)
     net.features.load_parameters(features)
-    head = head_of(net, vision.get_model(MODEL, classes=6))
+    head = list(net.output.collect_params().values())
     for param in head:
         param.lr_mult = HEAD_RATE
     return net, head
@@ -220,14 +227,15 @@ assert np.array_equal(
 # %% [markdown]
 # ## Three ways, two dtypes
 #
-# - *frozen*: only the head learns. BatchNorm keeps its statistics, too.
-# - *full*: all learns, the head faster.
+# - *frozen*: only the head learns. `autograd.record(train_mode=False)` keeps
+#   the running statistics of BatchNorm as they are.
+# - *full*: all parameters learn, those of the head faster.
 # - *scratch*: the same network from random weights, for comparison.
 #
-# Each runs in float32 and in float16 with the same seeds: the same head, the
-# same batches, the same shifts. The dynamic loss scale starts at 16 and not at
-# 65536: gradients are sums over a batch, up to thousands here, and in a run of
-# 50 steps none is to be lost while the scale comes down to them.
+# Each runs in float32 and in float16 with the same seeds, so that both have the
+# same head, batches and shifts. The dynamic loss scale starts at 16 and not at
+# 65536. Gradients are sums over a batch here, up to thousands, and a run of 50
+# steps should not lose any while the scale comes down.
 
 # %%
 STARTS = ("frozen", "full", "scratch")
@@ -235,12 +243,12 @@ DTYPES = ("float32", "float16")
 
 
 def fine_tune(start, dtype, seed):
-    net, head = transplanted(seed) if start != "scratch" else (network(seed), [])
+    net = network(seed) if start == "scratch" else transplanted(seed)[0]
     if start == "frozen":
-        freeze_features(net, head)
+        net.features.collect_params().setattr("grad_req", "null")
     amp.cast(net, dtype)  # before the trainer is built
     scale = amp.DynamicLossScale(init_scale=16) if dtype == "float16" else None
-    recipe = (EPOCHS, RATE, BATCH, seed, scale)
+    recipe = (EPOCHS, RATE, BATCH, seed, scale, start == "frozen")
     return (net, *train(net, target, target_val, *recipe))
 
 
@@ -251,27 +259,30 @@ runs = {
 }
 
 # %%
-figure, panel = plt.subplots(figsize=(8, 4.4))
+figure, panels = plt.subplots(1, len(STARTS), figsize=(10, 3.6), sharey=True)
 epochs = np.arange(1, EPOCHS + 1)
-for start, color in zip(STARTS, (BLUE, DARK, ORANGE)):
-    for dtype, style in zip(DTYPES, ({"lw": 6, "alpha": 0.4}, {"lw": 1.5})):
+lines = {"float32": {"lw": 5, "alpha": 0.4}, "float16": {"lw": 1.8}}
+for panel, start in zip(panels, STARTS):
+    for dtype, line in lines.items():
         curves = np.array([run[1] for run in runs[start, dtype]])
-        mean, sd = curves.mean(axis=0), curves.std(axis=0)
-        panel.plot(epochs, mean, color=color, label=f"{start}, {dtype}", **style)
-        panel.fill_between(epochs, mean - sd, mean + sd, color=color, alpha=0.1)
-panel.set_yticks(range(0, 101, 20))
-panel.axhline(20, color="#9a9a9a", ls=":")
-panel.annotate("guessing", (epochs[0], 15), color="#666666")
-panel.set(xlabel="epoch", ylabel="validation accuracy in %", ylim=(0, 119), xticks=epochs)
-panel.set_title(f"{PER_CLASS} images of each class: what was learned before helps")
-panel.legend(ncol=3, fontsize=9, loc="upper left")
+        mean, low, high = curves.mean(axis=0), curves.min(axis=0), curves.max(axis=0)
+        colour = figures.COLOURS[dtype]
+        panel.plot(epochs, mean, color=colour, label=dtype, **line)
+        panel.fill_between(epochs, low, high, color=colour, alpha=0.15, lw=0)
+    panel.axhline(20, color=figures.SUPPORT, ls=":")
+    panel.set(title=start, xlabel="epoch", ylim=(0, 100))
+panels[0].annotate("guessing", (1, 15))
+panels[0].set_ylabel("validation accuracy in %")
+panels[-1].legend(loc="lower right")
+figure.suptitle(f"{PER_CLASS} images of each class: mean, lowest and highest of {SEEDS} seeds")
 figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Differences are taken seed by seed. With so few seeds and 179 validation
-# images they tell a failure from a success, and no more. A start from scratch
-# is far from settled after 50 steps: there chance decides more than the dtype.
+# The differences are taken seed by seed. With so few seeds and validation
+# images they show whether training works, and no small difference. A start from
+# scratch has not converged after 50 steps, so there the seed matters more than
+# the dtype.
 
 # %%
 final = {key: np.array([run[1][-1] for run in found]) for key, found in runs.items()}
@@ -291,11 +302,11 @@ if EPOCHS >= 10:  # the short setting is over before anything is learned
 assert all(np.isfinite(values).all() for values in final.values())
 
 # %% [markdown]
-# Even so a step may be lost, from scratch above all. A skipped step leaves the
-# network as it was, so `amp.diagnose` was called at once for each. Where it
-# names a BatchNorm on the way back, look for a channel that has the same value
-# all over the batch: there BatchNorm divides gradients by the root of its
-# epsilon, 0.003, and a few hundred become more than 65504.
+# A step may still be skipped, mostly from scratch. A skipped step does not
+# change the network, so `train` calls `amp.diagnose` after each. If it names a
+# BatchNorm in the backward pass, look for a channel that is constant over the
+# batch: there BatchNorm divides gradients by the root of its epsilon, 0.003,
+# and a few hundred become more than 65504.
 
 # %%
 for start in STARTS:
@@ -305,7 +316,8 @@ for start in STARTS:
 # %% [markdown]
 # ## The worst confusions
 #
-# What does the fully fine-tuned float16 network get wrong, and how sure is it?
+# These are the errors of the fully fine-tuned float16 network, and how sure it
+# is of them.
 
 # %%
 net, _, _, trainer = runs["full", "float16"][0]
@@ -314,8 +326,13 @@ chances = nd.softmax(net(pictures)).asnumpy()
 answers, truth = chances.argmax(axis=1), target_val[1]
 matrix = np.zeros((5, 5), np.int64)
 np.add.at(matrix, (truth, answers), 1)
-for confusion in worst(matrix, [str(digit) for digit in TARGET], 3):
-    print(confusion)
+errors = matrix - np.diag(np.diag(matrix))
+for place in np.argsort(-errors, axis=None, kind="stable")[:3]:
+    true, taken = divmod(int(place), len(TARGET))
+    print(
+        f"{errors[true, taken]} of {matrix[true].sum()} images of {TARGET[true]} "
+        f"taken for {TARGET[taken]}"
+    )
 
 # %%
 wrong = np.flatnonzero(answers != truth)
@@ -323,10 +340,10 @@ wrong = wrong[np.argsort(-chances[wrong].max(axis=1))][:8]
 figure = plt.figure(figsize=(9, 3.8))
 grid = figure.add_gridspec(2, 6, width_ratios=[1, 1, 1, 1, 0.35, 2.4])
 panel = figure.add_subplot(grid[:, 5])
-panel.imshow(matrix, cmap="Blues")
+panel.imshow(matrix, cmap="Greys")
 for (i, j), count in np.ndenumerate(matrix):
     light = count > matrix.max() / 2
-    panel.text(j, i, count, ha="center", va="center", color="white" if light else DARK)
+    panel.text(j, i, count, ha="center", va="center", color="white" if light else "black")
 panel.set_xticks(range(5), [str(digit) for digit in TARGET])
 panel.set_yticks(range(5), [str(digit) for digit in TARGET])
 panel.set(xlabel="taken for", ylabel="digit", title="Validation images")
@@ -383,9 +400,9 @@ assert agree >= 0.97 * len(before)
 #   that beats a start from scratch, and full fine-tuning beats frozen features.
 # - `amp.cast(net, "float16")` and `amp.Trainer` are all that float16 needs,
 #   with frozen features, too. In a short run start the loss scale low.
-# - float16 is emulated here, so accuracies show what a GPU would reach, and the
-#   time it takes shows nothing.
-# - What is exported is float32, and needs no gluon_amp.
+# - float16 is emulated here: the values are rounded as on a GPU, and the time
+#   says nothing of a GPU's.
+# - The exported model is float32 and needs no gluon_amp.
 #
 # The same from the command line, with real data: `python scripts/fine_tune.py`,
 # see [the guide](../docs/guide/fine_tune.md). Why the loss has a scale:
@@ -398,8 +415,8 @@ assert agree >= 0.97 * len(before)
 # 2. Start the loss scale at 65536. How many of the 50 steps are lost, and what
 #    do they cost?
 # 3. Take `MODEL = "mobilenetv2_0.25"`. What are the parameters of its head?
-# 4. Train frozen features without `freeze_features`, by `grad_req = "null"`
-#    alone. What do BatchNorm's statistics do to the features?
+# 4. Train frozen features with `autograd.record()`. How do BatchNorm's
+#    statistics change the features?
 
 # %%
 print("Python", platform.python_version())

@@ -17,9 +17,9 @@
 # float16 ends at 65504 and has no values below $2^{-24}$. Gradients may be
 # smaller, so the loss is multiplied by a *scale* before the backward pass, and
 # the update divides it out again. Here a small network learns handwritten
-# digits, and one sees a dynamic scale find its level, an overflow diagnosed,
-# gradients vanish, how much a static scale may be wrong, and what no scale
-# can repair.
+# digits. The figures show how a dynamic scale adapts, how an overflow is
+# diagnosed, where gradients become zero, how far a static scale may be from the
+# best one, and what no scale can repair.
 
 # %% tags=["parameters"] short={"EPOCHS": 3, "SEEDS": 1, "EXPONENTS": [-8, 16, 40]}
 SEED = 0
@@ -40,20 +40,22 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gluon_amp as amp
+from gluon_amp import figures
 from gluon_amp.data.digits import load_digits
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
-plt.rcParams.update({"figure.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
-DARK, BLUE, ORANGE, GREY = "#1b1b3a", "#2f6fb0", "#e8912d", "#9a9a9a"
+plt.style.use(figures.STYLE)
+FLOAT32, FLOAT16 = figures.COLOURS["float32"], figures.COLOURS["float16"]
+BROKEN, SUPPORT, OTHER = figures.BROKEN, figures.SUPPORT, figures.OTHER
 
 # %% [markdown]
-# ## A network without safety net
+# ## A network without normalisation
 #
-# Three dense layers on 16×16 pixels. There is no BatchNorm in it, which would
-# make up for lost gradients.
+# It has three dense layers and reads 16×16 pixels. BatchNorm would compensate
+# for lost gradients, so there is none.
 
 # %%
 (images, labels), (val_images, val_labels) = load_digits()
@@ -121,12 +123,11 @@ def skipped(run):
 # %% [markdown]
 # ## A dynamic scale finds its level
 #
-# This scale is built to start at $2^{16}$. Each overflow costs one step and
-# halves it; after so many finite steps in a row it doubles, until the next
-# overflow. With the default interval of 2000 steps growth is as rare as it
-# should be; with 20 it can be watched. Without an `init_scale`, only one step
-# is lost at the start: the scale goes down at once, to where the first
-# gradients fit.
+# This scale starts at $2^{16}$. An overflow skips one step and halves the
+# scale. After `growth_interval` finite steps in a row the scale doubles.
+# The default is 2000 steps; here it is 20, so that the growth can be seen.
+# Without `init_scale`, the trainer skips one step at the start and moves the
+# scale at once to a value at which the first gradients fit.
 
 # %%
 dynamic = amp.DynamicLossScale(2.0**16, growth_interval=GROWTH_INTERVAL)
@@ -141,32 +142,50 @@ assert skipped(run) > 0
 
 
 # %%
-def draw_scale(panel, run, color=BLUE, label="loss scale", base=0):
+def draw_scale(panel, run):
     """The scale of each step, skipped steps marked."""
     scale = np.log2([report.loss_scale for report in run.reports])
     lost = [step for step, report in enumerate(run.reports) if not report.applied]
-    panel.step(range(base, base + len(scale)), scale, color=color, where="post", label=label)
-    panel.plot(np.add(base, lost), scale[lost], "x", color=DARK, ms=7, mew=2)
+    panel.step(range(len(scale)), scale, color=FLOAT16, where="post", label="loss scale")
+    panel.plot(lost, scale[lost], "x", color="black", ms=7, mew=2)
 
 
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 5.4), sharex=True)
 draw_scale(top, run)
-top.plot([], [], "x", color=DARK, ms=7, mew=2, label="overflow: step skipped")
-top.set(ylabel="log2 of the loss scale", title="The scale falls to its level, then feels upwards")
+top.plot([], [], "x", color="black", ms=7, mew=2, label="overflow: step skipped")
+top.set(
+    ylabel="log2 of the loss scale",
+    title="The scale falls until gradients fit, then tries higher values",
+)
 top.legend()
-bottom.plot(plain.losses, color=ORANGE, lw=3, alpha=0.6, label="float32")
-bottom.plot(run.losses, color=DARK, lw=1, label="float16, dynamic scale")
+bottom.plot(plain.losses, color=FLOAT32, lw=3, alpha=0.4, label="float32")
+bottom.plot(run.losses, color=FLOAT16, lw=1, label="float16, dynamic scale")
 bottom.set(xlabel="step", ylabel="training loss", yscale="log")
-bottom.set_title("The loss hardly notices")
+bottom.set_title(f"Training loss of seed {SEED}, in both dtypes")
 bottom.legend()
 figure.tight_layout()
 plt.show()
 print(f"{skipped(run)} of {len(run.reports)} steps skipped")
-print(f"validation error: float16 {run.errors[-1]:.1f} %, float32 {plain.errors[-1]:.1f} %")
 
 # %% [markdown]
-# Each `trainer.step()` returned a `StepReport`; the picture is drawn from these
-# alone. This is the first overflow's:
+# One run says little about the accuracy. The table has the validation error
+# after the last epoch for each seed. Both dtypes start from the same weights.
+
+# %%
+print("seed  float16 in %  float32 in %  difference")
+apart = []
+for seed in range(SEEDS):
+    scale = amp.DynamicLossScale(2.0**16, growth_interval=GROWTH_INTERVAL)
+    half = train(amp.cast(network(seed), "float16"), scale, seed=seed).errors[-1]
+    full = train(network(seed), None, seed=seed).errors[-1]
+    apart.append(half - full)
+    print(f"{seed:4}  {half:12.1f}  {full:12.1f}  {apart[-1]:+10.1f}")
+one_image = 100 / len(val_labels)
+print(f"mean difference {np.mean(apart):+.2f} points; one image is {one_image:.2f} points")
+
+# %% [markdown]
+# Each `trainer.step()` returns a `StepReport`. The figure of the scale is drawn
+# from these reports. This is the report of the first overflow:
 
 # %%
 first = next(report for report in run.reports if not report.applied)
@@ -245,11 +264,11 @@ for panel, scale in zip(panels, scales):
     seen, _ = gradients("float16", scale)
     flushed.append(100 * np.mean(seen[alive] == 0))
     infinite = 100 * np.mean(~np.isfinite(seen[alive]))
-    panel.hist(np.log2(true[alive] * scale), bins=bins, color=DARK, zorder=3)
-    panel.axvspan(bins[0], -25, color=ORANGE, alpha=0.35, label="becomes 0")
-    panel.axvspan(-25, -14, color=ORANGE, alpha=0.13, label="loses digits")
-    panel.axvspan(-14, 16, color=BLUE, alpha=0.12, label="kept")
-    panel.axvspan(16, bins[-1], color=GREY, alpha=0.6, label="becomes infinite")
+    panel.hist(np.log2(true[alive] * scale), bins=bins, color=FLOAT32, zorder=3)
+    panel.axvspan(bins[0], -25, color=BROKEN, alpha=0.35, label="becomes 0")
+    panel.axvspan(-25, -14, color=BROKEN, alpha=0.13, label="loses digits")
+    panel.axvspan(-14, 16, color=figures.BAND, alpha=0.6, label="kept")
+    panel.axvspan(16, bins[-1], color=OTHER, alpha=0.4, label="becomes infinite")
     panel.set(ylabel="gradients", xlim=(-50, bins[-1]), axisbelow=True)
     panel.set_title(
         f"loss scale 2^{np.log2(scale):g}: {flushed[-1]:.0f} % flushed to zero, "
@@ -264,15 +283,15 @@ assert flushed[0] > 10 * flushed[1]
 # %% [markdown]
 # ## Static against dynamic
 #
-# So a static scale is known, and so are two bad ones. The curves are means
-# over seeds.
+# `amp.gradient_report` has recommended a static scale. The curves compare it
+# with no scale and with a dynamic one. They are means over seeds.
 
 # %%
 ways = {
-    "float32": ("float32", None, ORANGE, "-"),
-    "float16, no scale": ("float16", None, GREY, "-."),
-    f"float16, static 2^{np.log2(good):g}": ("float16", good, BLUE, "--"),
-    "float16, dynamic": ("float16", "dynamic", DARK, ":"),
+    "float32": ("float32", None, FLOAT32, "-"),
+    "float16, no scale": ("float16", None, BROKEN, "-."),
+    f"float16, static 2^{np.log2(good):g}": ("float16", good, FLOAT16, "--"),
+    "float16, dynamic": ("float16", "dynamic", FLOAT16, ":"),
 }
 figure, panel = plt.subplots(figsize=(8, 4.2))
 print(f"{'validation error after the last epoch':38} mean ± sd")
@@ -301,9 +320,9 @@ assert max(static, moving) < none
 # %% [markdown]
 # ## How wrong may a static scale be?
 #
-# Every fourth power of two, in one picture. The valley is the room that
-# float16 leaves: below it gradients vanish, above it they overflow, and the
-# trainer stops rather than skip for ever.
+# The figure has a run for every fourth power of two. At lower scales gradients
+# become zero. At higher scales they overflow, and the trainer stops after too
+# many skipped steps in a row.
 
 
 # %%
@@ -320,16 +339,16 @@ lost = [np.mean([lost_steps(run) for run in runs]) for runs in sweep]
 zero = [100 * np.mean(gradients("float16", 2.0**k)[0][alive] == 0) for k in EXPONENTS]
 
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 5.6), sharex=True)
-top.plot(EXPONENTS, error, "o-", color=DARK)
+top.plot(EXPONENTS, error, "o-", color=FLOAT16)
 top.set(ylabel="validation error in %", yscale="log")
 top.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
 top.minorticks_off()
 top.set_title("Too low loses gradients, too high loses steps")
-bottom.plot(EXPONENTS, zero, "s-", color=ORANGE, label="gradients of the first batch flushed to 0")
-bottom.plot(EXPONENTS, lost, "^--", color=BLUE, label="steps skipped; 100 % where it stopped")
+bottom.plot(EXPONENTS, zero, "s-", color=OTHER, label="gradients of the first batch flushed to 0")
+bottom.plot(EXPONENTS, lost, "^--", color="black", label="steps skipped; 100 % where it stopped")
 bottom.set(xlabel="log2 of the static loss scale", ylabel="share in %", ylim=(-4, 104))
 for panel in (top, bottom):
-    panel.axvline(np.log2(good), color=DARK, ls=":", lw=2, label="recommended scale")
+    panel.axvline(np.log2(good), color=SUPPORT, ls=":", lw=2, label="recommended scale")
 bottom.legend(loc="center")
 figure.tight_layout()
 plt.show()
@@ -338,7 +357,7 @@ print(f"less than twice the least error: from 2^{valley[0]} to 2^{valley[-1]}")
 assert error[0] > 50 and error[-1] > 50 and min(error) < 30
 
 # %% [markdown]
-# This is what the trainer says where it stops:
+# This is the error of the trainer that stopped:
 
 # %%
 print(textwrap.fill(sweep[-1][0].stopped, 78))
@@ -346,11 +365,10 @@ print(textwrap.fill(sweep[-1][0].stopped, 78))
 # %% [markdown]
 # ## What no scale can repair
 #
-# The scale multiplies the loss, and with it all that flows *backwards*. What
-# overflows on the way *forwards* is not touched by it. Say that the pixels
-# come from a 16-bit scanner, 0 to 65280: each fits float16, their weighted
-# sums do not. A BatchNorm after the first layer makes float32 indifferent to
-# that, so nobody has noticed yet.
+# The scale multiplies the loss, and so every gradient. It does not change the
+# *forward* pass. As an example, let the pixels come from a 16-bit scanner, from
+# 0 to 65280: each fits float16, but their weighted sums do not. In float32 a
+# BatchNorm after the first layer removes the factor, so training works.
 
 
 # %%
@@ -381,11 +399,11 @@ for scale in (1024.0, 1.0):
     assert found.recommended_scale is None
 
 # %% [markdown]
-# The verdict is the same for both scales. There are two cures: pin the block
-# to float32, as the diagnosis says, or rescale what goes in. Both keep the
-# rest in float16. Left alone, the scale falls for nothing; the trainer notices
-# that it cannot help, stops, and names the block. The loss may hide it: here
-# it stays finite.
+# The verdict is the same for both scales. There are two remedies: pin the block
+# to float32, as the diagnosis says, or rescale the input. Both keep the rest of
+# the network in float16. Without either, the scale falls without effect, and
+# the trainer stops and names the block. The loss alone does not show the fault:
+# here it stays finite.
 
 # %%
 pinned = amp.Policy.parse("float16").pin(blocks=["^0$"])
@@ -401,10 +419,10 @@ for label, (net, prepare) in cases.items():
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
 looks = {  # colour, style, width; what lies behind comes first
-    "float32": (ORANGE, "-", 5),
-    "as it is": (GREY, "-", 3),
-    "block 0 pinned to float32": (BLUE, "-", 2),
-    "pixels rescaled to 0…1": (DARK, ":", 2),
+    "float32": (FLOAT32, "-", 5),
+    "as it is": (BROKEN, "-", 3),
+    "block 0 pinned to float32": (FLOAT16, "-", 2),
+    "pixels rescaled to 0…1": (FLOAT16, ":", 2),
 }
 for label, (color, style, width) in looks.items():
     line = {"color": color, "ls": style, "lw": width, "label": label}
@@ -413,7 +431,7 @@ for label, (color, style, width) in looks.items():
         scale = np.log2([report.loss_scale for report in outcome[label].reports])
         left.step(range(len(scale)), scale, where="post", **line)
 left.set(xlabel="step", ylabel="log2 of the loss scale", xlim=(-1, 50))
-left.set_title("As it is, the scale falls for nothing")
+left.set_title("As it is, the scale falls without effect")
 right.set(xlabel="step", ylabel="training loss", yscale="log", xlim=(-2, 100))
 right.set_title("Pinned or rescaled, it learns")
 right.legend()
@@ -443,8 +461,8 @@ assert verdicts[1] == verdicts[4] == "ok"
 # %% [markdown]
 # ## Summary
 #
-# - `loss_scale="dynamic"` finds its level in the first steps and keeps to it;
-#   a skipped step leaves no trace but a `StepReport`.
+# - `loss_scale="dynamic"` finds a scale that fits in the first steps. A skipped
+#   step changes no parameter; its `StepReport` records it.
 # - `amp.diagnose` shows where an overflow is, and whether a lower scale helps.
 # - `amp.gradient_report` recommends a static scale. It need not be exact: the
 #   valley is tens of powers of two wide here.

@@ -14,11 +14,18 @@
 # %% [markdown]
 # # Why is my float16 not faster?
 #
-# Five reasons, each with the means to find it: the device has no fast kernels
-# for the dtype, products are too small a part of a step, their sizes miss the
-# Tensor Cores, the batch is too small, or training waits for its images. All
-# is measured on the CPU that runs this notebook. GPU figures are published
-# ones, with their source.
+# There are five reasons, and a tool to find each: the device has no fast
+# kernels for the dtype, matrix products are too small a part of a step, their
+# sizes miss the Tensor Cores, the batch is too small, or training waits for its
+# images. The times are those of the CPU that ran this notebook; they change
+# with the load of the machine. Figures of GPUs are published ones, with their
+# source.
+#
+# Speeds are relative to float32 under `amp.Trainer`: higher is better. That
+# baseline has the same optimizer as the other dtypes. Its update is faster than
+# that of stock MXNet, which is the baseline of
+# [docs/benchmarks](../docs/benchmarks/families.md), so gains over it are
+# smaller.
 
 # %% tags=["parameters"] short={"BATCHES": [1, 8], "REPEATS": 1, "PIXELS": 32, "INPUTS": [0.4, 4]}
 SEED = 0
@@ -40,6 +47,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gluon_amp as amp
+from gluon_amp import figures
 from gluon_amp.data import TrainingBatches, open_synthetic
 
 import mxnet as mx
@@ -48,8 +56,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 # %matplotlib inline
-plt.rcParams.update({"figure.dpi": 80, "savefig.dpi": 80, "axes.grid": True, "grid.alpha": 0.3})
-plt.rcParams["axes.axisbelow"] = True
+plt.style.use(figures.STYLE)
 mx.random.seed(SEED)
 
 # %% [markdown]
@@ -74,16 +81,15 @@ assert {"float32", "float16"} <= set(DTYPES)
 
 # %% [markdown]
 # On a CPU float16 is *emulated*: it has a GPU's values, and its time says
-# nothing of a GPU's. It is drawn all the same, as many run it once on a CPU
-# and wonder. The CPU's own 16 bits are bfloat16's, native where there is
-# AVX512_BF16 or AMX.
+# nothing of a GPU's. The figures show it because many users first run it on a
+# CPU. A CPU with AVX512_BF16 or AMX computes natively in bfloat16.
 #
 # ## Reason 2: products are too small a part of the step
 #
-# Only products get faster; BatchNorm, additions and the update do not, or as
-# far as they move fewer bytes. MXNet's profiler measures the time of every
-# operator. It sees several as one where the engine runs them in one go, so
-# the bulk sizes are 1 here. The dtypes take turns, and medians are drawn.
+# Only matrix products and convolutions have faster kernels. MXNet's profiler
+# measures the time of every operator. Where the engine runs several operators
+# at once the profiler sees one, so the bulk sizes are 1 here. The dtypes take
+# turns, and the figure shows medians.
 
 # %%
 CROSS_ENTROPY = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -169,14 +175,13 @@ for kind in [*KINDS, OTHERS]:
 print(f"{'all':22}", *(f"{sum(profiles[dtype].values()):18.2f}" for dtype in DTYPES))
 
 # %% [markdown]
-# So the step as a whole gains less than its matrix products. If these take the
-# share $p$ of a float32 step and become $k$ times as fast, the step becomes
-# $1 / (1 - p + p/k)$ times as fast (Amdahl's law).
+# So the whole step gains less than its products. If products take the share $p$
+# of a float32 step and become $k$ times as fast, the step becomes
+# $1 / (1 - p + p/k)$ times as fast (Amdahl's law), if all else stays the same.
 
 # %%
-COLOURS = dict(
-    zip([*KINDS, OTHERS], ("#fdae6b", "#08306b", "#6baed6", "#c6dbef", "#d94801", "#bdbdbd"))
-)
+# kinds of operators are no dtypes, so they have shades of grey; products are black
+COLOURS = dict(zip([*KINDS, OTHERS], (figures.OTHER, "0", "0.35", "0.55", "0.7", "0.85")))
 share = profiles["float32"]["products"] / sum(profiles["float32"].values())
 faster = np.logspace(0, 5, 60, base=2)
 
@@ -193,9 +198,9 @@ for kind, colour in COLOURS.items():
 left.invert_yaxis()
 left.set(xlabel="ms a step", title="A step of ResNet-18 on this CPU, by operator")
 left.legend(loc="upper center", bbox_to_anchor=(0.42, -0.17), ncol=3, frameon=False, fontsize=9)
-right.plot(faster, 1 / (1 - share + share / faster), color="#08306b")
-right.axhline(1 / (1 - share), color="#d94801", linestyle="--")
-right.text(1.1, 1 / (1 - share), "no faster than this", va="bottom", color="#d94801", fontsize=9)
+right.plot(faster, 1 / (1 - share + share / faster), color="black")
+right.axhline(1 / (1 - share), color=figures.SUPPORT, linestyle="--")
+right.text(1.1, 1 / (1 - share), "no faster than this", va="bottom", fontsize=9)
 right.set_xscale("log", base=2)
 right.set(
     xlabel="products become faster by",
@@ -215,10 +220,22 @@ if "bfloat16" in DTYPES:
         profiles["float32"]["products"] / profiles["bfloat16"]["products"],
         sum(profiles["float32"].values()) / sum(profiles["bfloat16"].values()),
     )
-    print(f"measured in bfloat16: products {products:.2f} times, the step {whole:.2f} times")
+    formula = 1 / (1 - share + share / products)
+    print(f"measured in bfloat16: products {products:.2f} times as fast as in float32")
+    print(f"  so by the formula the step would be {formula:.2f} times as fast")
+    print(f"  measured: {whole:.2f} times. The other operators do not stay the same:")
+    for kind in [*KINDS, OTHERS]:
+        before, after = profiles["float32"][kind], profiles["bfloat16"][kind]
+        if kind != "products":
+            print(f"    {kind:22}{before:7.2f} -> {after:7.2f} ms ({after - before:+.2f})")
 assert 0 < share < 1
 
 # %% [markdown]
+# The last lines explain the difference between the formula and the measurement.
+# bfloat16 adds casts. An operator that reads and writes bfloat16 moves half of
+# the bytes, and one whose bfloat16 kernel is slower takes more time. BatchNorm:
+# parameters and statistics float32, input and output bfloat16 here.
+#
 # On a GPU `nsys` shows the same by kernel:
 # `python scripts/benchmark.py --profile` runs it, and marks the kernels that
 # use Tensor Cores.
@@ -288,13 +305,13 @@ for size, what in SIZES:
     assert more % 8 == 0 and 0 <= more - size < 8
 
 # %% [markdown]
-# Large sizes cost next to nothing to pad, so pad them. A first layer of three
-# channels is a small part of a deep network, and may stay.
+# Padding a large size adds little work. A first layer of three channels is a
+# small part of a deep network and can stay as it is.
 #
 # ## Reason 4: the batch is too small
 #
-# A device has to be filled before its speed shows. Here all dtypes of a batch
-# size take turns, and a dot is the median of its turns.
+# A small batch does not fill the device. Here the dtypes take turns at each
+# batch size, and a point is the median of its turns.
 
 
 # %%
@@ -321,7 +338,10 @@ PUBLISHED = {
     "V100": {1: 1.27, 8: 2.20, 32: 2.86, 128: 2.69, 256: 2.38},
     "T4": {1: 1.11, 32: 3.85, 256: 3.71},
 }
-LINES = {"float32": ("#444444", "o-"), "bfloat16": ("#08306b", "s-"), "float16": ("#fd8d3c", "^--")}
+LINES = {
+    dtype: (figures.COLOURS[dtype], line)
+    for dtype, line in (("float32", "o-"), ("bfloat16", "s-"), ("float16", "^--"))
+}
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2))
 for dtype in DTYPES:
@@ -330,13 +350,13 @@ for dtype in DTYPES:
 left.set_ylim(0)
 left.set(xlabel="batch size", ylabel="training images/s", title="Measured: ResNet-18, this CPU")
 left.legend()
-for (device, speedups), colour, line in zip(PUBLISHED.items(), ("#08306b", "#fd8d3c"), "os"):
+for (device, speedups), colour, line in zip(PUBLISHED.items(), ("black", figures.SUPPORT), "os"):
     right.plot(list(speedups), list(speedups.values()), f"{line}-", color=colour, label=device)
-right.axhline(1, color="#444444", linestyle=":")
+right.axhline(1, color=figures.COLOURS["float32"], linestyle=":")
 right.set_ylim(0)
 right.set(
     xlabel="batch size",
-    ylabel="speed of mixed precision / float32",
+    ylabel="speed relative to float32",
     title="Published by NVIDIA: ResNet-50 inference",
 )
 right.legend()
@@ -347,29 +367,29 @@ for axes, ticks in ((left, BATCHES), (right, (1, 8, 32, 128, 256))):
 figure.tight_layout()
 plt.show()
 
-print(f"{'images/s, batch of':20}", *(f"{batch:8}" for batch in BATCHES))
+print(f"{'images/s, batch of':34}", *(f"{batch:8}" for batch in BATCHES))
 for dtype in DTYPES:
-    print(f"{NAMES[dtype]:20}", *(f"{value:8.1f}" for value in median[dtype]))
+    print(f"{NAMES[dtype]:34}", *(f"{value:8.1f}" for value in median[dtype]))
 for dtype in DTYPES[1:]:
     over = [
         statistics.median(a / b for a, b in zip(swept[batch][dtype], swept[batch]["float32"]))
         for batch in BATCHES
     ]
-    print(f"{dtype + ' / float32':20}", *(f"{value:8.2f}" for value in over))
+    print(f"{dtype + ', speed relative to float32':34}", *(f"{value:8.2f}" for value in over))
 assert all(np.isfinite(values).all() for values in median.values())
 
 # %% [markdown]
-# The published figures are from the README of ResNet-50 in
-# [NVIDIA's DeepLearningExamples](https://github.com/NVIDIA/DeepLearningExamples),
-# for NVIDIA's own build of MXNet, with fused kernels that the wheels do not
-# have. A batch of one gains little on either GPU. Activations in float16 take
-# half the memory, so a batch that does not fill the device can be doubled.
+# The published figures are from the README of ResNet-50 in [NVIDIA's
+# DeepLearningExamples](https://github.com/NVIDIA/DeepLearningExamples), for
+# NVIDIA's own build of MXNet, with fused kernels that the wheels do not have. A
+# batch of one gains little on either GPU. Activations in float16 take half the
+# memory, so a batch that does not fill the device can be doubled.
 #
 # ## Reason 5: training waits for its images
 #
-# A network cannot train on more images than come. Here each image takes a
-# pause to load, as from a slow disk. The pauses allow for 0.4 to 4 times as
-# many images as float32 takes; with its other work the input gives some less.
+# A network cannot train faster than its images arrive. Here each image takes a
+# pause to load, as from a slow disk. The pauses allow 0.4 to 4 times as many
+# images per second as float32 trains on.
 
 # %%
 BATCH, WORKERS, WARM_UP, TAKEN = 16, 2, 2, 8
@@ -437,7 +457,7 @@ DLPERF = {
 }
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4))
-left.plot(offered, offered, color="#d94801", linestyle="--", label="what the pauses allow")
+left.plot(offered, offered, color=figures.SUPPORT, linestyle="--", label="what the pauses allow")
 for dtype in TRAINED:
     colour, line = LINES[dtype]
     left.plot(
@@ -456,14 +476,14 @@ for shift, (dtype, values) in zip((-0.2, 0.2), DLPERF.items()):
     colour = LINES[dtype][0]
     right.bar(places + shift, values, 0.38, color=colour, label=dtype)
 for place, one, other in zip(places, *DLPERF.values()):
-    right.text(place, max(one, other) + 60, f"{other / one:.2f} x", ha="center", fontsize=9)
+    right.text(place, max(one, other) + 60, f"{other / one:.2f}×", ha="center", fontsize=9)
 right.set_xticks(places)
 right.set_xticklabels(GPUS)
 right.set(
     xlabel="V100 GPUs",
     ylabel="training images/s",
     ylim=(0, 3400),
-    title="Published (DLPerf): the gain gets lost",
+    title="Published (DLPerf): the gain shrinks",
 )
 right.legend(loc="upper left")
 figure.tight_layout()
@@ -480,13 +500,13 @@ for dtype in TRAINED:
     assert slowest[1] > fastest[1]
 
 # %% [markdown]
-# Where the input is slower than the network, all dtypes train at about the
-# same speed, and the share of waiting tells so. The published runs of
+# Where the input is slower than the network, all dtypes train at about the same
+# speed, and the share of waiting is high. The published runs of
 # [DLPerf](https://github.com/Oneflow-Inc/DLPerf), with MXNet 1.6 and GluonCV,
-# have the same look: the more GPUs share one machine's input, the smaller the
-# gain, from 2.17 times on one GPU to 1.14 on eight.
+# show it too: the more GPUs share one machine's input, the smaller the gain,
+# from 2.17 times on one GPU to 1.14 on eight.
 #
-# The scripts say it by themselves. `scripts/train_imagenet.py` logs how much
+# The scripts report it. `scripts/train_imagenet.py` logs how much
 # of an epoch it "waited for data", and says what to do above 20 %. `--test-io`
 # measures the input alone, `--benchmark` the network alone: the lower of both
 # is what training can reach.
@@ -497,17 +517,17 @@ for dtype in TRAINED:
 # |---|---|---|
 # | does the device have it? | `amp.doctor()` | another device or dtype |
 # | does it wait? | "waited for data", `--test-io` | pack images, more workers |
-# | is the batch small? | a sweep | double it: the memory is there |
+# | is the batch small? | a sweep of batch sizes | double it, if the memory allows |
 # | do sizes miss? | `amp.check(net, trainer, data)` | multiples of 8 |
 # | where is the time? | the profiler | accept Amdahl's bound |
 #
 # ## Summary
 #
-# - Ask the doctor first: emulated float16 is never a measure of speed.
-# - A step gains less than its products: profile before you expect.
+# - Run `amp.doctor()` first: emulated float16 is no measure of speed.
+# - A step gains less than its products: profile it.
 # - Channels, classes, units and batches in multiples of 8; `amp.check` names
 #   those that are not.
-# - Fill the device: a small batch hides what it can do.
+# - Use a batch that fills the device.
 # - Behind a slow input all dtypes are equally fast.
 #
 # ## Exercises

@@ -5,13 +5,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from experiments.benchmarks.measure import Measured, MeasuredRatio
 from experiments.benchmarks.suites import DTYPES, Suite
-from experiments.standalone import hardware
+from experiments.standalone import figures, hardware
 
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
@@ -20,8 +21,6 @@ PACKAGES = ("mxnet", "gluon_amp", "numpy")
 VARIABLES = ("DNNL_MAX_CPU_ISA", "GLUON_AMP_NATIVE", "OMP_WAIT_POLICY")
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
-# Okabe and Ito's colours, which colour-blind readers distinguish
-COLOURS = dict(zip(DTYPES, ("#0072B2", "#D55E00", "#009E73")))
 
 
 def machine(threads: int) -> Dict[str, Any]:
@@ -98,15 +97,18 @@ def as_markdown(result: Dict[str, Any], picture: str) -> str:
 def method(result: Dict[str, Any]) -> str:
     """Return how, on which machine and when the figures were measured."""
     about = result["machine"]
-    variables = "".join(f", {name}={value}" for name, value in about["variables"].items())
+    variables = "".join(f", {name}={value}" for name, value in about.get("variables", {}).items())
     peer = f", {about['peer']}" if "peer" in about else ""
     return "\n\n".join(
         [
             f"Measured on {about['date']} with `{result['command']}`: "
             f"{len(result['cases'][0]['seconds'])} rounds, in "
             "which the cases take turns, each in a process of its own. A time is the median over "
-            "the rounds, followed by the fastest and the slowest round. A ratio is the median over "
-            "the rounds' ratios. Memory is the peak of the process, including Python and MXNet.",
+            "the rounds, followed by the fastest and the slowest round. A speed is the median over "
+            "the rounds' ratios of the two times, followed by the lowest and the highest. Memory "
+            "is the peak of the process, including Python and MXNet.",
+            "float32 is MXNet's own, with its own trainer, unless `amp.Trainer` is named. float16 "
+            "is emulated: its time says nothing of a GPU's.",
             f"On {about['processor']} ({', '.join(about['instructions'])}), "
             f"{about['processors']} processors, {about['threads']} threads{variables}, "
             f"{about['memory_gib']} GiB, {about['system']}, "
@@ -116,17 +118,31 @@ def method(result: Dict[str, Any]) -> str:
     )
 
 
+def speed(ratio: Dict[str, Any]) -> Tuple[str, str, List[float]]:
+    """Return which case is compared, with which one, and how many times as fast it is.
+
+    A ratio of which less is better has the compared case on top.
+    """
+    over, under, values = ratio["over"], ratio["under"], ratio["values"]
+    if ratio["larger_is_better"]:
+        return under, over, values
+    return over, under, [1 / value for value in values]
+
+
 def ratio_table(result: Dict[str, Any]) -> str:
-    """Return the ratios with their bounds as a Markdown table."""
-    rows = []
+    """Return the speeds of cases relative to others, and the ratios of memory, if any."""
+    rows, memory = [], []
     for ratio in result["ratios"]:
-        sign = "≥" if ratio["larger_is_better"] else "≤"
-        bounds = [
-            f"{sign} {ratio[name]:g}" if ratio[name] is not None else "" for name in ("must", "aim")
-        ]
-        spread = f"{min(ratio['values']):.3f} to {max(ratio['values']):.3f}"
-        rows.append([ratio["label"], f"{ratio['median']:.3f}", spread, *bounds, ratio["verdict"]])
-    return table(["ratio", "median", "rounds", "must", "aim", "reached"], rows)
+        if ratio["figure"] == "seconds":
+            case, reference, values = speed(ratio)
+            shown = f"{statistics.median(values):.2f}"
+            rows.append([case, reference, shown, f"{min(values):.2f} to {max(values):.2f}"])
+        else:
+            memory.append([ratio["over"], ratio["under"], f"{ratio['median']:.2f}"])
+    parts = [table(["case", "relative to", "speed, higher is better", "rounds"], rows)]
+    if memory:
+        parts.append(table(["case", "relative to", "peak memory, lower is better"], memory))
+    return "\n\n".join(parts)
 
 
 def case_table(result: Dict[str, Any]) -> str:
@@ -159,60 +175,114 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def draw(suite: Suite, result: Dict[str, Any], path: Path) -> None:
-    """Write a figure of the times: lines along the suite's axes if it has any, else bars."""
+def draw(axes: Sequence[str], result: Dict[str, Any], path: Path) -> None:
+    """Write a figure of the times: lines along the axes of a suite if it has any, else bars."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cases = result["cases"]
-    if suite.axes:
-        figure, panels = plt.subplots(
-            1, len(suite.axes), figsize=(4 * len(suite.axes), 3.6), sharey=True
+    about, cases = result["machine"], result["cases"]
+    with matplotlib.style.context(figures.STYLE):
+        if axes:
+            figure, panels = plt.subplots(1, len(axes), figsize=(11, 4.2), sharey=True)
+            for panel, axis in zip(panels, axes):
+                _draw_growth(panel, cases, axis)
+            panels[0].set_ylabel("ms for a step")
+            panels[0].legend()
+        else:
+            groups = _by_size(cases)
+            figure, panels = plt.subplots(
+                len(groups),
+                1,
+                figsize=(9, 1.5 + 0.62 * len(groups) + 0.36 * len(cases)),
+                squeeze=False,
+                gridspec_kw={"height_ratios": [0.6 + len(group) for group in groups.values()]},
+            )
+            for panel, (size, group) in zip(panels.flat, groups.items()):
+                _draw_bars(panel, group)
+                panel.set_title(size if len(groups) > 1 else "", loc="left")
+            note = "; ×: speed relative to float32" if any(map(_network_runs, cases)) else ""
+            panels.flat[-1].set_xlabel(f"ms: median, fastest and slowest of the rounds{note}")
+        figure.suptitle(
+            f"{result['suite']}\n{about['processor']}, {about['threads']} threads, {about['date']}"
         )
-        for panel, axis in zip(panels, suite.axes):
-            _draw_growth(panel, cases, axis)
-        panels[0].set_ylabel("ms for a step")
-        panels[0].legend(frameon=False)
-    else:
-        figure, panel = plt.subplots(figsize=(8, 0.9 + 0.36 * len(cases)))
-        _draw_bars(panel, cases)
-    figure.suptitle(result["suite"])
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+        figure.tight_layout()
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def _by_size(cases: List[Dict[str, Any]]) -> Dict[str, List[Dict[str, Any]]]:
+    """Return the cases by the number and the size of their images: a panel for each."""
+    groups: Dict[str, List[Dict[str, Any]]] = {}
+    for case in cases:
+        groups.setdefault(f"batch {case['batch']}, {case['pixels']} px", []).append(case)
+    return groups
+
+
+def _is_stock(case: Dict[str, Any]) -> bool:
+    """Return whether a case is that of stock float32, to which networks are compared."""
+    return (case["library"], case["dtype"]) == ("mxnet", "float32") and _network_runs(case)
+
+
+def _network_runs(case: Dict[str, Any]) -> bool:
+    return case["work"] in ("train", "infer")
 
 
 def _draw_bars(panel, cases: List[Dict[str, Any]]) -> None:
-    labels = [case["label"] for case in cases]
+    """Draw the times of cases, with their speed relative to stock float32, if that is one."""
+    stock = [case for case in cases if _is_stock(case)]
+    size = f", batch {cases[0]['batch']}", f", {cases[0]['pixels']} px"
+    labels = []
+    for case in cases:
+        label = case["label"]
+        for end in size:  # which the panel has in its title
+            label = label.replace(end, "")
+        emulated = case["dtype"] == "float16" and _network_runs(case)
+        labels.append(f"{label} (emulated)" if emulated else label)
     medians = [case["median_seconds"] * 1e3 for case in cases]
     spread = [
         [m - min(c["seconds"]) * 1e3 for m, c in zip(medians, cases)],
         [max(c["seconds"]) * 1e3 - m for m, c in zip(medians, cases)],
     ]
-    colours = [COLOURS[case["dtype"]] for case in cases]
+    colours = [figures.COLOURS[case["dtype"]] for case in cases]
     panel.barh(labels, medians, xerr=spread, color=colours, error_kw={"elinewidth": 1})
     for y, (case, median) in enumerate(zip(cases, medians)):
+        text = f"{median:.4g} ms"
+        if len(stock) == 1 and case is not stock[0]:
+            ratios = [a / b for a, b in zip(stock[0]["seconds"], case["seconds"])]
+            text += f", {statistics.median(ratios):.2f}×"
         end = max(case["seconds"]) * 1e3
-        panel.annotate(f"{median:.4g}", (end, y), (4, 0), textcoords="offset points", va="center")
-    panel.margins(x=0.12)
+        panel.annotate(text, (end, y), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    panel.set_xlim(0, 1.3 * max(max(case["seconds"]) for case in cases) * 1e3)
     panel.invert_yaxis()
-    panel.set_xlabel("ms (median of the rounds; bars from the fastest to the slowest)")
-    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", visible=False)
 
 
 def _draw_growth(panel, cases: List[Dict[str, Any]], axis: str) -> None:
-    """Draw the cases along one axis; along the others, they have the most frequent value."""
+    """Draw the cases along one axis; along the others, they have the most frequent value.
+
+    Different networks are not joined by a line.
+    """
     sizes = ("batch", "pixels", "parameters")
     usual = {name: _mode([case[name] for case in cases]) for name in sizes if name != axis}
     along = [case for case in cases if all(case[k] == v for k, v in usual.items())]
+    line = "o" if len({case["network"] for case in along}) > 1 else "o-"
     for dtype in DTYPES:
         points = sorted(
             (case[axis], case["median_seconds"] * 1e3) for case in along if case["dtype"] == dtype
         )
         if points:
-            panel.plot(*zip(*points), "o-", color=COLOURS[dtype], label=dtype, markersize=4)
+            label = f"{dtype} (emulated)" if dtype == "float16" else dtype
+            panel.plot(*zip(*points), line, color=figures.COLOURS[dtype], label=label)
+    if line == "o":
+        lowest = {case["network"]: case[axis] for case in along}
+        for network, place in lowest.items():
+            below = min(c["median_seconds"] for c in along if c["network"] == network) * 1e3
+            name = network.partition("_")[0].replace("resnet", "ResNet-")
+            panel.annotate(
+                name, (place, below), (0, -14), textcoords="offset points", ha="center", fontsize=8
+            )
     ticks = sorted({case[axis] for case in along})
     panel.set_xscale("log")
     panel.set_yscale("log")
@@ -220,10 +290,10 @@ def _draw_growth(panel, cases: List[Dict[str, Any]], axis: str) -> None:
     panel.set_xticks(ticks, [f"{t / 1e6:.0f}" if millions else f"{t}" for t in ticks])
     panel.set_yticks(MILLISECONDS, [f"{t}" for t in MILLISECONDS])
     times = [case["median_seconds"] * 1e3 for case in cases]
-    panel.set_ylim(min(times) / 1.2, max(times) * 1.2)
+    panel.set_ylim(min(times) / 1.3, max(times) * 1.2)
     panel.minorticks_off()
-    panel.set_xlabel(f"{axis} in millions" if millions else axis)
-    panel.grid(alpha=0.3)
+    panel.set_xlabel(f"{axis} in millions, of different networks" if millions else axis)
+    panel.margins(x=0.12)
 
 
 def _mode(values: List[int]) -> int:
@@ -235,6 +305,6 @@ def write(suite: Suite, result: Dict[str, Any], folder: Path, name: str) -> List
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{suffix}" for suffix in ("json", "png", "md")]
     paths[0].write_text(json.dumps(result, indent=1) + "\n")
-    draw(suite, result, paths[1])
+    draw(suite.axes, result, paths[1])
     paths[2].write_text(as_markdown(result, paths[1].name))
     return paths

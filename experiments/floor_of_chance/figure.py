@@ -6,18 +6,20 @@ from pathlib import Path
 import numpy as np
 
 from experiments.floor_of_chance.compare import QUANTITIES, Results, magnitudes
-from gluon_amp.results.figure import COLOURS, new_figure
+from gluon_amp.figures import COLOURS, SUPPORT
+from gluon_amp.results.figure import new_figure, styled
 
 # The floor is a wide grey band, on which the lines of the dtypes are drawn.
 STYLES = {
-    "floor": {"color": "0.45", "linewidth": 3.5},
-    "float16": {"color": COLOURS[1], "linestyle": "-"},
-    "float16_static": {"color": COLOURS[4], "linestyle": ":"},
-    "mixed_float16": {"color": COLOURS[2], "linestyle": "--"},
-    "bfloat16": {"color": COLOURS[3], "linestyle": "-."},
+    "floor": {"color": SUPPORT, "linewidth": 5},
+    "float16": {"color": COLOURS["float16"], "linestyle": "-"},
+    "float16_static": {"color": COLOURS["float16"], "linestyle": ":"},
+    "mixed_float16": {"color": COLOURS["mixed_float16"], "linestyle": "--"},
+    "bfloat16": {"color": COLOURS["bfloat16"], "linestyle": "-"},
 }
 
 
+@styled()
 def draw(results: Results, path: Path) -> None:
     """Write a PNG: a panel for each quantity, and a line with a band for each row.
 
@@ -41,12 +43,11 @@ def draw(results: Results, path: Path) -> None:
         axes.set(xlabel="Epoch", yscale="log", title=quantity.title)
         axes.set_ylabel(quantity.unit)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-    axes.legend(title="float32 against", fontsize=9)
+    axes.legend(title="float32 against")
     count = len(results["seeds"])
     title = (
         f"{results['model']} on {results['data']}, {results['hardware']}: mean, lowest and highest "
         f"of {count} seeds"
     )
-    figure.suptitle(textwrap.fill(title, 150), fontsize=9)
-    figure.savefig(path, dpi=110)
+    figure.suptitle(textwrap.fill(title, 150))
+    figure.savefig(path)

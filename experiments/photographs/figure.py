@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 
 from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
 from experiments.photographs.fits import ROWS
-from gluon_amp.results.figure import BAND, COLOURS, SPREAD, new_figure
+from gluon_amp.figures import BAND, COLOURS, SUPPORT
+from gluon_amp.results.figure import SPREAD, new_figure, styled
 from gluon_amp.results.statistics import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@styled()
 def draw(results: Results, path: Path) -> None:
     """Write a PNG with a row of panels for each metric.
 
@@ -23,8 +25,8 @@ def draw(results: Results, path: Path) -> None:
     for (points, forest), metric in zip(figure.subplots(len(METRICS), 2, sharey="row"), METRICS):
         _draw_folds(points, results, metric)
         _draw_differences(forest, results, metric)
-    figure.suptitle("EfficientNet-Lite0 on photographs, with ImageNet's weights", fontsize=10)
-    figure.savefig(path, dpi=120)
+    figure.suptitle("EfficientNet-Lite0 on photographs, with ImageNet's weights")
+    figure.savefig(path)
 
 
 def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
@@ -32,15 +34,15 @@ def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
         values = [fold[metric] for _, fold in sorted(results[row].items())]
         step = 2 * SPREAD / max(1, len(values) - 1)
         heights = [number - SPREAD + step * place for place in range(len(values))]
-        axes.scatter(values, heights, s=12, color=COLOURS[number], alpha=0.6)
+        axes.scatter(values, heights, s=12, color=COLOURS[row.dtype], alpha=0.6)
         ends = (number - 1.6 * SPREAD, number + 1.6 * SPREAD)
-        axes.vlines(spread(values).mean, *ends, color=COLOURS[number], linewidth=1.6)
+        axes.vlines(spread(values).mean, *ends, color=COLOURS[row.dtype], linewidth=1.6)
     labels = [f"{row.training.label},\n{row.dtype}" for row in ROWS]
     axes.set_yticks(range(len(ROWS)), labels, fontsize=8)
     axes.set_ylim(len(ROWS) - 0.5, -0.5)
     name, unit, _ = METRICS[metric]
-    axes.set_xlabel(f"{name} ({unit}): each fold, and the mean", fontsize=9)
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(f"{name} ({unit}): each fold, and the mean")
+    axes.grid(axis="y", visible=False)
 
 
 def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
@@ -55,12 +57,12 @@ def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
             low = high = compared.difference
         furthest = max(furthest, margin, -low, high)
         axes.fill_betweenx((number - 0.5, number + 0.5), -margin, margin, color=BAND, zorder=0)
-        axes.hlines(number, low, high, color=COLOURS[number], linewidth=1.6)
-        axes.plot(compared.difference, number, "o", markersize=5, color=COLOURS[number])
+        axes.hlines(number, low, high, color=COLOURS[row.dtype], linewidth=1.6)
+        axes.plot(compared.difference, number, "o", markersize=5, color=COLOURS[row.dtype])
         place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
         axes.annotate(verdict(compared), (1.02, number), fontsize=8, va="center", **place)
-    axes.axvline(0, color="#777777", linewidth=0.8, zorder=1)
+    axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
     unit = {"%": "percentage points"}.get(METRICS[metric].unit, METRICS[metric].unit)
-    axes.set_xlabel(f"Minus float32 ({unit}), 95 % interval; grey: the margin", fontsize=9)
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(f"Minus float32 ({unit}), 95 % interval; grey: the margin")
+    axes.grid(axis="y", visible=False)

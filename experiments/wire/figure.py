@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from experiments.wire.page import CLUSTERS, EXCHANGES, STEP_SECONDS, of_figure
 from experiments.wire.scaling import WIRE_BYTES, WORKERS, Cluster, step, title
-from gluon_amp.results.figure import COLOURS, new_figure
+from gluon_amp.figures import COLOURS, SUPPORT
+from gluon_amp.results.figure import new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKERS = ("o", "s", "^", "D")
-LINES = {"float32": "-", "float16": "--"}
+LINES = ("-", "--", ":")  # one for each exchange
 
 
+@styled()
 def draw(results: Dict[str, Any], path: Path) -> None:
     """Write a PNG: a panel of errors, and one of shares for each network of the simulation.
 
@@ -28,21 +30,20 @@ def draw(results: Dict[str, Any], path: Path) -> None:
     about = f"with a computation of {STEP_SECONDS:g} s (assumed)"
     legends.axis("off")
     handles, labels = shares[0].get_legend_handles_labels()
-    legends.legend(handles, labels, title=about, loc="center", fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    legends.legend(handles, labels, title=about, loc="center")
+    figure.savefig(path)
 
 
 def _draw_shares(axes: "Axes", cluster: Cluster, name: str) -> None:
-    for number, exchange in enumerate(EXCHANGES):
+    for line, exchange in zip(LINES, EXCHANGES):
         for dtype in WIRE_BYTES:
             shares = [100 * step(cluster, exchange, dtype, n).share for n in WORKERS]
             label = f"{title(exchange)}, {dtype}"
-            axes.plot(WORKERS, shares, LINES[dtype], color=COLOURS[number + 1], label=label)
-    axes.axhline(50, color="0.6", linewidth=0.8)
+            axes.plot(WORKERS, shares, line, color=COLOURS[dtype], label=label)
+    axes.axhline(50, color=SUPPORT, linewidth=0.8)
     axes.set(xscale="log", xlabel="Workers", ylim=(0, 100))
-    axes.set_title(name, fontsize=10)
+    axes.set_title(name)
     axes.set_ylabel("Exchange (% of the step)")
-    axes.grid(alpha=0.3)
 
 
 def _draw_errors(axes: "Axes", results: Dict[str, Any]) -> None:
@@ -51,12 +52,11 @@ def _draw_errors(axes: "Axes", results: Dict[str, Any]) -> None:
     orders = list(dict.fromkeys(order for _, order in keys))
     for wire, order in keys:
         line = [row for row in rows if (row["wire"], row["order"]) == (wire, order)]
-        style = {"color": COLOURS[1] if wire == "float16" else COLOURS[2], "linewidth": 1}
+        style = {"color": COLOURS[wire], "linewidth": 1}
         workers, norms = [row["workers"] for row in line], [row["norm"] for row in line]
         marker = MARKERS[orders.index(order)]
         axes.plot(workers, norms, marker=marker, markersize=4, label=f"{wire}, {order}", **style)
     axes.set(xscale="log", yscale="log", xlabel="Workers", ylim=(1e-4, 2))
     axes.set_ylabel("‖sum − exact‖ / ‖exact‖")
     axes.set_title("Errors of the sum of ResNet-18's gradients", fontsize=10)
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=6.5, loc="upper left")

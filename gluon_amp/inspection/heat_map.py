@@ -6,6 +6,7 @@ from typing import Dict, List, Tuple
 import numpy as np
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.figures import OTHER
 from gluon_amp.inspection.look import DIRECTIONS, Row
 
 TICKS = (60, 12)  # at most so many names of layers and of steps are shown
@@ -45,7 +46,7 @@ def draw(rows: List[Row], format_: str, path: Path) -> None:
         panel.set_facecolor("#dddddd")
         image = panel.imshow(underflow, vmin=0, vmax=1, cmap="Blues", aspect="auto")
         y, x = np.nonzero(np.nan_to_num(overflow))
-        panel.scatter(x, y, marker="x", color="#D55E00", s=18, label="overflows")
+        panel.scatter(x, y, marker="x", color=OTHER, s=18, label="overflows")
         panel.set_title(direction.replace("_", " "), fontsize=10)
         panel.set_xlabel("step")
         _ticks(panel.xaxis, [str(step) for step in steps], TICKS[1] // 2)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.figures import OTHER, STYLE, SUPPORT
 from gluon_amp.recipes.history import History
 from gluon_amp.recipes.outputs import saving
 
@@ -25,7 +26,7 @@ def draw_errors(history: History, path: Path, title: str) -> None:
         Writing fails; the disk is full, for example.
     """
     try:
-        import matplotlib
+        import matplotlib.style
     except ImportError:
         raise UsageError(
             "--plot needs matplotlib: run `pip install 'gluon-amp[results]'`."
@@ -36,20 +37,19 @@ def draw_errors(history: History, path: Path, title: str) -> None:
     validated = {e: v for e, v in enumerate(history.validated) if v is not None}
     first = len(history.validated) - len(history.trained)
     epochs = range(first, first + len(history.trained))
-    figure, panel = plt.subplots(figsize=(7, 4.2))
     training_errors = [100 * (1 - result.accuracy) for result in history.trained]
-    panel.plot(epochs, training_errors, color="#999999", label="training, top-1")
-    for name, colour in (("top1", "#0072B2"), ("top5", "#D55E00")):
-        errors = [100 * (1 - getattr(result, name)) for result in validated.values()]
-        label = f"validation, {name[:3]}-{name[3:]}"
-        panel.plot(list(validated), errors, color=colour, marker=".", label=label)
-    panel.set(xlabel="epoch", ylabel="error in %", title=title)
-    panel.set_ylim(bottom=0)
-    panel.grid(alpha=0.3)
-    panel.legend(frameon=False)
-    figure.tight_layout()
+    with matplotlib.style.context(STYLE):
+        figure, panel = plt.subplots(figsize=(7, 4.2), layout="constrained")
+        panel.plot(epochs, training_errors, color=SUPPORT, label="training, top-1")
+        for name, colour in (("top1", "black"), ("top5", OTHER)):
+            errors = [100 * (1 - getattr(result, name)) for result in validated.values()]
+            label = f"validation, {name[:3]}-{name[3:]}"
+            panel.plot(list(validated), errors, color=colour, marker=".", label=label)
+        panel.set(xlabel="epoch", ylabel="error in %", title=title)
+        panel.set_ylim(bottom=0)
+        panel.legend()
     try:
         with saving(f"--plot {path}"):
-            figure.savefig(path, dpi=120)
+            figure.savefig(path)
     finally:
         plt.close(figure)

@@ -1,10 +1,12 @@
 """Draws a table: every run as a point, and the differences between rows within the margin."""
 
+import contextlib
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Iterator, Tuple
 
 from gluon_amp.command_line import UsageError
+from gluon_amp.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
 from gluon_amp.results.statistics import CONFIDENCE
 from gluon_amp.results.table import Table
 
@@ -12,9 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours ("Color Universal Design", 2008), which colour-blind readers distinguish.
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-BAND = "#E5E5E5"
 TITLE_WIDTH = 120  # characters that fit above the axes
 SPREAD = 0.22  # of the points of a row, to either side of its line
 # The attribute of a run, of a row and of a contrast, with the unit; the margin is the table's.
@@ -32,36 +31,51 @@ def draw(table: Table, path: Path) -> None:
     of the same batch is a full circle, one from a row of another batch an open one. If matplotlib
     is not installed, that is a `UsageError`.
     """
-    plot(table).savefig(path, dpi=120)
+    plot(table).savefig(path)
 
 
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the style of all figures: a context, or a decorator.
+
+    If matplotlib is not installed, that is a `UsageError`.
+    """
+    try:
+        import matplotlib.style
+    except ImportError:
+        raise UsageError(
+            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
+        ) from None
+    with matplotlib.style.context(STYLE):
+        yield
+
+
+@styled()
 def plot(table: Table) -> "Figure":
     """Return the figure that `draw` writes."""
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
-    height = 0.9 + len(metrics) * (1.1 + 0.48 * len(table.rows))
-    figure = new_figure(10, height)
+    height = 0.9 + len(metrics) * (1.1 + 0.6 * len(table.rows))
+    figure = new_figure(12, height)
     panels = figure.subplots(len(metrics), 2, sharey="row", squeeze=False)
     margins = {"top1": table.margin, "cross_entropy": table.cross_entropy_margin}
     for (points, forest), (field, title, unit) in zip(panels, metrics):
         _draw_runs(points, table, field, title)
         _draw_differences(forest, table, field, margins[field], unit)
-    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}"
-    figure.suptitle(textwrap.fill(title, TITLE_WIDTH), fontsize=9)
+    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{_when(table)}"
+    figure.suptitle(textwrap.fill(title, TITLE_WIDTH))
     return figure
 
 
-def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of a size in inches, which needs no screen.
+def _when(table: Table) -> str:
+    days = sorted({run.date for run in table.runs if run.date})
+    return f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
 
-    If matplotlib is not installed, that is a `UsageError`.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
-        ) from None
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches, which needs no screen. Call it in `styled`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -78,7 +92,7 @@ def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
             if run.configuration == row.configuration and run.failure is None
         ]
         points = [point for point in values if point[0] is not None]
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLOURS.get(row.configuration.dtype, OTHER)
         xs, ys = [x for x, _ in points], [y for _, y in points]
         axes.scatter(xs, ys, s=12, color=colour, alpha=0.7)
         summary = getattr(row, field)
@@ -87,37 +101,36 @@ def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
             axes.vlines(summary.mean, *ends, color=colour, linewidth=1.6)
     axes.set_yticks(range(len(table.rows)), [row.configuration.label for row in table.rows])
     axes.set_ylim(len(table.rows) - 0.5, -0.5)
-    axes.set_xlabel(f"{title}: each run, and the mean", fontsize=9)
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(f"{title}: runs and mean")
+    axes.grid(axis="y", visible=False)
 
 
 def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, unit: str) -> None:
     axes.axvspan(-margin, margin, color=BAND, zorder=0)
-    axes.axvline(0, color="#777777", linewidth=0.8, zorder=1)
+    axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
     furthest = margin
     for number, row in enumerate(table.rows):
         tested = [each for each in row.contrasts if getattr(each, field) is not None]
         for place, contrast in enumerate(tested):
             comparison = getattr(contrast, field)
-            height = number + 0.36 * (place - (len(tested) - 1) / 2)
+            height = number + 0.42 * (place - (len(tested) - 1) / 2)
             low, high = comparison.low, comparison.high
             if low is None:
                 low = high = comparison.difference
             furthest = max(furthest, -low, high)
-            colour = COLOURS[number % len(COLOURS)]
+            colour = COLOURS.get(row.configuration.dtype, OTHER)
             axes.hlines(height, low, high, color=colour, linewidth=1.6)
             face = colour if contrast.same_batch else "white"
             style = {"marker": "o", "markersize": 5, "color": colour, "markerfacecolor": face}
             axes.plot(comparison.difference, height, **style)
             axes.annotate(
-                f"{comparison}\n(minus {contrast.label})",
+                f"minus {contrast.label}:\n{comparison}",
                 (1.02, height),
                 xycoords=("axes fraction", "data"),
-                fontsize=6.5,
+                fontsize=7.5,
                 va="center",
                 annotation_clip=False,
             )
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
-    text = f"Difference, {CONFIDENCE:.0%} interval, ±{margin:g} {unit}"
-    axes.set_xlabel(text, fontsize=9)
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(f"Difference ({unit}), {CONFIDENCE:.0%} interval, ±{margin:g}")
+    axes.grid(axis="y", visible=False)

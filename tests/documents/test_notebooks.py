@@ -100,7 +100,7 @@ def ends_with_its_environment(page):
 
 
 def is_small(page):
-    assert len(nbformat.writes(page)) < 400_000
+    assert len(nbformat.writes(page)) < 1_000_000
 
 
 CHECKS = (

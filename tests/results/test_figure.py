@@ -7,7 +7,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from gluon_amp.results.figure import COLOURS, draw, plot
+from gluon_amp.figures import COLOURS
+from gluon_amp.results.figure import draw, plot
 from gluon_amp.results.record import Configuration
 from gluon_amp.results.table import tabulate
 from tests.results.example_runs import ORDER, run, three_seeds
@@ -64,7 +65,7 @@ def test_rows_without_cross_entropy_have_one_row_of_panels(tmp_path):
 def test_one_run_is_drawn(tmp_path):
     draw(tabulate([run()], ORDER, 0.5), tmp_path / "one.png")
     picture = imread(tmp_path / "one.png")[..., :3]
-    assert (abs(picture - to_rgb(COLOURS[0])).max(axis=2) < 0.02).any()
+    assert (abs(picture - to_rgb(COLOURS["float32"])).max(axis=2) < 0.02).any()
 
 
 def eight_rows():

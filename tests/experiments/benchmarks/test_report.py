@@ -3,6 +3,7 @@
 import json
 import os
 
+import matplotlib.pyplot as plt
 from PIL import Image
 
 from experiments.benchmarks import measure, report
@@ -36,10 +37,16 @@ def test_tables_of_literal_seconds():
         "| b    | 100.0 | 100.0 to 150.0 |     40.0 |  600 |",
     ]
     assert report.ratio_table(result).splitlines() == [
-        "| ratio | median |         rounds |  must |   aim | reached |",
-        "| :---- | -----: | -------------: | ----: | ----: | ------: |",
-        "| a / b |  2.000 | 2.000 to 4.000 | ≥ 1.6 | ≥ 1.9 |     aim |",
+        "| case | relative to | speed, higher is better |       rounds |",
+        "| :--- | ----------: | ----------------------: | -----------: |",
+        "| b    |           a |                    2.00 | 2.00 to 4.00 |",
     ]
+
+
+def test_a_speed_is_higher_where_the_time_is_lower():
+    ratio = {"over": "a", "under": "b", "values": [2.0, 4.0]}
+    assert report.speed({**ratio, "larger_is_better": True}) == ("b", "a", [2.0, 4.0])
+    assert report.speed({**ratio, "larger_is_better": False}) == ("a", "b", [0.5, 0.25])
 
 
 def test_written_files_hold_the_same_figures(tmp_path):
@@ -52,7 +59,7 @@ def test_written_files_hold_the_same_figures(tmp_path):
     for part in (
         result["machine"]["date"],
         "# Steps",
-        "2.000",
+        "2.00 to 4.00",
         "python scripts/benchmark.py",
         "2 threads",
         "3 rounds",
@@ -79,4 +86,21 @@ def test_growth_has_a_panel_for_each_axis(tmp_path):
     ]
     result = report.as_json(suite, measured, [], report.machine(2), "command")
     picture = next(p for p in report.write(suite, result, tmp_path, "s") if p.suffix == ".png")
-    assert Image.open(picture).size == (3 * 4 * 120, 3.6 * 120)
+    width, height = Image.open(picture).size
+    assert width > 2 * height > 1000
+
+
+def test_points_of_different_networks_are_not_joined():
+    suite = build_suite("scaling", ["float32"], **REFERENCE)
+    millions = {"resnet18_v1": 11.7, "resnet34_v1": 21.8, "resnet50_v1": 25.6, "resnet101_v1": 44.5}
+    measured = [
+        Measured(one, [0.1, 0.2], 500.0, int(1e6 * millions[one.network])) for one in suite.cases
+    ]
+    cases = report.as_json(suite, measured, [], report.machine(2), "command")["cases"]
+    styles = []
+    for axis in suite.axes:
+        _, panel = plt.subplots()
+        report._draw_growth(panel, cases, axis)
+        styles += [line.get_linestyle() for line in panel.lines]
+        plt.close()
+    assert styles == ["-", "-", "None"]
