@@ -517,7 +517,7 @@ for dtype in TRAINED:
 # |---|---|---|
 # | does the device have it? | `amp.doctor()` | another device or dtype |
 # | does it wait? | "waited for data", `--test-io` | pack images, more workers |
-# | is the batch small? | a sweep of batch sizes | double it, if the memory allows |
+# | is the batch small? | a sweep of batch sizes | double it, if memory allows |
 # | do sizes miss? | `amp.check(net, trainer, data)` | multiples of 8 |
 # | where is the time? | the profiler | accept Amdahl's bound |
 #

@@ -28,7 +28,9 @@ from tests.documents.test_documents import FENCE, text_of
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 RESULTS = ROOT / "docs" / "results"
-SUITES = sorted(path for path in BENCHMARKS.rglob("*.json") if path.stem != "families")
+# Pages with tests of their own: families below, launches in test_launches.py
+NOT_TIMED = ("families", "launches", "launches_before")
+SUITES = sorted(path for path in BENCHMARKS.rglob("*.json") if path.stem not in NOT_TIMED)
 PAGES = [
     "docs/how_it_works.md",
     *sorted(
