@@ -148,6 +148,8 @@ def test_strangers_are_turned_away():
             stranger.sendall(said)
     work(1)
     first.join(10)
+    for one in opened.values():
+        one._end = Ends()  # else the timer of `leave` would end pytest
     both = [threading.Thread(target=one.leave, args=(0, FAR)) for one in opened.values()]
     for thread in both:
         thread.start()
