@@ -18,6 +18,18 @@ class UsageError(ValueError):
     """A request of the user that cannot be met; the message is one sentence for the user."""
 
 
+@contextlib.contextmanager
+def from_extra(extra: str, problem: str) -> Iterator[None]:
+    """Import packages of an extra in a with block; one that is missing is a `UsageError`.
+
+    Its message is the problem, as in `'--plot needs matplotlib'`, and how to install the extra.
+    """
+    try:
+        yield
+    except ImportError:
+        raise UsageError(f"{problem}: run `pip install 'gluon-amp[{extra}]'`.") from None
+
+
 WIDTH = 80  # columns of the help, even on a wider terminal
 
 

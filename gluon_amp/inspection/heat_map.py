@@ -5,7 +5,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import UsageError, from_extra
 from gluon_amp.figures import OTHER
 from gluon_amp.inspection.look import DIRECTIONS, Row
 
@@ -22,13 +22,9 @@ def draw(rows: List[Row], format_: str, path: Path) -> None:
     UsageError
         matplotlib is not installed, there are no rows, or the file cannot be written.
     """
-    try:
+    with from_extra("results", "plot() needs matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "plot() needs matplotlib: run `pip install 'gluon-amp[results]'`."
-        ) from None
     rows = [row for row in rows if format_ in row.formats]
     if not rows:
         raise UsageError(f"plot() has no look at {format_} to draw: train for a step first.")

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Iterable, List, Optional, Union
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import UsageError, from_extra
 from gluon_amp.inspection.format_effects import Effect
 from gluon_amp.inspection.look import Row
 
@@ -27,13 +27,8 @@ class LookFiles:
     ) -> None:
         self._file = self._writer = None
         if tensorboard is not None:
-            try:
+            with from_extra("tensorboard", "watch(tensorboard=...) needs tensorboardX"):
                 from tensorboardX import SummaryWriter
-            except ImportError:
-                raise UsageError(
-                    "watch(tensorboard=...) needs tensorboardX: run "
-                    "`pip install 'gluon-amp[tensorboard]'`."
-                ) from None
             self._writer = SummaryWriter(str(tensorboard))
         if file is not None:
             try:

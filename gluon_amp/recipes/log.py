@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import from_extra
 
 BATCH = "Epoch[%d] Batch [%d]\tSpeed: %f samples/sec\t%s=%f\tlr=%f"
 TRAINING = "[Epoch %d] training: %s=%f"
@@ -107,10 +107,8 @@ def tqdm() -> type:
     UsageError
         tqdm is not installed.
     """
-    try:
+    with from_extra("data", "tqdm is not installed"):
         from tqdm import tqdm as bar
-    except ImportError:
-        raise UsageError("tqdm is not installed: run `pip install 'gluon-amp[data]'`.") from None
     return bar
 
 
@@ -221,12 +219,8 @@ class Records:
 
 
 def _tensorboard(folder: Path):
-    try:
+    with from_extra("tensorboard", "--tensorboard needs tensorboardX"):
         from tensorboardX import SummaryWriter
-    except ImportError:
-        raise UsageError(
-            "--tensorboard needs tensorboardX: run `pip install 'gluon-amp[tensorboard]'`."
-        ) from None
     return SummaryWriter(str(folder))
 
 

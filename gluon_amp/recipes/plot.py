@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import from_extra
 from gluon_amp.figures import OTHER, STYLE, SUPPORT
 from gluon_amp.recipes.history import History
 from gluon_amp.recipes.outputs import saving
@@ -25,12 +25,8 @@ def draw_errors(history: History, path: Path, title: str) -> None:
     SavingError
         Writing fails; the disk is full, for example.
     """
-    try:
+    with from_extra("results", "--plot needs matplotlib"):
         import matplotlib.style
-    except ImportError:
-        raise UsageError(
-            "--plot needs matplotlib: run `pip install 'gluon-amp[results]'`."
-        ) from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator, Tuple
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import from_extra
 from gluon_amp.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
 from gluon_amp.results.statistics import CONFIDENCE
 from gluon_amp.results.table import Table
@@ -40,12 +40,8 @@ def styled() -> Iterator[None]:
 
     If matplotlib is not installed, that is a `UsageError`.
     """
-    try:
+    with from_extra("results", "matplotlib is not installed"):
         import matplotlib.style
-    except ImportError:
-        raise UsageError(
-            "matplotlib is not installed: run `pip install 'gluon-amp[results]'`."
-        ) from None
     with matplotlib.style.context(STYLE):
         yield
 

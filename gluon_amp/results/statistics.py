@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Optional, Sequence
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.command_line import UsageError, from_extra
 
 CONFIDENCE = 0.95  # of the interval; the tests reject at 1 - CONFIDENCE
 POWER = 0.8
@@ -69,12 +69,8 @@ def statsmodels():
 
     If it is not installed, that is a `UsageError`.
     """
-    try:
+    with from_extra("results", "statsmodels is not installed"):
         from statsmodels.stats import power, weightstats
-    except ImportError:
-        raise UsageError(
-            "statsmodels is not installed: run `pip install 'gluon-amp[results]'`."
-        ) from None
     return weightstats, power
 
 
