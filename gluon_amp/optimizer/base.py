@@ -6,7 +6,7 @@ its `_update_dense`, which receives all tensors of one device as a list of `Slot
 """
 
 import functools
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from gluon_amp.host import on_cpu
 
 import mxnet as mx
 from mxnet import nd
+
+Items = TypeVar("Items", List, nd.NDArray)
 
 
 class ExactFloat(float):
@@ -230,14 +232,14 @@ def interleaved(slots):
     return [array for slot in slots for array in slot.arrays]
 
 
-# The most tensors of one multi-tensor operator for SGD. MXNet does not check the number.
+# The most tensors of one multi-tensor operator for SGD, and for sums of squares. MXNet does not
+# check the number.
 SGD_LIMIT = 60
 
 
 def add_multiples(arrays: List, others: List, factor: float, out: List) -> None:
     """Set `out` to ``arrays + factor * others``, with one operator for 60 arrays of one dtype."""
-    for start in range(0, len(arrays), SGD_LIMIT):
-        chunk = list(zip(arrays, others, out))[start : start + SGD_LIMIT]
+    for chunk in chunks(list(zip(arrays, others, out)), SGD_LIMIT):
         nd.multi_sgd_update(
             *(array for one in chunk for array in one[:2]),
             out=[result for _, _, result in chunk],
@@ -245,6 +247,12 @@ def add_multiples(arrays: List, others: List, factor: float, out: List) -> None:
             lrs=[ExactFloat(-factor)] * len(chunk),
             wds=[0.0] * len(chunk),
         )
+
+
+def sum_squares(arrays: List, out: nd.NDArray) -> None:
+    """Set a vector to the sums of squares of arrays of one dtype, with one operator for 60."""
+    for chunk, sums in zip(chunks(arrays, SGD_LIMIT), chunks(out, SGD_LIMIT)):
+        nd.multi_sum_sq(*chunk, num_arrays=len(chunk), out=sums)
 
 
 def gradients_like_targets(slots: List[Slot]) -> List[nd.NDArray]:
@@ -290,6 +298,6 @@ def set_weights(slots: List[Slot]) -> None:
         )
 
 
-def chunks(items: List, size: int) -> Iterator[List]:
-    """Return successive slices of at most `size` items."""
+def chunks(items: Items, size: int) -> Iterator[Items]:
+    """Return successive slices of at most `size` items of a list or vector."""
     return (items[start : start + size] for start in range(0, len(items), size))

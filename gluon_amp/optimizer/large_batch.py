@@ -11,6 +11,7 @@ from gluon_amp.optimizer.base import (
     gradients_like_targets,
     interleaved,
     set_weights,
+    sum_squares,
 )
 from gluon_amp.optimizer.sgd import SGD
 
@@ -104,12 +105,12 @@ class LARS(SGD):
         # `_layer_rates` sets the first rates, so the layers that have one come first
         slots = sorted(slots, key=self._plain)
         rates, decays = self._rates(slots)
-        for start in range(0, len(slots), SGD_LIMIT):
-            chunk = slots[start : start + SGD_LIMIT]
+        vectors = (slots, rates, decays)
+        for chunk, lrs, wds in zip(*(chunks(vector, SGD_LIMIT) for vector in vectors)):
             self._operator("preloaded_multi_", chunk[0])(
                 *interleaved(chunk),
-                rates[start : start + len(chunk)],
-                decays[start : start + len(chunk)],
+                lrs,
+                wds,
                 out=[slot.weight for slot in chunk],
                 num_weights=len(chunk),
                 **self._attributes(**self._momentum_attribute()),
@@ -157,10 +158,8 @@ class LARS(SGD):
 
 def _square_sums(arrays):
     """Return the sums of squares of arrays in one vector."""
-    sums, start = nd.empty((len(arrays),), ctx=arrays[0].context), 0
-    for chunk in chunks(arrays, SGD_LIMIT):
-        nd.multi_sum_sq(*chunk, num_arrays=len(chunk), out=sums[start : start + len(chunk)])
-        start += len(chunk)
+    sums = nd.empty((len(arrays),), ctx=arrays[0].context)
+    sum_squares(arrays, out=sums)
     return sums
 
 

@@ -17,14 +17,13 @@ import numpy as np
 
 from gluon_amp.host import host_view, on_cpu
 from gluon_amp.lowering.native import updates
-from gluon_amp.optimizer.base import add_multiples, chunks
+from gluon_amp.optimizer.base import add_multiples, chunks, sum_squares
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.ndarray import NDArray
 
 FINITE_LIMIT = 200  # above it, multi_all_finite reads past its parameter block
-SUM_SQUARES_LIMIT = 60
 BLOCK = 1 << 16  # elements of a block that stays in the cache
 
 # The bits of +inf and of positive NaNs are the largest signed integers; those of -inf and of
@@ -112,7 +111,7 @@ def square_sums(arrays: Iterable) -> List[float]:
     is all zero would cost it in each step.
     """
     arrays = list(map(dense_part, arrays))
-    sums = _each(arrays, _host_square_sums, _device_square_sums, empty=0.0)
+    sums = _each(arrays, _host_square_sums, sum_squares, empty=0.0)
     whole = sum(sums)
 
     def exact(array, total: float) -> bool:
@@ -247,13 +246,6 @@ def _host_sum_squares(values: np.ndarray) -> float:
             square = float(np.dot(exact, exact))
         total += square
     return total
-
-
-def _device_square_sums(arrays, out) -> None:
-    start = 0
-    for chunk in chunks(arrays, SUM_SQUARES_LIMIT):
-        nd.multi_sum_sq(*chunk, num_arrays=len(chunk), out=out[start : start + len(chunk)])
-        start += len(chunk)
 
 
 def _device_precise_sums(arrays, out) -> None:
