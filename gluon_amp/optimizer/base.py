@@ -266,16 +266,8 @@ def gradients_like_targets(slots: List[Slot]) -> List[nd.NDArray]:
     for slot in mixed:
         wide.append(zeros[start : start + slot.grad.size].reshape(slot.grad.shape))
         start += slot.grad.size
-    for chunk in chunks([(slot.grad, array) for slot, array in zip(mixed, wide)], SGD_LIMIT):
-        # An update of masters that are zero by -1 times the gradient. The weight, which is then the
-        # rounded master, is the gradient itself.
-        nd.multi_mp_sgd_update(
-            *(array for grad, master in chunk for array in (grad, grad, master)),
-            out=[grad for grad, _ in chunk],
-            num_weights=len(chunk),
-            lrs=[-1.0] * len(chunk),
-            wds=[0.0] * len(chunk),
-        )
+    # Masters that are zero become the gradients in float32, which rounded are the same gradients.
+    _update_masters([slot.grad for slot in mixed], wide, -1.0)
     found = iter(wide)
     return [next(found) if s.grad.dtype != s.target.dtype else s.grad for s in slots]
 
@@ -287,13 +279,18 @@ def set_weights(slots: List[Slot]) -> None:
         for slot in slots:
             slot.set_weight()
         return
-    for chunk in chunks(slots, SGD_LIMIT):
-        # An update with a learning rate of 0, where the gradient may be any finite array
+    # With a learning rate of 0, the gradient may be any finite array: the weight itself.
+    _update_masters([slot.weight for slot in slots], [slot.master for slot in slots], 0.0)
+
+
+def _update_masters(arrays: List, masters: List, lr: float) -> None:
+    """Update masters with `arrays` as their gradients, and set these to the rounded masters."""
+    for chunk in chunks(list(zip(arrays, masters)), SGD_LIMIT):
         nd.multi_mp_sgd_update(
-            *(array for slot in chunk for array in (slot.weight, slot.weight, slot.master)),
-            out=[slot.weight for slot in chunk],
+            *(each for array, master in chunk for each in (array, array, master)),
+            out=[array for array, _ in chunk],
             num_weights=len(chunk),
-            lrs=[0.0] * len(chunk),
+            lrs=[lr] * len(chunk),
             wds=[0.0] * len(chunk),
         )
 
