@@ -1,4 +1,4 @@
-"""Functions of many arrays at once: are all elements finite, and what is their norm.
+"""Functions of many arrays at once: are all elements finite, and what are their square sums.
 
 On a GPU, MXNet's multi-tensor operators compute both. They run once for each device and dtype, in
 chunks within their limits: `multi_all_finite` aborts the process above 200 arrays, and rejects
@@ -81,7 +81,7 @@ def all_finite(arrays: Iterable) -> bool:
     flags = {}
     for _, group in _grouped(arrays):
         if on_cpu(group[0]):
-            if not finite_in_host_memory(group).all():
+            if not _finite_in_host_memory(group).all():
                 return False
             continue
         for chunk in chunks(group, FINITE_LIMIT):
@@ -98,12 +98,15 @@ def all_finite(arrays: Iterable) -> bool:
 
 def finite(arrays: Iterable) -> List[bool]:
     """Return for each array whether all its elements are finite, with one host read per device."""
-    flags = _each(arrays, finite_in_host_memory, _device_finite, empty=1.0)
+    flags = _each(arrays, _finite_in_host_memory, _device_finite, empty=1.0)
     return [flag != 0 for flag in flags]
 
 
 def square_sums(arrays: Iterable) -> List[float]:
     """Return the sum of squares of each array, with one host read per device; inf or NaN if one is.
+
+    If every element is multiplied by a power of two, each sum is multiplied by exactly its square
+    (Law 2 with clipping).
 
     Squares are summed in float32, which represents the square of any float16. Where squares of
     float32 elements overflow or underflow, they are summed again in float64. On a GPU that is a
@@ -127,15 +130,6 @@ def square_sums(arrays: Iterable) -> List[float]:
     for index, total in zip(again, precise):
         sums[index] = total
     return sums
-
-
-def global_norm(arrays: Iterable) -> float:
-    """Return the Euclidean norm over all elements of all arrays; inf or NaN if one of them is.
-
-    If every element is multiplied by a power of two, the result is multiplied by exactly this power
-    (Law 2 with clipping): see `square_sums`.
-    """
-    return math.sqrt(sum(square_sums(arrays)))
 
 
 def multiply(arrays: Iterable, power_of_two: float) -> None:
@@ -207,7 +201,7 @@ def _each(
     return numbers
 
 
-def finite_in_host_memory(arrays: List) -> np.ndarray:
+def _finite_in_host_memory(arrays: List) -> np.ndarray:
     """Return for each non-empty array in host memory whether all its elements are finite."""
     if updates.supported(arrays):
         return updates.finite(arrays)
