@@ -7,8 +7,9 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.casting.binding import running_blocks
 from gluon_amp.inspection.gpu_graph import gpu_findings, gpu_problems
-from gluon_amp.lowering import lower, native
+from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cuda_kernels, graph
+from tests.marks import needs_library
 from tests.random_nets import RandomNet
 
 import mxnet as mx
@@ -75,7 +76,7 @@ def test_bfloat16_has_no_kernels_on_a_gpu():
     assert ("FullyConnected", "MXNet has no bfloat16 kernels for a GPU") in found
 
 
-@pytest.mark.skipif(not native.available(), reason="without a C++ compiler we have no operators")
+@needs_library
 def test_operators_of_a_cpu_are_found():
     dense = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3)
     emulated = lower(graph.apply(dense, FLOAT16, {}), {}, "cpu")

@@ -12,6 +12,7 @@ from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import graph as graph_pass
 from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
+from tests.marks import needs_bfloat16, needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -420,9 +421,8 @@ def test_each_operator_that_adds_is_tried():
     assert ADDING - tried == others
 
 
-@pytest.mark.skipif(
-    not (native.available() and bfloat16.is_native()), reason="no C++ compiler or no AVX512"
-)
+@needs_library
+@needs_bfloat16
 @pytest.mark.parametrize("size", [1, 7, 4097, 100003])
 def test_our_cast_is_amp_casts_and_adds(size):
     values = normal(size) * np.float32(10) ** np.random.RandomState(1).randint(-30, 30, size)
@@ -456,7 +456,7 @@ def added_up(arrays):
         yield total
 
 
-@pytest.mark.skipif(not native.available(), reason="no C++ compiler")
+@needs_library
 def test_no_weight_is_copied_in_bfloat16():
     x, w = mx.sym.var("x"), mx.sym.var("w")
     dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)

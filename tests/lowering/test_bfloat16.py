@@ -13,6 +13,7 @@ from gluon_amp.formats import FORMATS, rounded_array
 from gluon_amp.lowering import bfloat16, lower, native
 from gluon_amp.policy import Policy, graph
 from tests import ROOT, closeness
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -43,9 +44,6 @@ def test_a_cpu_without_bfloat16_prints_no_error():
 
 
 # ------------------------------------------------------------------------------- the emulation
-
-
-needs_library = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
 
 
 def use_emulation(monkeypatch):

@@ -13,6 +13,7 @@ from gluon_amp.casting import binding
 from gluon_amp.lowering import bfloat16, blocked
 from gluon_amp.policy.graph import to_json
 from tests.lowering import printed
+from tests.marks import needs_layout
 from tests.recipes.scripts import skip_without_native_bfloat16
 
 import mxnet as mx
@@ -20,7 +21,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
+pytestmark = needs_layout
 
 POLICIES = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
 # relative distances of results with and without the layout, as roots of mean squares

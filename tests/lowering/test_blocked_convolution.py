@@ -5,7 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from tests.lowering import printed
 from tests.lowering.blocked_images import (
     ELEMENTS,
@@ -18,13 +17,12 @@ from tests.lowering.blocked_images import (
     to_blocked,
     to_plain,
 )
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 OP = "_gluon_amp_blocked_convolution"
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from tests.lowering.blocked_images import (
     ELEMENTS,
     PRECISION,
@@ -14,13 +13,12 @@ from tests.lowering.blocked_images import (
     to_blocked,
     to_plain,
 )
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 OP = "_gluon_amp_blocked_deconvolution"
 PAIRS = {"kernel": (1, 1), "stride": (1, 1), "dilate": (1, 1), "pad": (0, 0), "adj": (0, 0)}

@@ -5,16 +5,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.policy.graph import from_json
 from tests.lowering import printed
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 DTYPES = ["bfloat16", "float32"]
 

@@ -13,7 +13,6 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.policy.graph import from_json
 from tests.lowering.blocked_programs import (
     DTYPES,
@@ -22,13 +21,12 @@ from tests.lowering.blocked_programs import (
     normal,
     run_operator,
 )
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 SUMS = 2e-6
 NORM = "_gluon_amp_norm"

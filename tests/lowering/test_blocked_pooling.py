@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from tests.lowering.test_blocked_moves import (
     DTYPES,
     integers,
@@ -12,13 +11,12 @@ from tests.lowering.test_blocked_moves import (
     to_blocked,
     to_plain,
 )
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 
 def stock(plain, head_seed, **attrs):

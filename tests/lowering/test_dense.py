@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.policy.graph import from_json
 from tests.lowering.blocked_images import (
     ELEMENTS,
@@ -14,13 +13,12 @@ from tests.lowering.blocked_images import (
     reference,
     rounded,
 )
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 
 def dense(element, hidden, bias=True, **attributes):

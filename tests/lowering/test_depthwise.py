@@ -5,16 +5,15 @@ import hashlib
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import bfloat16, native
+from gluon_amp.lowering import bfloat16
 from gluon_amp.policy.graph import from_json
 from tests.lowering import printed
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
 # The relative error of one rounding

@@ -4,15 +4,13 @@ import json
 
 import pytest
 
-from gluon_amp.lowering import native
 from tests.lowering import printed
 from tests.lowering.blocked_images import operator
+from tests.marks import needs_library
 
 import mxnet as mx
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 BLOCKED, PLAIN = (2, 2, 5, 6, 16), (2, 20, 5, 6)
 CONVOLUTION = {

@@ -13,17 +13,15 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.policy import registry
 from tests.lowering.blocked_images import ELEMENTS, operator
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import nd
 from mxnet.ndarray.ndarray import DLContext, DLManagedTensor
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 libc = ctypes.CDLL(None, use_errno=True)
 

@@ -6,11 +6,12 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.lowering import bfloat16, blocked
 from tests.image_nets import ImageNet
+from tests.marks import needs_layout
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
+pytestmark = needs_layout
 
 POLICIES = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
 # Allowed beyond the distance from float32 of the results without the layout, of the largest value

@@ -5,12 +5,13 @@ import pytest
 
 from gluon_amp.lowering import blocked, lower
 from gluon_amp.policy import Policy, graph
+from tests.marks import needs_layout
 from tests.recipes.scripts import skip_without_native_bfloat16
 
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
+pytestmark = needs_layout
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,10 @@ from gluon_amp.lowering import native
 from gluon_amp.lowering.native import build
 from gluon_amp.lowering.native.obtain import try_in_subprocess
 from tests.lowering.test_emulation import interesting_values
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
-
-needs_library = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
 
 # Prints all bits of a small net's output and gradients. The net has no sums over a batch, such as
 # BatchNorm's: their order in oneDNN depends on the layout of the tensors.

@@ -5,16 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.lowering.native import updates
 from tests.lowering import printed
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 # Calls every operator with random arrays and text, alone and in graphs, and prints how many calls
 # were refused. Any other error or a crash ends the program.

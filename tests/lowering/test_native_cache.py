@@ -16,10 +16,9 @@ from gluon_amp.lowering.native import build, cache, obtain
 from gluon_amp.lowering.native.build import BuildError
 from gluon_amp.lowering.native.cache import CachedLibrary
 from tests import ROOT
+from tests.marks import needs_library
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 # The library of this process
 LIBRARY = obtain.find_or_build() if native.available() else None

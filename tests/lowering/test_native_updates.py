@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.lowering.native import updates
 from gluon_amp.optimizer import ExactFloat, masters
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 SHAPES = [(3,), (1,), (64, 3, 7, 7), (17, 1), (301, 333)]
 COUNT = len(SHAPES)

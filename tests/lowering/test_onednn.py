@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 
 from gluon_amp import hardware
-from gluon_amp.lowering import bfloat16, blocked, lower, native, onednn
+from gluon_amp.lowering import blocked, lower, native, onednn
 from gluon_amp.lowering.onednn import CONVOLUTION
 from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
+from tests.marks import needs_bfloat16, needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
 apply_workarounds = on_symbols(onednn.apply_workarounds)
-
-needs_native = pytest.mark.skipif(not native.available(), reason="no C++ compiler")
-needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no AVX512")
 
 SEARCH_PATH = os.pathsep.join(filter(None, sys.path))
 
@@ -98,7 +96,7 @@ def train_depthwise(path, **environment):
     return done.stdout, np.load(str(path))
 
 
-@needs_native
+@needs_library
 @needs_bfloat16
 def test_depthwise_networks_meet_no_reference_kernel(tmp_path):
     log, with_ours = train_depthwise(tmp_path / "ours.npz", DNNL_VERBOSE="1")
@@ -257,7 +255,7 @@ def test_the_weight_gradient_of_one_pixel(with_native, monkeypatch):
     np.testing.assert_array_equal(actual, expected_weight_gradient(arrays["data"], heads))
 
 
-@needs_native
+@needs_library
 @needs_bfloat16
 @pytest.mark.parametrize("static", [True, False])
 def test_the_weight_gradient_of_two_readers_is_added(static):
@@ -280,7 +278,7 @@ def test_the_weight_gradient_of_two_readers_is_added(static):
     np.testing.assert_array_equal(weight.grad.asnumpy(), 2 * 2 * reference)
 
 
-@needs_native
+@needs_library
 def test_convolutions_in_loops_are_rewritten():
     def body(one, states):
         conv = convolution(low(one), (3, 3), stride=(2, 2), pad=(1, 1))

@@ -9,15 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import native
 from tests.lowering.blocked_images import ELEMENTS, operator, rounded, to_blocked
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 
 def product(variable=True, element="float16", hidden=2):

@@ -8,12 +8,11 @@ from gluon_amp.lowering import native
 from gluon_amp.lowering.emulation import ROUND, ROUND_RELU, rounding_attrs
 from tests.float_values import beside, every_value
 from tests.lowering.test_native import operator
+from tests.marks import needs_library
 
 import mxnet as mx
 
-pytestmark = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
-)
+pytestmark = needs_library
 
 # (format, whether it saturates), and which share of its values is tested
 CASES = {

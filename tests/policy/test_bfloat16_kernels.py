@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import bfloat16, lower
+from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, bfloat16_kernels, graph
 from gluon_amp.policy.bfloat16_kernels import has_kernel
 from tests.closeness import ROUNDING
+from tests.marks import needs_bfloat16
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
-
-needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no AVX512")
 
 POLICY = Policy.parse("bfloat16")
 
