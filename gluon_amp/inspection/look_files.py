@@ -1,13 +1,13 @@
 """The rows of looks as lines of JSON and for TensorBoard."""
 
-import contextlib
 import json
 import logging
 import math
 from pathlib import Path
 from typing import Iterable, List, Optional, Union
 
-from gluon_amp.command_line import UsageError, from_extra
+from gluon_amp.command_line import UsageError
+from gluon_amp.files.log_files import LogFiles, event_writer
 from gluon_amp.inspection.format_effects import Effect
 from gluon_amp.inspection.look import Row
 
@@ -16,8 +16,8 @@ logger = logging.getLogger("gluon_amp")
 SHARES = ("underflow", "overflow", "error")  # of each format, for TensorBoard
 
 
-class LookFiles:
-    """Appends rows to files; an error of the system ends the files, and not the training.
+class LookFiles(LogFiles):
+    """Appends rows to files.
 
     Raises `UsageError` if they cannot be opened, or tensorboardX is not installed.
     """
@@ -25,58 +25,32 @@ class LookFiles:
     def __init__(
         self, file: Union[str, Path, None] = None, tensorboard: Union[str, Path, None] = None
     ) -> None:
-        self._file = self._writer = None
+        super().__init__("The files of watch()", logger)
         if tensorboard is not None:
-            with from_extra("tensorboard", "watch(tensorboard=...) needs tensorboardX"):
-                from tensorboardX import SummaryWriter
-            self._writer = SummaryWriter(str(tensorboard))
+            self.writer = event_writer(tensorboard, "watch(tensorboard=...)")
         if file is not None:
             try:
-                self._file = open(file, "a+b")  # noqa: SIM115
-                _end_last_line(self._file)
+                self.file = open(file, "a+b")  # noqa: SIM115
+                _end_last_line(self.file)
             except OSError as error:
                 raise UsageError(f"watch() cannot write {file}: {error.strerror}.") from None
 
     def write(self, rows: Iterable[Row]) -> None:
         """Append the rows of a look."""
-        try:
+        with self.writing():
             for row in rows:
-                if self._file:
-                    self._file.write(json.dumps(_plain(row)).encode() + b"\n")
-                if self._writer:
+                if self.file:
+                    self.file.write(json.dumps(_plain(row)).encode() + b"\n")
+                if self.writer:
                     self._add_scalars(row)
-            if self._file:
-                self._file.flush()
-            if self._writer:
-                self._writer.flush()
-        except OSError as error:
-            self._give_up(error)
+            for output in filter(None, (self.file, self.writer)):
+                output.flush()
 
     def _add_scalars(self, row: Row) -> None:
         for name, effect in row.formats.items():
             tag = f"{name}/{row.direction}/{label(row)}"
             for share in SHARES:
-                self._writer.add_scalar(f"{tag}/{share}", getattr(effect, share), row.step)
-
-    def close(self) -> None:
-        """Write what is buffered, and close the files."""
-        try:
-            for output in (self._file, self._writer):
-                if output:
-                    output.close()
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        logger.warning(
-            "The files of watch() cannot be written any more (%s): training continues.",
-            error.strerror,
-        )
-        outputs, self._file, self._writer = (self._file, self._writer), None, None
-        for output in outputs:
-            with contextlib.suppress(OSError):
-                if output:
-                    output.close()
+                self.writer.add_scalar(f"{tag}/{share}", getattr(effect, share), row.step)
 
 
 def label(row: Row) -> str:

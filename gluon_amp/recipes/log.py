@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import from_extra
+from gluon_amp.files.log_files import LogFiles, event_writer
 
 BATCH = "Epoch[%d] Batch [%d]\tSpeed: %f samples/sec\t%s=%f\tlr=%f"
 TRAINING = "[Epoch %d] training: %s=%f"
@@ -152,7 +153,7 @@ def silence() -> Iterator[None]:
         logger.disabled = False
 
 
-class Records:
+class Records(LogFiles):
     """Writes the numbers of a run as lines of JSON and for TensorBoard.
 
     Parameters
@@ -169,8 +170,9 @@ class Records:
     """
 
     def __init__(self, file: Optional[Path] = None, tensorboard: Optional[Path] = None):
-        self._file = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115
-        self._writer = _tensorboard(tensorboard) if tensorboard else None
+        super().__init__("--log-json or --tensorboard", logger)
+        self.file = open(file, "a", encoding="utf-8") if file else None  # noqa: SIM115
+        self.writer = event_writer(tensorboard, "--tensorboard") if tensorboard else None
 
     def write(self, kind: str, step: int, **values: float) -> None:
         """Write a record.
@@ -185,43 +187,14 @@ class Records:
             Numbers by name. JSON has no infinities and no NaN, so these become null.
         """
         plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        try:
-            if self._file:
-                self._file.write(json.dumps({"record": kind, "step": step, **plain}) + "\n")
-                self._file.flush()
-            if self._writer:
+        with self.writing():
+            if self.file:
+                self.file.write(json.dumps({"record": kind, "step": step, **plain}) + "\n")
+                self.file.flush()
+            if self.writer:
                 for name, value in values.items():
                     if name not in ("epoch", "batch", "images"):
-                        self._writer.add_scalar(f"{kind}/{name}", value, step)
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        """Stop writing records, which matter less than training."""
-        logger.warning(
-            "--log-json or --tensorboard cannot be written any more (%s): training continues.",
-            error.strerror,
-        )
-        outputs, self._file, self._writer = (self._file, self._writer), None, None
-        for output in outputs:
-            with contextlib.suppress(OSError):
-                if output:
-                    output.close()
-
-    def close(self) -> None:
-        """Write what is buffered, and close the files."""
-        try:
-            for output in (self._file, self._writer):
-                if output:
-                    output.close()
-        except OSError as error:
-            self._give_up(error)
-
-
-def _tensorboard(folder: Path):
-    with from_extra("tensorboard", "--tensorboard needs tensorboardX"):
-        from tensorboardX import SummaryWriter
-    return SummaryWriter(str(folder))
+                        self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 
 def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "images"):
