@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
 from experiments.photographs.fits import ROWS
 from gluon_amp.figures import BAND, COLOURS, SUPPORT
-from gluon_amp.results.figure import SPREAD, new_figure, styled
+from gluon_amp.results.figure import SPREAD, draw_difference, new_figure, styled
 from gluon_amp.results.statistics import spread
 
 if TYPE_CHECKING:
@@ -52,15 +52,10 @@ def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
         if row == reference(row) or row.training.from_scratch:
             continue
         compared = comparison(results, row, metric)
-        margin, low, high = compared.margin, compared.low, compared.high
-        if low is None:
-            low = high = compared.difference
-        furthest = max(furthest, margin, -low, high)
+        margin, colour = compared.margin, COLOURS[row.dtype]
         axes.fill_betweenx((number - 0.5, number + 0.5), -margin, margin, color=BAND, zorder=0)
-        axes.hlines(number, low, high, color=COLOURS[row.dtype], linewidth=1.6)
-        axes.plot(compared.difference, number, "o", markersize=5, color=COLOURS[row.dtype])
-        place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-        axes.annotate(verdict(compared), (1.02, number), fontsize=8, va="center", **place)
+        extent = draw_difference(axes, compared, number, colour, verdict(compared), fontsize=8)
+        furthest = max(furthest, margin, extent)
     axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
     unit = {"%": "percentage points"}.get(METRICS[metric].unit, METRICS[metric].unit)

@@ -3,11 +3,11 @@
 import contextlib
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Tuple
+from typing import TYPE_CHECKING, Iterator, Optional, Tuple
 
 from gluon_amp.command_line import from_extra
 from gluon_amp.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
-from gluon_amp.results.statistics import CONFIDENCE
+from gluon_amp.results.statistics import CONFIDENCE, Comparison
 from gluon_amp.results.table import Table
 
 if TYPE_CHECKING:
@@ -110,23 +110,35 @@ def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, uni
         for place, contrast in enumerate(tested):
             comparison = getattr(contrast, field)
             height = number + 0.42 * (place - (len(tested) - 1) / 2)
-            low, high = comparison.low, comparison.high
-            if low is None:
-                low = high = comparison.difference
-            furthest = max(furthest, -low, high)
             colour = COLOURS.get(row.configuration.dtype, OTHER)
-            axes.hlines(height, low, high, color=colour, linewidth=1.6)
+            text = f"minus {contrast.label}:\n{comparison}"
             face = colour if contrast.same_batch else "white"
-            style = {"marker": "o", "markersize": 5, "color": colour, "markerfacecolor": face}
-            axes.plot(comparison.difference, height, **style)
-            axes.annotate(
-                f"minus {contrast.label}:\n{comparison}",
-                (1.02, height),
-                xycoords=("axes fraction", "data"),
-                fontsize=7.5,
-                va="center",
-                annotation_clip=False,
-            )
+            extent = draw_difference(axes, comparison, height, colour, text, 7.5, face)
+            furthest = max(furthest, extent)
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
     axes.set_xlabel(f"Difference ({unit}), {CONFIDENCE:.0%} interval, ±{margin:g}")
     axes.grid(axis="y", visible=False)
+
+
+def draw_difference(
+    axes: "Axes",
+    comparison: Comparison,
+    height: float,
+    colour: str,
+    text: str,
+    fontsize: float,
+    face: Optional[str] = None,
+) -> float:
+    """Draw a difference as a circle on its interval, with a text beside the axes.
+
+    `face` is the colour inside the circle, by default `colour`. Return the larger distance of the
+    interval's ends from 0.
+    """
+    low, high = comparison.low, comparison.high
+    if low is None:
+        low = high = comparison.difference
+    axes.hlines(height, low, high, color=colour, linewidth=1.6)
+    axes.plot(comparison.difference, height, "o", color=colour, markersize=5, markerfacecolor=face)
+    place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    axes.annotate(text, (1.02, height), fontsize=fontsize, va="center", **place)
+    return max(-low, high)
