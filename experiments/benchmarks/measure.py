@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.benchmarks.suites import Case, Ratio, Suite
@@ -28,6 +28,18 @@ WARM_UP_RUNS = 3
 
 class BenchmarkError(command_line.UsageError):
     """A case cannot run on this machine; the message is one sentence for the user."""
+
+
+def output_of(case: Case, command: Sequence[str], **variables: str) -> str:
+    """Return what a command prints that runs a case, with more variables in its environment.
+
+    One that fails is a `BenchmarkError`.
+    """
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise BenchmarkError(f"{case.label}: {lines[-1]}")
+    return done.stdout
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from experiments import ROOT
-from experiments.benchmarks.measure import BenchmarkError
+from experiments.benchmarks.measure import BenchmarkError, output_of
 from experiments.benchmarks.suites import Case
 
 STEPS = 5
@@ -83,16 +82,8 @@ def _gpu_kernels_of(case: Case) -> str:
 
 def _run(case: Case, before: Sequence[str]) -> str:
     code = ONE_STEP.format(checkout=str(ROOT), steps=STEPS)
-    done = subprocess.run(
-        [*before, sys.executable, "-c", code, json.dumps(asdict(case)), "2"],
-        env={**os.environ, "DNNL_VERBOSE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise BenchmarkError(f"{case.label}: {lines[-1]}")
-    return done.stdout
+    command = [*before, sys.executable, "-c", code, json.dumps(asdict(case)), "2"]
+    return output_of(case, command, DNNL_VERBOSE="1")
 
 
 def onednn_primitives(text: str) -> List[Entry]:

@@ -7,14 +7,13 @@ a graph that were executed, those of its backward pass included.
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from typing import NamedTuple
 
 from experiments import ROOT
-from experiments.benchmarks.measure import BenchmarkError
+from experiments.benchmarks.measure import output_of
 from experiments.benchmarks.suites import Case
 
 # gluon_amp's operators that change from plain to blocked arrays or back, and their gradients
@@ -66,16 +65,9 @@ def count(case: Case) -> Reorders:
     with tempfile.TemporaryDirectory() as folder:
         # MXNet's profiler deletes its file and creates it anew: as root, /dev/null too
         profile = os.path.join(folder, "profile.json")
-        done = subprocess.run(
-            [sys.executable, "-c", STEPS, json.dumps(asdict(case)), profile],
-            env={**os.environ, **bulk, "DNNL_VERBOSE": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise BenchmarkError(f"{case.label}: {lines[-1]}")
-    return parse(done.stdout)
+        command = [sys.executable, "-c", STEPS, json.dumps(asdict(case)), profile]
+        text = output_of(case, command, **bulk, DNNL_VERBOSE="1", PYTHONPATH=str(ROOT))
+    return parse(text)
 
 
 def parse(text: str) -> Reorders:
