@@ -158,13 +158,9 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
         print("\n" + report.ratio_table(result))
     if options.output:
         stem = name if network == REFERENCE["network"] else f"{name}_{network}"
-        try:
+        with report.to_output(options.output):
             for path in report.write(suite, result, options.output, stem):
                 print(path)
-        except OSError as error:
-            raise command_line.UsageError(
-                f"--output {options.output} cannot be written: {error.strerror}."
-            ) from None
 
 
 def print_profiles(options: argparse.Namespace) -> None:

@@ -46,13 +46,9 @@ def run(options: argparse.Namespace, command: str, progress: Callable[[str], Non
     print(f"\n{tables}")
     if options.output:
         page = "\n\n".join([f"# {suite.title}", tables, report.method(result)]) + "\n"
-        try:
+        with report.to_output(options.output):
             for path in families_report.write(page, result, options.output):
                 print(path)
-        except OSError as error:
-            raise command_line.UsageError(
-                f"--output {options.output} cannot be written: {error.strerror}."
-            ) from None
 
 
 def peer_versions(python: Path) -> str:

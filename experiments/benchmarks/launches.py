@@ -79,15 +79,11 @@ def run(options: argparse.Namespace, command: str, progress: Callable[[str], Non
     before = read_before(options.output)
     print(f"\n{tables(rows)}")
     if options.output:
-        try:
+        with report.to_output(options.output):
             options.output.mkdir(parents=True, exist_ok=True)
             text = json.dumps(result, indent=1) + "\n"
             (options.output / "launches.json").write_text(text)
             (options.output / "launches.md").write_text(page(result, before))
-        except OSError as error:
-            raise command_line.UsageError(
-                f"--output {options.output} cannot be written: {error.strerror}."
-            ) from None
 
 
 def count(case: Counting) -> Dict[str, Any]:

@@ -1,5 +1,6 @@
 """Writes the results of a benchmark as tables, JSON and a figure."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -8,11 +9,11 @@ import platform
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from experiments.benchmarks.measure import Measured, MeasuredRatio
 from experiments.benchmarks.suites import DTYPES, Suite
-from experiments.standalone import figures, hardware
+from experiments.standalone import command_line, figures, hardware
 
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
@@ -21,6 +22,16 @@ PACKAGES = ("mxnet", "gluon_amp", "numpy")
 VARIABLES = ("DNNL_MAX_CPU_ISA", "GLUON_AMP_NATIVE", "OMP_WAIT_POLICY")
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
+
+
+@contextlib.contextmanager
+def to_output(folder: Path) -> Iterator[None]:
+    """Write files of --output in a with block; an `OSError` there is a `UsageError`."""
+    try:
+        yield
+    except OSError as error:
+        sentence = f"--output {folder} cannot be written: {error.strerror}."
+        raise command_line.UsageError(sentence) from None
 
 
 def machine(threads: int) -> Dict[str, Any]:

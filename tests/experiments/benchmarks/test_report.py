@@ -4,11 +4,13 @@ import json
 import os
 
 import matplotlib.pyplot as plt
+import pytest
 from PIL import Image
 
 from experiments.benchmarks import measure, report
 from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.suites import REFERENCE, Case, Ratio, Suite, build_suite
+from experiments.standalone import command_line
 
 
 def case(label, dtype="float32", **options):
@@ -104,3 +106,11 @@ def test_points_of_different_networks_are_not_joined():
         styles += [line.get_linestyle() for line in panel.lines]
         plt.close()
     assert styles == ["-", "-", "None"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "folder"
+    with pytest.raises(command_line.UsageError) as caught, report.to_output(folder):
+        folder.mkdir()
+    assert str(caught.value) == f"--output {folder} cannot be written: Not a directory."
