@@ -9,8 +9,9 @@ import numpy as np
 
 import gluon_amp as amp
 from gluon_amp.command_line import UsageError
-from gluon_amp.distributed.workers import HorovodStore, average_statistics, connect, leave
+from gluon_amp.distributed.workers import HorovodStore, connect, leave
 from gluon_amp.recipes.script import guarded
+from tests.distributed.agreement import agreement
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -23,20 +24,10 @@ LOUD = 4  # the step in which one worker overflows
 def store():
     """Everything that workers agree on."""
     workers = connect("horovod", [mx.cpu()])
-    data = np.random.RandomState(0).bytes(5_000_001)
-    got = workers.from_first(data if workers.first else b"mine")
-    mean = gluon.Parameter("mean", shape=(2, 2), grad_req="null")
-    mean.initialize(mx.init.Constant(workers.rank * 3 + 1))
-    average_statistics([mean], workers)
     own, out = nd.array([workers.rank + 1.0]), [nd.zeros(1), nd.zeros(1)]
     workers.kvstore.pushpull("out", own, out=out)
     return {
-        "count": workers.count,
-        "total": workers.total([2**40 + 1, workers.rank, 0.1]).tolist(),
-        "every": workers.every([workers.rank, 0.1]).tolist(),
-        "bytes": got == data,
-        "nothing": len(workers.from_first(b"" if workers.first else b"mine")),
-        "mean": mean.data().asnumpy().ravel().tolist(),
+        **agreement(workers),
         "kept": own.asscalar().item() == workers.rank + 1,
         "out": [array.asscalar().item() for array in out],
     }

@@ -19,6 +19,7 @@ from gluon_amp.distributed.workers import (
     naming_lost_workers,
 )
 from tests import ROOT
+from tests.distributed.agreement import OF_TWO
 
 import mxnet as mx
 from mxnet import gluon
@@ -158,27 +159,16 @@ def test_other_errors_of_mxnet_stay_as_they_are():
 # ------------------------------------------------------------------------------ several workers
 
 AGREE = """
-    import hashlib, json, sys
+    import json
     import gluon_amp as amp
     import mxnet as mx
-    import numpy as np
-    from mxnet import autograd, gluon, nd
-    from gluon_amp.distributed.workers import average_statistics, connect, leave
+    from mxnet import autograd, gluon
+    from gluon_amp.distributed.workers import connect, leave
+    from tests.distributed.agreement import agreement
 
     def main():
         workers = connect("dist_sync", [mx.cpu()])
-        results = {"rank": workers.rank, "count": workers.count}
-        results["total"] = workers.total([2**40 + 1, workers.rank, 0.1]).tolist()
-        results["every"] = workers.every([workers.rank, 0.1]).tolist()
-        data = np.random.RandomState(0).bytes(5_000_001)
-        got = workers.from_first(data if workers.first else b"mine")
-        results["bytes"] = got == data
-        results["nothing"] = len(workers.from_first(b"" if workers.first else b"mine"))
-
-        mean = gluon.Parameter("mean", shape=(2, 2), grad_req="null")
-        mean.initialize(mx.init.Constant(workers.rank * 3 + 1))
-        average_statistics([mean], workers)
-        results["mean"] = mean.data().asnumpy().ravel().tolist()
+        results = {"rank": workers.rank, **agreement(workers)}
 
         # Gradients travel in the weights' dtype, and one that overflows in the sum is seen by all.
         p = gluon.Parameter("p", shape=(2,), dtype="float16")
@@ -201,12 +191,7 @@ AGREE = """
     leave(main)
 """
 AGREED = {
-    "count": 2,
-    "total": [2**41 + 2, 1, 0.2],
-    "every": [[0, 0.1], [1, 0.1]],
-    "bytes": True,
-    "nothing": 0,
-    "mean": [2.5] * 4,
+    **OF_TWO,
     "sent": [["float16", "inf"], ["float16", "1.0"], ["float16", "inf"], ["float16", "1.0"]],
     "applied": [False, True, False, True],
     "weight": [0.75, 0.75],
