@@ -34,7 +34,7 @@ from gluon_amp.casting.tracing import (
     roots,
 )
 from gluon_amp.dtypes import dtype_name
-from gluon_amp.lowering import bfloat16, lower
+from gluon_amp.lowering import bfloat16, delayed_scaling, lower
 from gluon_amp.messages import reason_of
 from gluon_amp.policy import Policy, graph
 
@@ -61,8 +61,10 @@ class Cast(Mixin):
         dtypes.update({s.name: a.dtype for s, a in zip(inputs, arrays)})
         device = arrays[0].context.device_type
         frozen = frozen_names(binding.parameters_of(self))
+        if binding.scales is not None:
+            delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:
-            binding.lowered = inputs, lower(symbol, dtypes, device, frozen)
+            binding.lowered = inputs, lower(symbol, dtypes, device, frozen, binding.scales)
         except mx.base.MXNetError as error:
             received = ", ".join(dtype_name(a.dtype) for a in arrays)
             raise TypeError(
@@ -212,15 +214,15 @@ class Cast(Mixin):
         del vars(stock)["_amp"]
         make, args, *rest = stock.__reduce_ex__(protocol)
         state = rest[0] if rest else None
-        return _new_block, (make, args), (state, self._amp.path, self._amp.policy)
+        return _new_block, (make, args), (state, self._amp.path, self._amp.policy, self._amp.ends)
 
     def __setstate__(self, copied):
-        state, path, policy = copied
+        state, *binding = copied
         if hasattr(stock_class(self), "__setstate__"):
             super().__setstate__(state)
         else:
             vars(self).update(state or {})
-        self._amp = Binding(self, path, policy)
+        self._amp = Binding(self, *binding)
 
 
 def binding_of(block: Block) -> Optional[Binding]:
@@ -255,11 +257,13 @@ def _new_block(make, args) -> Cast:
     return block
 
 
-def bind(block: HybridBlock, path: str, policy: Policy) -> None:
+def bind(block: HybridBlock, path: str, policy: Policy, ends: Tuple[str, ...]) -> None:
     """Change the class of a block to its cast class, and set its binding."""
     block._clear_cached_op()
     block.__class__ = cast_class(Cast, type(block))
-    vars(block)["_amp"] = Binding(block, path, policy)
+    binding = vars(block)["_amp"] = Binding(block, path, policy, ends)
+    if binding.scales is not None:
+        delayed_scaling.register(binding.scales, block.collect_params().values())
 
 
 def unbind(block: HybridBlock) -> None:

@@ -1,7 +1,7 @@
 """Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
 
 import contextlib
-from typing import Dict, Union
+from typing import Dict, Tuple, Union
 
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
@@ -101,7 +101,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
             f"{type(net).__name__} holds no HybridBlock, so it has no graph to cast: "
             "write its layers as HybridBlocks."
         )
-    if policy.compute_dtype == "float32":
+    if policy.is_float32:
         release(net)
         return net
     params = list(net.collect_params().values())
@@ -123,7 +123,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
         bind_parameter(param, policy.compute_dtype)
     for path, block in hybrid:
         unbind(block)
-        bind(block, path, policy)
+        bind(block, path, policy, _ends(path, hybrid))
     net.apply(clear)
     return net
 
@@ -160,6 +160,18 @@ def policy_of(net: Block) -> Policy:
         parts = " and ".join(f"{path} has {policy!r}" for policy, path in paths.items())
         raise ValueError(f"The net has no one policy: {parts}; ask for that of one part.")
     return next(iter(paths), Policy())
+
+
+def _ends(path: str, hybrid: list) -> Tuple[str, ...]:
+    """Return which ends of the net are in the block at a path: see `graph.ENDS`.
+
+    They are those of the first and the last block with a matrix, as a net may run as many graphs.
+    """
+    layers = [
+        at for at, block in hybrid if any(len(p.shape or ()) > 1 for p in block._reg_params.values())
+    ]
+    places = zip(graph.ENDS, (layers[:1], layers[-1:]))
+    return tuple(end for end, at in places if not at or f"{at[0]}.".startswith(f"{path}." if path else ""))
 
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:

@@ -25,7 +25,7 @@ from mxnet.gluon import Parameter
 class CastParameter(Mixin):
     """Mixed into the class of a parameter of a cast net.
 
-    Its attribute `_amp_compute_dtype` is the policy's compute dtype.
+    Its attribute `_amp_gradient_dtype` is the policy's compute dtype.
     """
 
     @property
@@ -124,14 +124,14 @@ def bind_parameter(param: Parameter, compute_dtype: str) -> None:
     """Change the class of a parameter to its cast class."""
     if not isinstance(param, CastParameter):
         param.__class__ = cast_class(CastParameter, type(param))
-    vars(param)["_amp_compute_dtype"] = compute_dtype
+    vars(param)["_amp_gradient_dtype"] = compute_dtype
 
 
 def unbind_parameter(param: Parameter) -> None:
     """Restore the class of a parameter; its values do not change."""
     if isinstance(param, CastParameter):
         param.__class__ = stock_class(param)
-        del vars(param)["_amp_compute_dtype"]
+        del vars(param)["_amp_gradient_dtype"]
 
 
 @contextlib.contextmanager
@@ -147,9 +147,9 @@ def saved_as_stored(params: Iterable[Parameter]):
             param.__class__ = cls
 
 
-def compute_dtype_of(param: Parameter) -> str:
+def gradient_dtype_of(param: Parameter) -> str:
     """Return the dtype in which a parameter's net computes matrix products."""
-    return getattr(param, "_amp_compute_dtype", "float32")
+    return getattr(param, "_amp_gradient_dtype", "float32")
 
 
 def dtype_of(param: Parameter) -> str:

@@ -6,7 +6,7 @@ compares the dtypes at each step itself; `cast` adds the same comparison to stoc
 
 from typing import Iterable, List, Tuple
 
-from gluon_amp.casting.parameters import compute_dtype_of
+from gluon_amp.casting.parameters import gradient_dtype_of
 from gluon_amp.dtypes import dtype_name
 
 from mxnet import gluon
@@ -56,11 +56,11 @@ class DtypesAtBuild:
                 )
 
     def _declarations(self) -> list:
-        return [(p.dtype, compute_dtype_of(p)) for p in self._params]
+        return [(p.dtype, gradient_dtype_of(p)) for p in self._params]
 
 
 def _names(params: List[gluon.Parameter]) -> List[Tuple[str, str]]:
-    return [(dtype_name(p.dtype), compute_dtype_of(p)) for p in params]
+    return [(dtype_name(p.dtype), gradient_dtype_of(p)) for p in params]
 
 
 def _in_words(dtype: str, computing: str) -> str:
@@ -93,5 +93,5 @@ class _Guarded:
 
     def _check_dtypes(self):
         # Under bfloat16 a stock trainer is correct, without a loss scale and masters.
-        computing = any(compute_dtype_of(p) == "float16" for p in self._params)
+        computing = any(gradient_dtype_of(p) == "float16" for p in self._params)
         self.dtypes_at_build.check(computing)

@@ -7,6 +7,7 @@ from gluon_amp.casting.parameters import dtype_of, frozen_names
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
 from gluon_amp.dtypes import dtype_name
+from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
@@ -48,6 +49,10 @@ class Binding:
     path : str
         The block's path in the net that was cast.
     policy : Policy
+    ends : tuple of str
+        Whether the block has the first product of the net, and the last one: see `graph.ENDS`.
+    scales : Scales, or None
+        Those of the block's tensors, if the policy studies formats.
     hybridized : bool
         Whether the block was hybridized before the cast, or by the user since then.
     graph : tuple of (list of Symbol, Symbol), or None
@@ -60,9 +65,13 @@ class Binding:
         If the block has just run as Python code: path and reason of the `TraceError`.
     """
 
-    def __init__(self, block: HybridBlock, path: str, policy: Policy) -> None:
+    def __init__(
+        self, block: HybridBlock, path: str, policy: Policy, ends: Tuple[str, ...]
+    ) -> None:
         self.path = path
         self.policy = policy
+        self.ends = ends
+        self.scales = Scales() if policy.studies else None
         self.hybridized = block._active
         vars(block)["_active"] = True
         add_user(block)
@@ -145,7 +154,7 @@ class Binding:
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
-        cast, self.nodes = graph.plan(symbol, self.policy, dtypes)
+        cast, self.nodes = graph.plan(symbol, self.policy, dtypes, self.ends)
         self.graph = inputs, cast
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
 

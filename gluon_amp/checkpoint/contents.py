@@ -6,8 +6,9 @@ import numpy as np
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.files import archive
-from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Mapping, check
+from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Either, Mapping, check
 from gluon_amp.messages import some
+from gluon_amp.policy import STRING_KEYS
 from gluon_amp.trainer import states
 
 FILE = archive.Kind(
@@ -18,9 +19,12 @@ FILE = archive.Kind(
     "files, and trainer.load_states for states alone",
 )
 
+# A pin, without or with a direction
+PIN = Either("a pin", (([NAME], [NAME], NAME), ([NAME], [NAME], NAME, NAME)))
+
 # The header without format and version. `trainer` and `extra` are packed.
 SCHEMA = {
-    "policies": Mapping(NAME, {"dtypes": (NAME, NAME, NAME), "pins": [([NAME], [NAME], NAME)]}),
+    "policies": Mapping(NAME, {"dtypes": [NAME], "pins": [PIN]}),
     "parameters": Mapping(NAME, {"dtype": NAME, "arrays": [NAME]}),
     "trained": [NAME],
     "trainer": ANYTHING,
@@ -103,8 +107,13 @@ def policies_of(net, path: str = "") -> Dict[str, dict]:
     binding = binding_of(net)
     if binding:
         policy = binding.policy
-        pins = [[list(pin.ops), list(pin.blocks), pin.dtype] for pin in policy.pins]
-        dtypes = [policy.param_dtype, policy.compute_dtype, policy.output_dtype]
+        pins = [
+            [list(pin.ops), list(pin.blocks), pin.dtype, *filter(None, [pin.direction])]
+            for pin in policy.pins
+        ]
+        dtypes = [getattr(policy, field) for field in STRING_KEYS.values()]
+        if not policy.studies:
+            dtypes = dtypes[:3]  # as in files of versions without the others
         return {path: {"dtypes": dtypes, "pins": pins}}
     policies = {}
     for name, child in net._children.items():

@@ -16,7 +16,7 @@ from gluon_amp.checkpoint.contents import (
 )
 from gluon_amp.checkpoint.names import newest
 from gluon_amp.messages import did_you_mean, some
-from gluon_amp.policy import PRESETS
+from gluon_amp.policy import PRESETS, STRING_KEYS
 from gluon_amp.trainer import states
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -212,8 +212,7 @@ def _policy_name(dtypes: list) -> str:
     for name, preset in PRESETS.items():
         if preset == tuple(dtypes):
             return repr(name)
-    params, compute, output = dtypes
-    return repr(f"params={params},compute={compute},output={output}")
+    return repr(",".join(f"{key}={dtype}" for key, dtype in zip(STRING_KEYS, dtypes)))
 
 
 def _check_trained(path, saved, trained) -> None:

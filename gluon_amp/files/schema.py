@@ -5,7 +5,7 @@ A schema is plain data:
 - a `Leaf`: a single value, with a test, and a description for error messages;
 - ``[schema]``: a list or tuple of any length, with items of one schema;
 - ``(schema, ...)``: a list or tuple of exactly these items;
-- ``{"name": schema, ...}``: a dict of exactly these fields;
+- ``{"name": schema, ...}``: a dict of exactly these fields, which may lack an `Optional` one;
 - a `Mapping`: a dict of any size, with keys of one schema and values of one schema;
 - an `Either`: a value of one of several schemas.
 """
@@ -32,6 +32,12 @@ class Mapping(NamedTuple):
 
     keys: Any
     values: Any
+
+
+class Optional(NamedTuple):
+    """A field of a dict that may be missing."""
+
+    schema: Any
 
 
 class Either(NamedTuple):
@@ -94,13 +100,15 @@ def check(value, schema, where: str) -> None:
             check(item, schema.values, f"{where}[{brief(key)}]")
     elif isinstance(schema, dict):
         _check_type(value, dict, where)
-        for name in schema:
-            if name not in value:
+        for name, field in schema.items():
+            if name not in value and not isinstance(field, Optional):
                 raise ValueError(f"{where} has no {name}")
         for name, item in value.items():
             if name not in schema:
                 raise ValueError(f"{where} has the unknown field {brief(name)}")
-            check(item, schema[name], f"{where}[{name!r}]")
+            field = schema[name]
+            one = field.schema if isinstance(field, Optional) else field
+            check(item, one, f"{where}[{name!r}]")
     else:
         _check_type(value, (list, tuple), where)
         schemas = schema * len(value) if isinstance(schema, list) else schema

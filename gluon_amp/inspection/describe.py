@@ -1,7 +1,7 @@
 """In which dtype each operator of a net computes, and why."""
 
 from collections import Counter
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import contexts_of, dtype_of
@@ -13,6 +13,8 @@ from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
 from mxnet import autograd
+
+SEPARATOR = ", gradients "  # between the dtypes of a row, if there are two
 
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
@@ -31,6 +33,9 @@ class Row(NamedTuple):
         `'(Python code)'` for Python code.
     compute_dtype : str
         'as fed' if it depends on the inputs, 'none' for an operator that is never cast.
+    gradient_dtype : str
+        What its gradient is computed in. It is another one only under a policy that studies
+        formats (`Policy.studies`).
     param_dtypes : dict of str to str
         Dtypes of the parameters that it reads.
     reason : str
@@ -42,6 +47,7 @@ class Row(NamedTuple):
     node: str
     op: str
     compute_dtype: str
+    gradient_dtype: str
     param_dtypes: Dict[str, str]
     reason: str
 
@@ -56,13 +62,16 @@ class Description:
     rows : list of Row
     emulated : set of str
         The dtypes among the rows that are emulated on the net's device.
+    studied : set of str
+        The dtypes among the rows that are emulated for study, as no device of MXNet has them.
     """
 
     HEAD = ("block", "op", "computes in", "parameters", "because")
 
-    def __init__(self, rows: List[Row], device_type: str) -> None:
+    def __init__(self, rows: List[Row], device_type: str, studied: Set[str]) -> None:
         self.rows = rows
-        dtypes = {row.compute_dtype for row in rows}
+        self.studied = studied
+        dtypes = {row.compute_dtype for row in rows} - studied
         self.emulated = {dtype for dtype in dtypes if is_emulated(dtype, device_type)}
 
     def __str__(self) -> str:
@@ -86,10 +95,14 @@ class Description:
         return html.table(self.HEAD, (_cells(row, reasons) for row in self.rows), self._summary())
 
     def _summary(self) -> str:
-        dtypes = Counter(row.compute_dtype for row in self.rows)
+        notes = {
+            **dict.fromkeys(self.emulated, " (emulated)"),
+            **dict.fromkeys(self.studied, " (emulated, for study)"),
+        }
+        dtypes = Counter(map(_dtypes, self.rows))
         counts = ", ".join(
-            f"{count} in {dtype}{' (emulated)' if dtype in self.emulated else ''}"
-            for dtype, count in dtypes.most_common()
+            f"{count} in {text}{notes.get(text.split(SEPARATOR)[0], '')}"
+            for text, count in dtypes.most_common()
         )
         return f"{len(self.rows)} operators: {counts}"
 
@@ -97,7 +110,11 @@ class Description:
 def _cells(row: Row, notes: Dict[str, str]) -> Tuple[str, ...]:
     counts = Counter(row.param_dtypes.values())
     parameters = " ".join(f"{count}×{dtype}" for dtype, count in sorted(counts.items()))
-    return row.block, row.op, row.compute_dtype, parameters, notes.get(row.reason, "")
+    return row.block, row.op, _dtypes(row), parameters, notes.get(row.reason, "")
+
+
+def _dtypes(row: Row) -> str:
+    return SEPARATOR.join(dict.fromkeys([row.compute_dtype, row.gradient_dtype]))
 
 
 def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
@@ -133,7 +150,7 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     if inputs:
         with autograd.predict_mode():
             net(*inputs)
-    rows = []
+    rows, studied = [], set()
     for path, block in running_blocks(net):
         binding = binding_of(block)
         if binding is not None and binding.untraceable:
@@ -149,7 +166,9 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
                 "run: call describe(net, x) with x as for net(x)."
             )
         rows += [_row(node, policy) for node in nodes]
-    return Description(rows, _device_type(net, inputs))
+        if policy.studies:
+            studied.add(policy.compute_dtype)
+    return Description(rows, _device_type(net, inputs), studied)
 
 
 def _device_type(net: Block, inputs: tuple) -> str:
@@ -172,11 +191,12 @@ def _python_row(path: str, block: HybridBlock) -> Row:
     where = "" if failed == path else f"block {failed!r} inside it "
     dtypes = {param.name: dtype_of(param) for param in block._reg_params.values()}
     dtype = binding.policy.output_dtype
-    return Row(path, "", "(Python code)", dtype, dtypes, f"{where}cannot be traced: {reason}")
+    return Row(path, "", "(Python code)", dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
 
 
 def _row(node: graph.Node, policy: Policy) -> Row:
-    kind, reason, pinned = node.decision
-    dtype = {"uncast": "none", "norm": "float32"}.get(kind, node.dtype or "as fed")
-    overridden = pinned or (policy.compute_dtype != "float32" and kind in ("float32", "norm"))
-    return Row(node.block, node.name, node.op, dtype, node.params, reason if overridden else "")
+    kind, reason, pinned, _ = node.decision
+    fixed = {"uncast": "none", "norm": "float32"}.get(kind)
+    dtypes = (fixed or dtype or "as fed" for dtype in (node.dtype, node.gradient_dtype))
+    overridden = pinned or (not policy.is_float32 and kind in ("float32", "norm"))
+    return Row(node.block, node.name, node.op, *dtypes, node.params, reason if overridden else "")

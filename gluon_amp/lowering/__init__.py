@@ -3,15 +3,16 @@
 A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfloat16 kernels only
 if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
 oneDNN need a workaround (`onednn`, `frozen_weights`). On a CPU, images in float16 and in native
-bfloat16 have a layout of our own (`blocked`). On all devices, gradients that are added to others
-need some more changes (`added_gradients`). Each of these modules rewrites the graph as
-`graph.to_json` returns it, given the dtypes of its variables, and returns the graph itself if
-nothing changes.
+bfloat16 have a layout of our own (`blocked`). Formats for study are emulated too (`study`). On all
+devices, gradients that are added to others need some more changes (`added_gradients`). Each of
+these modules rewrites the graph as `graph.to_json` returns it, given the dtypes of its variables,
+and returns the graph itself if nothing changes.
 """
 
-from typing import Dict, FrozenSet
+from typing import Dict, FrozenSet, Optional
 
-from gluon_amp.lowering import added_gradients, blocked, emulation, frozen_weights, onednn
+from gluon_amp.lowering import added_gradients, blocked, emulation, frozen_weights, onednn, study
+from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, from_json, to_json
 
 import mxnet as mx
@@ -22,6 +23,7 @@ def lower(
     dtypes: Dict[str, object],
     device_type: str,
     frozen: FrozenSet[str] = frozenset(),
+    scales: Optional[Scales] = None,
 ) -> mx.sym.Symbol:
     """Return a symbol with the same inputs and outputs that runs on a device of `device_type`.
 
@@ -34,13 +36,15 @@ def lower(
     device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
     frozen : frozenset of str
         Names of the variables that get no gradient, if the graph is used for training.
+    scales : Scales, optional
+        Those of the net, whose policy studies 8-bit formats.
 
     Raises
     ------
     MXNetError
         The dtypes contradict each other.
     ValueError
-        The policy accumulates in float16, and the device is a GPU.
+        The policy accumulates in float16 or studies formats, and the device is a GPU.
     """
     graph = lowered = to_json(symbol)
     if device_type == "gpu":
@@ -49,7 +53,13 @@ def lower(
                 "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel "
                 "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
             )
+        if study.has_roundings(graph):
+            raise ValueError(
+                "tfloat32, float8 and policies with gradients=... are emulated for study on a CPU "
+                "only: train on mx.cpu(), or use policy 'float16' on a GPU."
+            )
     else:
+        lowered = study.round_products(lowered, scales)
         lowered = blocked.use_blocked_layout(lowered, dtypes)
         lowered = emulation.emulate(lowered, dtypes)
         lowered = onednn.apply_workarounds(lowered, dtypes)

@@ -25,7 +25,7 @@ from typing import Dict, Tuple
 from gluon_amp.formats import FORMATS, FloatFormat
 from gluon_amp.lowering import bfloat16, blocked, float16_sums, native
 from gluon_amp.lowering.deconvolution import deconvolve
-from gluon_amp.policy import op_table
+from gluon_amp.policy import op_table, study
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
 
 # Operator: attribute, its value for which the operator is exact, its default value
@@ -40,7 +40,7 @@ def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     """Return whether a dtype has the values of its format on a device, but not its speed."""
     if device_type == "gpu":
         return False
-    return dtype == "float16" or (dtype == "bfloat16" and not bfloat16.is_native())
+    return dtype in ("float16", *study.FORMATS) or (dtype == "bfloat16" and not bfloat16.is_native())
 
 
 def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:

@@ -9,6 +9,7 @@ reads by entries `[node, output, version]`, and so do the graph's outputs, its h
 """
 
 import json
+from collections import Counter
 from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.dtypes import dtype_name
@@ -23,6 +24,9 @@ BLOCK_ATTR = "__gluon_amp_block__"
 # Attribute of the matrix products in a cast graph whose emulation accumulates in float16
 ACCUMULATE_ATTR = "__gluon_amp_accumulate__"
 ACCUMULATING = ("Convolution", "FullyConnected", "dot", "batch_dot")
+
+# Attribute of the products whose operands and gradients the emulation rounds: `Rounding.to_text`
+ROUNDING_ATTR = "__gluon_amp_rounding__"
 
 # Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
 PINNED_ATTR = "__gluon_amp_pinned__"
@@ -39,6 +43,9 @@ VERSION = {"mxnet_version": ["int", 10901]}
 # statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
 NATIVELY_MIXED = ("BatchNorm",)
 
+# The ends of a net
+ENDS = ("first", "last")
+
 # Dtype of a tensor of integers or booleans, of any width, while the casts are inserted
 INTEGER = "integer"
 
@@ -52,7 +59,10 @@ class Node(NamedTuple):
     block : str
         Path of the block that the node belongs to, as in `'features.0'`.
     dtype : str or None
-        What it runs in; None where that depends on the dtype of the data.
+        What it runs in; None where that depends on the dtype of the data. For a product under a
+        policy that studies formats, that of its operands.
+    gradient_dtype : str or None
+        What its gradient is computed in: another one only under a policy that studies formats.
     params : dict of str to str
         The parameters that it reads, possibly through a cast, and their storage dtypes.
     decision : Decision
@@ -62,8 +72,37 @@ class Node(NamedTuple):
     op: str
     block: str
     dtype: Optional[str]
+    gradient_dtype: Optional[str]
     params: Dict[str, str]
     decision: Decision
+
+
+class Rounding(NamedTuple):
+    """How a product of a format for study is rounded.
+
+    Attributes
+    ----------
+    key : str
+        The product's name among those of its net, the same in all traces.
+    compute, gradients : str
+        The formats of the operands, and of the gradient of the result.
+    wide : tuple of str
+        Directions whose product reads neither rounded.
+    """
+
+    key: str
+    compute: str
+    gradients: str
+    wide: Tuple[str, ...]
+
+    def to_text(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def of(cls, node: dict) -> Optional["Rounding"]:
+        """Return the rounding of a node, or None."""
+        text = node["attrs"].get(ROUNDING_ATTR)
+        return cls(*json.loads(text)) if text else None
 
 
 def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.sym.Symbol:
@@ -88,10 +127,13 @@ def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.s
 
 
 def plan(
-    symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]
+    symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str], ends: Tuple[str, ...] = ENDS
 ) -> Tuple[mx.sym.Symbol, List[Node]]:
-    """Return the symbol that `apply` returns, and how each of its operators runs, in order."""
-    rewriter = _Rewriter(policy, dtypes)
+    """Return the symbol that `apply` returns, and how each of its operators runs, in order.
+
+    `ends` are those of the net which the graph has: a net may run as several graphs.
+    """
+    rewriter = _Rewriter(policy, dtypes, ends)
     rewritten = rewriter.rewrite(to_json(symbol), policy.output_dtype if rewriter.casting else None)
     return from_json(rewritten, like=symbol), rewriter.nodes
 
@@ -271,12 +313,12 @@ def pruned(graph: dict) -> dict:
     return out.graph(graph)
 
 
-def _decide(policy: Policy, node: dict) -> Decision:
+def _decide(policy: Policy, node: dict, end: str = "") -> Decision:
     attrs = node.get("attrs", {})
-    return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs)
+    return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs, end)
 
 
-def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
+def _decisions(policy: Policy, graph: dict, ends: Tuple[str, ...]) -> Dict[int, Decision]:
     """Return how each operator of a graph runs.
 
     An operator that a constant keeps in float32 also keeps in float32 the operators whose results
@@ -286,6 +328,11 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     """
     nodes = graph["nodes"]
     decisions = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
+    if policy.studies:
+        for end in ends:
+            for i in _products_at(graph, decisions, end):
+                decisions[i] = _decide(policy, nodes[i], end)
+        return decisions
     if policy.compute_dtype != "float16":
         return decisions
     readers = _readers(graph)
@@ -303,6 +350,26 @@ def _decisions(policy: Policy, graph: dict) -> Dict[int, Decision]:
     return decisions
 
 
+def _products_at(graph: dict, decisions: Dict[int, Decision], end: str) -> List[int]:
+    """Return the products that no other one precedes, or that none follows."""
+    nodes = graph["nodes"]
+    neighbours = {i: [entry[0] for entry in node["inputs"]] for i, node in enumerate(nodes)}
+    order = range(len(nodes))
+    if end == "last":
+        readers = _readers(graph)
+        neighbours = {i: [reader for reader, _ in readers.get(i, ())] for i in order}
+        order = reversed(order)
+    found, beyond = [], set()  # nodes from the first product on
+    for i in order:
+        is_beyond = any(neighbour in beyond for neighbour in neighbours[i])
+        is_product = i in decisions and decisions[i].kind == "compute"
+        if is_product and not is_beyond:
+            found.append(i)
+        if is_beyond or is_product or "subgraphs" in nodes[i]:
+            beyond.add(i)
+    return found
+
+
 class _Rewriter:
     """Inserts the casts into one graph, and into the bodies of its loops and branches.
 
@@ -316,16 +383,22 @@ class _Rewriter:
     may be float16; if the data are integers, `amp_cast` returns them unchanged.
     """
 
-    def __init__(self, policy: Policy, dtypes: Dict[str, str]) -> None:
+    def __init__(
+        self, policy: Policy, dtypes: Dict[str, str], ends: Tuple[str, ...], keys=None
+    ) -> None:
         self.policy = policy
         self.param_dtypes = dtypes
+        self.ends = ends
         self.nodes = []
-        self.casting = policy.compute_dtype != "float32"  # a float32 policy inserts no casts
+        self.casting = not policy.is_float32  # a float32 policy inserts no casts
+        # Operands in a format for study are float32 tensors.
+        self.product_dtype = "float32" if policy.studies else policy.compute_dtype
+        self.keys = Counter() if keys is None else keys  # of the products so far, see `Rounding`
 
     def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
         """Return the graph with casts, its outputs cast too; add its operators to `nodes`."""
         out = _Emitter()
-        decisions = _decisions(self.policy, graph)
+        decisions = _decisions(self.policy, graph, self.ends)
         for i, old in enumerate(graph["nodes"]):
             node = {**old, "attrs": dict(old.get("attrs", {}))}
             block = node["attrs"].pop(BLOCK_ATTR, "")
@@ -369,13 +442,18 @@ class _Rewriter:
             node["attrs"][PINNED_ATTR] = "float32"
         if "subgraphs" in node:
             # A loop or branch reads and returns float32; its body casts what it reads.
-            inside = _Rewriter(self.policy, dict.fromkeys(self.param_dtypes, "float32"))
+            float32 = dict.fromkeys(self.param_dtypes, "float32")
+            inside = _Rewriter(self.policy, float32, (), self.keys)
             node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
             self.nodes += inside.nodes
 
+        dtypes = dtype, dtype
+        if decision.kind == "compute" and self.policy.studies:
+            node["attrs"][ROUNDING_ATTR] = self._rounding(node["op"], block, decision).to_text()
+            dtypes = self.policy.compute_dtype, self.policy.gradient_dtype
         sources = {out.source_name(entry) for entry in inputs}
         params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}
-        self.nodes.append(Node(node["name"], node["op"], block, dtype, params, decision))
+        self.nodes.append(Node(node["name"], node["op"], block, *dtypes, params, decision))
 
         if node["op"] in op_table.RETURNS_INTEGERS:
             output_dtype = INTEGER
@@ -387,10 +465,18 @@ class _Rewriter:
             # All later readers of the norm's output read a cast of it.
             out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
 
+    def _rounding(self, op: str, block: str, decision: Decision) -> Rounding:
+        place = f"{block}:{op}"
+        self.keys[place] += 1
+        policy = self.policy
+        return Rounding(
+            f"{place}:{self.keys[place]}", policy.compute_dtype, policy.gradient_dtype, decision.wide
+        )
+
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
         if decision.kind == "compute":
-            return self.policy.compute_dtype
+            return self.product_dtype
         if decision.kind in ("float32", "norm"):
             return "float32"
         if decision.kind == "follow":

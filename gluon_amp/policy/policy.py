@@ -8,13 +8,14 @@ bfloat16 kernels in `bfloat16_kernels.py`.
 import contextlib
 import re
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Union
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.messages import did_you_mean
-from gluon_amp.policy import bfloat16_kernels, constants, op_table, registry
+from gluon_amp.policy import bfloat16_kernels, constants, op_table, registry, study
+from gluon_amp.policy.study import DIRECTIONS
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -36,6 +37,7 @@ STRING_KEYS = {
     "compute": "compute_dtype",
     "output": "output_dtype",
     "accumulate": "accumulate_dtype",
+    "gradients": "gradient_dtype",
 }
 
 
@@ -46,30 +48,45 @@ ELSEWHERE = {
     "fp16": "float16",
     "half": "float16",
     "bf16": "bfloat16",
+    "tf32": "params=float32,compute=tfloat32",
+    "fp8": "params=float32,compute=float8_e4m3,gradients=float8_e5m2",
+    "float8": "params=float32,compute=float8_e4m3,gradients=float8_e5m2",
 }
 
 
 class Pin(NamedTuple):
-    """Operators and blocks that run in `dtype` instead of what `op_table` says."""
+    """Operators and blocks that run in `dtype` instead of what `op_table` says.
+
+    `direction` is one of `DIRECTIONS`, or None for all of them.
+    """
 
     ops: tuple
     blocks: tuple
     dtype: str
+    direction: Optional[str] = None
 
     def __str__(self) -> str:
-        dtype = None if self.dtype == "float32" else self.dtype  # the default
-        arguments = {"ops": list(self.ops), "blocks": list(self.blocks), "dtype": dtype}
+        arguments = {
+            "ops": list(self.ops),
+            "blocks": list(self.blocks),
+            "direction": self.direction,
+            "dtype": None if self.dtype == "float32" else self.dtype,  # the default
+        }
         return (
             f"pin({', '.join(f'{name}={value!r}' for name, value in arguments.items() if value)})"
         )
 
 
 class Decision(NamedTuple):
-    """How one node of a graph runs under a policy: see `Policy.decide`."""
+    """How one node of a graph runs under a policy: see `Policy.decide`.
+
+    `wide` are the directions of a product in a format for study that stay in float32.
+    """
 
     kind: str
     reason: str
     pinned: bool = False
+    wide: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, init=False)
@@ -85,8 +102,9 @@ class Policy:
         Storage of the parameters that only matrix products read (weights and biases of
         convolutions, dense and recurrent layers). All other parameters stay float32. Float16
         parameters need float32 masters in the optimizer (`amp.Trainer` keeps them).
-    compute_dtype : {'float32', 'float16', 'bfloat16'}
-        What convolutions and matrix products compute in. They accumulate in float32.
+    compute_dtype : {'float32', 'float16', 'bfloat16', 'tfloat32', 'float8_e4m3', 'float8_e5m2'}
+        What convolutions and matrix products compute in. They accumulate in float32. The last three
+        are formats for study, which are emulated on a CPU: see `studies`.
     output_dtype : {'float32', 'float16'}
         What the network returns. With float32, loss and metric are computed in float32.
     pins : tuple of Pin
@@ -95,6 +113,19 @@ class Policy:
         What convolutions and matrix products accumulate in on a CPU, where float16 is emulated.
         'float16' shows the effect of a kernel without float32 accumulation
         (`amp.accumulation_dtype`). On a GPU the kernel decides, not the policy.
+    gradient_dtype : str, optional
+        A format that the gradients of the products' results are rounded to; by default the compute
+        dtype. With another one the policy `studies`.
+
+    Attributes
+    ----------
+    studies : bool
+        Whether the policy's formats are emulated for study. The operands of matrix products are
+        then rounded to `compute_dtype`, the gradients of their results to `gradient_dtype`, and all
+        tensors, sums and results are float32. A format of 8 bits has a power of two as a scale for
+        each tensor. It is kept by delayed scaling if an `amp.Trainer` makes the steps, and follows
+        the tensor itself otherwise (`gluon_amp.lowering.delayed_scaling`). In these formats the
+        first and the last product of a net stay in float32 unless they are pinned.
 
     Raises
     ------
@@ -116,6 +147,7 @@ class Policy:
     output_dtype: str
     pins: tuple
     accumulate_dtype: str
+    gradient_dtype: str
 
     def __init__(
         self,
@@ -124,31 +156,55 @@ class Policy:
         output_dtype: Optional[Dtype] = None,
         pins: tuple = (),
         accumulate_dtype: Optional[Dtype] = None,
+        gradient_dtype: Optional[Dtype] = None,
     ) -> None:
         if compute_dtype is None:
             fields = _parsed(param_dtype)
         else:
             fields = {"param_dtype": param_dtype, "compute_dtype": compute_dtype}
-        others = {"output_dtype": output_dtype, "accumulate_dtype": accumulate_dtype}
+        others = {
+            "output_dtype": output_dtype,
+            "accumulate_dtype": accumulate_dtype,
+            "gradient_dtype": gradient_dtype,
+        }
         fields.update((field, dtype) for field, dtype in others.items() if dtype is not None)
+        fields.setdefault("gradient_dtype", fields["compute_dtype"])
         for field in STRING_KEYS.values():
             object.__setattr__(self, field, _name(fields.get(field, "float32")))
         object.__setattr__(self, "pins", pins)
         self._check()
 
     def __repr__(self) -> str:
-        fields = tuple(getattr(self, field) for field in STRING_KEYS.values())
-        names = [name for name, preset in PRESETS.items() if (*preset, "float32") == fields]
-        others = (f"{key}={dtype}" for key, dtype in zip(STRING_KEYS, fields) if dtype != "float32")
-        return ".".join([f"Policy({[*names, ','.join(others)][0]!r})", *map(str, self.pins)])
+        return ".".join([f"Policy({self.name!r})", *map(str, self.pins)])
+
+    @property
+    def name(self) -> str:
+        """A preset's name, or a string such as 'params=float32,compute=tfloat32'; without pins."""
+        fields = {key: getattr(self, field) for key, field in STRING_KEYS.items()}
+        if fields["gradients"] == fields["compute"]:
+            del fields["gradients"]
+        for name, preset in PRESETS.items():
+            if tuple(fields.values()) == (*preset, "float32"):
+                return name
+        return ",".join(f"{key}={dtype}" for key, dtype in fields.items() if dtype != "float32")
+
+    @property
+    def studies(self) -> bool:
+        return self.compute_dtype in study.FORMATS or self.gradient_dtype != self.compute_dtype
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether everything runs in float32."""
+        return self.compute_dtype == "float32" and not self.studies
 
     def _check(self) -> None:
         """Raise `ValueError` for dtypes that MXNet cannot run together."""
         allowed = {
             "param_dtype": ("float32", "float16"),
-            "compute_dtype": DTYPES,
+            "compute_dtype": (*DTYPES, *study.FORMATS),
             "output_dtype": ("float32", "float16"),
             "accumulate_dtype": ("float32", "float16"),
+            "gradient_dtype": (*DTYPES, *study.FORMATS),
         }
         for field, choices in allowed.items():
             value = getattr(self, field)
@@ -162,6 +218,12 @@ class Policy:
                 raise ValueError(
                     f"Policy {field} is {value!r}, expected one of {', '.join(choices)}{hint}."
                 )
+        stored = (self.param_dtype, self.output_dtype, self.accumulate_dtype)
+        if self.studies and stored != ("float32",) * 3:
+            raise ValueError(
+                f"Policy computes in {self.compute_dtype} with gradients in {self.gradient_dtype}, "
+                "which is emulated for study in float32: leave out params, output and accumulate."
+            )
         if self.param_dtype == "float16" and self.compute_dtype != "float16":
             raise ValueError(
                 f"Policy has float16 parameters but computes in {self.compute_dtype}: "
@@ -195,7 +257,11 @@ class Policy:
         return policy if isinstance(policy, Policy) else cls(policy)
 
     def pin(
-        self, ops: Iterable[str] = (), blocks: Iterable[str] = (), dtype: str = "float32"
+        self,
+        ops: Iterable[str] = (),
+        blocks: Iterable[str] = (),
+        dtype: str = "float32",
+        direction: Optional[str] = None,
     ) -> "Policy":
         """Return a policy that also runs these operators and blocks in `dtype`.
 
@@ -209,20 +275,35 @@ class Policy:
             node's block overrides a pin of its operator.
         dtype : str
             `'float32'` or the policy's compute dtype.
+        direction : {'forward', 'data_gradient', 'weight_gradient'}, optional
+            Pin only the product that computes this: the result, the gradient of the first operand,
+            or that of the second one. For policies that study formats (`studies`). In the two
+            gradients, the policy's gradient dtype also stands for its formats. A pin of one
+            direction overrides a pin of all of them.
 
         Raises
         ------
         ValueError
             An unknown operator (the message lists near matches), an invalid regular expression,
-            another dtype, or a pin that contradicts an earlier one.
+            another dtype or direction, or a pin that contradicts an earlier one.
+
+        Examples
+        --------
+        >>> import gluon_amp as amp
+        >>> policy = amp.Policy('params=float32,compute=float8_e4m3,gradients=float8_e5m2')
+        >>> policy.pin(blocks=['head'], direction='weight_gradient')
+        Policy('compute=float8_e4m3,gradients=float8_e5m2').pin(blocks=['head'], \
+direction='weight_gradient')
         """
         for name, value in (("ops", ops), ("blocks", blocks)):
             if isinstance(value, str):
                 raise ValueError(f"pin({name}=...) got the string {value!r}: give a list of them.")
-        pin = Pin(tuple(ops), tuple(blocks), dtype)
+        pin = Pin(tuple(ops), tuple(blocks), dtype, direction)
         if not pin.ops and not pin.blocks:
             raise ValueError("pin() got neither ops nor blocks: name at least one of them.")
-        if dtype not in ("float32", self.compute_dtype):
+        self._check_direction(direction)
+        is_gradient = direction not in (None, "forward")
+        if dtype not in ("float32", self.compute_dtype, is_gradient and self.gradient_dtype):
             raise ValueError(
                 f"pin(dtype={dtype!r}): expected 'float32' or the policy's compute dtype "
                 f"{self.compute_dtype!r}."
@@ -233,6 +314,11 @@ class Policy:
                     f"pin() got the unknown operator {op!r}"
                     f"{did_you_mean(op, op_table.names())}: "
                     "expected a name from an MXNet graph."
+                )
+            if self.studies and dtype != "float32" and not study.is_product(op):
+                raise ValueError(
+                    f"pin(ops=[{op!r}], dtype={dtype!r}): the formats for study are those of "
+                    f"matrix products, such as {', '.join(study.EXAMPLES)}; leave out {op!r}."
                 )
         for pattern in pin.blocks:
             try:
@@ -245,15 +331,36 @@ class Policy:
         for earlier in self.pins:
             twice = [*set(pin.ops).intersection(earlier.ops)]
             twice += [*set(pin.blocks).intersection(earlier.blocks)]
-            if twice and earlier.dtype != dtype:
+            if twice and earlier.dtype != dtype and earlier.direction == direction:
                 raise ValueError(
                     f"pin() contradicts an earlier pin: {', '.join(map(repr, sorted(twice)))} "
                     f"was pinned to {earlier.dtype}, now to {dtype}; keep one of them."
                 )
         return replace(self, pins=(*self.pins, pin))
 
+    def _check_direction(self, direction: Optional[str]) -> None:
+        if direction is None:
+            return
+        if direction not in DIRECTIONS:
+            raise ValueError(
+                f"pin(direction={direction!r}){did_you_mean(str(direction), DIRECTIONS)}: expected "
+                f"one of {', '.join(DIRECTIONS)}."
+            )
+        if not self.studies:
+            raise ValueError(
+                f"pin(direction={direction!r}) is for policies that study formats, such as "
+                "'compute=float8_e4m3,gradients=float8_e5m2': MXNet's kernels compute the gradients"
+                f" in {self.compute_dtype} if they compute the result in it; leave out the "
+                "direction."
+            )
+
     def decide(
-        self, op: str, block: str = "", node: str = "", attrs: Optional[Mapping[str, str]] = None
+        self,
+        op: str,
+        block: str = "",
+        node: str = "",
+        attrs: Optional[Mapping[str, str]] = None,
+        end: str = "",
     ) -> Decision:
         """Return how a node of operator `op` runs.
 
@@ -269,6 +376,8 @@ class Policy:
             The node's attributes, as in a symbol's JSON. A node runs in float32 if they have a
             constant that float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin
             overrides that.
+        end : {'first', 'last'}, optional
+            Whether the node is the first or the last product of its net.
 
         Returns
         -------
@@ -281,9 +390,11 @@ class Policy:
             Two block patterns that pin the same node to different dtypes.
         """
         rule = op_table.rule(op, attrs)
-        pinned = self._block_pin(block, node) or self._op_pin(op)
-        if self.compute_dtype == "float32":
+        if self.is_float32:
             return Decision("float32" if rule.kind != "uncast" else "uncast", "float32 policy")
+        if self.studies:
+            return self._decide_study(op, block, node, end, rule)
+        pinned = self._block_pin(block, node) or self._op_pin(op)
         if pinned and rule.kind != "uncast":
             kind = "float32" if pinned == "float32" else "compute"
             if kind == "compute" and rule.kind == "norm":
@@ -293,6 +404,38 @@ class Policy:
         if rule.kind not in ("float32", "uncast"):
             reason = self._float32_reason(op, attrs)
         return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
+
+    def _decide_study(
+        self, op: str, block: str, node: str, end: str, rule: op_table.OpRule
+    ) -> Decision:
+        """Return how a node runs under a policy that studies formats: only products are rounded."""
+        if not study.is_product(op):
+            if rule.kind != "compute":
+                return Decision(rule.kind, rule.reason)
+            return Decision("float32", "its products are inside one operator and cannot be rounded")
+        by_direction = {
+            direction: self._block_pin(block, node, direction)
+            or self._op_pin(op, direction)
+            or self._block_pin(block, node)
+            or self._op_pin(op)
+            for direction in DIRECTIONS
+        }
+        at_end = bool(end) and study.has_8_bits(self.compute_dtype, self.gradient_dtype)
+        wide_by_default = at_end or rule.kind != "compute"
+        wide = tuple(
+            direction
+            for direction, dtype in by_direction.items()
+            if (dtype == "float32" if dtype else wide_by_default)
+        )
+        is_wide = len(wide) == len(DIRECTIONS)
+        pinned = any(by_direction.values())
+        reason = study.END_REASON.format(end) if at_end else rule.reason
+        if pinned:
+            where = f" in the direction {' and '.join(wide)}" if wide and not is_wide else ""
+            dtype = "float32" if wide else self.compute_dtype
+            reason = f"pinned to {dtype}{where} by the policy's own pin"
+        kind = "float32" if is_wide else "compute"
+        return Decision(kind, reason, pinned or at_end, () if is_wide else wide)
 
     def _float32_reason(self, op: str, attrs: Optional[Mapping[str, str]]) -> str:
         """Return why a node of a low-precision operator runs in float32, or '' if it does not."""
@@ -344,19 +487,20 @@ class Policy:
                         "finds a path such as 'features.0', as amp.describe(net) lists them."
                     )
         for block, name in labels:
-            self._block_pin(block, name)
+            for direction in (None, *DIRECTIONS):
+                self._block_pin(block, name, direction)
 
-    def _op_pin(self, op: str) -> Optional[str]:
+    def _op_pin(self, op: str, direction: Optional[str] = None) -> Optional[str]:
         name = registry.canonical(op)
         for pin in self.pins:
-            if name in map(registry.canonical, pin.ops):
+            if pin.direction == direction and name in map(registry.canonical, pin.ops):
                 return pin.dtype
         return None
 
-    def _block_pin(self, block: str, node: str) -> Optional[str]:
+    def _block_pin(self, block: str, node: str, direction: Optional[str] = None) -> Optional[str]:
         patterns = {}  # dtype -> first pattern that matches
         for pin in self.pins:
-            for pattern in pin.blocks:
+            for pattern in pin.blocks if pin.direction == direction else ():
                 if re.search(pattern, block) or re.search(pattern, node):
                     patterns.setdefault(pin.dtype, pattern)
         if len(patterns) > 1:

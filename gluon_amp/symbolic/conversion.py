@@ -1,9 +1,10 @@
 """`convert`: a symbol that computes as a policy says; `lower_for`: one that a device can run."""
 
-from typing import Iterable, Sequence, Set, Tuple, Union
+from typing import Iterable, Optional, Sequence, Set, Tuple, Union
 
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.lowering import lower
+from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.messages import did_you_mean, reason_of
 from gluon_amp.policy import Policy, graph
 
@@ -60,18 +61,22 @@ def convert(
     policy = Policy.parse(policy)
     inputs = _input_names(symbol, data_names, label_names)
     policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
-    if policy.compute_dtype == "float32":
+    if policy.is_float32:
         return graph.apply(symbol, policy, {})
     return graph.apply(symbol, policy, graph.parameter_dtypes(symbol, policy, inputs))
 
 
 def lower_for(
-    device_type: str, symbol: mx.sym.Symbol, shapes: Shapes, frozen: Iterable[str]
+    device_type: str,
+    symbol: mx.sym.Symbol,
+    shapes: Shapes,
+    frozen: Iterable[str],
+    scales: Optional[Scales] = None,
 ) -> mx.sym.Symbol:
     """Return a cast graph that a device ('cpu' or 'gpu') can run, for inputs of these dtypes.
 
     A dtype that is missing in `shapes` is float32. Inputs that the graph does not have are ignored.
-    `frozen` names the parameters without a gradient. Raise `TypeError` for a dtype that the
+    `frozen` names the parameters without a gradient. `scales` are as for `lower`. Raise `TypeError` for a dtype that the
     network's operators do not accept, such as float64.
     """
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
@@ -84,7 +89,7 @@ def lower_for(
             for name, dtype in zip([*arguments, *states], [*arg_types, *aux_types])
             if dtype is not None
         }
-        return lower(symbol, known, device_type, frozenset(frozen))
+        return lower(symbol, known, device_type, frozenset(frozen), scales)
     except mx.base.MXNetError as error:
         bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
         raise TypeError(

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from gluon_amp.casting import statistics
+from gluon_amp.lowering import delayed_scaling
 from gluon_amp.lowering.bfloat16 import check_device as check_bfloat16
 from gluon_amp.messages import did_you_mean
 from gluon_amp.mxnet_internals import create_kvstore
@@ -111,6 +112,7 @@ class Module(mx.mod.Module):
         self._cast_symbol = convert(symbol, policy, data_names or (), other_names)
         super().__init__(symbol, data_names, label_names, logger, context, **options)
         self._trainer = None
+        self._scales = delayed_scaling.Scales() if policy.studies else None
         self._head_outputs = set()  # numbers of the outputs whose gradients are scaled in the graph
         self._has_new_gradients = False
         self._input_grad_scale = 1.0
@@ -250,7 +252,7 @@ class Module(mx.mod.Module):
         frozen = set(self._fixed_param_names) if for_training else set()
         if isinstance(grad_req, dict):
             frozen.update(name for name, one in grad_req.items() if one == "null")
-        return lower_for(self._context[0].device_type, symbol, shapes, frozen)
+        return lower_for(self._context[0].device_type, symbol, shapes, frozen, self._scales)
 
     # ------------------------------------------------------------------ parameters
 
@@ -395,6 +397,7 @@ class Module(mx.mod.Module):
         optimizer.param_dict = {}
         optimizer.idx2name = names
         trainer.ready()
+        self._share_scales(trainer)
         self._trainer = trainer
         self._optimizer, self._kvstore = optimizer, kvstore
         self._update_on_kvstore, self._updater = False, None
@@ -419,7 +422,12 @@ class Module(mx.mod.Module):
         """Share another module's optimizer, masters and loss scale; used in bucketing."""
         super().borrow_optimizer(shared_module)
         self._trainer = shared_module.trainer
+        self._share_scales(self._trainer)
         self._loss_scale = shared_module.loss_scale
+
+    def _share_scales(self, trainer) -> None:
+        if self._scales is not None:
+            delayed_scaling.register(self._scales, trainer.parameters)
 
     def _rebind_trainer(self):
         """Use the trainer for the executors that were bound after it was built."""

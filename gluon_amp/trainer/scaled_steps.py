@@ -11,6 +11,7 @@ import numpy as np
 from gluon_amp.array_kinds import of_kind, set_to_zero
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.host import wait_until_unused
+from gluon_amp.lowering import delayed_scaling
 from gluon_amp.messages import some
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.trainer import first_scale, guards, snapshot, state_files, states
@@ -182,6 +183,7 @@ class ScaledSteps(ScaledGradients):
             cause, curable = self._cause(window)
             fits_nowhere = searching and fitting is None
             self.skips = self.skips.with_one_more(at_floor or fits_nowhere or not curable)
+        delayed_scaling.end_step(self.parameters, applied=not overflow)
         report = StepReport(
             applied=not overflow,
             loss_scale=scale,

@@ -18,17 +18,25 @@ from gluon_amp.files.schema import (
     NUMBER,
     PLAIN,
     Either,
+    Leaf,
     Mapping,
+    Optional,
     allows,
     brief,
     check,
 )
+from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import masters
 from gluon_amp.trainer.report import Skips
 
 from mxnet import nd
 
 FORMAT, VERSION = "gluon_amp trainer states", 1
+
+AMAX_HISTORY = Leaf(
+    "largest magnitudes of up to 1,024 steps",
+    lambda value: allows(ARRAY, value) and delayed_scaling.is_history(value),
+)
 
 # What `collect` returns.
 SCHEMA = {
@@ -42,6 +50,8 @@ SCHEMA = {
     "states": Mapping(COUNT, (Either("None or an array", (NONE, ARRAY)), ANYTHING)),
     "loss_scale": (NAME, Mapping(NAME, PLAIN)),
     "skips": (COUNT, COUNT),
+    # Only of nets whose policy studies 8-bit formats
+    "amax_histories": Optional(Mapping(NAME, AMAX_HISTORY)),
 }
 
 # Attributes of optimizers, besides `num_update`, that change during training. All other numbers are
@@ -61,6 +71,7 @@ def collect(trainer) -> dict:
         weight = trainer.parameters[index].list_data()[0]
         states[index] = map_leaves(_to_numpy, masters.split(optimizer, weight, state))
     device = trainer.contexts[0].device_id if trainer.contexts else 0
+    histories = delayed_scaling.collect(trainer.parameters)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -72,6 +83,7 @@ def collect(trainer) -> dict:
         "states": states,
         "loss_scale": (class_name(trainer.loss_scale), trainer.loss_scale.state_dict()),
         "skips": (trainer.skips.total, trainer.skips.in_vain),
+        **({"amax_histories": histories} if histories else {}),
     }
 
 
@@ -109,6 +121,7 @@ def restore(trainer, saved: dict) -> None:
         }
         updater.states_synced = dict.fromkeys(updater.states, True)
     trainer.skips = Skips(*saved["skips"])
+    delayed_scaling.restore(trainer.parameters, saved.get("amax_histories", {}))
 
 
 def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:

@@ -124,7 +124,26 @@ def outcomes(machine: Machine, device: str, requested: Optional[str] = None) -> 
     if requested is not None and requested not in names:
         names.append(requested)
     outcome = _on_gpu if device == "gpu" else _on_cpu
-    return [Outcome(name, *outcome(machine, Policy.parse(name).compute_dtype)) for name in names]
+    policies = ((name, Policy.parse(name)) for name in names)
+    return [
+        Outcome(
+            name,
+            *(
+                _for_study(machine, device)
+                if policy.studies
+                else outcome(machine, policy.compute_dtype)
+            ),
+        )
+        for name, policy in policies
+    ]
+
+
+def _for_study(machine: Machine, device: str) -> Tuple[bool, str]:
+    if device == "gpu":
+        return False, "formats for study are emulated on a CPU only: use mx.cpu(), or float16."
+    if not machine.native:
+        return False, "emulating it takes the C++ kernels: install a C++ compiler."
+    return True, "emulated, for study: the roundings of its formats, slower than float32."
 
 
 def _on_gpu(machine: Machine, dtype: str) -> Tuple[bool, str]:

@@ -91,6 +91,7 @@ def load(path: Path) -> ctypes.CDLL:
     message = ctypes.create_string_buffer(1000)
     if not loaded.gluon_amp_register(message, ctypes.c_size_t(len(message))):
         raise BuildError(message.value.decode(errors="replace"))
+    loaded.gluon_amp_take_largest.restype = ctypes.c_float
     return loaded
 
 

@@ -44,6 +44,26 @@ void round(const float* in, float* out, int64_t n, const Format& format) {
   });
 }
 
+void round_scaled(const float* in, float* out, int64_t n, const Format& format, int exponent) {
+  const float up = std::ldexp(1.f, exponent), down = std::ldexp(1.f, -exponent);
+  with_rounding(format, [=](auto to_format) {
+    each(n, [=](auto v, int64_t i) {
+      (to_format(v.load(in + i) * v.all(up)) * v.all(down)).store(out + i);
+    });
+  });
+}
+
+// Magnitudes are in the order of their bits; those of NaN are above infinity's.
+float largest(const float* in, int64_t n) {
+  uint32_t result = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t magnitude = bits_of(in[i]) & 0x7fffffff;
+    const uint32_t number = magnitude > 0x7f800000 ? 0 : magnitude;
+    result = result < number ? number : result;
+  }
+  return float_of(result);
+}
+
 void round_relu(const float* in, float* out, int64_t n, const Format& format) {
   with_rounding(format, [=](auto to_format) {
     each(n, [=](auto v, int64_t i) { to_format(v.load(in + i)).or_zero().store(out + i); });
@@ -145,6 +165,8 @@ void adam(const G* grad, float* mean, float* variance, float* master, half_bits*
 
 const Kernels table = {
     round,
+    round_scaled,
+    largest,
     round_relu,
     round_relu_grad,
     convert<float, half_bits>,

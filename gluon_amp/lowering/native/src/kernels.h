@@ -40,6 +40,10 @@ struct PoolingKernels;
 struct Kernels {
   // out = in, rounded to a format; in and out may be one array
   void (*round)(const float* in, float* out, int64_t n, const Format&);
+  // out = in, multiplied by 2**exponent, rounded and divided by it
+  void (*round_scaled)(const float* in, float* out, int64_t n, const Format&, int exponent);
+  // the largest magnitude; NaN is not larger than anything
+  float (*largest)(const float* in, int64_t n);
   // out = max(rounded in, 0), which is 0 for NaN, as oneDNN has it
   void (*round_relu)(const float* in, float* out, int64_t n, const Format&);
   // the gradient of round_relu, rounded; `result` is the result of round_relu

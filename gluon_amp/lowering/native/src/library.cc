@@ -19,6 +19,7 @@
 #include "pooling.cc"
 #include "pointwise.cc"
 #include "rounding.cc"
+#include "study.cc"
 #include "updates.cc"
 
 #define GLUON_AMP_VISIBLE __attribute__((visibility("default")))
@@ -42,12 +43,23 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size) {
     gluon_amp::register_norm();
     gluon_amp::register_pointwise();
     gluon_amp::register_rounding();
+    gluon_amp::register_study();
     gluon_amp::register_updates();
     return 1;
   } catch (const std::exception& error) {
     std::strncpy(message, error.what(), size - 1);
     return 0;
   }
+}
+
+// The scale of a tensor (study.cc): adds one and returns its number, sets its exponent, and returns the
+// largest magnitude that training passes have recorded since the last call.
+GLUON_AMP_VISIBLE int gluon_amp_add_scale() { return gluon_amp::add_scale(); }
+GLUON_AMP_VISIBLE void gluon_amp_set_exponent(int scale, int exponent) {
+  gluon_amp::scale_at(scale)->exponent = exponent;
+}
+GLUON_AMP_VISIBLE float gluon_amp_take_largest(int scale) {
+  return gluon_amp::scale_at(scale)->largest.exchange(0);
 }
 
 // For tests: selects an instruction set as select_kernels does, and returns 1 or 0.

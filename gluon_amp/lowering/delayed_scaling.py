@@ -1,0 +1,137 @@
+"""Delayed scaling: a power of two for each tensor in an 8-bit format, from its earlier magnitudes.
+
+The recipe is that of NVIDIA's Transformer Engine (`DelayedScaling`, margin 0): the scale brings the
+largest magnitude of the last 1,024 steps to the end of the format's range, and what is larger in
+this step saturates. Three things differ. The scale is a power of two, so that it rounds nothing. A
+tensor without a history is scaled by its own magnitude, not by 1. A magnitude of 0, infinity or NaN
+is not recorded.
+
+The histories are here. The C++ library (native/src/study.cc) has the current exponent of each
+tensor, and the largest magnitude of the training passes since the last step.
+"""
+
+import itertools
+import weakref
+from collections import deque
+from typing import Deque, Dict, Iterable, List, Tuple
+
+import numpy as np
+
+from gluon_amp.formats import FloatFormat, exponent_for
+from gluon_amp.lowering import native
+
+import mxnet as mx
+
+HISTORY = 1024  # steps, Transformer Engine's default `amax_history_len`
+UNKNOWN = 1 << 20  # the exponent of a tensor without a history, as in study.cc
+
+_counter = itertools.count()
+
+
+class Scales:
+    """The scales of the tensors of one net, which all of its traces share."""
+
+    def __init__(self) -> None:
+        self.created = next(_counter)  # so that the nets of a process have an order
+        self._numbers: Dict[str, Tuple[int, FloatFormat]] = {}  # in the library, with the format
+        self._histories: Dict[str, Deque[float]] = {}  # the oldest step first
+
+    def number(self, key: str, format_: FloatFormat) -> int:
+        """Return the number of a tensor's scale in the C++ library; a new tensor gets one."""
+        if key not in self._numbers:
+            self._numbers[key] = native.library().gluon_amp_add_scale(), format_
+            self._update(key)
+        return self._numbers[key][0]
+
+    def end_step(self, applied: bool) -> None:
+        """Record the magnitudes of a step's passes, which have ended; forget those of a skip."""
+        for key, (number, _) in self._numbers.items():
+            largest = native.library().gluon_amp_take_largest(number)
+            if applied and 0 < largest < np.inf:
+                self._histories.setdefault(key, deque(maxlen=HISTORY)).append(largest)
+                self._update(key)
+
+    def histories(self) -> Dict[str, np.ndarray]:
+        """Return the largest magnitudes of each tensor, by step, as float32."""
+        return {key: np.array(history, np.float32) for key, history in self._histories.items()}
+
+    def set_histories(self, histories: Dict[str, np.ndarray]) -> None:
+        """Replace all histories, as `histories` returned them."""
+        self._histories = {
+            key: deque(map(float, history), maxlen=HISTORY) for key, history in histories.items()
+        }
+        for key in self._numbers:
+            self._update(key)
+
+    def exponents(self) -> Dict[str, int]:
+        """Return the exponent of each tensor's scale, for those with a history."""
+        return {key: self._exponent(key) for key in self._numbers if key in self._histories}
+
+    def _exponent(self, key: str) -> int:
+        if key not in self._histories:
+            return UNKNOWN
+        return exponent_for(self._numbers[key][1], max(self._histories[key]))
+
+    def _update(self, key: str) -> None:
+        native.library().gluon_amp_set_exponent(self._numbers[key][0], self._exponent(key))
+
+
+# ------------------------------------------------------------------ whose scales they are
+
+# The scales of the nets that contain a parameter
+_scales = weakref.WeakKeyDictionary()
+
+
+def register(scales: Scales, parameters: Iterable) -> None:
+    """Record that a step of these parameters is one of the net with these scales."""
+    for parameter in parameters:
+        _scales.setdefault(parameter, weakref.WeakSet()).add(scales)
+
+
+def scales_of(parameters: Iterable) -> List[Scales]:
+    """Return the scales of the nets that contain these parameters, in the order of their cast."""
+    found = {scales for parameter in parameters for scales in _scales.get(parameter, ())}
+    return sorted(found, key=lambda scales: scales.created)
+
+
+def end_step(parameters: Iterable, applied: bool) -> None:
+    """End a step of these parameters, whose passes the engine may not have run yet."""
+    ending = scales_of(parameters)
+    if ending:
+        mx.nd.waitall()
+    for scales in ending:
+        scales.end_step(applied)
+
+
+# ----------------------------------------------------------------------------- in a file
+
+
+def collect(parameters: Iterable) -> Dict[str, np.ndarray]:
+    """Return the histories of the nets that contain these parameters, by net and tensor."""
+    return {
+        f"{number} {key}": history
+        for number, scales in enumerate(scales_of(parameters))
+        for key, history in scales.histories().items()
+    }
+
+
+def restore(parameters: Iterable, collected: Dict[str, np.ndarray]) -> None:
+    """Set the histories to what `collect` returned, in a net that may have other tensors."""
+    for number, scales in enumerate(scales_of(parameters)):
+        start = f"{number} "
+        scales.set_histories(
+            {
+                name[len(start) :]: history
+                for name, history in collected.items()
+                if name.startswith(start)
+            }
+        )
+
+
+def is_history(history: np.ndarray) -> bool:
+    """Return whether an array from a file can be a history."""
+    return (
+        history.ndim == 1
+        and 0 < history.size <= HISTORY
+        and bool(np.isfinite(history).all() and (history > 0).all())
+    )
