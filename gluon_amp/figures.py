@@ -18,6 +18,9 @@ COLOURS = {
     "mixed_float16": "#D55E00",
     "bfloat16": "#009E73",
     "mixed_bfloat16": "#009E73",
+    "tfloat32": "#56B4E9",
+    "float8_e4m3": "#000000",
+    "float8_e5m2": "#8C6D00",
 }
 BROKEN = "#CC79A7"  # a run that lacks what it needs
 OTHER = "#E69F00"  # a policy that is not in COLOURS, or a quantity that is not of a dtype

@@ -120,7 +120,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     for param in own:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
-        bind_parameter(param, policy.compute_dtype)
+        bind_parameter(param, policy.gradient_dtype)
     for path, block in hybrid:
         unbind(block)
         bind(block, path, policy, _ends(path, hybrid))
@@ -168,10 +168,13 @@ def _ends(path: str, hybrid: list) -> Tuple[str, ...]:
     They are those of the first and the last block with a matrix, as a net may run as many graphs.
     """
     layers = [
-        at for at, block in hybrid if any(len(p.shape or ()) > 1 for p in block._reg_params.values())
-    ]
-    places = zip(graph.ENDS, (layers[:1], layers[-1:]))
-    return tuple(end for end, at in places if not at or f"{at[0]}.".startswith(f"{path}." if path else ""))
+        f"{at}."
+        for at, block in hybrid
+        if any(len(p.shape or ()) > 1 for p in block._reg_params.values())
+    ] or [""]
+    start = f"{path}." if path else ""
+    places = zip(graph.ENDS, (layers[0], layers[-1]))
+    return tuple(end for end, layer in places if layer.startswith(start))
 
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:

@@ -25,7 +25,7 @@ from mxnet.gluon import Parameter
 class CastParameter(Mixin):
     """Mixed into the class of a parameter of a cast net.
 
-    Its attribute `_amp_gradient_dtype` is the policy's compute dtype.
+    Its attribute `_amp_gradient_dtype` is the policy's `gradient_dtype`.
     """
 
     @property
@@ -120,11 +120,11 @@ def _new_parameter(base: type) -> Parameter:
     return cls.__new__(cls)
 
 
-def bind_parameter(param: Parameter, compute_dtype: str) -> None:
+def bind_parameter(param: Parameter, gradient_dtype: str) -> None:
     """Change the class of a parameter to its cast class."""
     if not isinstance(param, CastParameter):
         param.__class__ = cast_class(CastParameter, type(param))
-    vars(param)["_amp_gradient_dtype"] = compute_dtype
+    vars(param)["_amp_gradient_dtype"] = gradient_dtype
 
 
 def unbind_parameter(param: Parameter) -> None:
@@ -148,7 +148,7 @@ def saved_as_stored(params: Iterable[Parameter]):
 
 
 def gradient_dtype_of(param: Parameter) -> str:
-    """Return the dtype in which a parameter's net computes matrix products."""
+    """Return the dtype in which a parameter's net computes the gradients of matrix products."""
     return getattr(param, "_amp_gradient_dtype", "float32")
 
 

@@ -14,8 +14,6 @@ from gluon_amp.policy import Policy, graph
 import mxnet as mx
 from mxnet import autograd
 
-SEPARATOR = ", gradients "  # between the dtypes of a row, if there are two
-
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
 
@@ -63,7 +61,8 @@ class Description:
     emulated : set of str
         The dtypes among the rows that are emulated on the net's device.
     studied : set of str
-        The dtypes among the rows that are emulated for study, as no device of MXNet has them.
+        The dtypes in which products compute that are emulated for study, as in
+        'float8_e4m3, gradients float8_e5m2'. No device of MXNet computes in them.
     """
 
     HEAD = ("block", "op", "computes in", "parameters", "because")
@@ -71,7 +70,7 @@ class Description:
     def __init__(self, rows: List[Row], device_type: str, studied: Set[str]) -> None:
         self.rows = rows
         self.studied = studied
-        dtypes = {row.compute_dtype for row in rows} - studied
+        dtypes = {row.compute_dtype for row in rows if _dtypes(row) not in studied}
         self.emulated = {dtype for dtype in dtypes if is_emulated(dtype, device_type)}
 
     def __str__(self) -> str:
@@ -101,8 +100,7 @@ class Description:
         }
         dtypes = Counter(map(_dtypes, self.rows))
         counts = ", ".join(
-            f"{count} in {text}{notes.get(text.split(SEPARATOR)[0], '')}"
-            for text, count in dtypes.most_common()
+            f"{count} in {text}{notes.get(text, '')}" for text, count in dtypes.most_common()
         )
         return f"{len(self.rows)} operators: {counts}"
 
@@ -114,7 +112,7 @@ def _cells(row: Row, notes: Dict[str, str]) -> Tuple[str, ...]:
 
 
 def _dtypes(row: Row) -> str:
-    return SEPARATOR.join(dict.fromkeys([row.compute_dtype, row.gradient_dtype]))
+    return ", gradients ".join(dict.fromkeys([row.compute_dtype, row.gradient_dtype]))
 
 
 def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
@@ -167,7 +165,12 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
             )
         rows += [_row(node, policy) for node in nodes]
         if policy.studies:
-            studied.add(policy.compute_dtype)
+            products = (
+                row
+                for row, node in zip(rows[-len(nodes) :], nodes)
+                if node.decision.kind == "compute"
+            )
+            studied.update(map(_dtypes, products))
     return Description(rows, _device_type(net, inputs), studied)
 
 
@@ -191,7 +194,9 @@ def _python_row(path: str, block: HybridBlock) -> Row:
     where = "" if failed == path else f"block {failed!r} inside it "
     dtypes = {param.name: dtype_of(param) for param in block._reg_params.values()}
     dtype = binding.policy.output_dtype
-    return Row(path, "", "(Python code)", dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
+    return Row(
+        path, "", "(Python code)", dtype, dtype, dtypes, f"{where}cannot be traced: {reason}"
+    )
 
 
 def _row(node: graph.Node, policy: Policy) -> Row:

@@ -7,7 +7,8 @@ import numpy as np
 
 from gluon_amp.command_line import UsageError, from_extra
 from gluon_amp.figures import OTHER
-from gluon_amp.inspection.look import DIRECTIONS, Row
+from gluon_amp.inspection.look import Row
+from gluon_amp.policy.study import DIRECTIONS
 
 TICKS = (60, 12)  # at most so many names of layers and of steps are shown
 

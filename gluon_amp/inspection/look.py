@@ -23,8 +23,6 @@ from gluon_amp.trainer.arrays import dense_part
 
 from mxnet import gluon, nd
 
-DIRECTIONS = ("forward", "data_gradient", "weight_gradient")
-
 ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly spaced
 
 # Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python

@@ -40,7 +40,9 @@ def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     """Return whether a dtype has the values of its format on a device, but not its speed."""
     if device_type == "gpu":
         return False
-    return dtype in ("float16", *study.FORMATS) or (dtype == "bfloat16" and not bfloat16.is_native())
+    return dtype in ("float16", *study.FORMATS) or (
+        dtype == "bfloat16" and not bfloat16.is_native()
+    )
 
 
 def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:

@@ -1,9 +1,9 @@
 """Rounds the operands of products to the formats that are emulated for study, on a CPU.
 
-A product reads its operands through operators that round them. The gradient of its result is rounded
-before the backward pass reads it, so that the gradient products multiply rounded numbers too. If
-some of the three directions stay in float32, the product is computed twice, rounded and not, and
-each direction is that of one of the two.
+A product reads its operands through operators that round them. The gradient of its result is
+rounded before the backward pass reads it, so that the gradient products multiply rounded numbers
+too. If some of the three directions stay in float32, the product is computed twice, rounded and
+not, and each direction is that of one of the two.
 """
 
 from typing import List, Optional
@@ -58,7 +58,9 @@ def round_products(graph: dict, scales: Optional[Scales]) -> dict:
         if "subgraphs" in node:
             bodies = [round_products(body, scales) for body in node["subgraphs"]]
             node = {**node, "subgraphs": bodies}
-        number = (out.add_product(node, inputs, rounding) if rounding else out.copy(node, inputs))[0]
+        number = (out.add_product(node, inputs, rounding) if rounding else out.copy(node, inputs))[
+            0
+        ]
         out.numbers.append(number)
     return out.graph(graph)
 

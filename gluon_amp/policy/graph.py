@@ -470,7 +470,10 @@ class _Rewriter:
         self.keys[place] += 1
         policy = self.policy
         return Rounding(
-            f"{place}:{self.keys[place]}", policy.compute_dtype, policy.gradient_dtype, decision.wide
+            f"{place}:{self.keys[place]}",
+            policy.compute_dtype,
+            policy.gradient_dtype,
+            decision.wide,
         )
 
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:

@@ -193,6 +193,11 @@ class Policy:
         return self.compute_dtype in study.FORMATS or self.gradient_dtype != self.compute_dtype
 
     @property
+    def keeps_ends_wide(self) -> bool:
+        """Whether the first and the last product of a net stay in float32 unless pinned."""
+        return study.has_8_bits(self.compute_dtype, self.gradient_dtype)
+
+    @property
     def is_float32(self) -> bool:
         """Whether everything runs in float32."""
         return self.compute_dtype == "float32" and not self.studies
@@ -420,7 +425,7 @@ direction='weight_gradient')
             or self._op_pin(op)
             for direction in DIRECTIONS
         }
-        at_end = bool(end) and study.has_8_bits(self.compute_dtype, self.gradient_dtype)
+        at_end = bool(end) and self.keeps_ends_wide
         wide_by_default = at_end or rule.kind != "compute"
         wide = tuple(
             direction

@@ -4,6 +4,7 @@ from typing import List, Optional, Sequence
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.lowering import emulation
+from gluon_amp.policy import Policy
 
 import mxnet as mx
 
@@ -47,6 +48,9 @@ def contexts(
     return [mx.gpu(number) for number in gpus] or [mx.cpu()]
 
 
-def is_emulated(dtype: str, devices: Sequence[mx.Context]) -> bool:
-    """Return whether one of the devices emulates a dtype: its values, but not its speed."""
-    return any(emulation.is_emulated(dtype, device.device_type) for device in devices)
+def is_emulated(policy: Policy, devices: Sequence[mx.Context]) -> bool:
+    """Return whether one of the devices emulates a policy's dtype: its values, not its speed."""
+    dtype = policy.compute_dtype
+    return policy.studies or any(
+        emulation.is_emulated(dtype, device.device_type) for device in devices
+    )

@@ -6,6 +6,7 @@ from gluon_amp.command_line import UsageError
 from gluon_amp.data import Source, ValidationBatches
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.describe import describe
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.loop import TrainingError
 
 import mxnet as mx
@@ -20,14 +21,19 @@ def join_dtypes(dtypes: Iterable[str]) -> str:
     return "+".join(sorted(set(dtypes))) or "none"
 
 
-def check_compute_dtype(expected: str, observed: str, model: str) -> None:
+def check_compute_dtype(policy: Policy, observed: str, model: str) -> None:
     """Raise `TrainingError` if a network computes in another dtype than requested."""
-    if observed != expected:
-        raise TrainingError(f"{expected} was requested, but {model} computes in {observed}.")
+    expected = [policy.compute_dtype]
+    if policy.keeps_ends_wide:
+        expected.append("float32")
+    if observed != join_dtypes(expected):
+        raise TrainingError(
+            f"{policy.compute_dtype} was requested, but {model} computes in {observed}."
+        )
 
 
 def observe(
-    net: Block, data: Source, device: mx.Context, model: str, compute_dtype: str
+    net: Block, data: Source, device: mx.Context, model: str, policy: Policy
 ) -> Dict[str, str]:
     """Run two images of the data through a network and its loss, and return the dtypes observed.
 
@@ -42,8 +48,8 @@ def observe(
         One of the network's devices.
     model : str
         Name of the network, for messages.
-    compute_dtype : str
-        The requested dtype of convolutions and matrix products.
+    policy : Policy
+        The requested one.
 
     Returns
     -------
@@ -83,5 +89,5 @@ def observe(
         "logits": dtype_name(outputs.dtype),
         "loss": dtype_name(SoftmaxCrossEntropyLoss()(outputs, labels).dtype),
     }
-    check_compute_dtype(compute_dtype, observed["conv_compute"], model)
+    check_compute_dtype(policy, observed["conv_compute"], model)
     return observed

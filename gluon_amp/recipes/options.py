@@ -19,7 +19,7 @@ from gluon_amp.command_line import (
     share,
     whole,
 )
-from gluon_amp.policy import PRESETS, near_preset
+from gluon_amp.policy import PRESETS, Policy, near_preset
 from gluon_amp.recipes.parser import Add, TrainingParser
 from gluon_amp.startup import waiting
 
@@ -48,7 +48,15 @@ DECAY = {"type": non_negative, "metavar": "WD"}
 
 
 def dtype(text: str) -> str:
-    """Read the name of a policy; of two names of one policy, the shorter one is returned."""
+    """Read a policy's name, or a string such as 'compute=float8_e4m3,gradients=float8_e5m2'.
+
+    Of two names of one policy, the shorter one is returned.
+    """
+    if "=" in text:
+        try:
+            return Policy(text).name
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
     if text not in PRESETS:
         near = near_preset(text)
         raise argparse.ArgumentTypeError(f"expected {', '.join(PRESETS)}, got {text[:99]!r}{near}")
@@ -85,7 +93,8 @@ def add_precision(parser: TrainingParser) -> Add:
     add = parser.group(PRECISION)
     computed = (
         "dtype of the matrix products; float16 keeps float16 parameters and float32 masters of "
-        "them, mixed_float16 and bfloat16 keep float32 parameters"
+        "them, mixed_float16 and bfloat16 keep float32 parameters; KEY=DTYPE,... is any policy, "
+        "such as compute=float8_e4m3,gradients=float8_e5m2"
     )
     add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
     scale = (

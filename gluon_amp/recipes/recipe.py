@@ -5,7 +5,6 @@ import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.command_line import UsageError
-from gluon_amp.policy import Policy
 from gluon_amp.recipes.image_options import add_image_options
 from gluon_amp.recipes.network import efficientnet_lite
 from gluon_amp.recipes.options import GROUPS, check_devices, check_resume
@@ -152,11 +151,6 @@ class Recipe(argparse.Namespace):
         """Whether the data is packed."""
         files = (self.rec_train, self.rec_train_idx, self.rec_val, self.rec_val_idx)
         return self.use_rec or any(path is not None for path in files)
-
-    @property
-    def computes_in(self) -> str:
-        """The dtype of matrix products."""
-        return Policy(self.policy).compute_dtype
 
     @property
     def policy(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gluon_amp.files import atomic
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.checkpoints import SavingError
 
 WIDTH = 80
@@ -18,10 +19,17 @@ OBSERVED_NAMES = {
     "logits": "logits",
     "loss": "loss",
 }
-EMULATED = {
+_EMULATED = {
     "float16": "float16 is emulated on this CPU: same values as on a GPU, not its speed",
     "bfloat16": "bfloat16 is emulated on this CPU: same roundings as by oneDNN, not its speed",
 }
+
+
+def arithmetic(policy: Policy, emulated: bool) -> str:
+    """Return in words how a policy runs."""
+    if policy.studies:
+        return "emulated on this CPU for study: no device of MXNet 1.9.1 computes in it"
+    return _EMULATED[policy.compute_dtype] if emulated else "native"
 
 
 def dtypes_in_words(observed: Dict[str, str]) -> str:

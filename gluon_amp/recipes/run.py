@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Tuple
 from gluon_amp.command_line import UsageError
 from gluon_amp.data import Source, TrainingBatches, ValidationBatches
 from gluon_amp.distributed.workers import connect
+from gluon_amp.policy import Policy
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Position
 from gluon_amp.recipes.confusions import Confusion, confusion_matrix, worst
@@ -73,7 +74,7 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     )
     set_seed(recipe.seed)
     net = build_network(recipe, data.classes, data.image_shape[1], devices)
-    observed = observe(net, data, devices[0], recipe.model, recipe.computes_in)
+    observed = observe(net, data, devices[0], recipe.model, Policy(recipe.policy))
     batch = recipe.batch_size * len(devices)
     share = (recipe.num_workers, workers.rank, workers.count)
     batches = TrainingBatches(data.train, batch, recipe.seed, *share)
@@ -138,7 +139,7 @@ class ImageTraining(Training):
         ]
         images = f"{data.train_images} training and {data.val_images} validation images of {size}"
         optimizer = [self.optimizer_in_words(), *filter(None, extras)]
-        how = report.EMULATED[recipe.computes_in] if self.emulated else "native"
+        how = report.arithmetic(Policy(recipe.policy), self.emulated)
         return [
             ("batch", self.batch_in_words()),
             ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),

@@ -12,6 +12,7 @@ from gluon_amp.data.text import Chunks
 from gluon_amp.distributed.workers import Workers, average_statistics
 from gluon_amp.hardware import peak_mebibytes
 from gluon_amp.messages import scale_text
+from gluon_amp.policy import Policy
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Checkpoints, Position
 from gluon_amp.recipes.devices import is_emulated
@@ -241,7 +242,7 @@ class Training:
     @property
     def emulated(self) -> bool:
         """Whether the policy's dtype is emulated on a CPU."""
-        return is_emulated(self.recipe.computes_in, self.devices)
+        return is_emulated(Policy(self.recipe.policy), self.devices)
 
     @property
     def engine(self) -> Engine:

@@ -3,7 +3,7 @@
 The first row is the reference. A batch is that of all devices together, as in MXNet's float16 FAQ.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Optional, Tuple
 
 from gluon_amp.results.record import Configuration
@@ -55,6 +55,10 @@ PRECISIONS: Dict[str, Tuple[str, Options]] = {
     ),
     # the scale that the search finds for the LSTM, from the first step on, so that none is skipped
     "float16, scale 16": ("float16", ("--dtype", "float16", "--loss-scale", "16")),
+    "tfloat32": ("tfloat32", ("--dtype", "compute=tfloat32")),
+    # E4M3 with gradients in E5M2, as the OCP's specification and Transformer Engine combine them
+    "float8": ("float8_e4m3", ("--dtype", "compute=float8_e4m3,gradients=float8_e5m2")),
+    "float8_e5m2": ("float8_e5m2", ("--dtype", "compute=float8_e5m2")),
 }
 
 
@@ -98,6 +102,21 @@ DIGITS = Experiment(
     rows=_rows(*_with_controls(64)),
 )
 
+STUDIED = ("float32", "tfloat32", "float8", "float8_e5m2")
+NOTE_ON_STUDY = (
+    "tfloat32 and float8 are emulated for study: the operands of matrix products and the gradients "
+    "of their results are rounded, all else is float32. float8 is E4M3 with gradients in E5M2; "
+    "float8_e5m2 has both in E5M2. Each 8-bit tensor has a scale by delayed scaling, and the first "
+    "and the last product stay in float32."
+)
+DIGITS_FORMATS = replace(
+    DIGITS,
+    name="digits-formats",
+    title="Handwritten digits in formats for study",
+    rows=_rows(*((precision, 64) for precision in STUDIED)),
+    note=NOTE_ON_STUDY,
+)
+
 CALTECH101 = Experiment(
     name="caltech101",
     title="Fine-tuning on Caltech-101, small enough for a CPU",
@@ -138,6 +157,14 @@ FASHION = Experiment(
     rows=_rows(*_with_controls(128, "mixed_float16", "float16, static scale")),
 )
 
+FASHION_FORMATS = replace(
+    FASHION,
+    name="fashion-formats",
+    title="Fashion-MNIST in formats for study",
+    rows=_rows(*((precision, 128) for precision in STUDIED)),
+    note=NOTE_ON_STUDY,
+)
+
 IMAGENET = Experiment(
     name="imagenet",
     title="ImageNet as in MXNet's float16 FAQ",
@@ -153,5 +180,14 @@ IMAGENET = Experiment(
 )
 
 EXPERIMENTS = {
-    experiment.name: experiment for experiment in (DIGITS, FASHION, CALTECH101, LSTM, IMAGENET)
+    experiment.name: experiment
+    for experiment in (
+        DIGITS,
+        DIGITS_FORMATS,
+        FASHION,
+        FASHION_FORMATS,
+        CALTECH101,
+        LSTM,
+        IMAGENET,
+    )
 }

@@ -4,6 +4,7 @@ import csv
 import io
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from gluon_amp.policy import study
 from gluon_amp.results.record import RunRecord
 from gluon_amp.results.statistics import CONFIDENCE, Comparison, Spread, spread
 from gluon_amp.results.table import Row, Table
@@ -149,6 +150,13 @@ def _heading(table: Table) -> List[str]:
     emulated = list(dict.fromkeys(r.configuration.dtype for r in table.rows if r.emulated))
     native = dict.fromkeys(row.configuration.dtype for row in table.rows)
     native = [dtype for dtype in native if dtype not in emulated]
+    studied = [dtype for dtype in emulated if dtype in study.FORMATS]
+    emulated = [dtype for dtype in emulated if dtype not in studied]
+    if studied:
+        notes.append(
+            f"{' and '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*: no "
+            "device of MXNet 1.9.1 computes in such a format."
+        )
     if emulated:
         natively = f" {' and '.join(native)} run{'' if native[1:] else 's'} natively."
         notes.append(

@@ -76,8 +76,8 @@ def lower_for(
     """Return a cast graph that a device ('cpu' or 'gpu') can run, for inputs of these dtypes.
 
     A dtype that is missing in `shapes` is float32. Inputs that the graph does not have are ignored.
-    `frozen` names the parameters without a gradient. `scales` are as for `lower`. Raise `TypeError` for a dtype that the
-    network's operators do not accept, such as float64.
+    `frozen` names the parameters without a gradient. `scales` are as for `lower`. Raise
+    `TypeError` for a dtype that the network's operators do not accept, such as float64.
     """
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     inputs = [one if isinstance(one, DataDesc) else DataDesc(*one) for one in shapes]

@@ -577,9 +577,9 @@ class Module(mx.mod.Module):
 
 
 def resolve_loss_scale(loss_scale: Any, policy: Policy) -> LossScale:
-    """Return a loss scale object, by default the one for the policy's compute dtype."""
+    """Return a loss scale object, by default the one for the policy's gradient dtype."""
     if loss_scale is BY_DTYPE:
-        loss_scale = "dynamic" if policy.compute_dtype == "float16" else None
+        loss_scale = "dynamic" if policy.gradient_dtype == "float16" else None
     return resolve(loss_scale)
 
 

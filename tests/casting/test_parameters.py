@@ -431,7 +431,7 @@ def test_the_undo_gives_parameters_their_own_class_back():
     assert all(isinstance(p, gluon.Parameter) for p in net.collect_params().values())
     amp.cast(net, "float32")
     assert [type(p) for p in net.collect_params().values()] == before
-    assert all("_amp_compute_dtype" not in vars(p) for p in net.collect_params().values())
+    assert all("_amp_gradient_dtype" not in vars(p) for p in net.collect_params().values())
 
 
 # ------------------------------------------------------------- reading right after inference

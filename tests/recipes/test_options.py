@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 import gluon_amp  # noqa: F401
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.engines.build import loss_scale_option
 from gluon_amp.recipes.image_options import REFUSED
 from gluon_amp.recipes.network.models import build, full_name
@@ -286,4 +287,4 @@ def test_a_wrong_option_is_one_sentence(line, sentence, capsys):
 )
 def test_a_dtype_is_the_name_of_a_policy(line, policy, computes_in):
     recipe = read(line.split())[0]
-    assert (recipe.policy, recipe.computes_in) == (policy, computes_in)
+    assert (recipe.policy, Policy(recipe.policy).compute_dtype) == (policy, computes_in)

@@ -4,7 +4,6 @@ import argparse
 from typing import Optional, Sequence
 
 from gluon_amp.command_line import positive, whole
-from gluon_amp.policy import Policy
 from gluon_amp.recipes import options
 from gluon_amp.recipes.options import COUNT, DATA, DECAY, EPOCHS, MODEL, MOMENTUM, NORM, SCHEDULE
 from gluon_amp.recipes.parser import TrainingParser
@@ -25,11 +24,6 @@ class LanguageRecipe(argparse.Namespace):
     def policy(self) -> str:
         """The name of the policy of the network."""
         return self.dtype
-
-    @property
-    def computes_in(self) -> str:
-        """The dtype of matrix products."""
-        return Policy(self.policy).compute_dtype
 
     @property
     def model(self) -> str:

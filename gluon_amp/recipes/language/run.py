@@ -11,6 +11,7 @@ from gluon_amp.command_line import UsageError
 from gluon_amp.data.text import CLASSES, Chunks, open_text
 from gluon_amp.distributed.workers import Workers
 from gluon_amp.inspection.describe import describe
+from gluon_amp.policy import Policy
 from gluon_amp.recipes import log, report
 from gluon_amp.recipes.checkpoints import Position
 from gluon_amp.recipes.devices import contexts
@@ -33,13 +34,10 @@ VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 PARAMETERS = "lstm-{}.params"
 BITS = "[Epoch %d] validation: bits per character=%f"
 # bfloat16 has no kernel of an LSTM, which then runs in float32.
-EMULATED = {
-    **report.EMULATED,
-    "float16": (
-        "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at "
-        "the end of a chunk, are rounded; its state in between is not"
-    ),
-}
+FLOAT16 = (
+    "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
+    "end of a chunk, are rounded; its state in between is not"
+)
 OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
@@ -159,7 +157,7 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
     observed = {
         op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
     }
-    check_compute_dtype(recipe.computes_in, observed["FullyConnected"], recipe.model)
+    check_compute_dtype(Policy(recipe.policy), observed["FullyConnected"], recipe.model)
     return observed
 
 
@@ -181,7 +179,10 @@ class LanguageTraining(Training):
         clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
         characters = f"{self.batches.images} training and {data.val_images} validation characters"
         streams = f"{recipe.batch_size} streams per device × {devices}"
-        how = EMULATED[recipe.computes_in] if self.emulated else "native"
+        policy = Policy(recipe.policy)
+        how = report.arithmetic(policy, self.emulated)
+        if self.emulated and policy.compute_dtype == "float16":
+            how = FLOAT16
         return [
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
