@@ -105,7 +105,7 @@ class Recorded:
         self, path: str, block: gluon.Block, calls: List[Call], graph_of: Callable
     ) -> None:
         self.path, self.block, self.calls, self.graph_of = path, block, calls, graph_of
-        self.forward = block.forward
+        self.forward = _OfClass(block)  # a cast may change the class
 
     def __call__(self, *arguments):
         result = self.forward(*arguments)
@@ -128,7 +128,7 @@ class Recorded:
 
 
 class _OfClass:
-    """The `forward` of a block's class, for the copy of a block that was being recorded."""
+    """The `forward` of a block's class, for a block that is being recorded, and for its copy."""
 
     def __init__(self, block: gluon.Block) -> None:
         self.block = block

@@ -436,7 +436,7 @@ direction='weight_gradient')
         pinned = any(by_direction.values())
         reason = study.END_REASON.format(end) if at_end else rule.reason
         if pinned:
-            where = f" in the direction {' and '.join(wide)}" if wide and not is_wide else ""
+            where = f" in {' and '.join(wide)}" if wide and not is_wide else ""
             dtype = "float32" if wide else self.compute_dtype
             reason = f"pinned to {dtype}{where} by the policy's own pin"
         kind = "float32" if is_wide else "compute"

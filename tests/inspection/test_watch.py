@@ -26,6 +26,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
+FLOAT8 = "compute=float8_e4m3,gradients=float8_e5m2"
 DIRECTIONS = {"forward", "data_gradient", "weight_gradient"}
 
 
@@ -157,7 +158,7 @@ def random_net(policy, hybridized):
 
 
 @pytest.mark.usefixtures("arrays")  # Law 13
-@pytest.mark.parametrize("policy", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("policy", [None, "float16", "bfloat16", FLOAT8])
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_look_changes_no_bit(policy, hybridized, grad_req):
@@ -187,6 +188,16 @@ def test_a_look_changes_no_bit(policy, hybridized, grad_req):
             assert {row.direction for row in watch.rows} == DIRECTIONS
     for alone, watched in zip(*results):
         assert alone.tobytes() == watched.tobytes()
+
+
+def test_a_net_may_be_cast_while_it_is_looked_at():
+    net = make_net("float16")
+    with amp.watch(net, trainer_of(net), what_if=["float16"]):
+        net(images())
+        amp.cast(net, "float32")
+        stock = net(images()).asnumpy()
+        amp.cast(net, FLOAT8)
+        assert np.allclose(net(images()).asnumpy(), stock, rtol=0.3, atol=0.3)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])

@@ -118,7 +118,7 @@ def test_a_pin_of_a_direction_leaves_the_others_rounded(arrays, wide):
     assert (
         amp.describe(net)
         .rows[0]
-        .reason.endswith(f"pinned to float32 in the direction {wide} by the policy's own pin")
+        .reason.endswith(f"pinned to float32 in {wide} by the policy's own pin")
     )
 
 

@@ -73,7 +73,7 @@ def test_constants_that_do_not_fit(value):
 
 def test_the_reason_names_the_constant():
     decision = FLOAT16.decide("clip", attrs={"a_min": "1e-12", "a_max": "1"})
-    assert decision == ("float32", "its constant a_min=1e-12 does not fit float16", False)
+    assert decision[:3] == ("float32", "its constant a_min=1e-12 does not fit float16", False)
     assert FLOAT16.decide("clip", attrs={"a_min": "0", "a_max": "6"}).kind == "follow"
     assert FLOAT16.decide("_npi_clip", attrs={"a_min": "0", "a_max": "1e9"}).kind == "float32"
     assert FLOAT16.decide("LeakyReLU", attrs={"lower_bound": "None"}).kind == "follow"

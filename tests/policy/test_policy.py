@@ -63,7 +63,8 @@ def test_a_pin_adds_and_leaves_the_original_alone():
     plain = Policy.parse("float16")
     pinned = plain.pin(ops=["tanh"]).pin(blocks=["head"], ops=["dot"])
     assert plain.decide("tanh").kind == "follow"
-    assert pinned.decide("tanh") == ("float32", "pinned to float32 by the policy's own pin", True)
+    decision = pinned.decide("tanh")
+    assert decision[:3] == ("float32", "pinned to float32 by the policy's own pin", True)
     assert pinned.decide("dot").kind == "float32"
     assert pinned.decide("Convolution", block="head.0").kind == "float32"
     assert pinned.decide("Convolution", block="body.0").kind == "compute"

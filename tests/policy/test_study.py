@@ -1,0 +1,159 @@
+"""Policies that study formats: their strings, pins by direction, and the ends of a net."""
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.policy import Policy
+from gluon_amp.policy.study import DIRECTIONS
+
+from mxnet.gluon import nn
+
+HYBRID = "params=float32,compute=float8_e4m3,gradients=float8_e5m2"
+STUDY = Policy(HYBRID)
+
+
+def test_gradients_have_the_compute_dtype_unless_another_one_is_given():
+    assert STUDY.gradient_dtype == "float8_e5m2"
+    assert Policy("compute=float8_e4m3").gradient_dtype == "float8_e4m3"
+    assert Policy("bfloat16").gradient_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (HYBRID, "compute=float8_e4m3,gradients=float8_e5m2"),
+        ("compute=tfloat32", "compute=tfloat32"),
+        ("compute=tfloat32,gradients=tfloat32", "compute=tfloat32"),
+        ("gradients=float8_e5m2", "gradients=float8_e5m2"),
+        ("params=float16,compute=float16,gradients=float16", "float16"),
+        ("compute=bfloat16", "bfloat16"),
+    ],
+)
+def test_a_name_reads_back_as_the_same_policy(text, name):
+    policy = Policy(text)
+    assert policy.name == name
+    assert Policy(policy.name) == policy
+    assert repr(policy) == f"Policy({name!r})"
+
+
+@pytest.mark.parametrize(
+    ("text", "studies"),
+    [
+        (HYBRID, True),
+        ("compute=tfloat32", True),
+        ("compute=float16,gradients=bfloat16", True),
+        ("gradients=float8_e5m2", True),
+        ("float16", False),
+        ("bfloat16", False),
+        ("float32", False),
+        ("compute=float16,gradients=float16", False),
+    ],
+)
+def test_a_policy_studies_if_no_device_computes_so(text, studies):
+    assert Policy(text).studies == studies
+    assert Policy(text).is_float32 == (text == "float32")
+
+
+def test_only_products_are_rounded():
+    kinds = {op: STUDY.decide(op).kind for op in ("FullyConnected", "Convolution", "dot", "tanh")}
+    assert kinds == {
+        "FullyConnected": "compute",
+        "Convolution": "compute",
+        "dot": "compute",
+        "tanh": "follow",
+    }
+    assert STUDY.decide("RNN").kind == "float32"
+    assert STUDY.decide("batch_dot").kind == "float32"
+    assert STUDY.pin(ops=["batch_dot"], dtype="float8_e4m3").decide("batch_dot").kind == "compute"
+
+
+def test_the_ends_are_wide_in_8_bits_only():
+    first = STUDY.decide("Convolution", end="first")
+    assert (first.kind, first.pinned) == ("float32", True)
+    assert first.reason.startswith("the first product of the net, which 8-bit training keeps wide")
+    assert Policy("compute=tfloat32").decide("Convolution", end="first").kind == "compute"
+
+
+def test_a_pin_of_a_direction_overrides_one_of_all():
+    policy = STUDY.pin(blocks=["head"]).pin(
+        blocks=["head"], direction="forward", dtype="float8_e4m3"
+    )
+    decision = policy.decide("FullyConnected", "head.0")
+    assert (decision.kind, decision.wide) == ("compute", ("data_gradient", "weight_gradient"))
+    assert decision.reason == (
+        "pinned to float32 in data_gradient and weight_gradient by the policy's own pin"
+    )
+    assert policy.decide("FullyConnected", "body").wide == ()
+
+
+def test_pins_of_all_three_directions_are_a_pin():
+    policy = STUDY
+    for direction in DIRECTIONS:
+        policy = policy.pin(ops=["dot"], direction=direction)
+    assert policy.decide("dot")[:3] == (
+        "float32",
+        "pinned to float32 by the policy's own pin",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Policy("compute=float8"),
+            "compute_dtype is 'float8', expected one of float32, float16, bfloat16, tfloat32",
+        ),
+        (
+            lambda: Policy("float8"),
+            r"did you mean 'params=float32,compute=float8_e4m3,gradients=float8_e5m2'\?",
+        ),
+        (lambda: Policy("gradient=float32"), r"Unknown key 'gradient' .*did you mean 'gradients'"),
+        (
+            lambda: Policy("params=float16,compute=float8_e4m3"),
+            "leave out params, output and accumulate",
+        ),
+        (
+            lambda: STUDY.pin(blocks=["head"], direction="weights"),
+            r"direction='weights'\).*expected one of forward, data_gradient, weight_gradient",
+        ),
+        (
+            lambda: Policy("float16").pin(blocks=["head"], direction="forward"),
+            "is for policies that study formats",
+        ),
+        (
+            lambda: STUDY.pin(ops=["tanh"], dtype="float8_e4m3"),
+            "such as Convolution, FullyConnected, dot; leave out 'tanh'",
+        ),
+        (
+            lambda: STUDY.pin(ops=["dot"], dtype="float8_e5m2", direction="forward"),
+            r"pin\(dtype='float8_e5m2'\): expected 'float32' or the policy's compute dtype",
+        ),
+        (
+            lambda: STUDY.pin(ops=["dot"], direction="forward").pin(
+                ops=["dot"], direction="forward", dtype="float8_e4m3"
+            ),
+            "contradicts an earlier pin",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_a_gradient_may_be_pinned_by_the_name_of_its_format():
+    policy = STUDY.pin(blocks=["head"]).pin(
+        blocks=["head"], direction="data_gradient", dtype="float8_e5m2"
+    )
+    assert policy.decide("dot", "head").wide == ("forward", "weight_gradient")
+
+
+def test_the_default_loss_scale_follows_the_gradients():
+    scales = {}
+    for text in (HYBRID, "compute=float16,gradients=bfloat16", "gradients=float16"):
+        net = amp.cast(nn.Dense(2, in_units=2), text)
+        net.initialize()
+        scales[text] = type(amp.Trainer(net.collect_params(), "sgd").loss_scale).__name__
+    assert list(scales.values()) == ["NoLossScale", "NoLossScale", "DynamicLossScale"]
