@@ -79,6 +79,6 @@ def _differentiated(net: HybridBlock, inputs: tuple) -> SymbolBlock:
     ]
     block = SymbolBlock(symbol, variables, params=net.collect_params())
     if binding:
-        bind(block, path, binding.policy)
+        bind(block, path, binding.policy, binding.ends)
         remove_user(block)  # the parameters are the net's: they change with its cast
     return block
