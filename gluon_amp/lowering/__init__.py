@@ -54,10 +54,7 @@ def lower(
                 "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
             )
         if study.has_roundings(graph):
-            raise ValueError(
-                "tfloat32, float8 and policies with gradients=... are emulated for study on a CPU "
-                "only: train on mx.cpu(), or use policy 'float16' on a GPU."
-            )
+            study.check_device(device_type)
     else:
         lowered = study.round_products(lowered, scales)
         lowered = blocked.use_blocked_layout(lowered, dtypes)

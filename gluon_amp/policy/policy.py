@@ -180,13 +180,13 @@ class Policy:
     @property
     def name(self) -> str:
         """A preset's name, or a string such as 'params=float32,compute=tfloat32'; without pins."""
-        fields = {key: getattr(self, field) for key, field in STRING_KEYS.items()}
-        if fields["gradients"] == fields["compute"]:
-            del fields["gradients"]
-        for name, preset in PRESETS.items():
-            if tuple(fields.values()) == (*preset, "float32"):
+        dtypes = {key: getattr(self, field) for key, field in STRING_KEYS.items()}
+        for name in PRESETS:
+            if Policy(name) == replace(self, pins=()):
                 return name
-        return ",".join(f"{key}={dtype}" for key, dtype in fields.items() if dtype != "float32")
+        # What `_parsed` and `__init__` fill in where a key is missing
+        defaults = {**dict.fromkeys(STRING_KEYS, "float32"), "gradients": self.compute_dtype}
+        return ",".join(f"{k}={dtype}" for k, dtype in dtypes.items() if dtype != defaults[k])
 
     @property
     def studies(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from gluon_amp.casting import statistics
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.lowering.bfloat16 import check_device as check_bfloat16
+from gluon_amp.lowering.study import check_device as check_study
 from gluon_amp.messages import did_you_mean
 from gluon_amp.mxnet_internals import create_kvstore
 from gluon_amp.optimizer import create, masters
@@ -594,5 +595,7 @@ def _check_devices(context, policy: Policy) -> None:
         raise ValueError(
             f"context is {', '.join(map(str, contexts))}, expected different devices of one type."
         )
-    if policy.compute_dtype == "bfloat16":
+    if policy.studies:
+        check_study(types[0])
+    elif policy.compute_dtype == "bfloat16":
         check_bfloat16(types[0])

@@ -27,6 +27,7 @@ def test_gradients_have_the_compute_dtype_unless_another_one_is_given():
         ("gradients=float8_e5m2", "gradients=float8_e5m2"),
         ("params=float16,compute=float16,gradients=float16", "float16"),
         ("compute=bfloat16", "bfloat16"),
+        ("compute=bfloat16,gradients=float32", "compute=bfloat16,gradients=float32"),
     ],
 )
 def test_a_name_reads_back_as_the_same_policy(text, name):
