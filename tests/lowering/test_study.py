@@ -8,7 +8,10 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.formats import FORMATS, exponent_for, rounded_array
 from gluon_amp.lowering import delayed_scaling, lower, native
+from gluon_amp.lowering.emulation import rounding_attrs
+from gluon_amp.lowering.native import INSTRUCTION_SETS
 from gluon_amp.policy import graph
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -18,7 +21,15 @@ HYBRID = "params=float32,compute=float8_e4m3,gradients=float8_e5m2"
 E4M3, E5M2 = FORMATS["float8_e4m3"], FORMATS["float8_e5m2"]
 DIRECTIONS = ("forward", "data_gradient", "weight_gradient")
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the C++ library cannot be built")
+pytestmark = needs_library
+
+
+def operator(op, attrs):
+    nodes = [
+        {"op": "null", "name": "x", "attrs": {}, "inputs": []},
+        {"op": op, "name": "o", "attrs": attrs, "inputs": [[0, 0, 0]]},
+    ]
+    return graph.from_json({"nodes": nodes, "heads": [[1, 0, 0]]})
 
 
 def inside(net):
@@ -503,3 +514,39 @@ def test_what_an_export_writes_is_the_stock_graph(seed, tmp_path):
         for node in graph.to_json(mx.sym.load(str(tmp_path / "net-symbol.json")))["nodes"]
     }
     assert ops == {"null", "FullyConnected"}
+
+
+@pytest.mark.parametrize("scale", ["-2", "1000000000", "99999999999999999999"])
+def test_a_forged_number_of_a_scale_is_an_error(scale):
+    rounding = {**rounding_attrs(E4M3, saturates=True), "scaled": "True", "scale": scale}
+    symbol = operator("_gluon_amp_round_operand", rounding)
+    with pytest.raises(mx.MXNetError, match="expects the number of a scale"):
+        symbol.eval(x=nd.ones((2,)))[0].wait_to_read()
+
+
+@pytest.mark.parametrize("largest", [1.0, 3.5, 447.9, 448.0, 448.1, 2.0**-140, 2.0**127, 3e38])
+@pytest.mark.parametrize("format_", [E4M3, E5M2])
+def test_the_library_chooses_the_exponent_of_the_reference(format_, largest):
+    x = np.array([largest, largest / 3, largest / 1000, 0], np.float32)
+    rounding = {**rounding_attrs(format_, saturates=True), "scaled": "True"}
+    symbol = operator("_gluon_amp_round_operand", rounding)
+    y = symbol.eval(x=nd.array(x))[0].asnumpy()
+    scale = 2.0 ** exponent_for(format_, float(x[0]))
+    expected = rounded_array(x.astype(np.float64) * scale, format_, saturates=True) / scale
+    np.testing.assert_array_equal(y, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5, 7), (2**16 + 3,)])
+def test_all_lengths_and_instruction_sets_round_alike(shape):
+    x = np.random.RandomState(0).normal(size=shape).astype(np.float32)
+    x.flat[-1] = 40  # the largest magnitude is in the last element
+    expected = rounded(x, E4M3)
+    rounding = {**rounding_attrs(E4M3, saturates=True), "scaled": "True"}
+    symbol = operator("_gluon_amp_round_operand", rounding)
+    try:
+        for instruction_set in INSTRUCTION_SETS:
+            if native.select(instruction_set):
+                y = symbol.eval(x=nd.array(x))[0].asnumpy()
+                np.testing.assert_array_equal(y, expected.astype(np.float32))
+    finally:
+        native.select(None)
