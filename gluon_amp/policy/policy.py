@@ -214,7 +214,7 @@ class Policy:
         for field, choices in allowed.items():
             value = getattr(self, field)
             if value not in choices:
-                hint = near_preset(value) if isinstance(value, str) else ""
+                hint = near_preset(value, choices) if isinstance(value, str) else ""
                 if value == "bfloat16":
                     hint = (
                         " (MXNet 1.9.1 updates no bfloat16 parameters and exchanges no bfloat16"
@@ -556,7 +556,7 @@ def _parsed(policy: Dtype) -> Dict[str, str]:
     return {"param_dtype": "float32", "compute_dtype": "float32", **fields}
 
 
-def near_preset(name: str) -> str:
-    """Return `" (did you mean 'float16'?)"` for 'fp16', or '' where no preset is similar."""
+def near_preset(name: str, names: Iterable[str] = tuple(PRESETS)) -> str:
+    """Return `" (did you mean 'float16'?)"` for 'fp16', or '' where no name is similar."""
     meant = ELSEWHERE.get(name.lower())
-    return f" (did you mean {meant!r}?)" if meant else did_you_mean(name, PRESETS)
+    return f" (did you mean {meant!r}?)" if meant else did_you_mean(name, names)

@@ -116,10 +116,12 @@ class Summary:
 
     def __str__(self) -> str:
         scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
+        study = " for study" if Policy(self.dtype).studies else ""
+        how = f", emulated{study}" if self.emulated else ""
         return table(
             [
                 ("model", f"{self.model} on {self.data}"),
-                ("dtype", f"{self.dtype}{', emulated' if self.emulated else ''}"),
+                ("dtype", f"{self.dtype}{how}"),
                 *self.scores(),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
                 ("speed", self.speed()),

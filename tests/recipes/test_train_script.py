@@ -48,6 +48,20 @@ def run(*arguments):
 
 
 @pytest.mark.slow
+def test_a_format_for_study_is_called_so(tmp_path):
+    path, dtype = tmp_path / "summary.json", "compute=float8_e4m3,gradients=float8_e5m2"
+    given = f"params=float32,{dtype}"
+    done = run("--dtype", given, *SHORT, "--summary-json", path)
+    assert done.returncode == 0, done.stderr
+    plan, report = (" ".join(part.split()) for part in done.stdout.split("\n\n")[1::2])
+    assert f"requested {dtype}, emulated on this CPU for study" in plan
+    assert "computed in float32+float8_e4m3" in plan and "loss scale none" in plan
+    assert f"dtype {dtype}, emulated for study" in report
+    summary = json.loads(path.read_text())
+    assert (summary["dtype"], summary["emulated"], summary["loss_scale"]) == (dtype, True, None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_short_run(dtype, tmp_path):
     path = tmp_path / "summary.json"
