@@ -22,6 +22,7 @@ class Case:
     pixels: int = 112  # their height and width
     loss_scale: Union[str, float, None] = "dynamic"  # of `gluon_amp.Trainer`
     optimizer: str = "sgd"  # with momentum 0.9; or 'adam'
+    check_finite: Optional[bool] = None  # of `gluon_amp.Trainer`
 
     @property
     def images(self) -> int:
@@ -105,6 +106,18 @@ def overflow_check(network: str, batch: int, pixels: int) -> Suite:
     return Suite(f"Overflow check, gradients of {network}", [cases], tuple(ratios))
 
 
+def check_finite(network: str, batch: int, pixels: int) -> Suite:
+    """Training steps without a loss scale, with and without a check of the gradients."""
+    cases, ratios = [], []
+    for dtype in ("float32", "bfloat16"):
+        size = {"network": network, "batch": batch, "pixels": pixels, "loss_scale": None}
+        off, on = dtype, f"{dtype}, check_finite=True"
+        cases.append(Case(off, "train", "gluon_amp", dtype, **size))
+        cases.append(Case(on, "train", "gluon_amp", dtype, check_finite=True, **size))
+        ratios.append(Ratio(f"check_finite on / off, {dtype}", on, off))
+    return Suite(f"check_finite without a loss scale, {network}", [cases], tuple(ratios))
+
+
 def optimizer(network: str, batch: int, pixels: int) -> Suite:
     """Updates of all parameters: with float16 weights and float32 masters, and in float32."""
     cases, ratios = [], []
@@ -152,6 +165,7 @@ def scaling(network: str, batch: int, pixels: int) -> Suite:
 SUITES: Dict[str, Callable[[str, int, int], Suite]] = {
     "step": step,
     "overflow_check": overflow_check,
+    "check_finite": check_finite,
     "optimizer": optimizer,
     "inference": inference,
     "scaling": scaling,

@@ -137,7 +137,11 @@ def _train_gluon_amp(case: Case) -> Callable[[], None]:
     net = gluon_amp.cast(network(case), case.dtype)
     net.hybridize(static_alloc=True)
     trainer = gluon_amp.Trainer(
-        net.collect_params(), case.optimizer, SETTINGS[case.optimizer], loss_scale=case.loss_scale
+        net.collect_params(),
+        case.optimizer,
+        SETTINGS[case.optimizer],
+        loss_scale=case.loss_scale,
+        check_finite=case.check_finite,
     )
     step = _step(case, net, trainer, trainer.backward)
     # first lower the dynamic scale until an update creates the optimizer's states
