@@ -98,6 +98,7 @@ def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
     axes.set_yticks(range(len(table.rows)), [row.configuration.label for row in table.rows])
     axes.set_ylim(len(table.rows) - 0.5, -0.5)
     axes.set_xlabel(f"{title}: runs and mean")
+    axes.locator_params(axis="x", nbins=6)  # so that long numbers do not touch
     axes.grid(axis="y", visible=False)
 
 

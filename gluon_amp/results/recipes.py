@@ -105,16 +105,17 @@ DIGITS = Experiment(
 STUDIED = ("float32", "tfloat32", "float8", "float8_e5m2")
 NOTE_ON_STUDY = (
     "tfloat32 and float8 are emulated for study: the operands of matrix products and the gradients "
-    "of their results are rounded, all else is float32. float8 is E4M3 with gradients in E5M2; "
-    "float8_e5m2 has both in E5M2. Each 8-bit tensor has a scale by delayed scaling, and the first "
-    "and the last product stay in float32."
+    "of their results are rounded, and all else is float32. float8 is E4M3 with gradients in E5M2, "
+    "and float8_e5m2 is E5M2 with gradients in E5M2. Each 8-bit tensor has a scale by delayed "
+    "scaling. The first and the last product of the network stay in float32 in 8 bits, so that "
+    "{} are rounded."
 )
 DIGITS_FORMATS = replace(
     DIGITS,
     name="digits-formats",
     title="Handwritten digits in formats for study",
     rows=_rows(*((precision, 64) for precision in STUDIED)),
-    note=NOTE_ON_STUDY,
+    note=NOTE_ON_STUDY.format("8 of its 10 products"),
 )
 
 CALTECH101 = Experiment(
@@ -162,7 +163,7 @@ FASHION_FORMATS = replace(
     name="fashion-formats",
     title="Fashion-MNIST in formats for study",
     rows=_rows(*((precision, 128) for precision in STUDIED)),
-    note=NOTE_ON_STUDY,
+    note=NOTE_ON_STUDY.format("2 of its 4 products"),
 )
 
 IMAGENET = Experiment(

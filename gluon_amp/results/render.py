@@ -154,7 +154,7 @@ def _heading(table: Table) -> List[str]:
     emulated = [dtype for dtype in emulated if dtype not in studied]
     if studied:
         notes.append(
-            f"{' and '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*: no "
+            f"{', '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*: no "
             "device of MXNet 1.9.1 computes in such a format."
         )
     if emulated:
