@@ -23,7 +23,7 @@ from gluon_amp.results.machine import describe_cpu
 DTYPES = ("float16", "bfloat16")
 TESTS = ["tests/distributed/test_horovod.py", "tests/documents/test_how_to.py"]
 
-PAGE = """# Horovod, run for real
+PAGE = """# Horovod with two workers
 
 `make horovod` writes this page. It builds Horovod from its sources in a virtual environment of its
 own, and trains scikit-learn's digits with two processes over Gloo. Python {python}, {versions}.
