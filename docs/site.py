@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
 # Runs write below docs/results/*/, so folders are named rather than searched.
@@ -11,8 +12,10 @@ PATTERNS = (
     *("*.md", "CITATION.cff"),
     *(f"docs/{folder}*.{kind}" for folder in ("", "*/", "*/*/") for kind in ("md", "png", "svg")),
     *(f"docs/{folder}*.{kind}" for folder in ("*/", "*/*/") for kind in ("json", "csv")),
-    *("docs/site.css", "notebooks/*.ipynb"),
+    *("docs/site.css", "docs/mermaid/*", "notebooks/*.ipynb"),
 )
+# @mermaid-js/tiny 11.17.2 of npm, MIT License. Without it, Material loads Mermaid from a CDN.
+MERMAID = "docs/mermaid/mermaid.tiny.js"
 
 
 def paths(*patterns: str) -> list:
@@ -38,3 +41,11 @@ def on_files(files, config):
         for path in paths(*PATTERNS)
     ]
     return Files(theme + own)
+
+
+def on_post_page(output, page, config):
+    """Load Mermaid on a page with a diagram, from the site itself."""
+    if 'class="mermaid"' not in output:
+        return output
+    script = f'<script src="{get_relative_url(MERMAID, page.file.url)}"></script>'
+    return output.replace("</head>", f"{script}</head>", 1)

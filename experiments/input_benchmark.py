@@ -41,12 +41,12 @@ measured with this number.
 
 {machine}
 
-| Images/s in round | gluon_amp, threads: {workers} | threads: {threads} | ImageRecordIter | Ratio |
+| Images/s in round | gluon_amp, threads: {workers} | threads: {threads} | ImageRecordIter | Speed |
 | ---: | ---: | ---: | ---: | ---: |
 {rows}
 | **median** | **{ours:.0f}** | **{same:.0f}** | **{theirs:.0f}** | **{ratio:.2f}** |
 
-The ratio is that of the first column to the third.
+*Speed* is that of gluon_amp with {workers} threads relative to ImageRecordIter; higher is better.
 """
 
 

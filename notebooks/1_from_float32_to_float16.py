@@ -12,9 +12,9 @@
 # # From float32 to float16 in five lines
 #
 # A float16 number takes half the memory of a float32 one, and Tensor Cores
-# multiply it many times as fast. It also has less room: for small numbers, for
-# large ones, and between two neighbours. Here we look at that room, train a
-# network in both formats, break the float16 one in three ways, and repair it.
+# multiply it many times as fast. But its range is smaller, and its steps are
+# larger. This notebook shows range and precision, trains a network in both
+# formats, breaks the float16 training in three ways, and repairs it.
 
 # %% tags=["parameters"] short={"EPOCHS": 4, "SLOW_EPOCHS": 6}
 SEED = 0
@@ -71,7 +71,7 @@ figure.suptitle("The number 0.1, as it is stored")
 plt.show()
 
 # %% [markdown]
-# What does not fit becomes infinity, zero, or the nearest neighbour:
+# A value that does not fit becomes infinity, zero, or the nearest neighbour:
 
 # %%
 for number in (65504, 65520, 2**-24, 2**-25, 2049):
@@ -83,8 +83,8 @@ assert amp.bits(2049).value == 2048  # above 2048, odd numbers are gone
 # %% [markdown]
 # ## The data and the network
 #
-# Scikit-learn's handwritten digits, and three dense layers without
-# normalisation, which would hide what we want to see.
+# The data are scikit-learn's handwritten digits. The network has three dense
+# layers. It has no normalisation, which would hide the effects shown here.
 
 # %%
 (train_images, train_labels), (val_images, val_labels) = load_digits()
@@ -152,9 +152,10 @@ print(f"float32: {accuracy_of(net):.1f} %")
 #
 # The import above is line 1. The other four are marked.
 #
-# `amp.cast` gives matrix products float16 weights and leaves in float32 what
-# needs it. `amp.Trainer` keeps a float32 *master* of each float16 weight and
-# scales the loss. A dynamic scale starts high and skips a step to come down.
+# `amp.cast` gives matrix products float16 weights, and keeps in float32 what
+# needs float32. `amp.Trainer` keeps a float32 *master* of each float16 weight
+# and scales the loss. A dynamic scale starts high. To lower it, the trainer
+# skips a step.
 #
 # On a CPU float16 is emulated: every value is rounded as a GPU would round it.
 
@@ -172,8 +173,8 @@ for epoch in range(EPOCHS):
 print(f"float16: {accuracy_of(net):.1f} %, loss scale {trainer.loss_scale.scale:g}")
 
 # %% [markdown]
-# The function below is the same loop, with arguments for what we want to break,
-# and with a record of the losses.
+# The function below is the same loop. Its arguments choose what is broken, and
+# it records the losses.
 
 
 # %%
@@ -244,10 +245,10 @@ assert abs(float16["accuracy"][-1] - float32["accuracy"][-1]) < 5
 # ## Where gradients live
 #
 # Gradients are small, and smaller still if the loss has a small weight in a sum
-# of losses. Here the weight is 2^-24. The picture is that of
-# [Micikevicius et al., ICLR 2018](https://arxiv.org/abs/1710.03740), drawn
-# with the gradients of our float32 network. What lies to the left of float16's
-# range becomes zero. A loss scale moves all gradients to the right.
+# of losses. Here the weight is 2^-24. The figure follows
+# [Micikevicius et al., ICLR 2018](https://arxiv.org/abs/1710.03740), with the
+# gradients of this float32 network. Values to the left of float16's range
+# become zero. A loss scale moves all gradients to the right.
 
 # %%
 WEIGHT, SCALE = 2.0**-24, 2.0**16
@@ -369,8 +370,8 @@ assert masters["loss"][-1] < no_masters["loss"][-1]
 # logarithm of a softmax, written as two operators. A probability below
 # 2^-25 is zero in float16, its logarithm is minus infinity, and the next update
 # writes NaN into all weights. The policy keeps softmax and logarithms in
-# float32; to break it we pin both to float16. Its curve ends where the
-# loss is NaN.
+# float32. Here both are pinned to float16 to break the training. The curve ends
+# where the loss is NaN.
 
 
 # %%
@@ -392,9 +393,9 @@ print(amp.describe(softmax["net"], nd.array(rows(val_images))))
 assert softmax["accuracy"][-1] > bad_softmax["accuracy"][-1] + 20
 
 # %% [markdown]
-# With a dynamic scale no infinity reaches the weights: the steps are skipped,
-# and when no lower scale helps, the trainer stops and names the block. This
-# scale ends at 1 rather than at the default of 2^-24, to stop earlier.
+# With a dynamic scale no infinity reaches the weights: the steps are skipped.
+# When no lower scale helps, the trainer stops and names the block. Here the
+# lowest scale is 1, not the default of 2^-24, so that it stops earlier.
 
 # %%
 try:
@@ -447,8 +448,8 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 # - float16 ends at 65504 above and at 2^-24 below, and has 11 bits.
 # - A loss scale moves gradients into that range; a dynamic one finds it.
 # - float32 masters keep updates that float16 weights would lose.
-# - The policy keeps sums, exponentials and norms in float32.
-# - All of that takes one `cast`, one `Trainer` and two calls in the loop.
+# - The policy computes sums, exponentials and norms in float32.
+# - The code is one `cast`, one `Trainer` and two calls in the loop.
 #
 # ## Exercises
 #

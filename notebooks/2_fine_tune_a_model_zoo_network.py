@@ -52,9 +52,9 @@ plt.style.use(figures.STYLE)
 # %% [markdown]
 # ## Look at the data first
 #
-# Wrong data are the usual cause of bad fine-tuning, and most faults can be
-# seen. The digits are scikit-learn's, of 8×8 pixels. One image in five is for
-# validation.
+# Wrong data are the usual cause of bad fine-tuning, and most faults are
+# visible. The digits are scikit-learn's, of 8×8 pixels. One image in five is
+# used for validation.
 
 # %%
 everything = load_digits()
@@ -97,8 +97,8 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Count what can be counted: both parts have the same classes, labels run from 0
-# without a gap, and no image is in both parts.
+# Count what can be counted: both parts have the same classes, the labels are
+# 0, 1, 2 and so on without a gap, and no image is in both parts.
 
 # %%
 known = {image.tobytes() for image in target[0]}
@@ -117,18 +117,18 @@ assert twice == 0
 # every label after it, and a network learns from wrong ones without complaint.
 #
 # - Caltech-256 has 257 folders: the last, `257.clutter`, is everything else.
-#   A network with 256 outputs that is validated with clutter can never be right
-#   on it, which is 5 % of the images. Either 257 classes or no clutter.
-# - Caltech-101 has 102 folders. `BACKGROUND_Google` is the clutter there, and
-#   sorted first, so it shifts *all* labels.
-# - There is junk between the images: `198.spider/RENAME2` is no image, and
-#   `056.dog/greg/vision309` an empty folder. Readers that count every folder as
-#   a class, hidden ones too, find classes that do not exist.
+#   A network with 256 outputs is always wrong on clutter, which is 5 % of the
+#   images. Use 257 classes, or leave the clutter out.
+# - Caltech-101 has 102 folders. `BACKGROUND_Google` is the clutter there. It
+#   is sorted first, so it shifts *all* labels.
+# - Not everything is an image: `198.spider/RENAME2` is none, and
+#   `056.dog/greg/vision309` is an empty folder. Readers that count every
+#   folder as a class, hidden ones too, find classes that do not exist.
 # - There is no official split. Results from a split without a seed cannot be
 #   repeated or compared.
 #
-# `scripts/prepare_caltech.py` handles all of these. Packed data have the names
-# of their classes, so two parts that do not agree are refused.
+# `scripts/prepare_caltech.py` handles all of these. Packed data contain the
+# names of their classes, so two parts with different classes are refused.
 #
 # ## A pretrained network
 #
@@ -194,10 +194,11 @@ learned, _, _ = train(pretrained, source, source_val, *recipe)
 print(f"accuracy on the digits 0 to 4: {learned[-1]:.1f} %")
 
 # %% [markdown]
-# ## Transplant the head
+# ## Replace the head
 #
-# The features stay and the head is new, because it belongs to the old classes.
-# A Model Zoo network has its features in `features` and its head in `output`.
+# The new network keeps the features. Its head is new, because the old head
+# belongs to the old classes. A Model Zoo network has its features in
+# `features` and its head in `output`.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -227,15 +228,15 @@ assert np.array_equal(
 # %% [markdown]
 # ## Three ways, two dtypes
 #
-# - *frozen*: only the head learns. `autograd.record(train_mode=False)` keeps
-#   the running statistics of BatchNorm as they are.
+# - *frozen*: only the head learns. `autograd.record(train_mode=False)` does not
+#   change the running statistics of BatchNorm.
 # - *full*: all parameters learn, those of the head faster.
 # - *scratch*: the same network from random weights, for comparison.
 #
 # Each runs in float32 and in float16 with the same seeds, so that both have the
-# same head, batches and shifts. The dynamic loss scale starts at 16 and not at
-# 65536. Gradients are sums over a batch here, up to thousands, and a run of 50
-# steps should not lose any while the scale comes down.
+# same head, batches and shifts. The dynamic loss scale starts at 16, not at
+# 65536. The gradients are sums over a batch here, up to thousands, and a run of
+# 50 steps should not lose any of them while the scale falls.
 
 # %%
 STARTS = ("frozen", "full", "scratch")
@@ -280,9 +281,9 @@ plt.show()
 
 # %% [markdown]
 # The differences are taken seed by seed. With so few seeds and validation
-# images they show whether training works, and no small difference. A start from
-# scratch has not converged after 50 steps, so there the seed matters more than
-# the dtype.
+# images they show whether training works, but no small difference. Training
+# from scratch has not converged after 50 steps, so there the seed matters more
+# than the dtype.
 
 # %%
 final = {key: np.array([run[1][-1] for run in found]) for key, found in runs.items()}
@@ -302,11 +303,11 @@ if EPOCHS >= 10:  # the short setting is over before anything is learned
 assert all(np.isfinite(values).all() for values in final.values())
 
 # %% [markdown]
-# A step may still be skipped, mostly from scratch. A skipped step does not
-# change the network, so `train` calls `amp.diagnose` after each. If it names a
-# BatchNorm in the backward pass, look for a channel that is constant over the
-# batch: there BatchNorm divides gradients by the root of its epsilon, 0.003,
-# and a few hundred become more than 65504.
+# A step may still be skipped, mostly in training from scratch. A skipped step
+# does not change the network, so `train` calls `amp.diagnose` after each. If it
+# names a BatchNorm in the backward pass, look for a channel that is constant
+# over the batch. There BatchNorm divides gradients by the root of its epsilon,
+# 0.003, so a few hundred become more than 65504.
 
 # %%
 for start in STARTS:
@@ -396,12 +397,13 @@ assert agree >= 0.97 * len(before)
 #
 # - Count classes and images before training; Caltech shows how much can be
 #   wrong in two well-known data sets.
-# - Take the features, make a new head, let it learn faster. With few images
-#   that beats a start from scratch, and full fine-tuning beats frozen features.
-# - `amp.cast(net, "float16")` and `amp.Trainer` are all that float16 needs,
-#   with frozen features, too. In a short run start the loss scale low.
-# - float16 is emulated here: the values are rounded as on a GPU, and the time
-#   says nothing of a GPU's.
+# - Keep the features, add a new head, and let it learn faster. With few images
+#   this is better than training from scratch, and full fine-tuning is better
+#   than frozen features.
+# - float16 needs only `amp.cast(net, "float16")` and `amp.Trainer`, also with
+#   frozen features. In a short run, start the loss scale low.
+# - float16 is emulated here: the values are rounded as on a GPU, but the time
+#   says nothing about a GPU.
 # - The exported model is float32 and needs no gluon_amp.
 #
 # The same from the command line, with real data: `python scripts/fine_tune.py`,
@@ -410,8 +412,8 @@ assert agree >= 0.97 * len(before)
 #
 # ## Exercises
 #
-# 1. Set `PER_CLASS` to 5 and to 100, or `EPOCHS` to 30. When does a start from
-#    scratch catch up?
+# 1. Set `PER_CLASS` to 5 and to 100, or `EPOCHS` to 30. When does training
+#    from scratch catch up?
 # 2. Start the loss scale at 65536. How many of the 50 steps are lost, and what
 #    do they cost?
 # 3. Take `MODEL = "mobilenetv2_0.25"`. What are the parameters of its head?

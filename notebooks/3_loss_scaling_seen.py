@@ -14,12 +14,16 @@
 # %% [markdown]
 # # Loss scaling, seen
 #
-# float16 ends at 65504 and has no values below $2^{-24}$. Gradients may be
+# float16 ends at 65504 and has no values below 2^-24. Gradients may be
 # smaller, so the loss is multiplied by a *scale* before the backward pass, and
-# the update divides it out again. Here a small network learns handwritten
-# digits. The figures show how a dynamic scale adapts, how an overflow is
-# diagnosed, where gradients become zero, how far a static scale may be from the
-# best one, and what no scale can repair.
+# the update divides by it again. Here a small network learns handwritten
+# digits. The figures show:
+#
+# - how a dynamic scale adapts
+# - how an overflow is diagnosed
+# - where gradients become zero
+# - how far a static scale may be from the best one
+# - what no scale can repair
 
 # %% tags=["parameters"] short={"EPOCHS": 3, "SEEDS": 1, "EXPONENTS": [-8, 16, 40]}
 SEED = 0
@@ -123,7 +127,7 @@ def skipped(run):
 # %% [markdown]
 # ## A dynamic scale finds its level
 #
-# This scale starts at $2^{16}$. An overflow skips one step and halves the
+# This scale starts at 2^16. An overflow skips one step and halves the
 # scale. After `growth_interval` finite steps in a row the scale doubles.
 # The default is 2000 steps; here it is 20, so that the growth can be seen.
 # Without `init_scale`, the trainer skips one step at the start and moves the
@@ -199,9 +203,9 @@ print("overflow        ", "\n                 ".join(first.overflow))
 #
 # `amp.diagnose` replays one batch, leaves the network as it was, and names the
 # block, the direction, and the largest scale that would have fitted. Here is
-# the first batch, with the scale of $2^{16}$ that training began with. What
-# overflows are gradients of weights: Gluon adds them up over the 64 images of
-# a batch, and only the update divides by 64.
+# the first batch, with the scale of 2^16 with which training started. The
+# gradients of weights overflow: Gluon adds them up over the 64 images of a
+# batch, and only the update divides by 64.
 
 # %%
 fresh = amp.cast(network(), "float16")
@@ -222,11 +226,11 @@ assert found.verdict == "backward_overflow" and found.recommended_scale < 2.0**1
 # %% [markdown]
 # ## Where gradients vanish
 #
-# From here on the loss has a weight of $2^{-22}$, as one part of a sum of
-# losses may have, and a learning rate that is as much higher. In float32 that
-# changes nothing. In float16 the gradients move 22 powers of two down, to
-# where it has no digits. `amp.gradient_report` shows how far they are from
-# both ends, and recommends a static scale.
+# From here on the loss has a weight of 2^-22, like one part of a sum of losses,
+# and the learning rate is higher by the same factor. In float32 the weight has
+# no effect. In float16 the gradients move down by 22 powers of two, and most
+# fall below its range. `amp.gradient_report` shows how far they are from both
+# ends of the range, and recommends a static scale.
 
 
 # %%
@@ -249,9 +253,9 @@ good = report.recommended_scale
 print(f"that is 2^{np.log2(good):g}")
 
 # %% [markdown]
-# The same as a picture. The histograms are the true gradients, from float32,
-# times the scale; the colours are what float16 makes of them. A share that is
-# zero in float32, too (behind a ReLU that is off), is left out.
+# The same as a figure. The histograms show the true gradients, from float32,
+# times the scale. The colours show their values in float16. Gradients that are
+# zero in float32, too (behind a ReLU that is off), are left out.
 
 # %%
 true, _ = gradients("float32", None)
@@ -367,7 +371,7 @@ print(textwrap.fill(sweep[-1][0].stopped, 78))
 #
 # The scale multiplies the loss, and so every gradient. It does not change the
 # *forward* pass. As an example, let the pixels come from a 16-bit scanner, from
-# 0 to 65280: each fits float16, but their weighted sums do not. In float32 a
+# 0 to 65280. Each fits float16, but their weighted sums do not. In float32 a
 # BatchNorm after the first layer removes the factor, so training works.
 
 
@@ -401,7 +405,7 @@ for scale in (1024.0, 1.0):
 # %% [markdown]
 # The verdict is the same for both scales. There are two remedies: pin the block
 # to float32, as the diagnosis says, or rescale the input. Both keep the rest of
-# the network in float16. Without either, the scale falls without effect, and
+# the network in float16. Without a remedy, the scale falls without effect, and
 # the trainer stops and names the block. The loss alone does not show the fault:
 # here it stays finite.
 
@@ -443,8 +447,8 @@ for label in ("block 0 pinned to float32", "pixels rescaled to 0…1"):
     assert outcome[label].errors[-1] < outcome["float32"].errors[-1] + 5
 
 # %% [markdown]
-# And on the way *backwards*? The network above overflowed there at $2^{16}$,
-# too, and a lower scale was all it took. In one table:
+# At 2^16, the network above also overflowed in the *backward* pass. There a
+# lower scale was enough. This table has both cases:
 
 # %%
 table = [("pixels -1…1, loss scale 2^16", fresh, batch, 2.0**16)]
@@ -464,8 +468,8 @@ assert verdicts[1] == verdicts[4] == "ok"
 # - `loss_scale="dynamic"` finds a scale that fits in the first steps. A skipped
 #   step changes no parameter; its `StepReport` records it.
 # - `amp.diagnose` shows where an overflow is, and whether a lower scale helps.
-# - `amp.gradient_report` recommends a static scale. It need not be exact: the
-#   valley is tens of powers of two wide here.
+# - `amp.gradient_report` recommends a static scale. It need not be exact: here
+#   scales over tens of powers of two work.
 # - A scale moves gradients only. Activations beyond 65504 need a pin, or
 #   inputs in a sensible range; bfloat16 has float32's range and needs neither.
 # - float16 is emulated here, with a GPU's overflows and underflows.
@@ -480,8 +484,8 @@ assert verdicts[1] == verdicts[4] == "ok"
 #    would the interval have to be for one in a thousand?
 # 2. `hysteresis=2` in `amp.DynamicLossScale` allows one overflow. Draw the
 #    first picture with it. When would you want it?
-# 3. Which `WEIGHT` is the first that a dynamic scale, which ends at $2^{24}$,
-#    cannot make up for? Try `max_scale=2.0**40`.
+# 3. A dynamic scale ends at 2^24. For which `WEIGHT` is that too low? Try
+#    `max_scale=2.0**40`.
 # 4. Train the scanned digits with the policy `bfloat16` (needs AVX512), as they
 #    are.
 

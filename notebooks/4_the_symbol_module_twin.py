@@ -217,12 +217,13 @@ assert gluon_scales == module_scales
 assert apart[:6].max() < 1e-2 and apart_in_float32[:6].max() < 1e-4
 
 # %% [markdown]
-# The losses are not the same: the output above has their median difference.
+# The losses are not equal: the output above has their median difference.
 # They start one rounding of float32 apart, because Gluon differentiates the
-# logarithm of its softmax and `SoftmaxOutput` computes its gradient itself.
+# logarithm of its softmax, and `SoftmaxOutput` computes its gradient itself.
 # Training amplifies the difference, in float32 too. In float16 it grows sooner,
-# because a weight that is rounded the other way differs by 2^-11 of itself.
-# This is one seed; neither network is the better one. On the validation images:
+# because a weight that is rounded in the other direction differs by 2^-11 of
+# its value. This is one seed, so it does not show which network is better. On
+# the validation images:
 
 
 # %%
@@ -240,7 +241,7 @@ assert abs(from_gluon - from_module) < 0.02
 assert from_module > 0.8
 
 # %% [markdown]
-# ### The graph, node by node
+# ## The graph, node by node
 #
 # The Module first calls `amp.symbolic.convert`, which returns a symbol. MXNet's
 # own type inference shows the dtype of the output of every node.
@@ -340,7 +341,7 @@ assert dtypes["conv1"] == dtypes["conv1_weight"] == dtypes["fc_weight"] == "floa
 assert dtypes["bn1_gamma"] == dtypes["bn1_moving_var"] == dtypes["softmax"] == "float32"
 
 # %% [markdown]
-# ### Loss scaling with literal numbers
+# ## Loss scaling with literal numbers
 #
 # A Symbol's loss head computes its gradient itself, so there is no loss to
 # multiply. MXNet's float16 FAQ multiplies the head's gradient with
@@ -396,7 +397,7 @@ assert moved == {"none": 0, "the FAQ's": each, "ours": each}
 # an overflow skips the step.
 
 # %% [markdown]
-# ### Checkpoint and export
+# ## Checkpoint and export
 #
 # A checkpoint has the original network with the float32 masters. Stock MXNet
 # loads it, and so does Gluon.
@@ -450,8 +451,8 @@ assert again.loss_scale.state_dict() == module.loss_scale.state_dict()
 # - From the same weights, Gluon and Module had the same loss scale at every
 #   step of this run. Their losses start one rounding apart, and the difference
 #   grows.
-# - The cast is a graph pass: products and their weights become float16, the
-#   loss stays float32.
+# - The cast is a graph pass: matrix products, convolutions and their weights
+#   become float16, and the loss stays float32.
 # - `grad_scale` and `rescale_grad` mean the same as in float32.
 #
 # Next: [moving from `mxnet.contrib.amp`](6_moving_from_contrib_amp.ipynb).

@@ -14,18 +14,22 @@
 # %% [markdown]
 # # Why is my float16 not faster?
 #
-# There are five reasons, and a tool to find each: the device has no fast
-# kernels for the dtype, matrix products are too small a part of a step, their
-# sizes miss the Tensor Cores, the batch is too small, or training waits for its
-# images. The times are those of the CPU that ran this notebook; they change
-# with the load of the machine. Figures of GPUs are published ones, with their
-# source.
+# There are five reasons, and each has a tool that finds it:
 #
-# Speeds are relative to float32 under `amp.Trainer`: higher is better. That
+# 1. The device has no fast kernels for the dtype.
+# 2. Matrix products are too small a part of a step.
+# 3. Their sizes miss the Tensor Cores.
+# 4. The batch is too small.
+# 5. Training waits for its images.
+#
+# The times are those of the CPU that ran this notebook; they change with the
+# load of the machine. Numbers of GPUs are published ones, with their source.
+#
+# Speeds are relative to float32 under `amp.Trainer`; higher is better. This
 # baseline has the same optimizer as the other dtypes. Its update is faster than
-# that of stock MXNet, which is the baseline of
-# [docs/benchmarks](../docs/benchmarks/families.md), so gains over it are
-# smaller.
+# that of stock float32, the main baseline of
+# [docs/benchmarks](../docs/benchmarks/families.md). So the speeds here are
+# lower than those there.
 
 # %% tags=["parameters"] short={"BATCHES": [1, 8], "REPEATS": 1, "PIXELS": 32, "INPUTS": [0.4, 4]}
 SEED = 0
@@ -62,8 +66,8 @@ mx.random.seed(SEED)
 # %% [markdown]
 # ## Reason 1: the device has no fast kernels for it
 #
-# `python -m gluon_amp doctor` says what a machine can do, and how. In a
-# program, `amp.doctor()` does.
+# `python -m gluon_amp doctor` says which dtypes a machine can run, and how. In
+# a program, `amp.doctor()` returns the same.
 
 # %%
 report = amp.doctor().to_dict()
@@ -80,9 +84,9 @@ if "bfloat16" not in DTYPES:
 assert {"float32", "float16"} <= set(DTYPES)
 
 # %% [markdown]
-# On a CPU float16 is *emulated*: it has a GPU's values, and its time says
-# nothing of a GPU's. The figures show it because many users first run it on a
-# CPU. A CPU with AVX512_BF16 or AMX computes natively in bfloat16.
+# On a CPU float16 is *emulated*: its values are those of a GPU, but its time
+# says nothing about a GPU. The figures show it because many users first run it
+# on a CPU. A CPU with AVX512_BF16 or AMX computes natively in bfloat16.
 #
 # ## Reason 2: products are too small a part of the step
 #
@@ -175,9 +179,10 @@ for kind in [*KINDS, OTHERS]:
 print(f"{'all':22}", *(f"{sum(profiles[dtype].values()):18.2f}" for dtype in DTYPES))
 
 # %% [markdown]
-# So the whole step gains less than its products. If products take the share $p$
-# of a float32 step and become $k$ times as fast, the step becomes
-# $1 / (1 - p + p/k)$ times as fast (Amdahl's law), if all else stays the same.
+# So the whole step gains less than its products. If products take the share *p*
+# of a float32 step and become *k* times as fast, the step becomes
+# 1 / (1 − *p* + *p*/*k*) times as fast (Amdahl's law), if all else stays the
+# same.
 
 # %%
 # kinds of operators are no dtypes, so they have shades of grey; products are black
@@ -233,8 +238,8 @@ assert 0 < share < 1
 # %% [markdown]
 # The last lines explain the difference between the formula and the measurement.
 # bfloat16 adds casts. An operator that reads and writes bfloat16 moves half of
-# the bytes, and one whose bfloat16 kernel is slower takes more time. BatchNorm:
-# parameters and statistics float32, input and output bfloat16 here.
+# the bytes. An operator whose bfloat16 kernel is slower takes more time.
+# BatchNorm: parameters and statistics float32, input and output bfloat16 here.
 #
 # On a GPU `nsys` shows the same by kernel:
 # `python scripts/benchmark.py --profile` runs it, and marks the kernels that
@@ -242,10 +247,10 @@ assert 0 < share < 1
 #
 # ## Reason 3: sizes that miss the Tensor Cores
 #
-# Tensor Cores multiply blocks of 8 float16 numbers. Other sizes are padded by
-# cuBLAS 11 and cuDNN 7.6.3 and later, and computed without Tensor Cores by
-# earlier ones (NVIDIA, *Matrix Multiplication Background User's Guide*,
-# "Tensor Core Requirements"). `amp.check` names the layers, and the fix.
+# Tensor Cores multiply blocks of 8 float16 numbers. cuBLAS 11 and cuDNN 7.6.3
+# and later pad other sizes; earlier versions compute them without Tensor Cores
+# (NVIDIA, *Matrix Multiplication Background User's Guide*, "Tensor Core
+# Requirements"). `amp.check` names the layers and the fix.
 
 
 # %%
@@ -268,8 +273,9 @@ print(found)
 assert [finding.kind for finding in found] == ["dimension", "dimension"]
 
 # %% [markdown]
-# Both are repaired without a change of the result: zeros in the five new
-# channels of image and weight, and seven classes that no label names.
+# Both are repaired without changing the result. The image and the weight get
+# five more channels of zeros, and the output gets seven classes that no label
+# names.
 
 # %%
 padded_net = classifier(8, 1008)
@@ -306,7 +312,7 @@ for size, what in SIZES:
 
 # %% [markdown]
 # Padding a large size adds little work. A first layer of three channels is a
-# small part of a deep network and can stay as it is.
+# small part of a deep network and needs no padding.
 #
 # ## Reason 4: the batch is too small
 #
@@ -379,17 +385,17 @@ for dtype in DTYPES[1:]:
 assert all(np.isfinite(values).all() for values in median.values())
 
 # %% [markdown]
-# The published figures are from the README of ResNet-50 in [NVIDIA's
-# DeepLearningExamples](https://github.com/NVIDIA/DeepLearningExamples), for
-# NVIDIA's own build of MXNet, with fused kernels that the wheels do not have. A
-# batch of one gains little on either GPU. Activations in float16 take half the
-# memory, so a batch that does not fill the device can be doubled.
+# The published numbers are from the README of ResNet-50 in [NVIDIA's
+# DeepLearningExamples](https://github.com/NVIDIA/DeepLearningExamples). They
+# are for NVIDIA's own build of MXNet, with fused kernels that the wheels do not
+# have. A batch of one gains little on either GPU. Activations in float16 take
+# half the memory, so a batch that does not fill the device can be doubled.
 #
 # ## Reason 5: training waits for its images
 #
-# A network cannot train faster than its images arrive. Here each image takes a
-# pause to load, as from a slow disk. The pauses allow 0.4 to 4 times as many
-# images per second as float32 trains on.
+# A network cannot train faster than its images arrive. Here the loading of each
+# image includes a pause, as from a slow disk. The pauses allow 0.4 to 4 times
+# as many images per second as float32 trains on.
 
 # %%
 BATCH, WORKERS, WARM_UP, TAKEN = 16, 2, 2, 8
@@ -506,20 +512,20 @@ for dtype in TRAINED:
 # show it too: the more GPUs share one machine's input, the smaller the gain,
 # from 2.17 times on one GPU to 1.14 on eight.
 #
-# The scripts report it. `scripts/train_imagenet.py` logs how much
-# of an epoch it "waited for data", and says what to do above 20 %. `--test-io`
-# measures the input alone, `--benchmark` the network alone: the lower of both
-# is what training can reach.
+# The scripts report it. `scripts/train_imagenet.py` logs how much of an epoch
+# it "waited for data", and says what to do above 20 %. `--test-io` measures the
+# input alone, and `--benchmark` the network alone. The lower of the two speeds
+# is the limit of training.
 #
-# ## The order to ask in
+# ## In which order to check
 #
-# | ask | with | if so |
+# | check | with | if so |
 # |---|---|---|
-# | does the device have it? | `amp.doctor()` | another device or dtype |
-# | does it wait? | "waited for data", `--test-io` | pack images, more workers |
-# | is the batch small? | a sweep of batch sizes | double it, if memory allows |
-# | do sizes miss? | `amp.check(net, trainer, data)` | multiples of 8 |
-# | where is the time? | the profiler | accept Amdahl's bound |
+# | no fast kernels? | `amp.doctor()` | another device or dtype |
+# | waiting for images? | "waited for data", `--test-io` | pack, more workers |
+# | small batch? | a sweep of batch sizes | double it, if memory allows |
+# | wrong sizes? | `amp.check(net, trainer, data)` | multiples of 8 |
+# | small share of products? | the profiler | accept Amdahl's bound |
 #
 # ## Summary
 #
@@ -528,7 +534,7 @@ for dtype in TRAINED:
 # - Channels, classes, units and batches in multiples of 8; `amp.check` names
 #   those that are not.
 # - Use a batch that fills the device.
-# - Behind a slow input all dtypes are equally fast.
+# - With a slow input all dtypes are equally fast.
 #
 # ## Exercises
 #

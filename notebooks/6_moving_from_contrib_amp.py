@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # Moving from `mxnet.contrib.amp`
+# # Moving from mxnet.contrib.amp
 #
 # MXNet has mixed precision of its own in `mxnet.contrib.amp`. This notebook
-# runs four of its faults, and the same lines with gluon_amp beside them. The
+# shows four of its faults, and runs the same lines with gluon_amp. The
 # [migration table](../docs/guide/from_contrib_amp.md) says what to write
 # in place of each function; `tests/test_migration_lines.py` runs each row.
 
@@ -178,12 +178,12 @@ assert report.applied
 #
 # Both scales halve after an overflow. `contrib.amp` uses the new scale one step
 # late: the next step still has the old scale, overflows as well, and halves it
-# again. So its scale is half of what would fit. It also has no lower bound: if
-# gradients are never finite, it reaches 0.
+# again. So its scale is half of the one that fits. It also has no lower bound:
+# if gradients are never finite, it reaches 0.
 #
-# First figure: the same gradients for both, which grow in three stages. A step
-# overflows if gradient times scale exceeds 65504. Second figure: gradients that
-# are never finite.
+# In the first figure, both get the same gradients, which grow in three stages.
+# A step overflows if gradient times scale exceeds 65504. In the second figure,
+# the gradients are never finite.
 
 
 # %%

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # Which format does my network need?
 #
-# float16 has few exponents, bfloat16 few digits, float8 few of both.
-# `amp.watch` looks at a training in float32 and says what each of them would
-# do to every layer: which share of its values would be 0, which would
-# overflow, and how far off the others would be. Nothing in the training
-# changes. Here it looks at a network for handwritten digits and at a small
+# float16 has a small range, bfloat16 has few digits, and float8 has both.
+# `amp.watch` looks at a float32 training run. For each of these formats and
+# every layer, it measures the share of the values that would be 0, the share
+# that would overflow, and the error of the others. It does not change the
+# training. Here it looks at a network for handwritten digits and at a small
 # language model.
 
 # %% tags=["parameters"] short={"STEPS": 40, "EVERY": 10, "FINAL": 60}
@@ -109,11 +109,11 @@ print(f"loss {losses[0]:.2f} at first, {np.mean(losses[-10:]):.2f} in the last s
 Image(folder / "unscaled.png")
 
 # %% [markdown]
-# Each row is a layer, each column a look, and dark blue means that values would
-# be lost. Outputs fit float16. Gradients do not, and the better the network
-# gets, the smaller they are. The table has all formats: the share in the worst
-# tensor, and the median over the tensors of the relative error. The shares are
-# means over the looks. The map shows only the largest parameter of a layer.
+# Each row is a layer, each column is a look, and dark blue means that values
+# would be lost. Outputs fit float16. Gradients do not, and they become smaller
+# as the network learns. The table has all formats. It has the share in the
+# worst tensor, as a mean over the looks, and the median over the tensors of the
+# relative error. The map shows only the largest parameter of a layer.
 
 
 # %%
@@ -148,8 +148,8 @@ assert alone["float16", "forward"][0] < 0.01 < alone["float16", "data_gradient"]
 # %% [markdown]
 # ## What a loss scale changes
 #
-# Gradients carry the loss scale. Here is the same training with a scale of
-# $2^{14}$, still in float32. A power of two changes no digit of it.
+# Gradients include the loss scale. Here is the same training with a scale of
+# 2^14, still in float32. A power of two changes none of its digits.
 
 # %%
 scaled, scaled_losses = train(digits_network(), digits_batches(STEPS), loss_scale=2.0**14)
@@ -169,13 +169,13 @@ assert 6 < ratio < 10  # three bits
 assert helped["float8_e5m2", "data_gradient"][0] < helped["float8_e4m3", "data_gradient"][0]
 
 # %% [markdown]
-# So here float16 needs the scale, and bfloat16 does not. bfloat16 pays with an
-# error about eight times as large, since it has three bits less. In the formats
-# of 8 bits, `watch` brings each tensor to the end of the range by a power of
-# two of its own, so that the loss scale makes no difference. Even so, E4M3
-# loses gradients, which spread over more powers of two than it has. E5M2 loses
-# fewer, at twice the error. That is why recipes for float8 compute in E4M3 and
-# keep gradients in E5M2.
+# So here float16 needs the scale, and bfloat16 does not. But the error of
+# bfloat16 is about eight times as large, because it has three bits less. For
+# the formats of 8 bits, `watch` moves each tensor to the end of the range by a
+# power of two of its own, so the loss scale makes no difference. Even so, E4M3
+# loses gradients, because they spread over more powers of two than it has.
+# E5M2 loses fewer, at twice the error. So recipes for float8 compute in E4M3
+# and keep gradients in E5M2.
 #
 # ## A language model
 #
@@ -219,9 +219,9 @@ assert max(underflow for underflow, _, _ in of_model.values()) < 0.01
 #
 # ## The answer, tested
 #
-# `watch` says what one rounding does. Whether a training bears it, only a
-# training shows. These are the mean losses of the last 30 steps; policy and
-# loss scale are those of each column.
+# `watch` measures the effect of one rounding. Only a training run shows whether
+# the network still learns. These are the mean losses of the last 30 steps,
+# with the policy and the loss scale of each column.
 
 
 # %%
@@ -244,10 +244,10 @@ for title, make, batches, rate in (
 
 # %% [markdown]
 # Here float16 learns the digits without the scale too: gradients are lost late,
-# when the loss is small. A dark map is a reason to look, not yet a failure, and
-# one seed proves nothing about small differences; the tables in `docs/results`
-# compare means over several. But the way is the same for any network. Watch a
-# training in float32, take a format whose map stays white, and train in it.
+# when the loss is small. So a dark map does not mean that training fails. One
+# seed shows no small differences; the tables in `docs/results` compare means
+# over several. The method is the same for any network: watch a training run
+# in float32, choose a format whose map stays white, and train in it.
 
 # %%
 print("Python", platform.python_version())

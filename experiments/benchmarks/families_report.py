@@ -11,9 +11,10 @@ from experiments.benchmarks.summary import Results
 
 HEADS = {"contrib.amp": "contrib.amp bfloat16", "float16": "float16 emulated"}
 BASELINES = (
-    "There are two baselines. *Stock float32* is plain MXNet. *float32, amp.Trainer* has this "
-    "project's optimizer in float32, whose update is faster; relative to it, what remains is the "
-    "gain of the dtype."
+    "There are two baselines. *float32* is stock float32: MXNet with its own trainer. *float32, "
+    "amp.Trainer* is float32 with this package's trainer, whose update is faster. Relative to it, "
+    "what remains is the gain of the dtype. *PyTorch float32 or PyTorch bfloat16* is the faster of "
+    "the two for each network."
 )
 
 
@@ -135,12 +136,12 @@ def _limits(result: Dict[str, Any]) -> str:
     head = ["network", "kind", "GFLOP", "products, ms", "copies, ms", "bfloat16, ms", "products"]
     rates = result["rates"]
     text = (
-        f"Products at {rates['flop'] / 1e9:.0f} GFLOP/s, the rate of 3×3 convolutions of 256 "
-        "channels, 28 × 28, 16 images, in bfloat16 through MXNet; copies at "
-        f"{rates['moved'] / 1e9:.1f} GB/s, read and written bytes counted. A product is every "
-        "convolution and matrix product; the copies are those of its tensors in bfloat16, each "
-        "moved once, and of the update in float32. The last column is the time of the products at "
-        "that rate over the measured time."
+        f"Products run at {rates['flop'] / 1e9:.0f} GFLOP/s. This is the rate of 3×3 convolutions "
+        "of 256 channels, 28 × 28, 16 images, in bfloat16 through MXNet. Copies run at "
+        f"{rates['moved'] / 1e9:.1f} GB/s, counting the bytes that are read and written. Products "
+        "are all convolutions and matrix products. Copies move each of their tensors once in "
+        "bfloat16, and the tensors of the update in float32. The last column is the time of the "
+        "products at this rate, as a share of the measured time."
     )
     return f"{text}\n\n{report.table(head, rows)}"
 

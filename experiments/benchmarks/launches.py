@@ -20,27 +20,31 @@ from experiments.benchmarks.launch_count import (
 )
 from experiments.standalone import command_line
 
-# The goal: operators of a step beyond those of gluon.Trainer, and reads of each device.
+# The limits: operators of a step beyond those of gluon.Trainer, and reads of each device.
 MOST_MORE, MOST_READS = 10, 1
 BASE, OWN = "gluon.Trainer, float16", "gluon_amp, float16"
 WITHOUT_A_PEER = {"adamw"}  # MXNet 1.9.1 has operators for it, and no optimizer
 
 TITLE = "Operators and reads of a training step"
-TEXT = """A GPU launches a kernel or more for each operator, and idles while the host waits for a
-result and then prepares the next launches. Here a CPU runs the operators that a GPU would run in
-place of gluon_amp's C++ kernels, and MXNet's profiler counts them. A cell is `operators / reads` of
-one training step: the operators of loss scaling, reduction, check, clipping and update, without
-those of the forward and the backward pass, and the calls that wait for a device. The last column
-is gluon_amp's operators less those of `gluon.Trainer(multi_precision=True)`, for the same network
-with float16 parameters. The goal is at most {more} more, {reads} read for each device, and after
-the read nothing but the update. contrib.amp runs in bfloat16, as a CPU has no float16 convolutions;
-what its trainer does is the same."""
+TEXT = """A GPU launches one kernel or more for each operator. It is idle while the host waits for a
+result and prepares the next launches. Here a CPU runs the operators that a GPU would run in place
+of gluon_amp's C++ kernels, and MXNet's profiler counts them.
+
+- A cell is `operators / reads` of one training step. It counts the operators of loss scaling,
+  reduction, check, clipping and update, but not those of the forward and the backward pass. A read
+  is a call that waits for a device.
+- The last column is gluon_amp's operators minus those of `gluon.Trainer(multi_precision=True)`, for
+  the same network with float16 parameters. It marks a row with more than {more} more operators,
+  more than {reads} read for each device, or other work than the update after the read.
+- contrib.amp runs in bfloat16, because a CPU has no float16 convolutions. What its trainer does is
+  the same."""
 EARLIER = "gluon_amp, earlier"
-BEFORE = f"""The column '{EARLIER}' is from before masters followed the engine's counters of writes,
-norms and names came in one vector, and NAG, LAMB, LARS and AdamW made few operators."""
+BEFORE = f"""The column '{EARLIER}' was counted before three changes: masters follow the engine's
+counters of writes, norms and names are read as one vector, and NAG, LAMB, LARS and AdamW run few
+operators."""
 KEYS = ("network", "devices", "clip", "optimizer")
 WORDS = {True: "yes", False: "no"}
-NO_GPU = """Nothing here was measured on a GPU. The time of a launch and of a read has to be."""
+NO_GPU = """Nothing here was measured on a GPU: these are counts, not times."""
 
 
 def cases(networks: List[str]) -> List[Counting]:
@@ -108,7 +112,7 @@ def read_before(folder: Optional[Path]) -> Optional[Dict[str, Any]]:
 
 
 def verdict(own: Dict[str, Any], base: Optional[Dict[str, Any]]) -> str:
-    """Return by how many operators a row is above its base, and what it misses of the goal."""
+    """Return by how many operators a row is above its base, and which limits it misses."""
     more = own["trainer"] - base["trainer"] if base and "failed" not in base else None
     missed = []
     if more is not None and more > MOST_MORE:
@@ -171,7 +175,7 @@ def page(result: Dict[str, Any], before: Optional[Dict[str, Any]]) -> str:
     text = TEXT.format(more=MOST_MORE, reads=MOST_READS)
     parts = [
         f"# {TITLE}",
-        f"{NO_GPU}\n{text}",
+        f"{NO_GPU}\n\n{text}",
         tables(result["rows"], (before or {}).get("rows", ())),
     ]
     if before:

@@ -118,8 +118,8 @@ def method(result: Dict[str, Any]) -> str:
             "the rounds, followed by the fastest and the slowest round. A speed is the median over "
             "the rounds' ratios of the two times, followed by the lowest and the highest. Memory "
             "is the peak of the process, including Python and MXNet.",
-            "float32 is MXNet's own, with its own trainer, unless `amp.Trainer` is named. float16 "
-            "is emulated: its time says nothing of a GPU's.",
+            "float32 is stock float32, MXNet with its own trainer, unless `amp.Trainer` is named. "
+            "float16 is emulated: its time says nothing about a GPU.",
             f"On {about['processor']} ({', '.join(about['instructions'])}), "
             f"{about['processors']} processors, {about['threads']} threads{variables}, "
             f"{about['memory_gib']} GiB, {about['system']}, "

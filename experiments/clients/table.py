@@ -11,10 +11,10 @@ DTYPES = ("float32", *POLICIES)
 
 PAGE = """# Clients of MXNet, cast
 
-`make clients` writes this page and [clients.json](clients.json). Each case is a small program as
-users of these projects write it, trained with synthetic data. In float32 it runs with stock MXNet
-alone. The other dtypes run it after the edits of `experiments/clients/families/`. `edits` is the
-number of lines changed or added.
+`make clients` writes this page and [clients.json](clients.json). Each case is a small program in
+the style of its project, trained on synthetic data. In float32, stock MXNet runs it unchanged. For
+the other dtypes it is edited as in `experiments/clients/families/`. `edits` is the number of lines
+that are changed or added.
 
 {summary}
 
@@ -25,15 +25,19 @@ its times do not apply to a GPU.
 
 ## Losses
 
-A loss is the mean of the last five steps. float32: the smallest and the largest of three seeds; the
-spread is their difference. A policy: the first seed's loss, and in parentheses the largest
-difference to float32 with the same seed. **outside** marks a difference above the spread.
+A loss is the mean of the last five steps.
+
+- The column `float32` has the smallest and the largest loss of three seeds. The spread is their
+  difference.
+- The column of a policy has the loss of the first seed, and in parentheses the largest difference
+  from float32 with the same seed. **outside** marks a difference that is larger than the spread.
 
 {losses}
 
 ## Time
 
-Milliseconds of a step (median), and in parentheses float32's divided by the policy's.
+The median milliseconds of a step, and in parentheses the speed relative to stock float32; higher is
+better.
 
 {times}
 {extras}"""
@@ -41,7 +45,7 @@ Milliseconds of a step (median), and in parentheses float32's divided by the pol
 EXTRAS = """
 ## Further results
 
-What the programs compute after training, with the first seed.
+What the programs compute after training, for the first seed.
 
 {rows}
 """

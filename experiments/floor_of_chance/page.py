@@ -14,11 +14,11 @@ from experiments.floor_of_chance.compare import (
 from gluon_amp.results.statistics import CONFIDENCE, Comparison
 
 INTRODUCTION = """\
-Training amplifies the smallest disturbance. Each seed is trained in float32 and then again in other
-ways, always from the same initial weights, with the same order and augmentation of the images. In
-the row *{floor}*, each initial weight is moved to its neighbouring float32 number,
-up or down at random. The distance of these runs from float32 is the floor of chance. A dtype that
-ends no farther from float32 adds nothing to it. A step that a loss scale skips is a
+Training amplifies the smallest disturbance. Each seed is trained in float32 and then again in the
+other ways of the table, with the same order and augmentation of the images. The initial weights are
+the same, except in the row *{floor}*. There each initial weight is moved to the next float32
+number, up or down at random. The distance of these runs from float32 is the floor of chance. A
+dtype that ends no farther from float32 adds nothing to chance. A step that a loss scale skips is a
 disturbance, too."""
 SAME_BITS = """\
 Without a disturbance, float32 trained again ends with the same bits: all outputs and weights of
@@ -28,7 +28,7 @@ OTHER_BITS = """\
 do not repeat on this machine, so a part of the floor is not due to the disturbance."""
 READING = """\
 Numbers are means over the seeds, with the lowest and the highest in brackets. The difference of
-the cross-entropies is taken without its sign. Differences from the floor are of the last epoch and
+the cross-entropies is its absolute value. Differences from the floor are those of the last epoch,
 paired by seed, with a {confidence:.0%} interval. “Equivalent” means that two one-sided tests (TOST)
 show a difference of less than the margin at the {level:.0%} level, “different” that the paired
 t-test shows a difference, and “undecided” that neither does. The margins are {margins}."""

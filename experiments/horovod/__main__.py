@@ -23,11 +23,11 @@ from gluon_amp.results.machine import describe_cpu
 DTYPES = ("float16", "bfloat16")
 TESTS = ["tests/distributed/test_horovod.py", "tests/documents/test_how_to.py"]
 
-PAGE = """# Horovod, run for real
+PAGE = """# Horovod with two workers
 
-`make horovod` writes this page: it builds Horovod from its sources in a virtual environment of its
+`make horovod` writes this page. It builds Horovod from its sources in a virtual environment of its
 own, and trains scikit-learn's digits with two processes over Gloo. Python {python}, {versions}.
-Run on {machine}, one thread a process, {date}. The seconds depend on what else the machine does.
+Run on {machine}, one thread a process, {date}. The seconds depend on the load of the machine.
 
 ```sh
 horovodrun --gloo --network-interface lo -np 2 -H localhost:2 \\
@@ -39,13 +39,14 @@ horovodrun --gloo --network-interface lo -np 2 -H localhost:2 \\
 | :--- | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
-- Top-1 is that of the last epoch, on 360 validation images; less than {least:g} % is a failure.
-  Training is the time of the command, with the start of its processes.
-- A second run is killed twice in the middle of an epoch (SIGKILL): first worker 1, and after
-  `--resume auto` worker 0. Each time the other worker prints one sentence, and the job ends; the
-  column has the seconds until then, of which {bound:g} are allowed. After another `--resume auto`
-  the run ends with the parameters, accuracies, skipped steps and loss scale of the first one, bit
-  for bit.
+- *top-1* is that of the last epoch, on 360 validation images. Less than {least:g} % is a failure.
+- *training* is the time of the command, including the start of its processes.
+- *ended after a kill*: a second run is killed twice in the middle of an epoch (SIGKILL). The first
+  kill ends worker 1. After `--resume auto`, the second one ends worker 0. Each time the other
+  worker prints one sentence, and the job ends. The column has the seconds until then; more than
+  {bound:g} is a failure.
+- After another `--resume auto`, the run ends with the parameters, accuracies, skipped steps and
+  loss scale of the first one, bit for bit.
 - The tests of `{tests}` pass in this environment.
 
 [How to install Horovod, and use it with gluon_amp](../how_to/horovod.md)

@@ -76,17 +76,17 @@ def page(results: Results, about: Dict[str, Any]) -> str:
         "# Fine-tuning ImageNet's weights on photographs",
         f"EfficientNet-Lite0 on {about['images']} photographs of {len(CATEGORIES)} categories at "
         f"{SIZE} pixels: repeated stratified cross-validation in {FOLDS} folds. {settings}",
-        "Rows are compared with float32 of the same kind, and training from scratch with all "
-        "layers in float32. The pairs of a test are folds: the same images, initial head and "
-        "order. Folds of a repeat share training images, so the intervals are for these "
-        "photographs, and not for others. The verdict is “equivalent” if two one-sided tests "
+        "Each row is compared with float32 of the same kind. Training from scratch is compared "
+        "with all layers in float32. A test compares pairs of folds with the same images, initial "
+        "head and order. Folds of a repeat share training images, so the intervals hold for these "
+        "photographs only. The verdict is “equivalent” if two one-sided tests "
         "(TOST) show a difference of less than the margin at the 5 % level, “different” if the t "
         "test shows a difference, and “undecided” if neither does. The margins were set before "
-        "the run, from other folds in [pilot.csv](pilot.csv): each is the smallest multiple of the "
+        "the run, from other folds in [pilot.csv](pilot.csv). Each is the smallest multiple of the "
         f"other tables' margin at which equal rows are found equivalent in {POWER:.0%} of runs.",
         *(table(results, metric) for metric in METRICS),
         "![Every fold, and the differences](photographs.png)",
-        "Times include validation. Those of all layers include the training of the head before.",
+        "Times include validation. Those of all layers include the earlier training of the head.",
         costs(results),
         f"float16 is emulated on a CPU. Measured on {'; and on '.join(hardware)}, on {days}, with "
         f"{'; and with '.join(versions)}: {minutes:.0f} CPU minutes. Data: Debian's {PACKAGE}, "

@@ -17,47 +17,61 @@ CLUSTERS: Dict[str, Cluster] = {
 SHOWN = (2, 8, 64, 1024)
 
 BYTES = """\
-With `dist_sync`, every worker pushes each gradient to a server and pulls the sum, so a step
-sends and receives the gradients' bytes once. Each process ran in a network namespace of its
-own, whose link counts bytes with the headers of TCP and IP. What exceeds the formula is these
-headers, acknowledgements and the heads of messages; a link with a limit has smaller packets, and
-so more headers. The table has the difference of two runs of different length,
-divided by the steps between them, so it is free of the start. Servers share arrays by their
-numbers; only those of more than a million elements are divided among all servers."""
+With `dist_sync`, every worker pushes each gradient to a server and pulls the sum. So by the
+formula, a step sends and receives the bytes of the gradients once.
+
+- Each process ran in a network namespace of its own. Its link counts bytes with the headers of TCP
+  and IP. These headers, acknowledgements and the heads of messages are the bytes over the formula.
+  A link with a limit has smaller packets, and so more headers.
+- The table has the difference between a long and a short run, divided by the difference in steps.
+  So it does not include the start.
+- Each array belongs to one server, chosen by its number. Only arrays of more than a million
+  elements are divided among all servers."""
 POLICIES = """\
 Under `float16`, the parameters of matrix products and convolutions are float16, and so are
-their gradients: the step needs half of the bytes. Under `bfloat16` and `mixed_float16` the
+their gradients: a step exchanges half of the bytes. Under `bfloat16` and `mixed_float16` the
 parameters are float32 and are their own masters, so their gradients are float32 **and the wire
-carries as many bytes as in float32**. To halve them takes a store that casts each gradient
-before its push and back after its pull, as Horovod's `Compression.fp16` does. What exceeds
-float16 would be infinite there, so it needs a trainer that checks for overflow. The rows of
-`bfloat16` with a wire of float16, below, show what such a store would cost in precision. A wire
-of bfloat16 is not possible, as MXNet's server refuses it:"""
+carries as many bytes as in float32**. A store that casts each gradient before its push and back
+after its pull would halve them, as Horovod's `Compression.fp16` does. Values beyond the range of
+float16 would become infinite, so such a store needs a trainer that checks for overflow. The rows
+of `bfloat16` with a wire of float16, below, show the errors of such a store. A wire of bfloat16 is
+not possible, because MXNet's server refuses it:"""
 PROBE = """\
-A server that adds in float16 would have 2048 in some of the first three, since 2048 + 1 is 2048
-there. So MXNet's server adds float16 arrays in float32 and rounds once, when they are pulled.
-That is the behaviour of this build, and not documented."""
+A server that adds in float16 would return 2048 for some of the first three sums, because 2048 + 1
+is 2048 in float16. So MXNet's server adds float16 arrays in float32, and rounds once, when they are
+pulled. This is the behaviour of this build, and is not documented."""
 SUMS = """\
-Simulated workers have gradients of one network for batches of their own, after {trained} steps
-of training: all of the digits' network, and {kept:,} elements of ResNet-18. “Predivided” is
-what `amp.Trainer` does in `step` under float16: it divides the summands by a power of two at
-least as high as their number, so that no sum overflows where each summand fits, and multiplies
-in the update. The errors are those of the sum against float64. Gradients of `float16` are in
-float16 before; those of `bfloat16` are float32, so the errors include the rounding to the wire.
-“Lost” are elements whose sum is zero on the wire and not in float64. “Not finite” are elements
-that overflow; the loss scale keeps a distance from that."""
+Each simulated worker has the gradients of the same network for a batch of its own, after {trained}
+steps of training. They are all gradients of the digits' network, and {kept:,} elements of
+ResNet-18.
+
+- The *errors* are those of the sum, relative to the sum in float64. Under `float16` the gradients
+  are float16 before they are sent. Under `bfloat16` they are float32, so the errors include the
+  rounding to the dtype of the wire.
+- *lost* are elements whose sum is zero on the wire but not in float64.
+- *not finite* are elements that overflow. The loss scale keeps a distance from that.
+- *predivided* is what `amp.Trainer` does in `step` under float16. It divides the summands by a
+  power of two that is at least their number, and the update multiplies by it again. So no sum
+  overflows where each summand fits."""
 OVERFLOW = """\
 **An overflow is always seen.** An infinity or NaN of one worker was put into each simulated
 sum, for each worker in turn: {seen} of {total} rows keep it to the end, in every order, with
-and without the division. No operation makes a finite number of it: infinity plus a finite
-number is infinite, infinity minus infinity is NaN, and a power of two changes neither. A sum
-that overflows itself, in any partial sum, is infinite and is seen for the same reason. So the
-overflow check after the reduction suffices, and all workers see the same sum. The check reads
-what was pulled."""
+and without the division. No operation turns it into a finite number: infinity plus a finite
+number is infinite, infinity minus infinity is NaN, and multiplying by a power of two changes
+neither. If a partial sum overflows, it is infinite, and is seen for the same reason. So one
+overflow check after the reduction is enough. It reads what was pulled, and all workers pull the
+same sum."""
 SIMULATION = """\
-A step of N workers takes C + max(0, T − V C) seconds: C seconds of computation, of which a
-share V hides the exchange (0 here), and T seconds of exchange. M are the bytes of the
-gradients, B the bits per second of a link in each direction, L the latency of a message.
+A step of N workers takes C + max(0, T − V C) seconds:
+
+| symbol | meaning |
+| :--- | :--- |
+| C | seconds of computation |
+| V | the share of the computation that overlaps with the exchange; 0 here |
+| T | seconds of exchange, as below |
+| M | bytes of the gradients |
+| B | bits per second of a link in each direction |
+| L | seconds of latency of a message |
 
 - ring all-reduce: T = 2 (N − 1) / N · 8 M / B + 2 (N − 1) L (Thakur, Rabenseifner and Gropp,
   “Optimization of collective communication operations in MPICH”, 2005; Patarasu and Yuan,
@@ -65,25 +79,28 @@ gradients, B the bits per second of a link in each direction, L the latency of a
 - parameter server with S servers of their own: T = 2 max(1, N / S) · 8 M / B + 2 L (the scheme of
   Li et al., “Scaling distributed machine learning with the parameter server”, 2014)
 
-The step of {seconds:g} s is **an assumption, not a measurement**; the latency is {latency:g}
-µs. Replace both with yours: `python -m experiments.wire.scaling --parameters 25.6e6
---step-seconds {seconds:g} --bandwidth 10e9 --latency 50e-6 --overlap 0 --servers 8` prints
-every count from 1 to 1,024. The float16 columns assume that all gradients are in float16; those
-of BatchNorm stay in float32, which adds less than one percent for ResNet-50."""
+The C of {seconds:g} s is **an assumption, not a measurement**; the latency is {latency:g} µs.
+Replace both with yours: `python -m experiments.wire.scaling --parameters 25.6e6 --step-seconds
+{seconds:g} --bandwidth 10e9 --latency 50e-6 --overlap 0 --servers 8` prints a line for each number
+of workers from 1 to 1,024. The float16 rows assume that all gradients are float16. The gradients of
+BatchNorm's parameters are float32, which adds less than one percent for ResNet-50."""
 READING = """\
 How to read it: find the row of your network, link and exchange. Where the share in float32 is
-small, the wire does not matter. Where it is above a half, the exchange dominates: halve the
-bytes (float16), accumulate gradients over more batches, add servers, or use a ring. A fixed
-number of servers is the first to dominate. A ring's latency grows with the workers, and float16
-does not shorten it."""
+small, the wire does not matter. Where it is above a half, the exchange dominates. Then halve the
+bytes (float16), accumulate gradients over more batches, add servers, or use a ring. With a fixed
+number of servers, the exchange dominates first. The latency of a ring grows with the number of
+workers, and float16 does not shorten it."""
 CHECKED = """\
-**What of this was checked.** The bytes of 2 and 4 real workers exceed the formula's by at most
-{bytes:.1%}. On links limited to {limit:g} Mbit/s in each direction by `tc`, the exchange of a
-step took {low:.2f} to {high:.2f} times the formula's seconds. It takes less where MXNet pulls
-some arrays while it pushes others, which the formula does not count, and more where the cores
-do not keep up: all processes shared those of one machine, which had other work. These times
-include the overflow check and the update. The ring, more than 4 workers and real networks were
-not measured."""
+**What was checked.** The bytes of 2 and 4 real workers exceed the formula's by at most {bytes:.1%}.
+On links limited to {limit:g} Mbit/s in each direction by `tc`, the exchange of a step took
+{low:.2f} to {high:.2f} times the formula's seconds.
+
+- It takes less where MXNet pulls some arrays while it pushes others, which the formula does not
+  include.
+- It takes more where the cores are the limit: all processes shared the cores of one machine, which
+  had other work.
+- These times include the overflow check and the update.
+- The ring, more than 4 workers and real networks were not measured."""
 
 
 def page(results: Dict[str, Any], figure: str) -> str:
@@ -92,8 +109,8 @@ def page(results: Dict[str, Any], figure: str) -> str:
     sums = results["sums"]
     parts = [
         "# Gradients on the wire",
-        "What distributed training exchanges in a step, what sums of 16-bit gradients lose, and "
-        "from how many workers on communication dominates.",
+        "This page has the bytes that a step of distributed training exchanges, the errors of sums "
+        "of 16-bit gradients, and the number of workers from which communication dominates.",
         f"![Errors of the sums, and the share of the exchange]({figure})",
         "## Bytes per step",
         BYTES,

@@ -21,7 +21,8 @@ from gluon_amp.inspection.trainer_findings import trainer_findings
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
-# Gluon's norm layers that net.cast('float16') casts too; BatchNorm always stays float32.
+# Gluon's norm layers whose parameters net.cast('float16') casts too. BatchNorm's parameters and
+# statistics stay float32.
 NORM_LAYERS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm)
 
 

@@ -99,6 +99,7 @@ def page(margin: float) -> str:
     seeds, hours = seeds_needed(EXPERIMENTS["imagenet"].sd, margin), sum(row[2] for row in FAQ)
     rows = [_cells(configuration, published_hours) for configuration, _, published_hours in FAQ]
     parts: List[str] = [
+        "# ResNet-50 on ImageNet, published",
         render.markdown(published(margin)).rstrip(),
         "Source: MXNet's [float16 FAQ](https://mxnet.apache.org/versions/1.9.1/api/faq/float16), "
         f"one run of {epochs()} epochs each.",
@@ -109,23 +110,22 @@ def page(margin: float) -> str:
         _shell(list(commands().values())),
         "The FAQ's learning rates of 0.4 and 0.8 are the defaults for these batches.",
         "## What to expect",
-        f"Estimates for {GPUS} V100, of which nothing was measured:",
+        f"Estimates for {GPUS} V100. None of them was measured:",
         render.aligned(
             ("Batch size", "Data type", "Images/s", "Hours", "Activations", "Parameters", "Memory"),
             rows,
         ),
-        f"- Hours are epochs × images / throughput, and the throughput is {epochs()} × "
-        f"{TRAIN_IMAGES:,} images over the published hours. So the hours of one run are those of "
-        f"the FAQ, and {seeds} seeds of all rows take {seeds} × {hours:.1f} = {seeds * hours:.1f} "
-        "hours on the same machine. On another one, divide by its own throughput, which the log "
-        "has after each epoch.\n"
-        "- Memory is of one GPU: activations + parameters. The activations are the outputs of all "
-        "operators but those that MXNet computes in place (ReLU, addition, flattening), in the "
-        "shapes and types that it infers for the cast graph. A parameter is 4 bytes each of "
-        "weight, gradient and momentum in float32; in float16, 2 + 2 + 4 bytes and 4 of the "
-        "master. Workspaces of cuDNN and MXNet itself come on top.",
+        f"- The throughput is {epochs()} × {TRAIN_IMAGES:,} images over the published hours. So "
+        f"the hours of one run are those of the FAQ, and {seeds} seeds of all rows take {seeds} × "
+        f"{hours:.1f} = {seeds * hours:.1f} hours on the same machine. For another machine, divide "
+        "epochs × images by its own throughput, which the log has after each epoch.\n"
+        "- The memory is that of one GPU: activations + parameters. The activations are the "
+        "outputs of all operators except those that MXNet computes in place (ReLU, addition, "
+        "flattening), with the shapes and types that it infers for the cast graph. A parameter "
+        "takes 4 bytes each for weight, gradient and momentum in float32. In float16 it takes "
+        "2 + 2 + 4 bytes, and 4 for the master. Workspaces of cuDNN and MXNet itself need more.",
         "## What was measured here",
-        "Nothing on a GPU, and nothing on ImageNet. On CPUs:",
+        "Nothing was measured on a GPU or on ImageNet. On CPUs:",
         "- The rows' options, learning rates and batches are those of the FAQ, and files with the "
         "published figures give the published table (`tests/results/`).\n"
         "- The activations in float32 agree within 10 % with the memory that MXNet plans for the "

@@ -131,8 +131,10 @@ def test_make_docs_builds_one_site_strictly(tmp_path):
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         assert (tmp_path / "notebooks" / f"{notebook.stem}.html").exists()
     assert "No number" in (tmp_path / "index.html").read_text()
-    # A page asks for nothing outside the site. Formulas in notebooks do, and the search of a page
-    # that was opened as a file.
+    assert 'src="mermaid/mermaid.tiny.js"' in (tmp_path / "docs" / "how_it_works.html").read_text()
+    assert (tmp_path / "docs" / "mermaid" / "mermaid.tiny.js").exists()
+    # A page asks for nothing outside the site, apart from the search of a page that was opened as
+    # a file.
     sources = re.compile(
         r'<(?:script|img|iframe)[^>]* src="(https?:[^"]*)"|<link[^>]* href="(https?:[^"]*\.css)"'
     )
