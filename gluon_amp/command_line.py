@@ -10,8 +10,9 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, NoReturn, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Tuple
 
 
 class UsageError(ValueError):
@@ -34,10 +35,13 @@ WIDTH = 80  # columns of the help, even on a wider terminal
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Breaks lines at `WIDTH` columns, or at those of a narrower terminal."""
+    """Breaks lines at `WIDTH` columns, or at those of a narrower terminal, but no names."""
 
     def __init__(self, prog: str):
         super().__init__(prog, width=min(WIDTH, shutil.get_terminal_size().columns) - 2)
+
+    def _split_lines(self, text: str, width: int) -> List[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):

@@ -39,6 +39,7 @@ def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tupl
     add(
         "--recipe",
         choices=tuple(EXPERIMENTS),
+        metavar="NAME",
         default="digits",
         help=f"{TITLES} (default: %(default)s)",
     )

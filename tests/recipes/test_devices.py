@@ -4,6 +4,7 @@ import pytest
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.lowering import bfloat16
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.devices import contexts, is_emulated
 
 import mxnet as mx
@@ -24,9 +25,10 @@ def test_devices_are_named_once():
 
 
 def test_float16_is_emulated_on_a_cpu_and_bfloat16_where_it_has_no_kernels(monkeypatch):
-    assert is_emulated("float16", [mx.cpu()])
-    assert not is_emulated("float16", [mx.gpu(0)])
+    assert is_emulated(Policy("float16"), [mx.cpu()])
+    assert not is_emulated(Policy("float16"), [mx.gpu(0)])
     for native in (True, False):
         monkeypatch.setattr(bfloat16, "is_native", lambda native=native: native)
-        assert is_emulated("bfloat16", [mx.cpu()]) is not native
-        assert not is_emulated("float32", [mx.cpu()])
+        assert is_emulated(Policy("bfloat16"), [mx.cpu()]) is not native
+        assert not is_emulated(Policy("float32"), [mx.cpu()])
+        assert is_emulated(Policy("compute=tfloat32"), [mx.cpu()])

@@ -7,6 +7,7 @@ import pytest
 
 from gluon_amp.command_line import UsageError
 from gluon_amp.commands.results import plan
+from gluon_amp.policy import Policy
 from gluon_amp.recipes.language import recipe as language_recipe
 from gluon_amp.recipes.recipe import for_data, learning_rate, read, read_fine_tuning
 from gluon_amp.results.recipes import EXPERIMENTS
@@ -53,7 +54,7 @@ def test_the_fashion_recipe_trains_every_policy_and_a_static_scale():
         recipe, options = read([str(text) for text in job.arguments])
         recipe = for_data(recipe, options, recipe.dataset)
         assert (recipe.dataset, recipe.model) == ("fashion-mnist", "convnet")
-        assert recipe.computes_in == job.configuration.dtype
+        assert Policy(recipe.policy).compute_dtype == job.configuration.dtype
         assert recipe.batch_size == job.configuration.batch
         rate = learning_rate(recipe, job.configuration.batch)
         assert rate == pytest.approx(0.1 * recipe.batch_size / 256)
