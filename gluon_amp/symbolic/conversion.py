@@ -47,8 +47,9 @@ def convert(
     Raises
     ------
     ValueError
-        Unknown policy, a data name that the symbol does not have (near matches are listed), or a
-        block pattern that matches no node.
+        Unknown policy, one that studies formats, which no device's kernels compute in, a data name
+        that the symbol does not have (near matches are listed), or a block pattern that matches no
+        node.
 
     Examples
     --------
@@ -59,6 +60,18 @@ def convert(
     ['float32', 'float16', 'float16']
     """
     policy = Policy.parse(policy)
+    if policy.studies:
+        raise ValueError(
+            f"convert() got the policy {policy.name!r}, in which no device computes: use "
+            "amp.symbolic.Module(symbol, policy=...), which emulates it."
+        )
+    return cast_symbol(symbol, policy, data_names, label_names)
+
+
+def cast_symbol(
+    symbol: mx.sym.Symbol, policy: Policy, data_names: Iterable[str], label_names: Iterable[str]
+) -> mx.sym.Symbol:
+    """Return what `convert` returns, under any policy."""
     inputs = _input_names(symbol, data_names, label_names)
     policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
     if policy.is_float32:

@@ -20,7 +20,7 @@ from gluon_amp.messages import did_you_mean
 from gluon_amp.mxnet_internals import create_kvstore
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
-from gluon_amp.symbolic.conversion import Shapes, convert, lower_for
+from gluon_amp.symbolic.conversion import Shapes, cast_symbol, lower_for
 from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
@@ -110,7 +110,7 @@ class Module(mx.mod.Module):
         context = mx.cpu() if context is None else context
         _check_devices(context, policy)
         other_names = [*(label_names or ()), *(options.get("state_names") or ())]
-        self._cast_symbol = convert(symbol, policy, data_names or (), other_names)
+        self._cast_symbol = cast_symbol(symbol, policy, data_names or (), other_names)
         super().__init__(symbol, data_names, label_names, logger, context, **options)
         self._trainer = None
         self._scales = delayed_scaling.Scales() if policy.studies else None

@@ -503,6 +503,12 @@ def test_a_module_trains_in_a_format_for_study(seed):
     assert {len(values) for values in histories(module.trainer).values()} == {80}
 
 
+def test_convert_refuses_what_no_device_computes_in():
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    with pytest.raises(ValueError, match="in which no device computes: use amp.symbolic.Module"):
+        amp.symbolic.convert(symbol, HYBRID)
+
+
 def test_what_an_export_writes_is_the_stock_graph(seed, tmp_path):
     net = inside(nn.Dense(4, in_units=4))
     amp.cast(net, HYBRID)
