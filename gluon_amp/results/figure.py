@@ -117,7 +117,7 @@ def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, uni
             extent = draw_difference(axes, comparison, height, colour, text, 7.5, face)
             furthest = max(furthest, extent)
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
-    axes.set_xlabel(f"Difference ({unit}), {CONFIDENCE:.0%} interval, ±{margin:g}")
+    axes.set_xlabel(f"Difference ({unit}), {CONFIDENCE:.0%} interval, margin ±{margin:g}")
     axes.grid(axis="y", visible=False)
 
 

@@ -136,7 +136,8 @@ def markdown(table: Table) -> str:
 
 def page(table: Table, note: str, command: str) -> str:
     """Return results.md: the whole table, its figure, and the command that made it."""
-    parts = [markdown(table), note, "![Every run, and the differences](results.png)"]
+    title = f"# {table.model} on {table.data.partition(' (')[0]}"
+    parts = [title, markdown(table), note, "![Every run, and the differences](results.png)"]
     return "\n\n".join([part.rstrip() for part in parts if part] + [f"Command: `{command}`.\n"])
 
 
