@@ -37,6 +37,7 @@ TESTS = [
     "test_native_arguments",
     "test_native_updates",
     "test_packed_weights",
+    "test_study",
 ]
 
 
