@@ -356,8 +356,12 @@ def figures(families):
     _, results = families
     return [
         *rows_of_table("fashion"),
+        *rows_of_table("fashion-formats"),
+        *rows_of_table("digits-formats"),
         *rows_of_table("lstm"),
         *about_table("fashion", "A small convolutional network learns Fashion-MNIST"),
+        *about_table("fashion-formats", "The same network learns Fashion-MNIST"),
+        *about_table("digits-formats", "A small ResNet learns the digits"),
         *about_table("lstm", "A character LSTM"),
         *rows_of_the_photographs(),
         *rows_of_the_faq(),
