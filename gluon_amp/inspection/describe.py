@@ -62,7 +62,7 @@ class Description:
         The dtypes among the rows that are emulated on the net's device.
     studied : set of str
         The dtypes in which products compute that are emulated for study, as in
-        'float8_e4m3, gradients float8_e5m2'. No device of MXNet computes in them.
+        'float8_e4m3, gradients float8_e5m2'.
     """
 
     HEAD = ("block", "op", "computes in", "parameters", "because")

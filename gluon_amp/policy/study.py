@@ -1,8 +1,9 @@
 """The formats that are emulated for study, and the matrix products that are rounded to them.
 
-No device of MXNet 1.9.1 computes in these formats. What they would do to a training is computed on
-a CPU: the operands of each matrix product are rounded to a format, and so is the gradient of its
-result, from which the products of the backward pass are computed. Products, sums and all other
+MXNet 1.9.1 has no kernels of float8, and none that a policy could choose of TF32, in which cuDNN
+multiplies float32 on GPUs of compute capability 8.0 and later. What these formats do to a training
+is computed on a CPU: the operands of each matrix product are rounded to a format, and so is the
+gradient of its result, which the products of the backward pass read. Products, sums and all other
 tensors are float32, as in NVIDIA's Transformer Engine with float32 activations.
 """
 

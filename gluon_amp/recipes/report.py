@@ -28,7 +28,7 @@ _EMULATED = {
 def arithmetic(policy: Policy, emulated: bool) -> str:
     """Return in words how a policy runs."""
     if policy.studies:
-        return "emulated on this CPU for study: no device of MXNet 1.9.1 computes in it"
+        return "emulated on this CPU for study: its speed is not that of a device"
     return _EMULATED[policy.compute_dtype] if emulated else "native"
 
 

@@ -47,7 +47,7 @@ def convert(
     Raises
     ------
     ValueError
-        Unknown policy, one that studies formats, which no device's kernels compute in, a data name
+        Unknown policy, one that studies formats, for which MXNet has no kernels, a data name
         that the symbol does not have (near matches are listed), or a block pattern that matches no
         node.
 
@@ -62,7 +62,7 @@ def convert(
     policy = Policy.parse(policy)
     if policy.studies:
         raise ValueError(
-            f"convert() got the policy {policy.name!r}, in which no device computes: use "
+            f"convert() got the policy {policy.name!r}, for which MXNet has no kernels: use "
             "amp.symbolic.Module(symbol, policy=...), which emulates it."
         )
     return cast_symbol(symbol, policy, data_names, label_names)

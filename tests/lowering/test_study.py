@@ -505,7 +505,7 @@ def test_a_module_trains_in_a_format_for_study(seed):
 
 def test_convert_refuses_what_no_device_computes_in():
     symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
-    with pytest.raises(ValueError, match="in which no device computes: use amp.symbolic.Module"):
+    with pytest.raises(ValueError, match="for which MXNet has no kernels: use amp.symbolic.Module"):
         amp.symbolic.convert(symbol, HYBRID)
 
 
