@@ -90,6 +90,8 @@ def register(scales: Scales, parameters: Iterable) -> None:
 
 def scales_of(parameters: Iterable) -> List[Scales]:
     """Return the scales of the nets that contain these parameters, in the order of their cast."""
+    if not _scales:  # as in most processes, at each step
+        return []
     found = {scales for parameter in parameters for scales in _scales.get(parameter, ())}
     return sorted(found, key=lambda scales: scales.created)
 
