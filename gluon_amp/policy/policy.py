@@ -190,6 +190,7 @@ class Policy:
 
     @property
     def studies(self) -> bool:
+        """Whether the policy's formats are emulated for study; see the class."""
         return self.compute_dtype in study.FORMATS or self.gradient_dtype != self.compute_dtype
 
     @property
