@@ -42,14 +42,18 @@ def test_the_last_words_of_a_server_are_the_result_of_its_probe():
     assert probed("bfloat16", run) == {"dtype": "bfloat16", "result": "Unknown"}
 
 
+# Of a packet of 1,500 bytes, 1,448 are content. With the link's header, 66 bytes are added to them.
+# As a rule, an empty packet of 66 bytes acknowledges two of content.
+OVERHEAD = 66 / 1448 + 66 / (2 * 1448)
+
+
 @needs_namespaces
 def test_two_workers_send_the_bytes_of_their_gradients():
     row = counted(Case("digits", "float16", 2, 1))
     assert row["elements"] == {"float16": 29242, "float32": 224}
     assert row["bytes"] == 2 * 29242 + 4 * 224
-    assert row["sent"] == pytest.approx(row["bytes"], rel=0.05)
-    assert row["received"] == pytest.approx(row["bytes"], rel=0.05)
-    assert row["server_received"] == [pytest.approx(2 * row["bytes"], rel=0.05)]
+    for counted_bytes in (row["sent"], row["received"], row["server_received"][0] / 2):
+        assert 1 <= counted_bytes / row["bytes"] < 1 + OVERHEAD
 
 
 @needs_namespaces
