@@ -123,9 +123,10 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
         bind_parameter(param, policy.gradient_dtype)
+    ends = _ends(hybrid)
     for path, block in hybrid:
         unbind(block)
-        bind(block, path, policy, _ends(path, hybrid))
+        bind(block, path, policy, ends[path])
     net.apply(clear)
     return net
 
@@ -164,19 +165,21 @@ def policy_of(net: Block) -> Policy:
     return next(iter(paths), Policy())
 
 
-def _ends(path: str, hybrid: list) -> Tuple[str, ...]:
-    """Return which ends of the net are in the block at a path: see `graph.ENDS`.
+def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
+    """Return which ends of the net each block contains, by its path: see `graph.ENDS`.
 
     They are those of the first and the last block with a matrix, as a net may run as many graphs.
     """
     layers = [
-        f"{at}."
-        for at, block in hybrid
+        f"{path}."
+        for path, block in hybrid
         if any(len(p.shape or ()) > 1 for p in block._reg_params.values())
     ] or [""]
-    start = f"{path}." if path else ""
-    places = zip(graph.ENDS, (layers[0], layers[-1]))
-    return tuple(end for end, layer in places if layer.startswith(start))
+    places = list(zip(graph.ENDS, (layers[0], layers[-1])))
+    return {
+        path: tuple(end for end, at in places if at.startswith(f"{path}." if path else ""))
+        for path, _ in hybrid
+    }
 
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
