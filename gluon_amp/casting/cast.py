@@ -1,7 +1,7 @@
 """Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
 
 import contextlib
-from typing import Callable, Dict, Tuple, Union
+from typing import Dict, Tuple, Union
 
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
@@ -23,7 +23,7 @@ from gluon_amp.casting.parameters import (
 from gluon_amp.casting.sharing import not_shared
 from gluon_amp.casting.stale_trainer import guard_trainers
 from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
-from gluon_amp.lowering import bfloat16, study
+from gluon_amp.lowering import check_device
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
@@ -107,10 +107,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     params = list(net.collect_params().values())
     _check_parameters(params)
     _check_pins(policy, hybrid)
-    if policy.studies:
-        _check_devices(params, study.check_device)
-    elif policy.compute_dtype == "bfloat16":
-        _check_devices(params, bfloat16.check_device)
+    _check_devices(policy, params)
     dtypes = _parameter_dtypes(policy, hybrid)
     own = not_shared(params, [block for _, block in hybrid])
     changed = [p for p in own if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
@@ -225,7 +222,7 @@ def _check_pins(policy: Policy, hybrid: list) -> None:
     policy.check_blocks([*labels, *nodes])
 
 
-def _check_devices(params, check: Callable[[str], None]) -> None:
+def _check_devices(policy: Policy, params) -> None:
     for param in params:
         for ctx in contexts_of(param) or [mx.current_context()]:
-            check(mx.Context(ctx).device_type)
+            check_device(policy, mx.Context(ctx).device_type)

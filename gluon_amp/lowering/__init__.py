@@ -11,11 +11,28 @@ and returns the graph itself if nothing changes.
 
 from typing import Dict, FrozenSet, Optional
 
-from gluon_amp.lowering import added_gradients, blocked, emulation, frozen_weights, onednn, study
+from gluon_amp.lowering import (
+    added_gradients,
+    bfloat16,
+    blocked,
+    emulation,
+    frozen_weights,
+    onednn,
+    study,
+)
 from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.policy import Policy
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, from_json, to_json
 
 import mxnet as mx
+
+
+def check_device(policy: Policy, device_type: str) -> None:
+    """Raise a ValueError if a device of this `Context.device_type` cannot run a policy."""
+    if policy.studies:
+        study.check_device(device_type)
+    elif policy.compute_dtype == "bfloat16":
+        bfloat16.check_device(device_type)
 
 
 def lower(

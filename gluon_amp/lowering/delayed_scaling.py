@@ -63,10 +63,6 @@ class Scales:
         for key in self._numbers:
             self._update(key)
 
-    def exponents(self) -> Dict[str, int]:
-        """Return the exponent of each tensor's scale, for those with a history."""
-        return {key: self._exponent(key) for key in self._numbers if key in self._histories}
-
     def _exponent(self, key: str) -> int:
         if key not in self._histories:
             return UNKNOWN

@@ -110,13 +110,20 @@ NOTE_ON_STUDY = (
     "scaling. The first and the last product of the network stay in float32 in 8 bits, so that "
     "{} are rounded."
 )
-DIGITS_FORMATS = replace(
-    DIGITS,
-    name="digits-formats",
-    title="Handwritten digits in formats for study",
-    rows=_rows(*((precision, 64) for precision in STUDIED)),
-    note=NOTE_ON_STUDY.format("8 of its 10 products"),
-)
+
+
+def _in_formats_for_study(experiment: Experiment, batch: int, products: str) -> Experiment:
+    """Return a table of the same task in these formats; `products` says how many are rounded."""
+    return replace(
+        experiment,
+        name=f"{experiment.name}-formats",
+        title=f"{experiment.title} in formats for study",
+        rows=_rows(*((precision, batch) for precision in STUDIED)),
+        note=NOTE_ON_STUDY.format(products),
+    )
+
+
+DIGITS_FORMATS = _in_formats_for_study(DIGITS, 64, "8 of its 10 products")
 
 CALTECH101 = Experiment(
     name="caltech101",
@@ -158,13 +165,7 @@ FASHION = Experiment(
     rows=_rows(*_with_controls(128, "mixed_float16", "float16, static scale")),
 )
 
-FASHION_FORMATS = replace(
-    FASHION,
-    name="fashion-formats",
-    title="Fashion-MNIST in formats for study",
-    rows=_rows(*((precision, 128) for precision in STUDIED)),
-    note=NOTE_ON_STUDY.format("2 of its 4 products"),
-)
+FASHION_FORMATS = _in_formats_for_study(FASHION, 128, "2 of its 4 products")
 
 IMAGENET = Experiment(
     name="imagenet",

@@ -13,9 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from gluon_amp.casting import statistics
-from gluon_amp.lowering import delayed_scaling
-from gluon_amp.lowering.bfloat16 import check_device as check_bfloat16
-from gluon_amp.lowering.study import check_device as check_study
+from gluon_amp.lowering import check_device, delayed_scaling
 from gluon_amp.messages import did_you_mean
 from gluon_amp.mxnet_internals import create_kvstore
 from gluon_amp.optimizer import create, masters
@@ -595,7 +593,4 @@ def _check_devices(context, policy: Policy) -> None:
         raise ValueError(
             f"context is {', '.join(map(str, contexts))}, expected different devices of one type."
         )
-    if policy.studies:
-        check_study(types[0])
-    elif policy.compute_dtype == "bfloat16":
-        check_bfloat16(types[0])
+    check_device(policy, types[0])
