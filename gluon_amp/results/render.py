@@ -155,8 +155,8 @@ def _heading(table: Table) -> List[str]:
     emulated = [dtype for dtype in emulated if dtype not in studied]
     if studied:
         notes.append(
-            f"{', '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*, at "
-            "no device's speed."
+            f"{', '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*: the "
+            "times say nothing of a device."
         )
     if emulated:
         natively = f" {' and '.join(native)} run{'' if native[1:] else 's'} natively."

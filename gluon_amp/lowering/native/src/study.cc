@@ -1,8 +1,8 @@
 // Matrix products in formats that are emulated for study: operators that round their operands and the
 // gradients of their results, with a power of two for each tensor that brings it into an 8-bit format.
 //
-// That scale follows from the largest magnitudes of earlier steps (../../delayed_scaling.py), so a tensor
-// is rounded without being read before. A training pass records its own largest magnitude.
+// That scale follows from the largest magnitudes of earlier steps (../../delayed_scaling.py). A training
+// pass reads a tensor once more, to record its largest magnitude.
 #include <atomic>
 #include <cmath>
 #include <cstring>
