@@ -19,6 +19,7 @@ DESCRIPTION = "Mixed precision for Apache MXNet 1.9.1."
 
 # The commands in the order of the help; `gluon_amp.commands` has a module for each.
 COMMANDS = {
+    "build": "build the C++ kernels for CPUs, which the first training would do otherwise",
     "doctor": "report whether this machine can run a policy, and how",
     "train": "train an image classifier; without images, on handwritten digits",
     "fine-tune": "fine-tune a pretrained classifier",

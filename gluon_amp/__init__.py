@@ -37,10 +37,13 @@ from gluon_amp.inspection.diagnose import Diagnosis, diagnose
 from gluon_amp.inspection.doctor import doctor
 from gluon_amp.inspection.gradient_report import gradient_report
 from gluon_amp.inspection.watch import watch
+from gluon_amp.lowering import native
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+
+native.load_if_built()
 
 __version__ = "0.1.0"
 

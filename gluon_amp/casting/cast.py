@@ -23,7 +23,7 @@ from gluon_amp.casting.parameters import (
 from gluon_amp.casting.sharing import not_shared
 from gluon_amp.casting.stale_trainer import guard_trainers
 from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
-from gluon_amp.lowering import check_device
+from gluon_amp.lowering import check_device, native
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
@@ -223,6 +223,8 @@ def _check_pins(policy: Policy, hybrid: list) -> None:
 
 
 def _check_devices(policy: Policy, params) -> None:
-    for param in params:
-        for ctx in contexts_of(param) or [mx.current_context()]:
-            check_device(policy, mx.Context(ctx).device_type)
+    """Raise if a device cannot run the policy; load the C++ library if one is a CPU."""
+    contexts = {mx.Context(ctx) for param in params for ctx in contexts_of(param)}
+    native.prepare(contexts)
+    for ctx in contexts or [mx.current_context()]:
+        check_device(policy, ctx.device_type)

@@ -17,6 +17,7 @@ from gluon_amp.lowering import (
     blocked,
     emulation,
     frozen_weights,
+    native,
     onednn,
     study,
 )
@@ -73,6 +74,7 @@ def lower(
         if study.has_roundings(graph):
             study.check_device(device_type)
     else:
+        native.prepare([mx.Context(device_type)])
         lowered = study.round_products(lowered, scales)
         lowered = blocked.use_blocked_layout(lowered, dtypes)
         lowered = emulation.emulate(lowered, dtypes)

@@ -11,7 +11,7 @@ import numpy as np
 from gluon_amp.array_kinds import of_kind, set_to_zero
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.host import wait_until_unused
-from gluon_amp.lowering import delayed_scaling
+from gluon_amp.lowering import delayed_scaling, native
 from gluon_amp.messages import some
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.trainer import first_scale, guards, snapshot, state_files, states
@@ -43,6 +43,7 @@ class ScaledSteps(ScaledGradients):
         on_skip: Optional[Callable[[StepReport], None]],
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
+        native.prepare(self._contexts or ())
         dtypes = DtypesAtBuild(self.parameters)
         if any(param == "float16" for param, _ in dtypes.names):
             guards.check_masters(self)

@@ -69,6 +69,7 @@ class Machine(NamedTuple):
 def read_machine() -> Machine:
     """Read what this machine has; the first call may build the C++ kernels (seconds)."""
     load = hardware.load_average()  # before the kernels are built, which raises it
+    native.prepare([mx.cpu()])
     compiler = build.compiler()
     return Machine(
         python=platform.python_version(),

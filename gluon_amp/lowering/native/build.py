@@ -10,8 +10,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional
+
+from gluon_amp import hardware
 
 import mxnet as mx
 
@@ -62,11 +65,6 @@ def compiler() -> Optional[List[str]]:
     except ValueError:  # a quote is not closed
         command = [variable]
     return command or next(([name] for name in COMPILERS if shutil.which(name)), None)
-
-
-def compiler_digest(command: List[str]) -> str:
-    """Return a digest of a compiler's command and version."""
-    return _short_hash(" ".join(command).encode() + run([*command, "--version"]).encode())
 
 
 @functools.lru_cache(maxsize=None)
@@ -142,7 +140,9 @@ def run_all(
     timeout: Optional[float] = None,
     what: Optional[str] = None,
 ) -> List[str]:
-    """Run commands in parallel and return what they print; if one fails, kill the others.
+    """Run commands, one for each core at a time, and return what they print.
+
+    If one fails, the others are killed or not started.
 
     Raises
     ------
@@ -150,21 +150,33 @@ def run_all(
         A command cannot be run, fails, or takes longer than `timeout` seconds. The message names
         `what` failed (by default the command) and its first error.
     """
-    running = []
-    try:
-        for command in commands:
-            running.append((command, _start(command, os.environ if env is None else env)))
-        return [_finish(command, process, timeout, what) for command, process in running]
-    finally:
-        for _, process in running:
-            _kill(process)
+    running: List[subprocess.Popen] = []
+
+    def complete(command: List[str]) -> str:
+        running.append(_start(command, os.environ if env is None else env))
+        return _finish(command, running[-1], timeout, what)
+
+    with ThreadPoolExecutor(max(1, hardware.count_cores())) as pool:
+        results = [pool.submit(complete, command) for command in commands]
+        try:
+            return [result.result() for result in results]
+        finally:
+            for result in results:
+                result.cancel()
+            for process in running:
+                _kill(process)
 
 
 def _start(command: List[str], env: Mapping[str, str]) -> subprocess.Popen:
     env = {**env, "LC_ALL": "C"}  # errors in English, whatever the user's language, for `_ERROR`
     try:
+        # With these two, Python starts programs by posix_spawn. A fork would stop MXNet's engine
+        # (`pthread_atfork` in src/initialize.cc) while this thread holds the GIL, and wait for ever
+        # for a custom operator, which needs it. Python's own files are not inherited anyway.
         return subprocess.Popen(
             command,
+            executable=shutil.which(command[0]),
+            close_fds=False,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -36,21 +36,24 @@ _REMEDY = "set XDG_CACHE_HOME to a folder of your own"
 # ------------------------------------------------------------------------------------- the folder
 
 
-def folder() -> Path:
+def folder(create: bool = True) -> Path:
     """Return the folder for libraries; create it if necessary, and check that it is safe.
 
     Raises
     ------
     BuildError
-        Another user could change its contents, or it cannot be created.
+        Another user could change its contents, or it cannot be created, or it does not exist and
+        `create` is false.
     """
     # Symbolic links are resolved once, since they could be redirected later.
     place = Path(os.path.realpath(os.path.join(home(), "gluon_amp")))
     try:
         for ancestor in reversed(place.parents):
-            _make(ancestor)
+            if create:
+                _make(ancestor)
             _refuse_if_others_may_rename(ancestor)
-        _make(place)
+        if create:
+            _make(place)
         status = place.stat()
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Optional
 
 from gluon_amp.lowering.native import build, cache
 from gluon_amp.lowering.native.build import BuildError
@@ -27,50 +28,48 @@ runpy.run_module("gluon_amp.lowering.native.check", run_name="__main__")
 """
 
 
+def find() -> Optional[Path]:
+    """Return the path of an intact library that has worked on this machine, if there is one."""
+    try:
+        cached = cache.CachedLibrary(cache.folder(create=False) / _file_name())
+    except BuildError:
+        return None
+    return cached.path if cached.intact() and cached.worked_here() else None
+
+
 def find_or_build() -> Path:
-    """Return the path of an intact library that works here.
+    """Return the path of an intact library that works here; build it if there is none.
 
     Raises
     ------
     BuildError
         There is none and none can be built; the message is one line that says why.
     """
-    if sys.platform != "linux":
-        raise BuildError("they are built on Linux only")
-    if mx.__version__ != MXNET_VERSION:
-        raise BuildError(f"they are for MXNet {MXNET_VERSION}, and this is {mx.__version__}")
     folder = cache.folder()
-    compiler = build.compiler()
-    name = f"native-{build.source_digest()}"
-    if compiler is None:
-        # A container image may contain the library but no compiler.
-        for path in sorted(folder.glob(f"{name}-*.so")):
-            cached = cache.CachedLibrary(path)
-            if cached.intact():
-                if not cached.worked_here():
-                    try_in_subprocess(path)
-                return path
-        names = ", ".join(build.COMPILERS)
-        raise BuildError(f"no C++ compiler: none of $CXX, {names} was found")
-
-    cached = cache.CachedLibrary(folder / f"{name}-{build.compiler_digest(compiler)}.so")
+    cached = cache.CachedLibrary(folder / _file_name())
     if cached.intact() and cached.worked_here():
         return cached.path
     with cache.locked(folder):
-        # Another process may have built it in the meantime.
+        # Another process may have built it in the meantime, or a container image may contain it.
         if cached.intact():
             if cached.worked_here():
                 return cached.path
             try:
                 try_in_subprocess(cached.path)
             except BuildError as error:
+                if build.compiler() is None:
+                    raise
                 logger.debug("the library in the cache is rebuilt: %s", error)
             else:
                 cached.note_that_it_works_here()
                 return cached.path
+        compiler = build.compiler()
+        if compiler is None:
+            names = ", ".join(build.COMPILERS)
+            raise BuildError(f"no C++ compiler: none of $CXX, {names} was found")
         logger.warning(
-            "Building gluon_amp's C++ kernels with %s: this takes up to a minute and happens once, "
-            "they are kept in %s.",
+            "Building gluon_amp's C++ kernels with %s: this takes a minute or two and happens "
+            "once, they are kept in %s. `gluon-amp build` does it beforehand.",
             compiler[0],
             folder,
         )
@@ -80,6 +79,15 @@ def find_or_build() -> Path:
             try_in_subprocess(built)
             cached.store(built)
     return cached.path
+
+
+def _file_name() -> str:
+    """Return the name of the library for these sources and the installed MXNet."""
+    if sys.platform != "linux":
+        raise BuildError("they are built on Linux only")
+    if mx.__version__ != MXNET_VERSION:
+        raise BuildError(f"they are for MXNet {MXNET_VERSION}, and this is {mx.__version__}")
+    return f"native-{build.source_digest()}.so"
 
 
 def try_in_subprocess(path: Path) -> None:
