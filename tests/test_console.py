@@ -63,7 +63,7 @@ def test_the_help_lists_every_command_in_80_columns(capsys):
         (["--dtype"], "there is no command '--dtype': gluon-amp --help lists them."),
         (
             [],
-            "expected a command: doctor, train, fine-tune, train-lstm, prepare-caltech, pack, "
+            "expected a command: build, doctor, train, fine-tune, train-lstm, prepare-caltech, pack, "
             "results, launch.",
         ),
     ],

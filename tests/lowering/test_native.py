@@ -187,7 +187,7 @@ def test_two_first_uses_at_once_share_one_build(tmp_path):
         "XDG_CACHE_HOME": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    code = "from gluon_amp.lowering import native; print(native.available())"
+    code = "from gluon_amp.lowering import native; native.prepare(); print(native.available())"
     running = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
         for _ in range(2)
@@ -195,6 +195,77 @@ def test_two_first_uses_at_once_share_one_build(tmp_path):
     assert [process.communicate(timeout=200)[0].strip() for process in running] == [b"True"] * 2
     assert len(list(tmp_path.rglob("*.so"))) == 1
     assert not list((tmp_path / "gluon_amp").glob("build-*"))
+
+
+# A custom operator that needs the GIL runs, and another thread calls operators without a pause.
+BUSY = """
+import os, threading, time
+import gluon_amp as amp
+import mxnet as mx
+from gluon_amp.lowering import native
+from gluon_amp.lowering.native import build
+
+assert not native.available()  # GLUON_AMP_NATIVE=0
+del os.environ["GLUON_AMP_NATIVE"]
+ended, stop = [], []
+
+class Slow(mx.autograd.Function):
+    def forward(self, x):
+        return x
+    def backward(self, dy):
+        time.sleep(0.5)
+        ended.append("slow")
+        return dy
+
+def call():
+    x, weight = mx.nd.ones((2, 3)), mx.nd.ones((4, 3))
+    while not stop:
+        mx.nd.FullyConnected(x, weight, no_bias=True, num_hidden=4)
+
+thread = threading.Thread(target=call)
+thread.start()
+x = mx.nd.ones((1,))
+x.attach_grad()
+with mx.autograd.record():
+    y = Slow()(x)
+y.backward()
+build.run(["true"])  # a fork would wait for the custom operator, and it for the GIL
+{use}
+assert native.available() and ended == ["slow"]
+stop.append(True)
+thread.join()
+mx.nd.waitall()
+"""
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "use",
+    [
+        "amp.cast(mx.gluon.nn.Dense(1), 'float16')",
+        "amp.Trainer(mx.gluon.nn.Dense(1).collect_params(), 'signum')",
+        "amp.optimizer.SGD()",
+    ],
+)
+def test_operators_are_registered_while_mxnet_runs_none(use):
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY.replace("{use}", use)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLUON_AMP_NATIVE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_as_many_compilers_run_at_once_as_there_are_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "count_cores", lambda: 2)
+    log = tmp_path / "log"
+    command = ["sh", "-c", f"echo 1 >> {log}; sleep 0.1; echo -1 >> {log}"]
+    build.run_all([command] * 5)
+    changes = [int(line) for line in log.read_text().split()]
+    running = [sum(changes[: i + 1]) for i in range(len(changes))]
+    assert (max(running), running[-1], len(changes)) == (2, 0, 10)
 
 
 # GCC 5 is the first with C++14's generic lambdas and AVX512.
