@@ -60,6 +60,7 @@ EXTRAS = {
         "ruff>=0.17",
         "import-linter>=2.0",
         "grimp>=3.4",
+        "uv>=0.4",  # resolves the pins of constraints.txt for each Python
     ],
 }
 
