@@ -1,6 +1,7 @@
 """setup.py, constraints.txt, the Makefile, and their messages on unsupported machines."""
 
 import itertools
+import pathlib
 import re
 import shutil
 import subprocess
@@ -218,10 +219,30 @@ def installed(venv, target):
 
 
 def test_matrix_pins_one_numpy(tmp_path):
-    shutil.copy(ROOT / "constraints.txt", tmp_path)
-    pinned = matrix.constraints(tmp_path, "1.26.4").read_text().splitlines()
+    constraints = shutil.copy(ROOT / "constraints.txt", tmp_path)
+    matrix.pin_numpy(pathlib.Path(constraints), "1.26.4")
+    pinned = (tmp_path / "constraints.txt").read_text().splitlines()
     assert [line for line in pinned if line.startswith("numpy")] == ["numpy==1.26.4"]
     assert "mxnet==1.9.1" in pinned
+
+
+def test_matrix_covers_every_supported_python():
+    assert sorted({int(version[2:]) for version, _ in matrix.PAIRS}) == [8, 9, 10, 11, 12]
+
+
+@needs_make
+@pytest.mark.parametrize("status, result", [(0, "2 passed"), (1, "FAILED: 2 passed")])
+def test_matrix_runs_the_makefile_of_a_copy(status, result, tmp_path, monkeypatch):
+    """A Makefile that prints what it is called with stands in for hours."""
+    (tmp_path / "constraints.txt").write_text("numpy==1.23.5\n")
+    (tmp_path / "Makefile").write_text(
+        "train:\n\t@cat constraints.txt >log; echo '$(PYTHON) $(ARGS)' >>log\n"
+        f"test:\n\t@mv log '{tmp_path}'; echo 2 passed; exit {status}\n"
+    )
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    monkeypatch.setenv("MAKEFLAGS", " -- ARGS=--only")
+    assert matrix.check("python3.8", "1.26.4", "-k x") == result
+    assert (tmp_path / "log").read_text() == "numpy==1.26.4\npython3.8 --num-epochs 1\n"
 
 
 def test_matrix_does_not_count_a_missing_python_as_passed(monkeypatch, capsys):
