@@ -62,8 +62,9 @@ def make(source: Path, *arguments: str) -> Tuple[int, str]:
     """Run make and print what it prints; return its exit status and its last line."""
     environment = {name: value for name, value in os.environ.items() if name not in INHERITED}
     last = ""
+    command = ["make", "--no-print-directory", *arguments]
     with subprocess.Popen(
-        ["make", *arguments], cwd=source, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
+        command, cwd=source, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
     ) as process:
         for line in process.stdout:
             print(line, end="", flush=True)

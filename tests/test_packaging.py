@@ -241,6 +241,7 @@ def test_matrix_runs_the_makefile_of_a_copy(status, result, tmp_path, monkeypatc
     )
     monkeypatch.setattr(matrix, "ROOT", tmp_path)
     monkeypatch.setenv("MAKEFLAGS", " -- ARGS=--only")
+    monkeypatch.setenv("MAKELEVEL", "1")
     assert matrix.check("python3.8", "1.26.4", "-k x") == result
     assert (tmp_path / "log").read_text() == "numpy==1.26.4\npython3.8 --num-epochs 1\n"
 
