@@ -4,8 +4,10 @@ VENV ?= .venv
 ARGS ?=
 DOCS ?= docs/_build
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
-EXTRAS ?= cpu,gluoncv,data,pretrained,results,docs,test,notebooks,tensorboard
+# What training needs; a GPU needs cu112 or cu117 in place of cpu. The other targets add to it.
+EXTRAS ?= cpu,gluoncv,data
+TOOLS := pretrained,results,docs,test,notebooks,tensorboard
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test lint format zoo benchmark input results ablation floor photographs wire \
   clients horovod notebooks matrix asan docs clean
@@ -14,16 +16,28 @@ EXTRAS ?= cpu,gluoncv,data,pretrained,results,docs,test,notebooks,tensorboard
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install the pinned dependencies
+setup: $(VENV)/.setup ## create .venv and install the pinned dependencies of every target
 
-$(STAMP): setup.py constraints.txt .ci/check-python
+# Each step adds packages to the same environment.
+$(VENV)/.created: .ci/check-python
 	@sh .ci/check-python "$(PYTHON)"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.created setup.py constraints.txt
+	$(INSTALL) -e '.[$(EXTRAS)]'
 	$(BIN)/python -c 'import gluon_amp'
 	@touch $@
 
-train: setup ## train in float16 (ARGS='--num-epochs 2' appends options)
+$(VENV)/.docs: $(VENV)/.train
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
+$(VENV)/.setup: $(VENV)/.train
+	$(INSTALL) -e '.[$(TOOLS)]'
+	@touch $@
+
+train: $(VENV)/.train ## train in float16 (ARGS='--num-epochs 2' appends options)
 	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
 
 # Two processes with one thread each; the tests of a file share what they prepare.
@@ -31,10 +45,11 @@ test: export OMP_NUM_THREADS = 1
 test: setup ## run the tests (ARGS='-k name' appends options)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-lint: setup ## check style, private names and layers
+lint: setup ## check style, private names, layers and the pins of constraints.txt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m experiments.pins
 	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
 
 format: setup ## rewrite the code in house style
@@ -80,15 +95,15 @@ horovod: setup ## build Horovod in .horovod, train with two workers, kill one an
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
 	$(BIN)/python -m experiments.run_notebooks $(ARGS)
 
-matrix: ## install and train on Python 3.8, 3.11 and 3.12, where found
-	$(PYTHON) -m experiments.matrix
+matrix: ## install, train and run all tests on Python 3.8 to 3.12 (hours; ARGS='--only 3.8')
+	$(PYTHON) -m experiments.matrix $(ARGS)
 
 asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)
 	$(BIN)/python -m experiments.address_sanitizer $(ARGS)
 
 # The variable silences an advertisement of Material's; --quiet would switch --strict off.
 docs: export NO_MKDOCS_2_WARNING = 1
-docs: setup ## build the site of README, guide, notebooks and API, in docs/_build (open index.html)
+docs: $(VENV)/.docs ## build the site of README, guide, notebooks and API, in docs/_build (open index.html)
 	$(BIN)/python -m mkdocs build --strict --site-dir $(abspath $(DOCS))
 
 clean: ## remove .venv and what the tools left behind

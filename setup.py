@@ -56,10 +56,11 @@ EXTRAS = {
         "hypothesis>=6",
         "ml_dtypes>=0.2,<0.6",  # 0.2 is the last one for Python 3.8
         "onnx>=1.17,<1.18",  # the last minor version for Python 3.8
-        "wheel>=0.38",  # setuptools before 70.1 builds wheels with it
+        "setuptools>=70.1",  # builds wheels itself; that of Python 3.8 leaves package data out
         "ruff>=0.17",
         "import-linter>=2.0",
         "grimp>=3.4",
+        "uv>=0.4",  # resolves the pins of constraints.txt for each Python
     ],
 }
 

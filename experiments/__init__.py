@@ -13,8 +13,9 @@ NAME                 make target        what it does
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
 `horovod`            `make horovod`     builds Horovod, trains with two workers, kills one, resumes
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
-`matrix`             `make matrix`      installs and trains on every supported Python and numpy
+`matrix`             `make matrix`      trains and tests on every supported Python and numpy
 `photographs`                           fine-tunes on photographs in every dtype, cross-validated
+`pins`               `make lint`        resolves the pins of constraints.txt for each Python
 `redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit

@@ -1,14 +1,17 @@
 """setup.py, constraints.txt, the Makefile, and their messages on unsupported machines."""
 
 import itertools
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
 from experiments import matrix
+from experiments import pins as pin_check
 from tests import ROOT
 
 MXNET_WHEELS = {"cpu": "mxnet", "cu112": "mxnet-cu112", "cu117": "mxnet-cu117"}
@@ -83,7 +86,44 @@ def test_every_requirement_is_pinned_once_for_every_python(metadata):
     for minor in range(8, 13):
         names = [name for name, marker in pins() if not marker or eval_marker(marker, f"3.{minor}")]
         assert len(names) == len(set(names))
-        assert required - set(names) <= ({"setuptools"} if minor < 12 else set())
+        assert required <= set(names)
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """Return what adds an empty wheel to the package index that uv reads."""
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+
+    def add(name, version, *metadata):
+        header = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata]
+        with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(header))
+
+    return add
+
+
+def test_a_pin_that_a_python_cannot_install_is_named(index):
+    index("markdown", "3.11", "Requires-Python: >=3.11")
+    sentence = pin_check.fault("3.10", "markdown>=3", "Markdown==3.11")
+    assert sentence.startswith("constraints.txt cannot be installed on Python 3.10: Because")
+    assert "markdown==3.11 requires Python >=3.11" in sentence
+    assert pin_check.fault("3.11", "markdown>=3", "Markdown==3.11") is None
+
+
+def test_a_package_without_a_pin_is_named(index):
+    index("mkdocs", "1.6.1", "Requires-Dist: path_spec")
+    index("path_spec", "0.12")
+    assert pin_check.fault("3.8", "mkdocs>=1.6", "mkdocs==1.6.1") == (
+        "constraints.txt lacks packages that Python 3.8 installs: add path-spec==0.12."
+    )
+    assert pin_check.fault("3.8", "mkdocs>=1.6", "mkdocs==1.6.1\nPath.Spec==0.12") is None
+
+
+def test_an_index_that_cannot_be_read_is_no_success(index, monkeypatch):
+    monkeypatch.setenv("UV_FIND_LINKS", "no/such/folder")
+    sentence = pin_check.fault("3.8", "mkdocs", "mkdocs==1.6.1")
+    assert sentence.startswith("Python 3.8 was not checked, as uv failed: ")
 
 
 def eval_marker(marker, python):
@@ -151,11 +191,59 @@ def test_make_train_runs_the_published_command():
     assert command in done.stdout.splitlines()
 
 
+@needs_make
+def test_make_train_installs_less_than_make_test(tmp_path):
+    """A step adds packages to the environment of another one, and does not make it again."""
+    made = tmp_path / "venv"
+    steps = {target: installed(made, target) for target in ("train", "docs", "test")}
+    assert steps["train"] == ["cpu,gluoncv,data"]
+    assert steps["docs"] == ["cpu,gluoncv,data", "docs"]
+    assert steps["test"][0] == "cpu,gluoncv,data" and "test" in steps["test"][1].split(",")
+    made.mkdir()
+    for stamp in (".created", ".train"):
+        (made / stamp).touch()
+    assert installed(made, "train") == []
+    assert installed(made, "docs") == ["docs"]
+
+
+def installed(venv, target):
+    """Return the extras that make installs for a target, one text for each call of pip."""
+    done = subprocess.run(
+        ["make", "-n", "-C", str(ROOT), target, f"VENV={venv}"],
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("venv --clear" in done.stdout) == (not venv.exists())
+    return re.findall(r"pip install .*\[(.*)\]", done.stdout)
+
+
 def test_matrix_pins_one_numpy(tmp_path):
-    shutil.copy(ROOT / "constraints.txt", tmp_path)
-    pinned = matrix.constraints(tmp_path, "1.26.4").read_text().splitlines()
+    constraints = shutil.copy(ROOT / "constraints.txt", tmp_path)
+    matrix.pin_numpy(pathlib.Path(constraints), "1.26.4")
+    pinned = (tmp_path / "constraints.txt").read_text().splitlines()
     assert [line for line in pinned if line.startswith("numpy")] == ["numpy==1.26.4"]
     assert "mxnet==1.9.1" in pinned
+
+
+def test_matrix_covers_every_supported_python():
+    assert sorted({int(version[2:]) for version, _ in matrix.PAIRS}) == [8, 9, 10, 11, 12]
+
+
+@needs_make
+@pytest.mark.parametrize("status, result", [(0, "2 passed"), (1, "FAILED: 2 passed")])
+def test_matrix_runs_the_makefile_of_a_copy(status, result, tmp_path, monkeypatch):
+    """A Makefile that prints what it is called with stands in for hours."""
+    (tmp_path / "constraints.txt").write_text("numpy==1.23.5\n")
+    (tmp_path / "Makefile").write_text(
+        "train:\n\t@cat constraints.txt >log; echo '$(PYTHON) $(ARGS)' >>log\n"
+        f"test:\n\t@mv log '{tmp_path}'; echo 2 passed; exit {status}\n"
+    )
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    monkeypatch.setenv("MAKEFLAGS", " -- ARGS=--only")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert matrix.check("python3.8", "1.26.4", "-k x") == result
+    assert (tmp_path / "log").read_text() == "numpy==1.26.4\npython3.8 --num-epochs 1\n"
 
 
 def test_matrix_does_not_count_a_missing_python_as_passed(monkeypatch, capsys):
