@@ -1,5 +1,6 @@
 """Checks of what users pass to a trainer; each error says what to do instead."""
 
+import math
 from numbers import Real
 from typing import Iterable, List, Optional
 
@@ -54,9 +55,23 @@ def positive(name: str, number) -> float:
     """Return a number, or an array of one, as a float; raise `ValueError` unless it is above 0."""
     if isinstance(number, NDArray) and number.size == 1:
         number = number.asnumpy().item()
-    if not (isinstance(number, Real) and number > 0):
+    if not (isinstance(number, Real) and 0 < number):
         raise ValueError(f"{name} must be a number above 0, received {number!r}.")
     return float(number)
+
+
+def batch_size(number, rescale: float) -> float:
+    """Return a batch size as a float; raise `ValueError` unless gradients can be divided by it.
+
+    `rescale` is the optimizer's factor of the gradients, which a user can set.
+    """
+    size = positive("batch_size", number)
+    if size == math.inf or not math.isfinite(rescale / size):
+        raise ValueError(
+            "The gradients are multiplied by rescale_grad / batch_size, which must be a finite "
+            f"number: received {rescale!r} / {size!r}."
+        )
+    return size
 
 
 def check_losses(losses: List[NDArray]) -> None:

@@ -210,7 +210,7 @@ class ScaledGradients(ContribAmpAttributes):
     def _open_window(self) -> float:
         with self._window_lock:
             if self._window.scale is None:
-                self._window = replace(self._window, scale=self._loss_scale.scale)
+                self._window = replace(self._window, scale=self._loss_scale.checked_scale())
             self._loss_scale.begin_backward(self._window.scale)
             return self._window.scale
 

@@ -77,7 +77,7 @@ class ScaledSteps(ScaledGradients):
             The norm before clipping; inf or NaN after an overflow, when `step` will skip.
         """
         max_norm = guards.positive("max_norm", max_norm)
-        batch_size = guards.positive("batch_size", batch_size)
+        batch_size = guards.batch_size(batch_size, self.rescale)
         self.used_scale()
         self._dtypes.check(computing=self._scale_by_dtype)
         window = self.current_window()
@@ -120,6 +120,8 @@ class ScaledSteps(ScaledGradients):
 
         Raises
         ------
+        ValueError
+            For a batch size that is not a finite number above 0.
         RuntimeError
             Without a scaled backward pass before it, or when a parameter changed its dtype.
         UserWarning
@@ -128,7 +130,7 @@ class ScaledSteps(ScaledGradients):
             After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
             where a lower one would not help, as the forward pass or a parameter is not finite.
         """
-        batch_size = guards.positive("batch_size", batch_size)
+        batch_size = guards.batch_size(batch_size, self.rescale)
         self._begin_step(ignore_stale_grad)
         if not self._window.reduced:
             self._reduce_predivided()
@@ -139,7 +141,7 @@ class ScaledSteps(ScaledGradients):
 
         Parameters, return value and errors are those of `step`.
         """
-        batch_size = guards.positive("batch_size", batch_size)
+        batch_size = guards.batch_size(batch_size, self.rescale)
         self._begin_step(ignore_stale_grad)
         self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)

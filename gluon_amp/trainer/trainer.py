@@ -11,6 +11,7 @@ from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
 from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
 
+import mxnet as mx
 from mxnet import gluon
 
 
@@ -55,6 +56,8 @@ class Trainer(ScaledSteps, gluon.Trainer):
 
     Raises
     ------
+    TypeError
+        For an optimizer that is neither a name nor an Optimizer.
     ValueError
         When the kvstore would make the update or compress scaled gradients, or when a parameter is
         stored as row_sparse.
@@ -88,7 +91,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
         check_finite: Optional[bool] = None,
     ):
         guards.check_kvstore(kvstore, update_on_kvstore)
-        if isinstance(optimizer, str):
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
             optimizer = create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
         if isinstance(params, (dict, gluon.ParameterDict)):

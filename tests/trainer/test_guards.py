@@ -109,3 +109,31 @@ def test_an_optimizer_of_float32_parameters_stays_as_it_is():
 def test_an_unknown_optimizer():
     with pytest.raises(ValueError, match="Unknown optimizer 'adma'"):
         Trainer([parameter("p", [1.0])], "adma")
+
+
+@pytest.mark.parametrize(
+    "size", [np.inf, np.nan, 0, -1, None, "8", 5e-324, mx.nd.array([np.inf]), np.float32(np.nan)]
+)
+@pytest.mark.parametrize("method", ["step", "update", "clip_global_norm"])
+def test_a_batch_size_by_which_nothing_can_be_divided(size, method):
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", {"wd": 0.5}, loss_scale=8)
+    run(trainer, [(p, [0.5])], step=False)
+    call = getattr(trainer, method)
+    with pytest.raises(ValueError, match="batch_size"):
+        call(1.0, size) if method == "clip_global_norm" else call(size)
+    assert p.data().asscalar() == 1
+    assert trainer.step(1).applied
+
+
+@pytest.mark.parametrize("size", [4, np.float32(4), np.int64(4), mx.nd.array([4])])
+def test_batch_sizes_of_any_type(size):
+    p = parameter("p", [1.0])
+    run(Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=8), [(p, [0.5])], size)
+    assert p.data().asscalar() == 1 - 0.5 * 0.5 / 4
+
+
+@pytest.mark.parametrize("optimizer", [None, 3, mx.optimizer.SGD, ["sgd"]])
+def test_an_optimizer_of_another_type(optimizer):
+    with pytest.raises(TypeError, match=r"^The optimizer must be a name such as 'sgd'.*\.$"):
+        Trainer([parameter("p", [1.0])], optimizer)
