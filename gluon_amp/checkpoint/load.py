@@ -42,7 +42,8 @@ def load_checkpoint(path, net, trainer) -> dict:
     trainer : Trainer
         Of the same parameters in any order, with the same optimizer class and kind of loss scale.
         It keeps its learning rate, weight decay and other settings, and a log line names those that
-        differ. The loss scale is restored whole, with growth interval and bounds.
+        differ. The loss scale is restored whole, with growth interval and bounds, and so is a
+        learning rate scheduler of the saved class.
 
     Returns
     -------

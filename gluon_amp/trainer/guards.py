@@ -55,7 +55,7 @@ def positive(name: str, number) -> float:
     """Return a number, or an array of one, as a float; raise `ValueError` unless it is above 0."""
     if isinstance(number, NDArray) and number.size == 1:
         number = number.asnumpy().item()
-    if not (isinstance(number, Real) and 0 < number):
+    if not (isinstance(number, Real) and number > 0):
         raise ValueError(f"{name} must be a number above 0, received {number!r}.")
     return float(number)
 

@@ -359,7 +359,8 @@ class ScaledSteps(ScaledGradients):
 
         Files of stock MXNet's `gluon.Trainer` and `Module` are read too, if they are of the same
         optimizer; the parameters' dtypes may differ. The loss scale and the skip counters then stay
-        this trainer's own. Nothing in a file is executed.
+        this trainer's own. A learning rate scheduler of the saved class is restored with its
+        settings. Nothing in a file is executed.
 
         Raises
         ------
