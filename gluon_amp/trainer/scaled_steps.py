@@ -8,8 +8,9 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind, set_to_zero
+from gluon_amp.array_kinds import set_to_zero
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
+from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import wait_until_unused
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.messages import some
@@ -47,6 +48,8 @@ class ScaledSteps(ScaledGradients):
         if any(param == "float16" for param, _ in dtypes.names):
             guards.check_masters(self)
             self._optimizer.multi_precision = True  # MXNet's default would lose small updates
+            low = [one for one in self.parameters if dtype_name(one.dtype) == "float16"]
+            masters.check_optimizer(self._optimizer, {len(one.shape or ()) for one in low})
         self._start_gradients(dtypes, loss_scale, check_finite, max_consecutive_skips)
         # An Updater refuses weights of `mx.np` if the optimizer was built without `npx.set_np()`.
         self._optimizer.allow_np_array = True
@@ -207,6 +210,7 @@ class ScaledSteps(ScaledGradients):
         factor = self.rescale / batch_size * window.clip_factor / divisor
         self._check_and_rescale_grad(ExactFloat(factor))
         mark_fresh(window.fresh.values())  # gluon.Trainer reads the marks
+        self._adopt_masters()
         updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
         seen = self._writes.sync_written(updated)
         self._update(ignore_stale_grad)
@@ -300,6 +304,16 @@ class ScaledSteps(ScaledGradients):
                 if master is not None:
                     yield (device, index), weight, master
 
+    def _adopt_masters(self) -> None:
+        """Make the parameters' own masters those of the states that the update changes."""
+        for device, updater in enumerate(self._updaters):
+            for index, param in enumerate(self.parameters):
+                if param.grad_req == "null" or np.dtype(param.dtype) != np.float16:
+                    continue
+                weight = param.list_data()[device]
+                if weight._fresh_grad:
+                    masters.adopt(param, weight, updater, index)
+
     def _masters_to_sync(self) -> Iterator[Master]:
         """Yield those of `masters` that the update itself does not sync."""
         syncs = getattr(self._optimizer, "syncs_master", lambda weight: False)
@@ -321,15 +335,14 @@ class ScaledSteps(ScaledGradients):
         it. It is of the parameter's kind, `mx.nd` or `mx.np`.
         """
         self.refresh_masters()
-        first = {index: master for (device, index), _, master in self.masters() if device == 0}
         values = {}
-        for index, param in enumerate(self.parameters):
+        for param in self.parameters:
             if param._data is None:
                 continue
-            data = param.list_data()[0]
+            data, master = param.list_data()[0], masters.master_of(param)
             wait_until_unused(data)  # the caller may read it on the host
-            if index in first:
-                values[param.name] = of_kind(first[index], data)
+            if master is not None:
+                values[param.name] = master
             elif np.dtype(data.dtype) == np.float16:
                 values[param.name] = data.astype("float32")
             else:

@@ -95,9 +95,9 @@ def restore(trainer, saved: dict) -> None:
     """Restore what `collect` returned, for parameters of the same or of other dtypes.
 
     The loss scale is restored with its settings, and so is a learning rate scheduler of the saved
-    class; one of another class keeps its own state. A float16 weight without a saved master gets a
-    master with its own values. A float32 weight with a saved master is set to the master wherever
-    both round to the same float16.
+    class; one of another class keeps its own state. A float16 weight without a saved master keeps
+    its own, or gets one with its values. A float32 weight with a saved master is set to the master
+    wherever both round to the same float16.
 
     Raise as `check_fit` does, before anything is changed. Warn if a saved setting, such as the
     learning rate, differs: the trainer keeps its own.
@@ -121,7 +121,7 @@ def restore(trainer, saved: dict) -> None:
     optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
     for device, updater in enumerate(trainer.updaters):
         updater.states = {
-            index: _placed(optimizer, trainer.parameters[index].list_data()[device], *state)
+            index: _placed(optimizer, trainer.parameters[index], device, *state)
             for index, state in saved["states"].items()
         }
         updater.states_synced = dict.fromkeys(updater.states, True)
@@ -236,12 +236,17 @@ def _shapes(trainer):
     return [tuple(param.shape or ()) for param in trainer.parameters]
 
 
-def _placed(optimizer, weight, master, rest):
+def _placed(optimizer, param, device, master, rest):
     """Return a saved state in the optimizer's layout for a weight, on the weight's device."""
-    weight = weight.as_nd_ndarray()  # MXNet's Updater creates states of `mx.nd` too
+    weight = param.list_data()[device].as_nd_ndarray()  # as MXNet's Updater creates states
     master, rest = map_leaves(lambda value: _to_ndarray(value, weight.context), (master, rest))
     if np.dtype(weight.dtype) == np.float16:
-        master = weight.astype("float32") if master is None else master
+        own = masters.hold(param, weight, weight.astype("float32"))
+        if master is None:
+            masters.sync_master(weight, own)
+        else:
+            master.copyto(own)
+        master = own
     elif master is not None:
         masters.widen(weight, master)
         master = None
