@@ -37,11 +37,11 @@ class _Place(NamedTuple):
 _places: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
 
 
-def keeps_master_second(optimizer) -> bool:
+def keeps_master_second(optimizer, ndim: int) -> bool:
     """Return whether MXNet's optimizer of this name puts the master second in its state."""
     if isinstance(optimizer, MasterOptimizer):
         return type(optimizer).__name__ in _MASTER_SECOND_IN_MXNET
-    return _place(optimizer, 1) == _Place((1,), of_pair=True)
+    return _place(optimizer, ndim) == _Place((1,), of_pair=True)
 
 
 def check_optimizer(optimizer, dimensions: Iterable[int]) -> None:

@@ -111,7 +111,7 @@ def _split(state, trainer, index, own_layout: bool) -> tuple:
     bare = isinstance(trainer.optimizer, MasterOptimizer) and len(new) < 2
     rest = (new[0] if new else None) if bare else new
     master = np.zeros(trainer.parameters[index].shape, np.float32)
-    second = masters.keeps_master_second(trainer.optimizer)
+    second = masters.keeps_master_second(trainer.optimizer, master.ndim)
     with_master = (rest, master) if second else (master, rest)
     saved_master = None
     if states.layout(state, dtypes=False) == states.layout(with_master, dtypes=False):
