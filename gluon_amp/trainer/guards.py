@@ -6,6 +6,7 @@ from typing import Iterable, List, Optional
 
 import numpy as np
 
+import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -33,12 +34,18 @@ def check_compression(compression_params: Optional[dict]) -> None:
         )
 
 
-def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
+def stored_sparse(parameters: Iterable[gluon.Parameter]) -> bool:
+    """Return whether a parameter is stored as row_sparse, which MXNet updates on the kvstore."""
+    return any(param._stype != "default" for param in parameters)
+
+
+def check_dense(parameters: Iterable[gluon.Parameter], caller: str) -> None:
     """Raise `ValueError` if a parameter is stored as row_sparse."""
-    if any(param._stype != "default" for param in parameters):
+    if stored_sparse(parameters):
         raise ValueError(
-            "Parameters stored as row_sparse are updated on the kvstore, before an overflow "
-            "can be seen: store them dense, only their gradients may be row_sparse."
+            "Parameters stored as row_sparse are updated on the kvstore, which does not work with "
+            f"{caller}: store them dense with row_sparse gradients, as nn.Embedding(..., "
+            "sparse_grad=True) does."
         )
 
 
@@ -48,6 +55,23 @@ def check_masters(trainer: gluon.Trainer) -> None:
         raise ValueError(
             f"{type(trainer.optimizer).__name__} has multi_precision=False and has updated float16 "
             "parameters already, which lost small updates: build a new trainer."
+        )
+
+
+def check_lbsgd(optimizer: mx.optimizer.Optimizer, has_scale: bool) -> None:
+    """Raise `ValueError` if MXNet's LBSGD would mix loss scales, or lose what it has summed."""
+    if not isinstance(optimizer, mx.optimizer.LBSGD):
+        return
+    if optimizer.batch_scale != 1:
+        raise ValueError(
+            f"LBSGD with batch_scale={optimizer.batch_scale} sums the gradients of several steps "
+            "outside its states, across loss scales and unsaved: leave batch_scale out, and "
+            "accumulate with grad_req='add'."
+        )
+    if has_scale and optimizer.warmup_strategy == "lars":
+        raise ValueError(
+            "LBSGD with warmup_strategy='lars' computes its rates from the norms of gradients that "
+            "carry the loss scale: use the optimizer 'lars', or another warmup_strategy."
         )
 
 

@@ -79,6 +79,7 @@ class ScaledSteps(ScaledGradients):
         float
             The norm before clipping; inf or NaN after an overflow, when `step` will skip.
         """
+        guards.check_dense(self.parameters, "clip_global_norm()")
         max_norm = guards.positive("max_norm", max_norm)
         batch_size = guards.batch_size(batch_size, self.rescale)
         self.used_scale()
@@ -134,6 +135,8 @@ class ScaledSteps(ScaledGradients):
             where a lower one would not help, as the forward pass or a parameter is not finite.
         """
         batch_size = guards.batch_size(batch_size, self.rescale)
+        if guards.stored_sparse(self.parameters):
+            return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin_step(ignore_stale_grad)
         if not self._window.reduced:
             self._reduce_predivided()
@@ -145,9 +148,26 @@ class ScaledSteps(ScaledGradients):
         Parameters, return value and errors are those of `step`.
         """
         batch_size = guards.batch_size(batch_size, self.rescale)
+        guards.check_dense(self.parameters, "update()")
         self._begin_step(ignore_stale_grad)
         self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)
+
+    def _step_on_kvstore(self, batch_size, ignore_stale_grad) -> StepReport:
+        """Make the step of a stock trainer, as parameters stored as row_sparse need it."""
+        self._dtypes.check(computing=self._scale_by_dtype)
+        for listener in tuple(self.step_listeners):
+            listener()
+        super().step(batch_size, ignore_stale_grad)
+        self._begin_window()
+        return StepReport(
+            applied=True,
+            loss_scale=1.0,
+            next_loss_scale=1.0,
+            grad_norm=None,
+            overflow=(),
+            skipped_total=0,
+        )
 
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
@@ -334,6 +354,7 @@ class ScaledSteps(ScaledGradients):
         An array is the master if there is one, or else a float32 parameter's own: copy it to keep
         it. It is of the parameter's kind, `mx.nd` or `mx.np`.
         """
+        guards.check_dense(self.parameters, "master_params()")
         self.refresh_masters()
         values = {}
         for param in self.parameters:
@@ -353,11 +374,13 @@ class ScaledSteps(ScaledGradients):
 
     def state_dict(self) -> dict:
         """Return what a resumed run needs besides the parameters: see `states.collect`."""
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         return states.collect(self)
 
     def load_state_dict(self, saved: dict) -> None:
         """Restore what `state_dict` returned: see `gluon_amp.trainer.states.restore`."""
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         states.restore(self, saved)
         self._writes.clear()
@@ -387,6 +410,7 @@ class ScaledSteps(ScaledGradients):
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         self.load_state_dict(state_files.read(fname, self))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_amp import Trainer
+from gluon_amp import Trainer, init_trainer
 from gluon_amp.casting.parameters import bind_parameter
 from tests.trainer.helpers import parameter, run
 
@@ -66,10 +66,6 @@ def test_updates_on_the_kvstore_are_refused():
     Trainer([p], "sgd", update_on_kvstore=False)
     with pytest.raises(ValueError, match="async kvstore .* use 'dist_sync'"):
         Trainer([p], "sgd", kvstore="dist_async")
-    sparse = gluon.Parameter("s", shape=(2, 2), stype="row_sparse")
-    sparse.initialize()
-    with pytest.raises(ValueError, match="stored as row_sparse"):
-        Trainer([sparse], "sgd")
     with pytest.raises(ValueError, match="Gradient compression"):
         Trainer([p], "sgd", compression_params={"type": "2bit", "threshold": 0.5})
     Trainer([p], "sgd", compression_params={"type": "2bit", "threshold": 0.5}, loss_scale=None)
@@ -137,3 +133,45 @@ def test_batch_sizes_of_any_type(size):
 def test_an_optimizer_of_another_type(optimizer):
     with pytest.raises(TypeError, match=r"^The optimizer must be a name such as 'sgd'.*\.$"):
         Trainer([parameter("p", [1.0])], optimizer)
+
+
+def embedding():
+    net = gluon.contrib.nn.SparseEmbedding(3, 2)
+    net.initialize(mx.init.One())
+    return net
+
+
+@pytest.mark.parametrize("way", ["Trainer", "init_trainer"])
+def test_row_sparse_parameters_train_without_a_scale_as_in_mxnet(way):
+    net, settings = embedding(), {"learning_rate": 0.5}
+    if way == "Trainer":
+        trainer = Trainer(net.collect_params(), "sgd", settings)
+    else:
+        trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
+        init_trainer(trainer)
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.array([0, 2, 2])).sum()
+        trainer.backward(loss)
+        assert trainer.step(2).applied
+    rows = net.weight.row_sparse_data(mx.nd.arange(3)).asnumpy()
+    np.testing.assert_array_equal(rows, [[0.5, 0.5], [1, 1], [0, 0]])
+    for call in (
+        trainer.state_dict,
+        trainer.master_params,
+        trainer.allreduce_grads,
+        lambda: trainer.load_states("missing"),
+        lambda: trainer.update(1),
+        lambda: trainer.clip_global_norm(1),
+    ):
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            call()
+
+
+def test_row_sparse_parameters_are_refused_with_a_scale():
+    trainer = gluon.Trainer(embedding().collect_params(), "sgd")
+    for scale in (8, "dynamic"):
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            Trainer(embedding().collect_params(), "sgd", loss_scale=scale)
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            init_trainer(trainer, loss_scale=scale)
