@@ -15,7 +15,7 @@ from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import host_copy, wait_until_unused
-from gluon_amp.optimizer.masters import master_of, set_master
+from gluon_amp.optimizer.masters import hold, master_of, release, set_master
 
 import mxnet as mx
 from mxnet import autograd
@@ -100,8 +100,16 @@ class CastParameter(Mixin):
         set_to_zero(self._grad or ())
 
     def _init_impl(self, data, ctx_list):
+        release(self)
         # `reset_ctx` and a deferred `set_data` pass float32 data, of either kind
         super()._init_impl(of_user_kind(data.astype(self.dtype, copy=False)), ctx_list)
+
+    def reset_ctx(self, ctx):
+        """As `Parameter.reset_ctx`; the masters move too."""
+        master = master_of(self)
+        super().reset_ctx(ctx)
+        for weight in () if master is None else self._data:
+            hold(self, weight, master.as_nd_ndarray().copyto(weight.context))
 
     def __reduce_ex__(self, protocol):
         for array in self._data or ():
@@ -175,6 +183,8 @@ def frozen_names(params: Iterable[Parameter]) -> FrozenSet[str]:
 def cast_parameter(param: Parameter, dtype: str) -> None:
     """Cast a Parameter. If it becomes float32 and has a master, set it to the master."""
     master = master_of(param) if dtype == "float32" else None
+    if dtype_of(param) != dtype:
+        release(param)
     param.cast(dtype)
     param._var = None  # the variable that a Parameter keeps has the old dtype
     if master is not None:

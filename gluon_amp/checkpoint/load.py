@@ -16,6 +16,7 @@ from gluon_amp.checkpoint.contents import (
 )
 from gluon_amp.checkpoint.names import newest
 from gluon_amp.messages import did_you_mean, some
+from gluon_amp.optimizer import masters
 from gluon_amp.policy import PRESETS, STRING_KEYS
 from gluon_amp.trainer import states
 from gluon_amp.trainer.scaled_steps import check_scaled
@@ -42,7 +43,8 @@ def load_checkpoint(path, net, trainer) -> dict:
     trainer : Trainer
         Of the same parameters in any order, with the same optimizer class and kind of loss scale.
         It keeps its learning rate, weight decay and other settings, and a log line names those that
-        differ. The loss scale is restored whole, with growth interval and bounds.
+        differ. The loss scale is restored whole, with growth interval and bounds, and so is a
+        learning rate scheduler of the saved class.
 
     Returns
     -------
@@ -90,6 +92,11 @@ def load_checkpoint(path, net, trainer) -> dict:
         for name, param in params.items():
             _set(param, values[name])
         trainer.load_state_dict(state)
+        for name in set(trained).difference(saved.trainer["states"]):
+            if np.dtype(params[name].dtype) == np.float16:
+                for weight in params[name].list_data():
+                    master = nd.array(values[name][0], weight.context, "float32")
+                    master.copyto(masters.hold(params[name], weight, master))
         for name, param in params.items():
             # After the trainer, whose kvstore starts by copying the first device's values to all.
             _set_each_device(param, values[name])

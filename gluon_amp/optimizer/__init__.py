@@ -50,7 +50,8 @@ def create(optimizer, **params):
     ValueError
         The name is unknown.
     TypeError
-        The optimizer has no such argument; the message names a near match.
+        The name is no string, or the optimizer has no such argument; the message names a near
+        match.
 
     Examples
     --------
@@ -59,6 +60,11 @@ def create(optimizer, **params):
     >>> type(optimizer).__name__, optimizer.multi_precision
     ('Adam', True)
     """
+    if not isinstance(optimizer, str):
+        raise TypeError(
+            f"The optimizer must be a name such as 'sgd' or an mxnet.optimizer.Optimizer, received "
+            f"{optimizer!r}."
+        )
     name = optimizer.lower()
     if name in OPTIMIZERS:
         return _build(OPTIMIZERS[name], params)

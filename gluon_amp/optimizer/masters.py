@@ -1,12 +1,18 @@
 """Float32 masters: where an optimizer's state holds them, and how they stay in sync with weights.
 
+A master belongs to its parameter, which holds it (`hold`). Trainers of one parameter share it: it
+is the master in each of their states.
+
 A float16 weight is the rounding of a float32 master, and the update changes the master. Code that
 writes the weight (`set_data`, `load_parameters`, a broadcast) does not know the master, and the
 next update would revert the write. So the weight decides: wherever the master does not round to the
 weight, `sync_master` sets the master to the weight. Elsewhere the master keeps its extra bits.
 """
 
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple
+import functools
+import operator
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -14,17 +20,72 @@ from gluon_amp.array_kinds import of_kind
 from gluon_amp.optimizer.base import MasterOptimizer, sync_master
 from gluon_amp.writes import version
 
-import mxnet as mx
 from mxnet import nd
 
-# MXNet's optimizers have two layouts of a float16 weight's state. These put the master second.
-_MASTER_SECOND = (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS)
+# The optimizers here whose namesakes in MXNet put the master second in a state.
+_MASTER_SECOND_IN_MXNET = ("SGD", "NAG", "LARS")
 
 
-def keeps_master_second(optimizer) -> bool:
+class _Place(NamedTuple):
+    """The master's positions in nested tuples, and whether it is one of a pair."""
+
+    positions: Tuple[int, ...]
+    of_pair: bool
+
+
+# By optimizer, and by the number of dimensions and `multi_precision`
+_places: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
+
+
+def keeps_master_second(optimizer, ndim: int) -> bool:
     """Return whether MXNet's optimizer of this name puts the master second in its state."""
-    kind = getattr(mx.optimizer, type(optimizer).__name__, type(optimizer))
-    return issubclass(kind, _MASTER_SECOND)
+    if isinstance(optimizer, MasterOptimizer):
+        return type(optimizer).__name__ in _MASTER_SECOND_IN_MXNET
+    return _place(optimizer, ndim) == _Place((1,), of_pair=True)
+
+
+def check_optimizer(optimizer, dimensions: Iterable[int]) -> None:
+    """Raise `ValueError` unless an optimizer keeps a master of float16 weights of these `ndim`."""
+    if not isinstance(optimizer, MasterOptimizer):
+        for ndim in dimensions:
+            _place(optimizer, ndim)
+
+
+def _place(optimizer, ndim: int) -> _Place:
+    """Return where an optimizer's state of a float16 weight has the master.
+
+    A weight of distinct values shows it: other arrays of a new state are zero or random. Copies of
+    the weight (DCASGD's previous weight) are deeper than the master.
+    """
+    known = _places.setdefault(optimizer, {})
+    key = ndim, optimizer.multi_precision
+    if key not in known:
+        shape = (2,) * max(ndim, 1)
+        probe = nd.arange(1, 1 + 2 ** len(shape)).reshape(shape).astype("float16") / 7
+        state = optimizer.create_state_multi_precision(0, probe)
+        found = list(_equal_arrays(state, probe))
+        shallow = [place for place in found if len(place) == min(map(len, found))]
+        if len(shallow) != 1:
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps {len(shallow) or 'no'} float32 "
+                f"{'copies' if shallow else 'copy'} of a float16 weight where one master is "
+                "expected: return (master, state) from its create_state_multi_precision."
+            )
+        known[key] = _Place(shallow[0], len(shallow[0]) == 1 and len(state) == 2)
+    return known[key]
+
+
+def _equal_arrays(state, weight, place=()) -> Iterator[Tuple[int, ...]]:
+    """Yield the places of float32 arrays that are equal to a float16 weight."""
+    if isinstance(state, (list, tuple)):
+        for position, item in enumerate(state):
+            yield from _equal_arrays(item, weight, (*place, position))
+    elif (
+        isinstance(state, nd.NDArray)
+        and state.dtype == np.float32
+        and np.array_equal(state.asnumpy(), weight.asnumpy())
+    ):
+        yield place
 
 
 def split(optimizer, weight, state) -> Tuple[Any, Any]:
@@ -33,8 +94,11 @@ def split(optimizer, weight, state) -> Tuple[Any, Any]:
         return state[0], tuple(state[1:])
     if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
         return None, state
-    first, second = state
-    return (second, first) if isinstance(optimizer, _MASTER_SECOND) else (first, second)
+    positions, of_pair = _place(optimizer, weight.ndim)
+    master = functools.reduce(operator.getitem, positions, state)
+    if of_pair:
+        return master, state[1 - positions[0]]
+    return master, _replaced(state, positions, None)
 
 
 def join(optimizer, weight, master, rest) -> Any:
@@ -43,7 +107,19 @@ def join(optimizer, weight, master, rest) -> Any:
         return (master, *rest)
     if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
         return rest
-    return (rest, master) if isinstance(optimizer, _MASTER_SECOND) else (master, rest)
+    positions, of_pair = _place(optimizer, weight.ndim)
+    if of_pair:
+        return (master, rest) if positions == (0,) else (rest, master)
+    return _replaced(rest, positions, master)
+
+
+def _replaced(state, positions, item) -> Any:
+    """Return nested tuples and lists with one item replaced."""
+    if not positions:
+        return item
+    items = list(state)
+    items[positions[0]] = _replaced(items[positions[0]], positions[1:], item)
+    return type(state)(items)
 
 
 def widen(weight, master) -> None:
@@ -56,37 +132,82 @@ def widen(weight, master) -> None:
 def master_of(param) -> Optional[nd.NDArray]:
     """Return the float32 master of a Gluon Parameter, in sync with its weight.
 
-    It is the first device's array in the optimizer's state, as the weight's kind of array, for a
-    Trainer of any class. The result is None without a Trainer, before the first update, and for a
-    parameter without a master.
+    It is the first device's array in the optimizer's state, for a Trainer of any class, or else
+    the one that the parameter holds, as the weight's kind of array. The result is None before the
+    first update, and for a parameter without a master.
     """
+    if param._data is None or np.dtype(param._data[0].dtype) != np.float16:
+        return None
     index = _index_of(param)
-    for weight, updater in _devices(param):
-        master = _master(updater, index, weight)
+    in_states = (_master(updater, index, weight) for weight, updater in _devices(param))
+    for master in (*in_states, *_held(param)):
         if master is not None:
+            weight = param._data[0]
             sync_master(weight.as_in_context(master.context), master)
             return of_kind(master, weight)
     return None
+
+
+def _held(param) -> List[nd.NDArray]:
+    """Return the masters that a parameter holds, one on each device; copies of it have copies."""
+    return vars(param).setdefault("_amp_masters", [])
+
+
+def release(param) -> None:
+    """Forget the masters that a parameter holds, as its values are new."""
+    vars(param).pop("_amp_masters", None)
+
+
+def hold(param, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
+    """Return the master that a parameter holds for its weight on one device.
+
+    If there is none, the parameter holds this one from now on, with the bits of another device's.
+    """
+    held = _held(param)
+    own = next((one for one in held if one.context == weight.context), None)
+    if own is None:
+        if held:
+            held[0].copyto(master)
+        held.append(master)
+        own = master
+    return own
+
+
+def adopt(param, weight, updater, index) -> Optional[nd.NDArray]:
+    """Make the parameter's own master that of an Updater's state, and return it.
+
+    A state that does not exist yet is created. The result is None without a master.
+    """
+    optimizer, state = updater.optimizer, updater.states.get(index)
+    if index not in updater.states:
+        # of `mx.nd`, as MXNet's Updater creates it
+        state = optimizer.create_state_multi_precision(index, weight.as_nd_ndarray())
+        updater.states[index] = state
+        updater.states_synced[index] = True
+    master, rest = split(optimizer, weight, state)
+    if master is None:
+        return None
+    own = hold(param, weight, master)
+    if own is not master:
+        updater.states[index] = join(optimizer, weight, own, rest)
+    return own
 
 
 def set_master(param, values: nd.NDArray) -> None:
     """Set the masters of an initialized Gluon Parameter on all devices.
 
     The values are float32 or float64, in the parameter's shape. Before the first update the
-    optimizer has no state, so this function creates it. Without a Trainer it does nothing.
+    optimizer has no state, so this function creates it. Without a Trainer it sets the masters that
+    the parameter holds.
     """
-    if param.grad_req == "null":
-        return
-    index = _index_of(param)
-    for weight, updater in _devices(param):
-        if index not in updater.states and updater.optimizer.multi_precision:
-            # of `mx.nd`, as MXNet's Updater creates it
-            state = updater.optimizer.create_state_multi_precision(index, weight.as_nd_ndarray())
-            updater.states[index] = state
-            updater.states_synced[index] = True
-        master = _master(updater, index, weight)
-        if master is not None:
-            master[:] = values.as_nd_ndarray().astype("float32")
+    if param.grad_req != "null":
+        index = _index_of(param)
+        for weight, updater in _devices(param):
+            low = updater.optimizer.multi_precision and np.dtype(weight.dtype) == np.float16
+            if low and (index not in updater.states or _master(updater, index, weight) is not None):
+                adopt(param, weight, updater, index)
+    for master in _held(param):
+        master[:] = values.as_nd_ndarray().astype("float32")
 
 
 def _index_of(param) -> Optional[int]:

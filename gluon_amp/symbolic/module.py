@@ -372,7 +372,7 @@ class Module(mx.mod.Module):
         workers = 1 if kvstore is None else kvstore.num_workers
         rescale_grad = 1.0 / (self._exec_group.batch_size * workers)
         names = dict(enumerate(self._param_names))
-        if isinstance(optimizer, str):
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
             settings = {"rescale_grad": rescale_grad, **dict(optimizer_params)}
             optimizer = create(optimizer, sym=self._symbol, param_idx2name=names, **settings)
         elif optimizer.rescale_grad != rescale_grad:

@@ -1,10 +1,12 @@
 """Checks of what users pass to a trainer; each error says what to do instead."""
 
+import math
 from numbers import Real
 from typing import Iterable, List, Optional
 
 import numpy as np
 
+import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -32,12 +34,18 @@ def check_compression(compression_params: Optional[dict]) -> None:
         )
 
 
-def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
+def stored_sparse(parameters: Iterable[gluon.Parameter]) -> bool:
+    """Return whether a parameter is stored as row_sparse, which MXNet updates on the kvstore."""
+    return any(param._stype != "default" for param in parameters)
+
+
+def check_dense(parameters: Iterable[gluon.Parameter], caller: str) -> None:
     """Raise `ValueError` if a parameter is stored as row_sparse."""
-    if any(param._stype != "default" for param in parameters):
+    if stored_sparse(parameters):
         raise ValueError(
-            "Parameters stored as row_sparse are updated on the kvstore, before an overflow "
-            "can be seen: store them dense, only their gradients may be row_sparse."
+            "Parameters stored as row_sparse are updated on the kvstore, which does not work with "
+            f"{caller}: store them dense with row_sparse gradients, as nn.Embedding(..., "
+            "sparse_grad=True) does."
         )
 
 
@@ -50,6 +58,23 @@ def check_masters(trainer: gluon.Trainer) -> None:
         )
 
 
+def check_lbsgd(optimizer: mx.optimizer.Optimizer, has_scale: bool) -> None:
+    """Raise `ValueError` if MXNet's LBSGD would mix loss scales, or lose what it has summed."""
+    if not isinstance(optimizer, mx.optimizer.LBSGD):
+        return
+    if optimizer.batch_scale != 1:
+        raise ValueError(
+            f"LBSGD with batch_scale={optimizer.batch_scale} sums the gradients of several steps "
+            "outside its states, across loss scales and unsaved: leave batch_scale out, and "
+            "accumulate with grad_req='add'."
+        )
+    if has_scale and optimizer.warmup_strategy == "lars":
+        raise ValueError(
+            "LBSGD with warmup_strategy='lars' computes its rates from the norms of gradients that "
+            "carry the loss scale: use the optimizer 'lars', or another warmup_strategy."
+        )
+
+
 def positive(name: str, number) -> float:
     """Return a number, or an array of one, as a float; raise `ValueError` unless it is above 0."""
     if isinstance(number, NDArray) and number.size == 1:
@@ -57,6 +82,20 @@ def positive(name: str, number) -> float:
     if not (isinstance(number, Real) and number > 0):
         raise ValueError(f"{name} must be a number above 0, received {number!r}.")
     return float(number)
+
+
+def batch_size(number, rescale: float) -> float:
+    """Return a batch size as a float; raise `ValueError` unless gradients can be divided by it.
+
+    `rescale` is the optimizer's factor of the gradients, which a user can set.
+    """
+    size = positive("batch_size", number)
+    if size == math.inf or not math.isfinite(rescale / size):
+        raise ValueError(
+            "The gradients are multiplied by rescale_grad / batch_size, which must be a finite "
+            f"number: received {rescale!r} / {size!r}."
+        )
+    return size
 
 
 def check_losses(losses: List[NDArray]) -> None:

@@ -39,7 +39,8 @@ class LossScale:
     Attributes
     ----------
     scale : float
-        The factor of the next backward pass, a power of two.
+        The factor of the next backward pass, a power of two; setting another number raises
+        `ValueError`.
     at_floor : bool
         True if another overflow cannot lower the scale.
     searching : bool
@@ -67,6 +68,16 @@ class LossScale:
     backward_passes: tuple = ()  # for trainers: what undoes the last one
     _finite: Optional[bool] = None  # the outcome of the last one; None before the first report
     _before_update: Optional[dict] = None  # the state before that report
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, _power_of_two(name, value) if name == "scale" else value)
+
+    def checked_scale(self) -> float:
+        """Return the scale; raise `ValueError` unless it is a power of two.
+
+        Trainers read the scale here, as the class of a user can have any attribute or property.
+        """
+        return _power_of_two("scale", self.scale)
 
     def update(self, finite: bool) -> None:
         """Change the scale after a step whose gradients were all finite, or not."""
@@ -178,14 +189,14 @@ class StaticLossScale(LossScale):
     """
 
     def __init__(self, scale: float):
-        self.scale = _power_of_two("scale", scale)
+        self.scale = scale
 
     def state_dict(self) -> dict:
         return {"scale": self.scale}
 
     def load_state_dict(self, state: dict) -> None:
         self._check_fields(state)
-        self.scale = _power_of_two("scale", state["scale"])
+        self.scale = state["scale"]
 
 
 class DynamicLossScale(LossScale):
@@ -377,6 +388,7 @@ def _resolve(loss_scale) -> LossScale:
     if loss_scale is None:
         return NoLossScale()
     if isinstance(loss_scale, LossScale):
+        loss_scale.checked_scale()
         return loss_scale
     if isinstance(loss_scale, str):
         if loss_scale == "dynamic":

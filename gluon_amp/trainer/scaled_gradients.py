@@ -45,6 +45,8 @@ class ScaledGradients(ContribAmpAttributes):
         if self._scale_by_dtype:
             loss_scale = "dynamic" if dtypes.any_float16() else None
         self._loss_scale = resolve(loss_scale, check_finite)
+        unscaled = isinstance(self._loss_scale, (NoLossScale, FiniteCheck))
+        guards.check_lbsgd(self._optimizer, has_scale=not unscaled)
         # Whether the losses multiply their head gradients, which only a scale needs
         self._heads_checked = isinstance(self._loss_scale, FiniteCheck)
         self._max_consecutive_skips = whole_number(
@@ -52,6 +54,7 @@ class ScaledGradients(ContribAmpAttributes):
         )
         if self.scaling:
             guards.check_compression(self._compression_params)
+            guards.check_dense(self.parameters, "an overflow check")
         self.skips = Skips()
         self.step_listeners = []
         self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
@@ -210,7 +213,7 @@ class ScaledGradients(ContribAmpAttributes):
     def _open_window(self) -> float:
         with self._window_lock:
             if self._window.scale is None:
-                self._window = replace(self._window, scale=self._loss_scale.scale)
+                self._window = replace(self._window, scale=self._loss_scale.checked_scale())
             self._loss_scale.begin_backward(self._window.scale)
             return self._window.scale
 
@@ -287,6 +290,7 @@ class ScaledGradients(ContribAmpAttributes):
         The results are sums that carry the loss scale. `step` and `clip_global_norm`, whose results
         nobody reads, divide the summands first, so that no sum overflows where each of them fits.
         """
+        guards.check_dense(self.parameters, "allreduce_grads()")
         self.current_window()
         self._reduce()
         self.mark_gradients(reduced=True)

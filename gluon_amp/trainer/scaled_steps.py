@@ -8,8 +8,9 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind, set_to_zero
+from gluon_amp.array_kinds import set_to_zero
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
+from gluon_amp.dtypes import dtype_name
 from gluon_amp.host import wait_until_unused
 from gluon_amp.lowering import delayed_scaling, native
 from gluon_amp.messages import some
@@ -48,6 +49,8 @@ class ScaledSteps(ScaledGradients):
         if any(param == "float16" for param, _ in dtypes.names):
             guards.check_masters(self)
             self._optimizer.multi_precision = True  # MXNet's default would lose small updates
+            low = [one for one in self.parameters if dtype_name(one.dtype) == "float16"]
+            masters.check_optimizer(self._optimizer, {len(one.shape or ()) for one in low})
         self._start_gradients(dtypes, loss_scale, check_finite, max_consecutive_skips)
         # An Updater refuses weights of `mx.np` if the optimizer was built without `npx.set_np()`.
         self._optimizer.allow_np_array = True
@@ -77,8 +80,9 @@ class ScaledSteps(ScaledGradients):
         float
             The norm before clipping; inf or NaN after an overflow, when `step` will skip.
         """
+        guards.check_dense(self.parameters, "clip_global_norm()")
         max_norm = guards.positive("max_norm", max_norm)
-        batch_size = guards.positive("batch_size", batch_size)
+        batch_size = guards.batch_size(batch_size, self.rescale)
         self.used_scale()
         self._dtypes.check(computing=self._scale_by_dtype)
         window = self.current_window()
@@ -121,6 +125,8 @@ class ScaledSteps(ScaledGradients):
 
         Raises
         ------
+        ValueError
+            For a batch size that is not a finite number above 0.
         RuntimeError
             Without a scaled backward pass before it, or when a parameter changed its dtype.
         UserWarning
@@ -129,7 +135,9 @@ class ScaledSteps(ScaledGradients):
             After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
             where a lower one would not help, as the forward pass or a parameter is not finite.
         """
-        batch_size = guards.positive("batch_size", batch_size)
+        batch_size = guards.batch_size(batch_size, self.rescale)
+        if guards.stored_sparse(self.parameters):
+            return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin_step(ignore_stale_grad)
         if not self._window.reduced:
             self._reduce_predivided()
@@ -140,10 +148,27 @@ class ScaledSteps(ScaledGradients):
 
         Parameters, return value and errors are those of `step`.
         """
-        batch_size = guards.positive("batch_size", batch_size)
+        batch_size = guards.batch_size(batch_size, self.rescale)
+        guards.check_dense(self.parameters, "update()")
         self._begin_step(ignore_stale_grad)
         self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)
+
+    def _step_on_kvstore(self, batch_size, ignore_stale_grad) -> StepReport:
+        """Make the step of a stock trainer, as parameters stored as row_sparse need it."""
+        self._dtypes.check(computing=self._scale_by_dtype)
+        for listener in tuple(self.step_listeners):
+            listener()
+        super().step(batch_size, ignore_stale_grad)
+        self._begin_window()
+        return StepReport(
+            applied=True,
+            loss_scale=1.0,
+            next_loss_scale=1.0,
+            grad_norm=None,
+            overflow=(),
+            skipped_total=0,
+        )
 
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
@@ -206,6 +231,7 @@ class ScaledSteps(ScaledGradients):
         factor = self.rescale / batch_size * window.clip_factor / divisor
         self._check_and_rescale_grad(ExactFloat(factor))
         mark_fresh(window.fresh.values())  # gluon.Trainer reads the marks
+        self._adopt_masters()
         updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
         seen = self._writes.sync_written(updated)
         self._update(ignore_stale_grad)
@@ -299,6 +325,16 @@ class ScaledSteps(ScaledGradients):
                 if master is not None:
                     yield (device, index), weight, master
 
+    def _adopt_masters(self) -> None:
+        """Make the parameters' own masters those of the states that the update changes."""
+        for device, updater in enumerate(self._updaters):
+            for index, param in enumerate(self.parameters):
+                if param.grad_req == "null" or np.dtype(param.dtype) != np.float16:
+                    continue
+                weight = param.list_data()[device]
+                if weight._fresh_grad:
+                    masters.adopt(param, weight, updater, index)
+
     def _masters_to_sync(self) -> Iterator[Master]:
         """Yield those of `masters` that the update itself does not sync."""
         syncs = getattr(self._optimizer, "syncs_master", lambda weight: False)
@@ -319,16 +355,16 @@ class ScaledSteps(ScaledGradients):
         An array is the master if there is one, or else a float32 parameter's own: copy it to keep
         it. It is of the parameter's kind, `mx.nd` or `mx.np`.
         """
+        guards.check_dense(self.parameters, "master_params()")
         self.refresh_masters()
-        first = {index: master for (device, index), _, master in self.masters() if device == 0}
         values = {}
-        for index, param in enumerate(self.parameters):
+        for param in self.parameters:
             if param._data is None:
                 continue
-            data = param.list_data()[0]
+            data, master = param.list_data()[0], masters.master_of(param)
             wait_until_unused(data)  # the caller may read it on the host
-            if index in first:
-                values[param.name] = of_kind(first[index], data)
+            if master is not None:
+                values[param.name] = master
             elif np.dtype(data.dtype) == np.float16:
                 values[param.name] = data.astype("float32")
             else:
@@ -339,11 +375,13 @@ class ScaledSteps(ScaledGradients):
 
     def state_dict(self) -> dict:
         """Return what a resumed run needs besides the parameters: see `states.collect`."""
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         return states.collect(self)
 
     def load_state_dict(self, saved: dict) -> None:
         """Restore what `state_dict` returned: see `gluon_amp.trainer.states.restore`."""
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         states.restore(self, saved)
         self._writes.clear()
@@ -358,7 +396,8 @@ class ScaledSteps(ScaledGradients):
 
         Files of stock MXNet's `gluon.Trainer` and `Module` are read too, if they are of the same
         optimizer; the parameters' dtypes may differ. The loss scale and the skip counters then stay
-        this trainer's own. Nothing in a file is executed.
+        this trainer's own. A learning rate scheduler of the saved class is restored with its
+        settings. Nothing in a file is executed.
 
         Raises
         ------
@@ -372,6 +411,7 @@ class ScaledSteps(ScaledGradients):
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         self.load_state_dict(state_files.read(fname, self))
 

@@ -27,6 +27,7 @@ from gluon_amp.files.schema import (
 )
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import masters
+from gluon_amp.trainer import schedules
 from gluon_amp.trainer.report import Skips
 
 from mxnet import nd
@@ -50,6 +51,8 @@ SCHEMA = {
     "states": Mapping(COUNT, (Either("None or an array", (NONE, ARRAY)), ANYTHING)),
     "loss_scale": (NAME, Mapping(NAME, PLAIN)),
     "skips": (COUNT, COUNT),
+    # The name of the class of a learning rate scheduler, and its state
+    "schedule": Optional((NAME, schedules.SCHEMA)),
     # Only of nets whose policy studies 8-bit formats
     "amax_histories": Optional(Mapping(NAME, AMAX_HISTORY)),
 }
@@ -61,10 +64,7 @@ NOT_SETTINGS = {"rescale_grad", "aggregate_num", "allow_np_array", "num_update"}
 
 
 def collect(trainer) -> dict:
-    """Return what a resumed run needs besides the parameters, as numbers and numpy arrays.
-
-    Learning rate schedulers are not saved: MXNet's compute the rate from the update counter.
-    """
+    """Return what a resumed run needs besides the parameters, as numbers and numpy arrays."""
     optimizer = trainer.optimizer
     states = {}
     for index, state in (trainer.updaters[0].states if trainer.updaters else {}).items():
@@ -72,6 +72,10 @@ def collect(trainer) -> dict:
         states[index] = map_leaves(_to_numpy, masters.split(optimizer, weight, state))
     device = trainer.contexts[0].device_id if trainer.contexts else 0
     histories = delayed_scaling.collect(trainer.parameters)
+    extra = {"amax_histories": histories} if histories else {}
+    schedule = optimizer.lr_scheduler
+    if schedule is not None:
+        extra["schedule"] = type(schedule).__name__, schedules.collect(schedule)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -83,16 +87,17 @@ def collect(trainer) -> dict:
         "states": states,
         "loss_scale": (class_name(trainer.loss_scale), trainer.loss_scale.state_dict()),
         "skips": (trainer.skips.total, trainer.skips.in_vain),
-        **({"amax_histories": histories} if histories else {}),
+        **extra,
     }
 
 
 def restore(trainer, saved: dict) -> None:
     """Restore what `collect` returned, for parameters of the same or of other dtypes.
 
-    The loss scale is restored with its settings. A float16 weight without a saved master gets a
-    master with its own values. A float32 weight with a saved master is set to the master wherever
-    both round to the same float16.
+    The loss scale is restored with its settings, and so is a learning rate scheduler of the saved
+    class; one of another class keeps its own state. A float16 weight without a saved master keeps
+    its own, or gets one with its values. A float32 weight with a saved master is set to the master
+    wherever both round to the same float16.
 
     Raise as `check_fit` does, before anything is changed. Warn if a saved setting, such as the
     learning rate, differs: the trainer keeps its own.
@@ -116,10 +121,12 @@ def restore(trainer, saved: dict) -> None:
     optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
     for device, updater in enumerate(trainer.updaters):
         updater.states = {
-            index: _placed(optimizer, trainer.parameters[index].list_data()[device], *state)
+            index: _placed(optimizer, trainer.parameters[index], device, *state)
             for index, state in saved["states"].items()
         }
         updater.states_synced = dict.fromkeys(updater.states, True)
+    if _schedule_fits(optimizer, saved):
+        schedules.restore(optimizer.lr_scheduler, saved["schedule"][1])
     trainer.skips = Skips(*saved["skips"])
     delayed_scaling.restore(trainer.parameters, saved.get("amax_histories", {}))
 
@@ -159,6 +166,14 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
         copy.copy(loss_scale).load_state_dict(saved["loss_scale"][1])
     except ValueError as error:
         raise ValueError(f"{source} has a loss scale that does not fit: {error}") from None
+    try:
+        if _schedule_fits(optimizer, saved):
+            schedules.check_fit(optimizer.lr_scheduler, saved["schedule"][1])
+    except ValueError as error:
+        raise ValueError(
+            f"{source} has a learning rate schedule that does not fit ({error}): build the trainer "
+            "with the saved one."
+        ) from None
     shapes = _shapes(trainer) if shapes is None else shapes
     if shapes != [tuple(shape) for shape in saved["shapes"]]:
         raise ValueError(
@@ -221,16 +236,27 @@ def _shapes(trainer):
     return [tuple(param.shape or ()) for param in trainer.parameters]
 
 
-def _placed(optimizer, weight, master, rest):
+def _placed(optimizer, param, device, master, rest):
     """Return a saved state in the optimizer's layout for a weight, on the weight's device."""
-    weight = weight.as_nd_ndarray()  # MXNet's Updater creates states of `mx.nd` too
+    weight = param.list_data()[device].as_nd_ndarray()  # as MXNet's Updater creates states
     master, rest = map_leaves(lambda value: _to_ndarray(value, weight.context), (master, rest))
     if np.dtype(weight.dtype) == np.float16:
-        master = weight.astype("float32") if master is None else master
+        own = masters.hold(param, weight, weight.astype("float32"))
+        if master is None:
+            masters.sync_master(weight, own)
+        else:
+            master.copyto(own)
+        master = own
     elif master is not None:
         masters.widen(weight, master)
         master = None
     return masters.join(optimizer, weight, master, rest)
+
+
+def _schedule_fits(optimizer, saved: dict) -> bool:
+    """Return whether a state has the schedule of a class of the same name as the optimizer's."""
+    own = type(optimizer.lr_scheduler).__name__
+    return optimizer.lr_scheduler is not None and saved.get("schedule", ("",))[0] == own
 
 
 def progress_fields(optimizer) -> tuple:

@@ -41,8 +41,11 @@ def convert(path, data: bytes, trainer) -> dict:
             own_layout = isinstance(optimizer, MasterOptimizer)
         elif saved_class != f"mxnet.optimizer.optimizer.{type(optimizer).__name__}":
             saved["optimizer"] = saved_class  # `check_fit` raises on it
-        if fields.get("lr_scheduler") is not None:
-            fields = {name: value for name, value in fields.items() if name != "lr"}
+        schedule = fields.get("lr_scheduler")
+        if isinstance(schedule, stock_pickle.Record):
+            fields = {**fields, "lr_scheduler": schedule.name}
+            fields.pop("lr", None)  # the schedule sets the rate
+            saved["schedule"] = schedule.name, schedule.fields
         saved["counts"] = _by_position(path, fields.get("_index_update_count"), trainer, order)
         saved["progress"] = {name: fields.get(name) for name in states.progress_fields(optimizer)}
     # The states show whether multi_precision was on. For float32 weights it changes no result.
@@ -108,7 +111,7 @@ def _split(state, trainer, index, own_layout: bool) -> tuple:
     bare = isinstance(trainer.optimizer, MasterOptimizer) and len(new) < 2
     rest = (new[0] if new else None) if bare else new
     master = np.zeros(trainer.parameters[index].shape, np.float32)
-    second = masters.keeps_master_second(trainer.optimizer)
+    second = masters.keeps_master_second(trainer.optimizer, master.ndim)
     with_master = (rest, master) if second else (master, rest)
     saved_master = None
     if states.layout(state, dtypes=False) == states.layout(with_master, dtypes=False):

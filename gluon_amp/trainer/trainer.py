@@ -11,6 +11,7 @@ from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
 from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
 
+import mxnet as mx
 from mxnet import gluon
 
 
@@ -55,9 +56,12 @@ class Trainer(ScaledSteps, gluon.Trainer):
 
     Raises
     ------
+    TypeError
+        For an optimizer that is neither a name nor an Optimizer.
     ValueError
         When the kvstore would make the update or compress scaled gradients, or when a parameter is
-        stored as row_sparse.
+        stored as row_sparse and gradients are checked. Without a check, `step` is all that works
+        with such parameters.
 
     Examples
     --------
@@ -88,7 +92,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
         check_finite: Optional[bool] = None,
     ):
         guards.check_kvstore(kvstore, update_on_kvstore)
-        if isinstance(optimizer, str):
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
             optimizer = create(optimizer, **(optimizer_params or {}))
             optimizer_params = None
         if isinstance(params, (dict, gluon.ParameterDict)):
@@ -100,9 +104,8 @@ class Trainer(ScaledSteps, gluon.Trainer):
             optimizer_params,
             kvstore=kvstore,
             compression_params=compression_params,
-            update_on_kvstore=False,
+            update_on_kvstore=None if guards.stored_sparse(params) else False,
         )
-        guards.check_dense(self.parameters)
         self.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
 
     def __repr__(self) -> str:

@@ -389,3 +389,16 @@ def test_pins_may_change_and_no_bit_of_a_master_is_lost(saved, tmp_path, caplog)
     assert np.dtype(back[0].weight.dtype) == np.float16
     for master, value in zip(masters, third.master_params().values()):
         assert np.array_equal(master, value.asnumpy())
+
+
+def test_an_earlier_checkpoint_rewinds_the_schedule_of_a_live_trainer(tmp_path):
+    net = make_net()
+    schedule = mx.lr_scheduler.MultiFactorScheduler([2, 4], 0.5, base_lr=0.1)
+    trainer = make_trainer(net, lr_scheduler=schedule, learning_rate=0.1)
+    run(net, trainer, range(2))
+    path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
+    run(net, trainer, range(2, 7))
+    end = content(net, trainer)
+    load_checkpoint(path, net, trainer)
+    run(net, trainer, range(2, 7))
+    assert_same(content(net, trainer), end)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_amp import Trainer
+from gluon_amp import Trainer, init_trainer
 from gluon_amp.casting.parameters import bind_parameter
 from tests.trainer.helpers import parameter, run
 
@@ -66,10 +66,6 @@ def test_updates_on_the_kvstore_are_refused():
     Trainer([p], "sgd", update_on_kvstore=False)
     with pytest.raises(ValueError, match="async kvstore .* use 'dist_sync'"):
         Trainer([p], "sgd", kvstore="dist_async")
-    sparse = gluon.Parameter("s", shape=(2, 2), stype="row_sparse")
-    sparse.initialize()
-    with pytest.raises(ValueError, match="stored as row_sparse"):
-        Trainer([sparse], "sgd")
     with pytest.raises(ValueError, match="Gradient compression"):
         Trainer([p], "sgd", compression_params={"type": "2bit", "threshold": 0.5})
     Trainer([p], "sgd", compression_params={"type": "2bit", "threshold": 0.5}, loss_scale=None)
@@ -109,3 +105,73 @@ def test_an_optimizer_of_float32_parameters_stays_as_it_is():
 def test_an_unknown_optimizer():
     with pytest.raises(ValueError, match="Unknown optimizer 'adma'"):
         Trainer([parameter("p", [1.0])], "adma")
+
+
+@pytest.mark.parametrize(
+    "size", [np.inf, np.nan, 0, -1, None, "8", 5e-324, mx.nd.array([np.inf]), np.float32(np.nan)]
+)
+@pytest.mark.parametrize("method", ["step", "update", "clip_global_norm"])
+def test_a_batch_size_by_which_nothing_can_be_divided(size, method):
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", {"wd": 0.5}, loss_scale=8)
+    run(trainer, [(p, [0.5])], step=False)
+    call = getattr(trainer, method)
+    with pytest.raises(ValueError, match="batch_size"):
+        call(1.0, size) if method == "clip_global_norm" else call(size)
+    assert p.data().asscalar() == 1
+    assert trainer.step(1).applied
+
+
+@pytest.mark.parametrize("size", [4, np.float32(4), np.int64(4), mx.nd.array([4])])
+def test_batch_sizes_of_any_type(size):
+    p = parameter("p", [1.0])
+    run(Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=8), [(p, [0.5])], size)
+    assert p.data().asscalar() == 1 - 0.5 * 0.5 / 4
+
+
+@pytest.mark.parametrize("optimizer", [None, 3, mx.optimizer.SGD, ["sgd"]])
+def test_an_optimizer_of_another_type(optimizer):
+    with pytest.raises(TypeError, match=r"^The optimizer must be a name such as 'sgd'.*\.$"):
+        Trainer([parameter("p", [1.0])], optimizer)
+
+
+def embedding():
+    net = gluon.contrib.nn.SparseEmbedding(3, 2)
+    net.initialize(mx.init.One())
+    return net
+
+
+@pytest.mark.parametrize("way", ["Trainer", "init_trainer"])
+def test_row_sparse_parameters_train_without_a_scale_as_in_mxnet(way):
+    net, settings = embedding(), {"learning_rate": 0.5}
+    if way == "Trainer":
+        trainer = Trainer(net.collect_params(), "sgd", settings)
+    else:
+        trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
+        init_trainer(trainer)
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.array([0, 2, 2])).sum()
+        trainer.backward(loss)
+        assert trainer.step(2).applied
+    rows = net.weight.row_sparse_data(mx.nd.arange(3)).asnumpy()
+    np.testing.assert_array_equal(rows, [[0.5, 0.5], [1, 1], [0, 0]])
+    for call in (
+        trainer.state_dict,
+        trainer.master_params,
+        trainer.allreduce_grads,
+        lambda: trainer.load_states("missing"),
+        lambda: trainer.update(1),
+        lambda: trainer.clip_global_norm(1),
+    ):
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            call()
+
+
+def test_row_sparse_parameters_are_refused_with_a_scale():
+    trainer = gluon.Trainer(embedding().collect_params(), "sgd")
+    for scale in (8, "dynamic"):
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            Trainer(embedding().collect_params(), "sgd", loss_scale=scale)
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            init_trainer(trainer, loss_scale=scale)

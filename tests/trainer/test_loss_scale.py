@@ -413,3 +413,42 @@ def test_a_scale_of_ones_own_needs_only_the_interface():
 def test_repr_shows_the_fields():
     assert repr(StaticLossScale(2)) == "StaticLossScale(scale=2.0)"
     assert "growth_interval=2000" in repr(DynamicLossScale())
+
+
+class Hundred(LossScale):
+    scale = 100.0
+
+
+class Growing(LossScale):
+    scale = 64.0
+
+    def update(self, finite):
+        self.scale += 1
+
+
+class AsProperty(LossScale):
+    steps = 0
+
+    @property
+    def scale(self):
+        return 3.0 if self.steps else 4.0
+
+
+@pytest.mark.parametrize("value", [100, 0, -2, math.inf, math.nan, "128", None, True])
+def test_a_scale_that_is_set_to_no_power_of_two(value):
+    for scale in (StaticLossScale(8), DynamicLossScale(8), LossScale()):
+        before = scale.scale
+        with pytest.raises(ValueError, match=r"^scale must be a power of two"):
+            scale.scale = value
+        assert scale.scale == before
+
+
+def test_a_class_of_a_user_whose_scale_is_no_power_of_two():
+    with pytest.raises(ValueError, match="scale must be a power of two"):
+        resolve(Hundred())
+    with pytest.raises(ValueError, match=r"received 65\.0"):
+        resolve(Growing()).update_once(True)
+    scale = resolve(AsProperty())
+    scale.steps = 1
+    with pytest.raises(ValueError, match=r"received 3\.0"):
+        scale.checked_scale()
