@@ -6,8 +6,9 @@ undoes it.
 """
 
 import copy
+import logging
 import warnings
-from typing import Iterator, Optional, Tuple
+from typing import Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -40,6 +41,8 @@ from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
+
+logger = logging.getLogger("gluon_amp")
 
 INPUT_DTYPES = ("float32", "float16")  # float dtypes of the data that a cast net accepts
 
@@ -156,14 +159,19 @@ class Cast(Mixin):
         return super().forward(*args)
 
     def hybridize(self, active=True, *args, **kwargs):
-        if not active:
-            warnings.warn(
-                f"{name_of(self)} is cast, and a cast net stays hybridized: "
-                "undo the cast first with amp.cast(net, 'float32').",
-                stacklevel=2,
-            )
-        self._amp.hybridized = True
-        super().hybridize(True, *args, **kwargs)
+        self._amp.hybridized = bool(active)
+        if active:
+            super().hybridize(True, *args, **kwargs)
+            return
+        # Programs do so at the end of a training, and the net computes the same as before.
+        logger.info(
+            "%s stays hybridized while it is cast, and is not hybridized after "
+            "amp.cast(net, 'float32').",
+            name_of(self),
+        )
+        self._clear_cached_op()
+        for child in self._children.values():
+            child.hybridize(False)
 
     def optimize_for(self, x, *args, backend=None, clear=False, **options):
         if not backend:
@@ -214,7 +222,9 @@ class Cast(Mixin):
         del vars(stock)["_amp"]
         make, args, *rest = stock.__reduce_ex__(protocol)
         state = rest[0] if rest else None
-        return _new_block, (make, args), (state, self._amp.path, self._amp.policy, self._amp.ends)
+        binding = self._amp
+        copied = state, binding.path, binding.policy, binding.ends, binding.child_paths
+        return _new_block, (make, args), copied
 
     def __setstate__(self, copied):
         state, *binding = copied
@@ -223,6 +233,23 @@ class Cast(Mixin):
         else:
             vars(self).update(state or {})
         self._amp = Binding(self, *binding)
+
+
+class CastContainer(Cast):
+    """Mixed into the class of a cast container, whose slices are cast as its layers are."""
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        is_new = isinstance(found, HybridBlock) and binding_of(found) is None
+        if is_new and isinstance(key, slice):
+            bound = {name: binding_of(child) for name, child in found._children.items()}
+            bound = {name: binding for name, binding in bound.items() if binding}
+            ends = tuple(e for e in graph.ENDS if any(e in b.ends for b in bound.values()))
+            paths = {name: binding.path for name, binding in bound.items()}
+            bind(found, self._amp.path, self._amp.policy, ends, paths)
+            for binding in bound.values():
+                binding.slices.add(found)
+        return found
 
 
 def binding_of(block: Block) -> Optional[Binding]:
@@ -253,15 +280,25 @@ def _runs_python(block: Block) -> bool:
 def _new_block(make, args) -> Cast:
     """Create a block as `pickle` and `copy` do, with the cast class."""
     block = make(*args)
-    block.__class__ = cast_class(Cast, type(block))
+    block.__class__ = _cast_class_of(type(block))
     return block
 
 
-def bind(block: HybridBlock, path: str, policy: Policy, ends: Tuple[str, ...]) -> None:
+def _cast_class_of(stock: type) -> type:
+    return cast_class(CastContainer if hasattr(stock, "__getitem__") else Cast, stock)
+
+
+def bind(
+    block: HybridBlock,
+    path: str,
+    policy: Policy,
+    ends: Tuple[str, ...],
+    child_paths: Optional[Dict[str, str]] = None,
+) -> None:
     """Change the class of a block to its cast class, and set its binding."""
     block._clear_cached_op()
-    block.__class__ = cast_class(Cast, type(block))
-    binding = vars(block)["_amp"] = Binding(block, path, policy, ends)
+    block.__class__ = _cast_class_of(type(block))
+    binding = vars(block)["_amp"] = Binding(block, path, policy, ends, child_paths)
     if binding.scales is not None:
         delayed_scaling.register(binding.scales, block.collect_params().values())
 
@@ -271,8 +308,11 @@ def unbind(block: HybridBlock) -> None:
     if isinstance(block, Cast):
         block._clear_cached_op()
         block.__class__ = stock_class(block)
-        block._active = vars(block).pop("_amp").hybridized
+        binding = vars(block).pop("_amp")
+        block._active = binding.hybridized
         remove_user(block)
+        for part in list(binding.slices):
+            unbind(part)
 
 
 def release(net: Block) -> None:

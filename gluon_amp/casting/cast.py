@@ -121,8 +121,9 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
             to_plain_layout(param)
         bind_parameter(param, policy.gradient_dtype)
     ends = _ends(hybrid)
-    for path, block in hybrid:
+    for _, block in hybrid:
         unbind(block)
+    for path, block in hybrid:
         bind(block, path, policy, ends[path])
     net.apply(clear)
     return net

@@ -1,5 +1,6 @@
 """The traces of a cast block: which graph runs under which circumstances."""
 
+import weakref
 from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.arguments import arrays_in, constants_of
@@ -51,6 +52,10 @@ class Binding:
     policy : Policy
     ends : tuple of str
         Whether the block has the first product of the net, and the last one: see `graph.ENDS`.
+    child_paths : dict of str to str
+        The paths of those children, by name, which have others than their names give: a slice's.
+    slices : set of Block
+        The slices of containers that have the block, whose casts end with its own.
     scales : Scales, or None
         Those of the block's tensors, if the policy studies formats.
     hybridized : bool
@@ -66,11 +71,18 @@ class Binding:
     """
 
     def __init__(
-        self, block: HybridBlock, path: str, policy: Policy, ends: Tuple[str, ...]
+        self,
+        block: HybridBlock,
+        path: str,
+        policy: Policy,
+        ends: Tuple[str, ...],
+        child_paths: Optional[Dict[str, str]] = None,
     ) -> None:
         self.path = path
         self.policy = policy
         self.ends = ends
+        self.child_paths = child_paths or {}
+        self.slices = weakref.WeakSet()
         self.scales = Scales() if policy.studies else None
         self.hybridized = block._active
         vars(block)["_active"] = True
@@ -149,7 +161,7 @@ class Binding:
         self.key = key
 
     def _trace(self, block: HybridBlock, args: tuple) -> None:
-        inputs, symbol, *formats, self.called = trace(block, self.path, args)
+        inputs, symbol, *formats, self.called = trace(block, self.path, args, self.child_paths)
         block._in_format, block._out_format = formats
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
