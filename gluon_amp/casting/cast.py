@@ -69,8 +69,8 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     Raises
     ------
     TypeError
-        `net` is not a Block, contains no HybridBlock, or has float64 or trainable integer
-        parameters.
+        `net` is not a Block, contains no HybridBlock, or has trainable parameters in float64 or
+        of integers.
     ValueError
         The policy is unknown or contradictory, or bfloat16 was requested on a GPU.
     RuntimeError
@@ -203,12 +203,11 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
 def _check_parameters(params) -> None:
     for param in params:
         dtype = dtype_of(param)
-        if dtype in INPUT_DTYPES or (param.grad_req == "null" and dtype != "float64"):
-            continue
-        raise TypeError(
-            f"Parameter {param.name} is {dtype}, expected float32: "
-            "cast it first, as in param.cast('float32')."
-        )
+        if param.grad_req != "null" and dtype not in INPUT_DTYPES:
+            raise TypeError(
+                f"Parameter {param.name} is {dtype}, expected float32, as it is trained: cast it "
+                "first, as in param.cast('float32'), or set its grad_req to 'null'."
+            )
 
 
 def _check_pins(policy: Policy, hybrid: list) -> None:

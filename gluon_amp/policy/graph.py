@@ -480,6 +480,8 @@ class _Rewriter:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
         if decision.kind == "compute":
             return self.product_dtype
+        if decision.kind != "uncast" and "float64" in input_dtypes:
+            return "float64"  # of a constant or a cast of the user's, who wants its digits
         if decision.kind in ("float32", "norm"):
             return "float32"
         if decision.kind == "follow":
@@ -536,6 +538,6 @@ def _widest(dtypes: List[Optional[str]]) -> Optional[str]:
 def _declared_dtype(attrs: dict, default: Optional[str]) -> Optional[str]:
     """Return the dtype that an operator's own attribute gives its output."""
     declared = attrs.get("out_dtype", attrs.get("dtype", "None"))
-    if declared in ("float32", *LOW_PRECISION):
+    if declared in ("float64", "float32", *LOW_PRECISION):
         return declared
     return default if declared in ("None", "-1") else None
