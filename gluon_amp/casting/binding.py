@@ -13,7 +13,7 @@ from typing import Dict, Iterator, Optional, Tuple
 import numpy as np
 
 from gluon_amp.casting import statistics
-from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
+from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.composing import compose
 from gluon_amp.casting.parameters import (
@@ -67,7 +67,9 @@ class Cast(Mixin):
         if binding.scales is not None:
             delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:
-            binding.lowered = inputs, lower(symbol, dtypes, device, frozen, binding.scales)
+            sparse = frozenset(s.name for s, a in zip(inputs, arrays) if is_sparse(a))
+            lowered = lower(symbol, dtypes, device, frozen, binding.scales, sparse)
+            binding.lowered = inputs, lowered
         except mx.base.MXNetError as error:
             received = ", ".join(dtype_name(a.dtype) for a in arrays)
             raise TypeError(

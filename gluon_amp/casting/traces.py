@@ -3,7 +3,7 @@
 import weakref
 from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
-from gluon_amp.casting.arguments import arrays_in, constants_of
+from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
 from gluon_amp.casting.parameters import dtype_of, frozen_names
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
@@ -26,7 +26,7 @@ class TraceKey(NamedTuple):
     """The circumstances of a forward pass on which the graph that runs depends.
 
     A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
-    depends on the rest. `device` and `dtypes` are those of the arrays; symbols have none.
+    depends on the rest. `device`, `dtypes` and `sparse` are those of the arrays; symbols have none.
     `constants` is None if the Python code runs, as no trace is kept for the arguments.
     """
 
@@ -34,6 +34,7 @@ class TraceKey(NamedTuple):
     training: bool
     device: str
     dtypes: Tuple[str, ...]
+    sparse: Tuple[bool, ...]
     frozen: FrozenSet[str]
     constants: Optional[tuple]
 
@@ -124,6 +125,7 @@ class Binding:
             autograd.is_training(),
             arrays[0].context.device_type if arrays else "",
             tuple(dtype_name(a.dtype) for a in arrays),
+            tuple(map(is_sparse, arrays)),
             frozen_names(self.parameters_of(block)),
             # `skip_states` is how an RNN layer passes on whether it was called with states
             constants_of((*args, getattr(block, "skip_states", None))),
