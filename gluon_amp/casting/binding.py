@@ -113,6 +113,7 @@ class Cast(Mixin):
 
     def _call_cached_op(self, *args):
         binding = self._amp
+        args = map_arrays(args, _in_own_memory)
         arrays = list(arrays_in(args))
         for array in arrays:
             dtype = dtype_name(array.dtype)
@@ -235,6 +236,17 @@ class Cast(Mixin):
         else:
             vars(self).update(state or {})
         self._amp = Binding(self, *binding)
+
+
+def _in_own_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return an array that a DataLoader's worker shares, or one in pinned memory, in plain memory.
+
+    A graph refuses it beside parameters on a CPU, though operators that run one by one take it.
+    """
+    context = array.context
+    if context.device_type not in ("cpu_shared", "cpu_pinned"):
+        return array
+    return array.as_in_context(mx.cpu(context.device_id))
 
 
 class CastContainer(Cast):

@@ -164,6 +164,17 @@ def test_a_slice_cast_to_float32_has_the_masters():
     assert trainer.loss_scale.scale == 1
 
 
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_data_in_memory_that_processes_share(policy):
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    amp.cast(net, policy)
+    x = nd.ones((1, 3))
+    shared = net(x.as_in_context(mx.Context("cpu_shared", 0)))
+    assert shared.context == mx.cpu()
+    np.testing.assert_array_equal(shared.asnumpy(), net(x).asnumpy())
+
+
 def test_batch_size_may_change():
     net = amp.cast(small_net(), "float16")
     net.hybridize(static_alloc=True, static_shape=True)
