@@ -200,7 +200,8 @@ class Cast(Mixin):
             return super().export(path, epoch, True)
         plain = self._cached_graph
         try:
-            self._cached_graph = binding.graph
+            inputs, symbol = binding.graph
+            self._cached_graph = inputs, graph.without_own_attributes(symbol)
             with saved_as_stored(self.collect_params().values()):
                 return super().export(path, epoch, False)
         finally:

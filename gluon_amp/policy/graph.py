@@ -31,6 +31,9 @@ ROUNDING_ATTR = "__gluon_amp_rounding__"
 # Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
 PINNED_ATTR = "__gluon_amp_pinned__"
 
+# All attributes of ours, which a graph for others leaves out
+OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR)
+
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 LOW_PRECISION = ("float16", "bfloat16")
 
@@ -229,6 +232,21 @@ def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbo
     # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
     symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": VERSION, **graph})))
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
+
+
+def without_own_attributes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a cast graph without `OWN_ATTRS`, for a file."""
+    graph = to_json(symbol)
+    _drop_own_attributes(graph)
+    return from_json(graph, like=symbol)
+
+
+def _drop_own_attributes(graph: dict) -> None:
+    for node in graph["nodes"]:
+        for name in OWN_ATTRS:
+            node["attrs"].pop(name, None)
+        for body in node.get("subgraphs", ()):
+            _drop_own_attributes(body)
 
 
 def _indexed(graph: dict) -> dict:

@@ -175,6 +175,38 @@ def test_data_in_memory_that_processes_share(policy):
     np.testing.assert_array_equal(shared.asnumpy(), net(x).asnumpy())
 
 
+class Parent(gluon.HybridBlock):
+    def __init__(self, child):
+        super().__init__()
+        self.child = child
+
+    def hybrid_forward(self, F, x):
+        return self.child(x)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "compute=float8_e4m3,gradients=float8_e5m2",
+        "compute=float16,accumulate=float16",
+        Policy.parse("bfloat16").pin(blocks=["^1$"]),
+    ],
+)
+@pytest.mark.parametrize("container", [lambda net: net, Parent])
+def test_an_exported_cast_graph_has_no_attributes_of_ours(policy, container, tmp_path):
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(2, in_units=2) for _ in range(3)))
+    net.initialize()
+    amp.cast(net, policy)
+    saved = container(net)
+    saved.hybridize()
+    saved(nd.ones((1, 2)))
+    saved.export(str(tmp_path / "net"), remove_amp_cast=False)
+    text = (tmp_path / "net-symbol.json").read_text()
+    assert "FullyConnected" in text
+    assert "gluon_amp" not in text
+
+
 def test_batch_size_may_change():
     net = amp.cast(small_net(), "float16")
     net.hybridize(static_alloc=True, static_shape=True)
