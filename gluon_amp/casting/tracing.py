@@ -5,7 +5,9 @@ import re
 import sys
 import threading
 from types import MappingProxyType
-from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import numpy as np
 
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
@@ -87,6 +89,22 @@ def roots(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBlock]]:
         return
     for name, child in net._children.items():
         yield from roots(child, f"{path}.{name}" if path else name)
+
+
+def parameters_of_python_code(net: Block) -> Dict[str, List[mx.gluon.Parameter]]:
+    """Return the float parameters that no traceable block has, by the path of their block."""
+    inside = {id(p) for _, block in hybrid_blocks(net) for p in _own_parameters(block)}
+    found = {}
+    for path, block in named_blocks(net):
+        for param in _own_parameters(block):
+            if id(param) not in inside and np.dtype(param.dtype).kind == "f":
+                inside.add(id(param))
+                found.setdefault(path, []).append(param)
+    return found
+
+
+def _own_parameters(block: Block) -> list:
+    return [*block._reg_params.values(), *block.params.values()]
 
 
 def _traceable(block: Block) -> bool:
