@@ -33,6 +33,11 @@ def is_array(x: Any) -> bool:
     return isinstance(x, (mx.nd.NDArray, mx.sym.Symbol))
 
 
+def is_sparse(array: mx.nd.NDArray) -> bool:
+    """Return whether an array is stored as csr or row_sparse."""
+    return isinstance(array, mx.nd.sparse.BaseSparseNDArray)
+
+
 def arrays_in(x: Any) -> Iterator[Any]:
     """Yield the arrays or symbols in nested lists and dicts."""
     if isinstance(x, (list, tuple, dict)):

@@ -6,13 +6,14 @@ undoes it.
 """
 
 import copy
+import logging
 import warnings
-from typing import Iterator, Optional, Tuple
+from typing import Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
 from gluon_amp.casting import statistics
-from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
+from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.composing import compose
 from gluon_amp.casting.parameters import (
@@ -41,6 +42,8 @@ from gluon_amp.policy import Policy, graph
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
+logger = logging.getLogger("gluon_amp")
+
 INPUT_DTYPES = ("float32", "float16")  # float dtypes of the data that a cast net accepts
 
 
@@ -64,7 +67,9 @@ class Cast(Mixin):
         if binding.scales is not None:
             delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:
-            binding.lowered = inputs, lower(symbol, dtypes, device, frozen, binding.scales)
+            sparse = frozenset(s.name for s, a in zip(inputs, arrays) if is_sparse(a))
+            lowered = lower(symbol, dtypes, device, frozen, binding.scales, sparse)
+            binding.lowered = inputs, lowered
         except mx.base.MXNetError as error:
             received = ", ".join(dtype_name(a.dtype) for a in arrays)
             raise TypeError(
@@ -108,6 +113,7 @@ class Cast(Mixin):
 
     def _call_cached_op(self, *args):
         binding = self._amp
+        args = map_arrays(args, _in_own_memory)
         arrays = list(arrays_in(args))
         for array in arrays:
             dtype = dtype_name(array.dtype)
@@ -156,14 +162,19 @@ class Cast(Mixin):
         return super().forward(*args)
 
     def hybridize(self, active=True, *args, **kwargs):
-        if not active:
-            warnings.warn(
-                f"{name_of(self)} is cast, and a cast net stays hybridized: "
-                "undo the cast first with amp.cast(net, 'float32').",
-                stacklevel=2,
-            )
-        self._amp.hybridized = True
-        super().hybridize(True, *args, **kwargs)
+        self._amp.hybridized = bool(active)
+        if active:
+            super().hybridize(True, *args, **kwargs)
+            return
+        # Programs do so at the end of a training, and the net computes the same as before.
+        logger.info(
+            "%s stays hybridized while it is cast, and is not hybridized after "
+            "amp.cast(net, 'float32').",
+            name_of(self),
+        )
+        self._clear_cached_op()
+        for child in self._children.values():
+            child.hybridize(False)
 
     def optimize_for(self, x, *args, backend=None, clear=False, **options):
         if not backend:
@@ -189,7 +200,8 @@ class Cast(Mixin):
             return super().export(path, epoch, True)
         plain = self._cached_graph
         try:
-            self._cached_graph = binding.graph
+            inputs, symbol = binding.graph
+            self._cached_graph = inputs, graph.without_own_attributes(symbol)
             with saved_as_stored(self.collect_params().values()):
                 return super().export(path, epoch, False)
         finally:
@@ -214,7 +226,9 @@ class Cast(Mixin):
         del vars(stock)["_amp"]
         make, args, *rest = stock.__reduce_ex__(protocol)
         state = rest[0] if rest else None
-        return _new_block, (make, args), (state, self._amp.path, self._amp.policy, self._amp.ends)
+        binding = self._amp
+        copied = state, binding.path, binding.policy, binding.ends, binding.child_paths
+        return _new_block, (make, args), copied
 
     def __setstate__(self, copied):
         state, *binding = copied
@@ -223,6 +237,34 @@ class Cast(Mixin):
         else:
             vars(self).update(state or {})
         self._amp = Binding(self, *binding)
+
+
+def _in_own_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return an array that a DataLoader's worker shares, or one in pinned memory, in plain memory.
+
+    A graph refuses it beside parameters on a CPU, though operators that run one by one take it.
+    """
+    context = array.context
+    if context.device_type not in ("cpu_shared", "cpu_pinned"):
+        return array
+    return array.as_in_context(mx.cpu(context.device_id))
+
+
+class CastContainer(Cast):
+    """Mixed into the class of a cast container, whose slices are cast as its layers are."""
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        is_new = isinstance(found, HybridBlock) and binding_of(found) is None
+        if is_new and isinstance(key, slice):
+            bound = {name: binding_of(child) for name, child in found._children.items()}
+            bound = {name: binding for name, binding in bound.items() if binding}
+            ends = tuple(e for e in graph.ENDS if any(e in b.ends for b in bound.values()))
+            paths = {name: binding.path for name, binding in bound.items()}
+            bind(found, self._amp.path, self._amp.policy, ends, paths)
+            for binding in bound.values():
+                binding.slices.add(found)
+        return found
 
 
 def binding_of(block: Block) -> Optional[Binding]:
@@ -253,15 +295,25 @@ def _runs_python(block: Block) -> bool:
 def _new_block(make, args) -> Cast:
     """Create a block as `pickle` and `copy` do, with the cast class."""
     block = make(*args)
-    block.__class__ = cast_class(Cast, type(block))
+    block.__class__ = _cast_class_of(type(block))
     return block
 
 
-def bind(block: HybridBlock, path: str, policy: Policy, ends: Tuple[str, ...]) -> None:
+def _cast_class_of(stock: type) -> type:
+    return cast_class(CastContainer if hasattr(stock, "__getitem__") else Cast, stock)
+
+
+def bind(
+    block: HybridBlock,
+    path: str,
+    policy: Policy,
+    ends: Tuple[str, ...],
+    child_paths: Optional[Dict[str, str]] = None,
+) -> None:
     """Change the class of a block to its cast class, and set its binding."""
     block._clear_cached_op()
-    block.__class__ = cast_class(Cast, type(block))
-    binding = vars(block)["_amp"] = Binding(block, path, policy, ends)
+    block.__class__ = _cast_class_of(type(block))
+    binding = vars(block)["_amp"] = Binding(block, path, policy, ends, child_paths)
     if binding.scales is not None:
         delayed_scaling.register(binding.scales, block.collect_params().values())
 
@@ -271,8 +323,11 @@ def unbind(block: HybridBlock) -> None:
     if isinstance(block, Cast):
         block._clear_cached_op()
         block.__class__ = stock_class(block)
-        block._active = vars(block).pop("_amp").hybridized
+        binding = vars(block).pop("_amp")
+        block._active = binding.hybridized
         remove_user(block)
+        for part in list(binding.slices):
+            unbind(part)
 
 
 def release(net: Block) -> None:

@@ -1,6 +1,7 @@
 """Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
 
 import contextlib
+import warnings
 from typing import Dict, Tuple, Union
 
 from gluon_amp.casting import statistics
@@ -22,8 +23,14 @@ from gluon_amp.casting.parameters import (
 )
 from gluon_amp.casting.sharing import not_shared
 from gluon_amp.casting.stale_trainer import guard_trainers
-from gluon_amp.casting.tracing import Block, hybrid_blocks, symbol_of
+from gluon_amp.casting.tracing import (
+    Block,
+    hybrid_blocks,
+    parameters_of_python_code,
+    symbol_of,
+)
 from gluon_amp.lowering import check_device, native
+from gluon_amp.messages import some
 from gluon_amp.policy import Policy, graph
 
 import mxnet as mx
@@ -36,9 +43,10 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     Works before or after `initialize` and `hybridize`; a cast net is always hybridized. The net is
     a `HybridBlock`, a `SymbolBlock` or a plain `Block`. Of a plain Block, the outermost
     HybridBlocks are cast. Their outputs are in the policy's output dtype, so that the Block's
-    Python code sees one dtype. A HybridBlock whose `hybrid_forward` needs shapes or values cannot
-    be traced: it and the blocks that contain it run as Python code, with a warning, and the blocks
-    inside them are cast. After a change of the net, or to change the policy, call `cast` again.
+    Python code sees one dtype. Parameters of its own stay as they are, and a warning names them. A
+    HybridBlock whose `hybrid_forward` needs shapes or values cannot be traced: it and the blocks
+    that contain it run as Python code, with a warning, and the blocks inside them are cast. After a
+    change of the net, or to change the policy, call `cast` again.
     `cast(net, 'float32')` undoes the cast: parameters whose Trainer has float32 masters become
     equal to them, bit for bit.
 
@@ -69,8 +77,8 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     Raises
     ------
     TypeError
-        `net` is not a Block, contains no HybridBlock, or has float64 or trainable integer
-        parameters.
+        `net` is not a Block, contains no HybridBlock, or has trainable parameters in float64 or
+        of integers.
     ValueError
         The policy is unknown or contradictory, or bfloat16 was requested on a GPU.
     RuntimeError
@@ -121,10 +129,18 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
             to_plain_layout(param)
         bind_parameter(param, policy.gradient_dtype)
     ends = _ends(hybrid)
-    for path, block in hybrid:
+    for _, block in hybrid:
         unbind(block)
+    for path, block in hybrid:
         bind(block, path, policy, ends[path])
     net.apply(clear)
+    outside = [p.name for params in parameters_of_python_code(net).values() for p in params]
+    if outside:
+        warnings.warn(
+            f"The cast leaves out {some(outside)}, which Python code of plain Blocks "
+            "uses: write these Blocks as HybridBlocks with a hybrid_forward.",
+            stacklevel=2,
+        )
     return net
 
 
@@ -202,12 +218,11 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
 def _check_parameters(params) -> None:
     for param in params:
         dtype = dtype_of(param)
-        if dtype in INPUT_DTYPES or (param.grad_req == "null" and dtype != "float64"):
-            continue
-        raise TypeError(
-            f"Parameter {param.name} is {dtype}, expected float32: "
-            "cast it first, as in param.cast('float32')."
-        )
+        if param.grad_req != "null" and dtype not in INPUT_DTYPES:
+            raise TypeError(
+                f"Parameter {param.name} is {dtype}, expected float32, as it is trained: cast it "
+                "first, as in param.cast('float32'), or set its grad_req to 'null'."
+            )
 
 
 def _check_pins(policy: Policy, hybrid: list) -> None:

@@ -18,7 +18,13 @@ class _MixinFirst(type):
 
     An object can get a class whose first base is the object's class. Another first base has another
     layout in C, if the class has a base without `__dict__`, such as `abc.ABC`.
+
+    Code that creates another object of an object's class, as a container does when it is sliced,
+    gets one of the class without the mixin, which has no state of a cast.
     """
+
+    def __call__(cls, *args, **kwargs):
+        return cls.__bases__[0](*args, **kwargs)
 
     def mro(cls):
         base, mixin = cls.__bases__

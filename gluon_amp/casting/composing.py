@@ -24,9 +24,11 @@ def compose(block: HybridBlock, *args):
     form = saved_form()
     if form == "plain":
         symbol = block._cached_graph[1]
-    elif form is None and prepare_tracing_parent():
+    elif form == "cast":
+        symbol = graph.without_own_attributes(symbol)
+    elif prepare_tracing_parent():
         symbol = _lowered(block, inputs, symbol)
-    elif form is None:
+    else:
         symbol = _without_float16_variables(symbol)
     # Copies of NumPy's symbols share their nodes, which composing changes, and are not iterable.
     composed = copy.copy(symbol.as_nd_ndarray())

@@ -1,8 +1,9 @@
 """The traces of a cast block: which graph runs under which circumstances."""
 
+import weakref
 from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
-from gluon_amp.casting.arguments import arrays_in, constants_of
+from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
 from gluon_amp.casting.parameters import dtype_of, frozen_names
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
@@ -25,7 +26,7 @@ class TraceKey(NamedTuple):
     """The circumstances of a forward pass on which the graph that runs depends.
 
     A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
-    depends on the rest. `device` and `dtypes` are those of the arrays; symbols have none.
+    depends on the rest. `device`, `dtypes` and `sparse` are those of the arrays; symbols have none.
     `constants` is None if the Python code runs, as no trace is kept for the arguments.
     """
 
@@ -33,6 +34,7 @@ class TraceKey(NamedTuple):
     training: bool
     device: str
     dtypes: Tuple[str, ...]
+    sparse: Tuple[bool, ...]
     frozen: FrozenSet[str]
     constants: Optional[tuple]
 
@@ -51,6 +53,10 @@ class Binding:
     policy : Policy
     ends : tuple of str
         Whether the block has the first product of the net, and the last one: see `graph.ENDS`.
+    child_paths : dict of str to str
+        The paths of those children, by name, which have others than their names give: a slice's.
+    slices : set of Block
+        The slices of containers that have the block, whose casts end with its own.
     scales : Scales, or None
         Those of the block's tensors, if the policy studies formats.
     hybridized : bool
@@ -66,11 +72,18 @@ class Binding:
     """
 
     def __init__(
-        self, block: HybridBlock, path: str, policy: Policy, ends: Tuple[str, ...]
+        self,
+        block: HybridBlock,
+        path: str,
+        policy: Policy,
+        ends: Tuple[str, ...],
+        child_paths: Optional[Dict[str, str]] = None,
     ) -> None:
         self.path = path
         self.policy = policy
         self.ends = ends
+        self.child_paths = child_paths or {}
+        self.slices = weakref.WeakSet()
         self.scales = Scales() if policy.studies else None
         self.hybridized = block._active
         vars(block)["_active"] = True
@@ -112,6 +125,7 @@ class Binding:
             autograd.is_training(),
             arrays[0].context.device_type if arrays else "",
             tuple(dtype_name(a.dtype) for a in arrays),
+            tuple(map(is_sparse, arrays)),
             frozen_names(self.parameters_of(block)),
             # `skip_states` is how an RNN layer passes on whether it was called with states
             constants_of((*args, getattr(block, "skip_states", None))),
@@ -149,7 +163,7 @@ class Binding:
         self.key = key
 
     def _trace(self, block: HybridBlock, args: tuple) -> None:
-        inputs, symbol, *formats, self.called = trace(block, self.path, args)
+        inputs, symbol, *formats, self.called = trace(block, self.path, args, self.child_paths)
         block._in_format, block._out_format = formats
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}

@@ -4,7 +4,10 @@ import inspect
 import re
 import sys
 import threading
-from typing import Callable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from types import MappingProxyType
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import numpy as np
 
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
@@ -58,11 +61,16 @@ class TraceError(ValueError):
         )
 
 
-def named_blocks(net: Block, path: str = "") -> Iterator[Tuple[str, Block]]:
-    """Yield the path, such as `'features.0'`, and the block of a net and all its descendants."""
+def named_blocks(
+    net: Block, path: str = "", child_paths: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Tuple[str, Block]]:
+    """Yield the path, such as `'features.0'`, and the block of a net and all its descendants.
+
+    `child_paths` are those of children that their names do not give: see `Binding`.
+    """
     yield path, net
     for name, child in net._children.items():
-        yield from named_blocks(child, f"{path}.{name}" if path else name)
+        yield from named_blocks(child, child_paths.get(name, f"{path}.{name}" if path else name))
 
 
 def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
@@ -81,6 +89,22 @@ def roots(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBlock]]:
         return
     for name, child in net._children.items():
         yield from roots(child, f"{path}.{name}" if path else name)
+
+
+def parameters_of_python_code(net: Block) -> Dict[str, List[mx.gluon.Parameter]]:
+    """Return the float parameters that no traceable block has, by the path of their block."""
+    inside = {id(p) for _, block in hybrid_blocks(net) for p in _own_parameters(block)}
+    found = {}
+    for path, block in named_blocks(net):
+        for param in _own_parameters(block):
+            if id(param) not in inside and np.dtype(param.dtype).kind == "f":
+                inside.add(id(param))
+                found.setdefault(path, []).append(param)
+    return found
+
+
+def _own_parameters(block: Block) -> list:
+    return [*block._reg_params.values(), *block.params.values()]
 
 
 def _traceable(block: Block) -> bool:
@@ -102,7 +126,12 @@ class _Label(mx.AttrScope):
         return super().get(attr)
 
 
-def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
+def trace(
+    block: HybridBlock,
+    path: str,
+    args: tuple,
+    child_paths: Mapping[str, str] = MappingProxyType({}),
+) -> Trace:
     """Trace a block as Gluon does, but with arguments that are constants, such as flags.
 
     The block does not change. Raises `TraceError`.
@@ -129,10 +158,10 @@ def trace(block: HybridBlock, path: str, args: tuple) -> Trace:
         return Trace(inputs, symbol, in_format, out_format, called)
 
     if not any(isinstance(a, NUMPY) for a in arrays):
-        return traced(block, path, run, called)
+        return traced(block, path, run, called, child_paths)
     # In the mode of the data, also after `npx.reset_np()`: a cast net is traced again for inference
     with mx.util.np_shape(True), mx.util.np_array(True):
-        return traced(block, path, run, called)
+        return traced(block, path, run, called, child_paths)
 
 
 def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -148,7 +177,13 @@ def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return graph.from_json(nodes, like=symbol) if unknown else symbol
 
 
-def traced(block: HybridBlock, path: str, trace: Callable, called: Optional[List[Block]] = None):
+def traced(
+    block: HybridBlock,
+    path: str,
+    trace: Callable,
+    called: Optional[List[Block]] = None,
+    child_paths: Mapping[str, str] = MappingProxyType({}),
+):
     """Return what `trace()` returns, which calls the block on symbols.
 
     Each node has the path of its block as a label; `path` is that of `block` itself. The blocks
@@ -170,7 +205,7 @@ def traced(block: HybridBlock, path: str, trace: Callable, called: Optional[List
 
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
-        for label, child in named_blocks(block, path):
+        for label, child in named_blocks(block, path, child_paths):
             if child is not block:
                 before = child.register_forward_pre_hook(
                     lambda child, _, label=label: enter(label, child)

@@ -9,7 +9,12 @@ from typing import Iterator, List, Optional
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.casting.tracing import named_blocks, roots
+from gluon_amp.casting.tracing import (
+    hybrid_blocks,
+    named_blocks,
+    parameters_of_python_code,
+    roots,
+)
 from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
@@ -17,6 +22,7 @@ from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.inspection.indices import index_findings
 from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
+from gluon_amp.messages import some
 
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
@@ -35,8 +41,8 @@ def check(
     as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); `dot`,
     whose kernel does not use them; operators in float16 without a float16 kernel on a GPU; ids,
     indices and lengths that are float16 and may be above 2048; a float16 output, which reaches the
-    loss; norm layers with float16 parameters. Of the trainer: an epsilon that is 0 in float16;
-    updates on the kvstore; frozen parameters.
+    loss; norm layers with float16 parameters; parameters that the cast leaves out. Of the trainer:
+    an epsilon that is 0 in float16; updates on the kvstore; frozen parameters.
 
     Parameters
     ----------
@@ -81,7 +87,7 @@ def check(
                 *gpu_findings(path, block),
                 *index_findings(found),
             ]
-    findings += [*_loss_head(net, outputs), *_norms(net)]
+    findings += [*_loss_head(net, outputs), *_norms(net), *_outside(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer)
     return findings
@@ -100,6 +106,18 @@ def _loss_head(net: gluon.Block, outputs: List[nd.NDArray]) -> Iterator[Finding]
             "its output is float16, in which a loss and its scale overflow past 65504",
             "leave output=float16 out of the policy, or give the loss out.astype('float32')",
         )
+
+
+def _outside(net: gluon.Block) -> Iterator[Finding]:
+    if any(binding_of(block) for _, block in hybrid_blocks(net)):
+        for path, params in parameters_of_python_code(net).items():
+            names = some([param.name for param in params], limit=2)
+            yield Finding(
+                "outside",
+                path,
+                f"Python code uses {names}, which the cast leaves out",
+                "write the block as a HybridBlock with a hybrid_forward, and cast again",
+            )
 
 
 def _norms(net: gluon.Block) -> Iterator[Finding]:

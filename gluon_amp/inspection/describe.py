@@ -1,11 +1,11 @@
 """In which dtype each operator of a net computes, and why."""
 
 from collections import Counter
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import contexts_of, dtype_of
-from gluon_amp.casting.tracing import trace
+from gluon_amp.casting.tracing import hybrid_blocks, parameters_of_python_code, trace
 from gluon_amp.inspection import html
 from gluon_amp.inspection.values import paragraph
 from gluon_amp.lowering.emulation import is_emulated
@@ -16,6 +16,9 @@ from mxnet import autograd
 
 Block = mx.gluon.Block
 HybridBlock = mx.gluon.HybridBlock
+
+PYTHON = "(Python code)"  # in place of an operator
+OUTSIDE = "outside the cast: no HybridBlock has these parameters, and Python code uses them"
 
 
 class Row(NamedTuple):
@@ -171,6 +174,11 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
                 if node.decision.kind == "compute"
             )
             studied.update(map(_dtypes, products))
+    if any(binding_of(block) for _, block in hybrid_blocks(net)):
+        rows += [
+            Row(path, "", PYTHON, "as fed", "as fed", _dtypes_by_name(params), OUTSIDE)
+            for path, params in parameters_of_python_code(net).items()
+        ]
     return Description(rows, _device_type(net, inputs), studied)
 
 
@@ -188,15 +196,17 @@ def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[L
     return graph.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
 
 
+def _dtypes_by_name(params: Iterable[mx.gluon.Parameter]) -> Dict[str, str]:
+    return {param.name: dtype_of(param) for param in params}
+
+
 def _python_row(path: str, block: HybridBlock) -> Row:
     binding = binding_of(block)
     failed, reason = binding.untraceable
     where = "" if failed == path else f"block {failed!r} inside it "
-    dtypes = {param.name: dtype_of(param) for param in block._reg_params.values()}
+    dtypes = _dtypes_by_name(block._reg_params.values())
     dtype = binding.policy.output_dtype
-    return Row(
-        path, "", "(Python code)", dtype, dtype, dtypes, f"{where}cannot be traced: {reason}"
-    )
+    return Row(path, "", PYTHON, dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
 
 
 def _row(node: graph.Node, policy: Policy) -> Row:

@@ -7,10 +7,12 @@ that the operator sends back.
 
 from typing import Callable, Container, Dict, List, NamedTuple, Optional, Tuple
 
+import numpy as np
+
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.replay import Call, Replay
-from gluon_amp.inspection.values import Range, is_finite, readable, value_range
+from gluon_amp.inspection.values import Range, is_finite, is_float, readable, value_range
 from gluon_amp.lowering import lower
 from gluon_amp.policy import graph
 from gluon_amp.trainer.arrays import all_finite
@@ -19,6 +21,8 @@ import mxnet as mx
 from mxnet import autograd, gluon, nd
 
 FLOATS = ("float32", *graph.LOW_PRECISION)  # dtypes of the tensors that are searched
+# Attributes that a graph without casts does not have
+FOR_LOW_PRECISION = ("__dtype__", *graph.OWN_ATTRS)
 LOSS = "loss"  # the path of the loss function, which is in no block
 
 Tensor = Tuple[int, int]  # numbers of a node and of its output
@@ -40,6 +44,10 @@ class Site(NamedTuple):
         Of its input, in the forward pass; of the gradient that it received, in the backward pass.
     is_cast : bool
         The value overflows in the cast to `dtype` before the operator.
+    in_float32 : bool
+        It happens in a float32 net too.
+    is_nan : bool
+        The result is NaN rather than infinite.
     """
 
     block: str
@@ -47,6 +55,8 @@ class Site(NamedTuple):
     dtype: str
     value_range: Range
     is_cast: bool = False
+    in_float32: bool = False
+    is_nan: bool = False
 
 
 def forward_site(replay: Replay, call: Call) -> Site:
@@ -116,7 +126,11 @@ class CallGraph:
             place = self._reader(i) if is_cast else i
             data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
             dtype = self.dtypes.get((i, 0), "float32")
-            return self._site(place, dtype, value_range(*data), is_cast)
+            site = self._site(place, dtype, value_range(*data), is_cast)
+            is_nan = bool(np.isnan(tensors[i, output].asnumpy()).any())
+            return site._replace(
+                in_float32=not is_cast and self._overflows_in_float32([[i, output]]), is_nan=is_nan
+            )
         return None
 
     def first_backward_overflow(self, head_gradients: List[nd.NDArray]) -> Optional[Site]:
@@ -128,8 +142,36 @@ class CallGraph:
                 continue
             place, tensor = self._overflowing(i)
             received = self._received(i, sent, head_gradients)
-            return self._site(place, self.dtypes.get(tensor, "float32"), value_range(*received))
+            site = self._site(place, self.dtypes.get(tensor, "float32"), value_range(*received))
+            in_float32 = self._overflows_in_float32(self.json["heads"], head_gradients)
+            return site._replace(in_float32=in_float32)
         return None
+
+    def _overflows_in_float32(
+        self, heads: List[list], head_gradients: Optional[List[nd.NDArray]] = None
+    ) -> bool:
+        """Return whether tensors, or the gradients of variables, overflow without any cast."""
+        plain = graph.Writer()
+        for i, node in enumerate(self.nodes):
+            attrs = {k: v for k, v in node["attrs"].items() if k not in FOR_LOW_PRECISION}
+            inputs = [plain.remap(entry) for entry in node["inputs"]]
+            plain.numbers.append(plain.copy({**node, "attrs": attrs}, inputs)[0])
+            if node["op"] == "amp_cast":
+                plain.replaced[i, 0] = inputs[0]
+        symbol = graph.from_json(plain.graph({**self.json, "heads": heads}))
+        wide = {
+            name: array.astype("float32")
+            for name, array in self.arrays.items()
+            if is_float(array) and name not in self.symbol.list_auxiliary_states()
+        }
+        for array in wide.values():
+            array.attach_grad()
+        with autograd.record():
+            results = self._run(symbol, wide)
+        if head_gradients is not None:
+            autograd.backward(results, [g.astype("float32") for g in head_gradients])
+            results = [array.grad for array in wide.values()]
+        return not all(map(is_finite, results))
 
     def _site(self, place: int, dtype: str, span: Range, is_cast: bool = False) -> Site:
         return Site(self.block_of(place), self.nodes[place]["op"], dtype, span, is_cast)

@@ -19,6 +19,7 @@ from gluon_amp.lowering import (
     frozen_weights,
     native,
     onednn,
+    sparse,
     study,
 )
 from gluon_amp.lowering.delayed_scaling import Scales
@@ -42,6 +43,7 @@ def lower(
     device_type: str,
     frozen: FrozenSet[str] = frozenset(),
     scales: Optional[Scales] = None,
+    sparse_data: FrozenSet[str] = frozenset(),
 ) -> mx.sym.Symbol:
     """Return a symbol with the same inputs and outputs that runs on a device of `device_type`.
 
@@ -56,6 +58,8 @@ def lower(
         Names of the variables that get no gradient, if the graph is used for training.
     scales : Scales, optional
         Those of the net, whose policy studies 8-bit formats.
+    sparse_data : frozenset of str
+        Names of the variables that are bound to sparse arrays.
 
     Raises
     ------
@@ -81,4 +85,5 @@ def lower(
         lowered = onednn.apply_workarounds(lowered, dtypes)
         lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)
     lowered = added_gradients.make_addable(lowered, dtypes, device_type)
+    lowered = sparse.make_dense(lowered, sparse_data)
     return symbol if lowered is graph else from_json(lowered, like=symbol)

@@ -31,6 +31,9 @@ ROUNDING_ATTR = "__gluon_amp_rounding__"
 # Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
 PINNED_ATTR = "__gluon_amp_pinned__"
 
+# All attributes of ours, which a graph for others leaves out
+OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR)
+
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 LOW_PRECISION = ("float16", "bfloat16")
 
@@ -229,6 +232,21 @@ def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbo
     # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
     symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": VERSION, **graph})))
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
+
+
+def without_own_attributes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a cast graph without `OWN_ATTRS`, for a file."""
+    graph = to_json(symbol)
+    _drop_own_attributes(graph)
+    return from_json(graph, like=symbol)
+
+
+def _drop_own_attributes(graph: dict) -> None:
+    for node in graph["nodes"]:
+        for name in OWN_ATTRS:
+            node["attrs"].pop(name, None)
+        for body in node.get("subgraphs", ()):
+            _drop_own_attributes(body)
 
 
 def _indexed(graph: dict) -> dict:
@@ -480,6 +498,8 @@ class _Rewriter:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
         if decision.kind == "compute":
             return self.product_dtype
+        if decision.kind != "uncast" and "float64" in input_dtypes:
+            return "float64"  # of a constant or a cast of the user's, who wants its digits
         if decision.kind in ("float32", "norm"):
             return "float32"
         if decision.kind == "follow":
@@ -536,6 +556,6 @@ def _widest(dtypes: List[Optional[str]]) -> Optional[str]:
 def _declared_dtype(attrs: dict, default: Optional[str]) -> Optional[str]:
     """Return the dtype that an operator's own attribute gives its output."""
     declared = attrs.get("out_dtype", attrs.get("dtype", "None"))
-    if declared in ("float32", *LOW_PRECISION):
+    if declared in ("float64", "float32", *LOW_PRECISION):
         return declared
     return default if declared in ("None", "-1") else None

@@ -2,6 +2,7 @@
 
 import abc
 import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -100,11 +101,110 @@ def test_with_hybridize_before_or_after(when):
     assert backward(net, x).dtype == np.float32
 
 
-def test_a_cast_net_stays_hybridized_and_says_so():
-    net = amp.cast(small_net(), "float16")
-    with pytest.warns(UserWarning, match="stays hybridized"):
-        net.hybridize(False)
-    assert net(images()).dtype == np.float32
+def test_a_cast_net_stays_hybridized_until_its_cast_is_undone(caplog):
+    net = amp.cast(small_net())
+    net.hybridize()
+    with warnings.catch_warnings(), caplog.at_level("INFO", "gluon_amp"):
+        warnings.simplefilter("error")
+        net.hybridize(active=False)
+    assert "stays hybridized while it is cast" in caplog.text
+    assert net._active and net[0]._active
+    amp.cast(net, "float32")
+    assert not net._active and not net[0]._active
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "compute=float8_e4m3,gradients=float8_e5m2"])
+@pytest.mark.parametrize("deferred", [False, True])
+def test_slices_compute_what_the_net_computes(policy, deferred):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, activation="relu"), nn.HybridSequential(), nn.Dense(3))
+    net[1].add(nn.Dense(8), nn.Activation("relu"))
+    if not deferred:
+        net.initialize(mx.init.Uniform(1))
+    amp.cast(net, policy)
+    start, middle, end = net[:1], net[1:][:-1], net[::-1][:1]
+    if deferred:
+        net.initialize(mx.init.Uniform(1))
+    x = nd.array(np.arange(8).reshape(2, 4) / 8)
+    expected = net(x).asnumpy()
+    for _ in range(2):
+        np.testing.assert_array_equal(end(middle(start(x))).asnumpy(), expected)
+        for part in (start, middle, end):
+            part.hybridize()
+    copied = copy.deepcopy(end)(pickle.loads(pickle.dumps(middle))(start(x)))
+    np.testing.assert_array_equal(copied.asnumpy(), expected)
+    start.summary(x)
+    assert amp.policy_of(start) == amp.policy_of(net)
+    assert [row.block for row in amp.describe(end, nd.ones((1, 8))).rows] == ["2"]
+
+    amp.cast(net, "float32")
+    assert amp.policy_of(start) == amp.policy_of(middle) == Policy()
+    np.testing.assert_array_equal(end(middle(start(x))).asnumpy(), net(x).asnumpy())
+
+
+def test_a_slice_keeps_the_pins_of_the_net():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.Dense(4, in_units=4))
+    net.initialize()
+    amp.cast(net, Policy.parse("float16").pin(blocks=["^1$"]))
+    (row,) = amp.describe(net[1:], nd.ones((1, 4))).rows
+    assert (row.block, row.compute_dtype) == ("1", "float32")
+
+
+def test_a_slice_cast_to_float32_has_the_masters():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2, weight_initializer="ones"), nn.Dense(2, in_units=2))
+    net.initialize()
+    amp.cast(net, "float16")
+    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=1)
+    net[0].weight.set_data(nd.full((2, 2), 1 + 2**-20))
+    part = amp.cast(net[:1], "float32")
+    assert (part[0].weight.data().asnumpy() == np.float32(1 + 2**-20)).all()
+    assert net(nd.ones((1, 2))).shape == (1, 2)
+    assert trainer.loss_scale.scale == 1
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_data_in_memory_that_processes_share(policy):
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    amp.cast(net, policy)
+    x = nd.ones((1, 3))
+    shared = net(x.as_in_context(mx.Context("cpu_shared", 0)))
+    assert shared.context == mx.cpu()
+    np.testing.assert_array_equal(shared.asnumpy(), net(x).asnumpy())
+
+
+class Parent(gluon.HybridBlock):
+    def __init__(self, child):
+        super().__init__()
+        self.child = child
+
+    def hybrid_forward(self, F, x):
+        return self.child(x)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "compute=float8_e4m3,gradients=float8_e5m2",
+        "compute=float16,accumulate=float16",
+        Policy.parse("bfloat16").pin(blocks=["^1$"]),
+    ],
+)
+@pytest.mark.parametrize("container", [lambda net: net, Parent])
+def test_an_exported_cast_graph_has_no_attributes_of_ours(policy, container, tmp_path):
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(2, in_units=2) for _ in range(3)))
+    net.initialize()
+    amp.cast(net, policy)
+    saved = container(net)
+    saved.hybridize()
+    saved(nd.ones((1, 2)))
+    saved.export(str(tmp_path / "net"), remove_amp_cast=False)
+    text = (tmp_path / "net-symbol.json").read_text()
+    assert "FullyConnected" in text
+    assert "gluon_amp" not in text
 
 
 def test_batch_size_may_change():

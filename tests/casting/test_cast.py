@@ -319,6 +319,33 @@ def test_parameters_of_other_dtypes():
     assert net.ids.data().dtype == np.int32
 
 
+class WithFloat64(gluon.HybridBlock):
+    """2⁴⁰ times what a float64 constant exceeds 1 by, which is 1, plus the outputs of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2, weight_initializer="zeros")
+            value = nd.full((1, 2), 1 + 2**-40, dtype="float64")
+            self.table = self.params.get_constant("table", value)
+
+    def hybrid_forward(self, F, x, table):
+        ones = F.cast(F.ones_like(x), "float64")
+        return self.dense(x) + F.cast(F.broadcast_sub(table, ones) * 2.0**40, "float32")
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "compute=float8_e4m3,gradients=float32"])
+def test_a_constant_in_float64_keeps_its_digits(policy):
+    net = WithFloat64()
+    net.initialize()
+    amp.cast(net, policy)
+    with autograd.record():
+        out = net(nd.ones((1, 2)))
+    out.backward()
+    assert out.asnumpy().tolist() == [[1, 1]]
+    assert net.table.data().dtype == np.float64
+
+
 def test_a_pin_that_matches_nothing_is_refused_and_nothing_changes():
     net = small_net()
     with pytest.raises(ValueError, match="'haed' matches no block"):

@@ -1,5 +1,6 @@
 """check: each finding, with its place and its fix, and silence where nothing is wrong."""
 
+import numpy as np
 import pytest
 
 import gluon_amp as amp
@@ -243,6 +244,32 @@ def test_an_output_in_float16():
     assert amp.check(net, None, kinds.ones((8, 8))) == expected
     assert amp.check(net) == expected  # without inputs the policy shows it
     assert amp.check(built(nn.Dense(8)), None, kinds.ones((8, 8))) == []
+
+
+class PlainLinear(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(4, 8))
+
+    def forward(self, x):
+        return x * self.weight.data().as_nd_ndarray().sum().asscalar()
+
+
+def test_parameters_that_python_code_uses():
+    net = nn.Sequential()
+    net.add(nn.Dense(8, in_units=8), PlainLinear())
+    net.initialize()
+    assert not amp.check(net)
+    name = net[1].weight.name
+    with pytest.warns(UserWarning, match=f"The cast leaves out {name}, which Python code"):
+        amp.cast(net, "float16")
+    assert net[1].weight.data().dtype == np.float32
+    (finding,) = amp.check(net, None, kinds.ones((8, 8)))
+    assert (finding.kind, finding.block) == ("outside", "1")
+    assert name in finding.problem
+    *_, row = amp.describe(net).rows
+    assert (row.block, row.op, row.param_dtypes) == ("1", "(Python code)", {name: "float32"})
+    assert "outside the cast" in row.reason
 
 
 def test_norm_layers_that_mxnet_cast_to_float16():

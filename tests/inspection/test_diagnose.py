@@ -150,6 +150,47 @@ def test_what_float32_cannot_hold_either_is_not_to_be_pinned():
     )
 
 
+@pytest.mark.parametrize("policy", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "compute, x, cause",
+    [
+        (lambda F, x: x / x, 0, "a division of 0 by 0"),
+        (lambda F, x: 1 / x, 0, "a division by 0"),
+        (lambda F, x: kinds.np_of(F).log(x), 0, "the logarithm of 0"),
+        (lambda F, x: kinds.np_of(F).sqrt(x), -1, "the root of a negative number"),
+        (lambda F, x: x * float("inf"), 0, "a product of 0 and infinity"),
+    ],
+)
+def test_what_no_dtype_can_compute_is_named(policy, compute, x, cause):
+    class Compute(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return compute(F, x)
+
+    net = nn.HybridSequential()
+    net.add(nn.Dense(1, in_units=1, weight_initializer="ones"), Compute())
+    net.initialize()
+    net.hybridize()
+    result = diagnose(amp.cast(net, policy), total, one(x), None)
+    assert (result.verdict, result.block) == ("forward_overflow", "1")
+    assert result.advice.startswith(f"Look there for {cause}: ")
+    assert "neither a pin nor a lower loss scale can help" in result.advice
+
+
+def test_a_zero_that_float16_made_is_to_be_pinned():
+    class Ratio(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x * 2.0**-13 / (x * 2.0**-13)
+
+    net = nn.HybridSequential()
+    net.add(nn.Dense(1, in_units=1, weight_initializer="ones"), Ratio())
+    net.initialize()
+    amp.cast(net, "float16")
+    result = diagnose(net, total, one(2.0**-14), None)
+    assert (result.verdict, result.block) == ("forward_overflow", "1")
+    follow(net, result.advice)
+    assert diagnose(net, total, one(2.0**-14), None, 1).ok
+
+
 def test_a_loss_that_is_not_finite_for_finite_outputs():
     result = diagnose(chain(1), lambda out, _: kinds.np_of(nd).log(out), one(-2), None)
     assert (result.verdict, result.block) == ("forward_overflow", "loss")

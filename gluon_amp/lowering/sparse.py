@@ -1,0 +1,34 @@
+"""Makes sparse data dense where an operator of the C++ library reads them.
+
+MXNet converts the sparse inputs of its own operators that read dense arrays only. It does not do so
+for operators of a library, which raise.
+"""
+
+from typing import Container
+
+from gluon_amp.policy.graph import Writer
+
+OWN_PREFIX = "_gluon_amp_"
+
+
+def make_dense(graph: dict, sparse: Container[str]) -> dict:
+    """Return a graph that runs with sparse arrays of these variables.
+
+    An operator between them and one of the library may return a sparse array or a dense one, which
+    `cast_storage` returns as it is.
+    """
+    if not sparse:
+        return graph
+    out, maybe_sparse = Writer(), set()
+    for i, node in enumerate(graph["nodes"]):
+        sources = {source for source, *_ in node["inputs"]}
+        inputs = [out.remap(entry) for entry in node["inputs"]]
+        if node["op"].startswith(OWN_PREFIX):
+            for k, (source, *_) in enumerate(node["inputs"]):
+                if source in maybe_sparse:
+                    name = f"{node['name']}_input{k}_dense"
+                    inputs[k] = out.emit("cast_storage", name, inputs[k], stype="default")
+        elif node["name"] in sparse or sources & maybe_sparse:
+            maybe_sparse.add(i)
+        out.numbers.append(out.copy(node, inputs)[0])
+    return out.graph(graph)
