@@ -64,6 +64,8 @@ class Cast(Mixin):
         dtypes.update({s.name: a.dtype for s, a in zip(inputs, arrays)})
         device = arrays[0].context.device_type
         frozen = frozen_names(binding.parameters_of(self))
+        if binding.key.inference:  # nothing gets a gradient
+            frozen = frozenset(symbol.list_inputs())
         if binding.scales is not None:
             delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:

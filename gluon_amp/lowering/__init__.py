@@ -4,9 +4,10 @@ A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfl
 if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
 oneDNN need a workaround (`onednn`, `frozen_weights`). On a CPU, images in float16 and in native
 bfloat16 have a layout of our own (`blocked`). Formats for study are emulated too (`study`). On all
-devices, gradients that are added to others need some more changes (`added_gradients`). Each of
-these modules rewrites the graph as `graph.to_json` returns it, given the dtypes of its variables,
-and returns the graph itself if nothing changes.
+devices, MXNet computes some gradients wrongly in place (`in_place`), and gradients that are added
+to others need some more changes (`added_gradients`). Each of these modules rewrites the graph as
+`graph.to_json` returns it, given the dtypes of its variables, and returns the graph itself if
+nothing changes.
 """
 
 from typing import Dict, FrozenSet, Optional
@@ -17,6 +18,7 @@ from gluon_amp.lowering import (
     blocked,
     emulation,
     frozen_weights,
+    in_place,
     native,
     onednn,
     sparse,
@@ -55,7 +57,7 @@ def lower(
         Dtypes of the arrays that its variables are bound to.
     device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
     frozen : frozenset of str
-        Names of the variables that get no gradient, if the graph is used for training.
+        Names of the variables that get no gradient.
     scales : Scales, optional
         Those of the net, whose policy studies 8-bit formats.
     sparse_data : frozenset of str
@@ -84,6 +86,7 @@ def lower(
         lowered = emulation.emulate(lowered, dtypes)
         lowered = onednn.apply_workarounds(lowered, dtypes)
         lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)
+    lowered = in_place.avoid_faults(lowered, frozen)
     lowered = added_gradients.make_addable(lowered, dtypes, device_type)
     lowered = sparse.make_dense(lowered, sparse_data)
     return symbol if lowered is graph else from_json(lowered, like=symbol)

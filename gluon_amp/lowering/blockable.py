@@ -4,12 +4,15 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.lowering.deconvolution import tuple_of
-from gluon_amp.lowering.pointwise import BROADCASTING, instructions_of
+from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, instructions_of
 from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION
 from gluon_amp.policy.registry import canonical
 
 ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 NOT_ELEMENTWISE = ("Concat", "Convolution", "Deconvolution", "Pooling", ADAPTIVE_POOLING)
+
+# Operators that take the sizes of any of their inputs; others take those of the first one
+EQUALLY_SIZED = {*BINARY, "add_n", "Concat"}
 
 Edge = Tuple[int, int]  # a tensor: node and output
 
@@ -85,9 +88,10 @@ class Analysis:
 
     def _find_images(self) -> None:
         """Find the tensors that can have the blocked layout: results of convolutions, and so on."""
+        unsized = _unsized(self.nodes)
         for i, node in enumerate(self.nodes):
             find = self._finders.get(canonical(node["op"]), self._find_elementwise)
-            found = find(i, node)
+            found = None if i in unsized else find(i, node)
             if found is not None and self._is_short(i, node):
                 self.images[i, 0] = found
 
@@ -261,6 +265,26 @@ class Analysis:
         if canonical(node["op"]) == "BatchNorm":
             return False  # it reads an array
         return self.images[i, 0].size == self.images[reader, 0].size or not self.is_low((i, 0))
+
+
+def _unsized(nodes: List[dict]) -> Set[int]:
+    """Return the nodes whose size follows only from that of a tensor with which theirs is combined.
+
+    A recurrent cell creates its first state for a batch of unknown size. MXNet infers the size from
+    the results back, through its own operators, but not through those of the blocked layout.
+    """
+    found = set()
+    for i, node in enumerate(nodes):
+        if node["inputs"]:
+            sources = [entry[0] in found for entry in node["inputs"]]
+            unsized = all(sources) if canonical(node["op"]) in EQUALLY_SIZED else sources[0]
+        elif "shape" in node["attrs"]:
+            unsized = min(tuple_of(node["attrs"]["shape"]), default=0) < 1
+        else:
+            unsized = False
+        if unsized:
+            found.add(i)
+    return found
 
 
 def is_elementwise(node: dict) -> bool:

@@ -44,12 +44,22 @@ def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:
     attrs = {**node["attrs"], "no_bias": "True"}
     product = out.emit("FullyConnected", f"{name}_product", data, weight, **attrs)
     if not low:
-        return out.emit("_npi_add", name, product, bias)
+        return _sum(out, name, product, bias)
     # MXNet has no sum in bfloat16 that broadcasts.
     product = out.emit("amp_cast", f"{name}_product_float32", product, dtype="float32")
     bias = out.emit("amp_cast", f"{name}_bias_float32", bias, dtype="float32")
-    total = out.emit("_npi_add", f"{name}_sum", product, bias)
+    total = _sum(out, f"{name}_sum", product, bias)
     return out.emit("amp_cast", name, total, dtype="bfloat16")
+
+
+def _sum(out: Writer, name: str, product: list, bias: list) -> list:
+    """Write the sum of a product and a bias so that MXNet infers the product's shape from it, too.
+
+    MXNet does not infer the shapes of what it broadcasts.
+    """
+    zeros = out.emit("zeros_like", f"{name}_zeros", product)
+    biases = out.emit("_npi_add", f"{name}_biases", zeros, bias)
+    return out.emit("elemwise_add", name, product, biases)
 
 
 def _has_frozen_weight(nodes: list, node: dict, frozen: FrozenSet[str]) -> bool:

@@ -3,7 +3,7 @@
 from typing import Iterable, Optional, Sequence, Set, Tuple, Union
 
 from gluon_amp.dtypes import dtype_name
-from gluon_amp.lowering import lower
+from gluon_amp.lowering import in_place, lower
 from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.messages import did_you_mean, reason_of
 from gluon_amp.policy import Policy, graph
@@ -41,8 +41,9 @@ def convert(
         Same arguments, auxiliary states and outputs. Parameters that only matrix products read are
         declared in the policy's `param_dtype`, so that binding allocates them in it. All others,
         BatchNorm's running statistics too, are declared in float32. Loss heads compute in float32,
-        and outputs are float32. To run float16 on a CPU use `Module`, which lowers the graph for
-        its device.
+        and outputs are float32. PReLU is written with other operators, as MXNet computes the
+        gradient of its slope wrongly in a graph. To run float16 on a CPU use `Module`, which lowers
+        the graph for its device.
 
     Raises
     ------
@@ -65,7 +66,11 @@ def convert(
             f"convert() got the policy {policy.name!r}, for which MXNet has no kernels: use "
             "amp.symbolic.Module(symbol, policy=...), which emulates it."
         )
-    return cast_symbol(symbol, policy, data_names, label_names)
+    cast = cast_symbol(symbol, policy, data_names, label_names)
+    if policy.is_float32:
+        return cast
+    safe = in_place.avoid_faults(graph.to_json(cast), frozenset())
+    return graph.from_json(safe, like=cast)
 
 
 def cast_symbol(

@@ -515,3 +515,63 @@ class Weight(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x, weight):
         return F.identity(weight)
+
+
+class Unsized(nn.HybridBlock):
+    """Adds to its data a tensor of which only the sum says the number of images."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.stem, self.head = nn.Conv2D(4, 1, in_channels=3), nn.Conv2D(4, 1, in_channels=4)
+        self.block = block
+
+    def hybrid_forward(self, F, x):
+        return self.head(self.stem(x) + self.block(F.ones((0, 4, 4, 4))))
+
+
+UNSIZED = {
+    "convolution": [lambda: nn.Conv2D(4, 3, padding=1, in_channels=4)],
+    "depthwise": [lambda: nn.Conv2D(4, 3, padding=1, groups=4, in_channels=4)],
+    "two convolutions": [
+        lambda: nn.Conv2D(4, 1, in_channels=4),
+        lambda: nn.Activation("relu"),
+        lambda: nn.Conv2D(4, 1, in_channels=4),
+    ],
+}
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", UNSIZED)
+def test_number_of_images_that_follows_from_the_result(policy, kind):
+    block = nn.HybridSequential()
+    block.add(*(make() for make in UNSIZED[kind]))
+    net = Unsized(block)
+    net.initialize(mx.init.One())
+    data = nd.ones((2, 3, 4, 4))
+    net.hybridize()
+    expected = net(data).asnumpy()
+    amp.cast(net, policy)
+    with autograd.record():
+        out = net(data)
+    out.backward()
+    np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-2)
+    assert net(nd.ones((3, 3, 4, 4))).shape == (3, 4, 4, 4)
+
+
+@pytest.mark.parametrize("cell", ["Conv2DRNNCell", "Conv2DLSTMCell", "Conv2DGRUCell"])
+def test_convolutional_recurrent_cells(cell):
+    class Net(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.cell = getattr(mx.gluon.contrib.rnn, cell)((3, 4, 4), 4, 3, 3, i2h_pad=1)
+
+        def hybrid_forward(self, F, x):
+            return self.cell.unroll(2, [x, x], merge_outputs=False)[0][-1]
+
+    mx.random.seed(1)
+    net = Net()
+    net.initialize(mx.init.Uniform(0.3))
+    data = nd.random.uniform(shape=(2, 3, 4, 4))
+    expected = net(data).asnumpy()
+    out = amp.cast(net, "float16")(data).asnumpy()
+    np.testing.assert_allclose(out, expected, atol=1e-3)

@@ -60,3 +60,23 @@ def test_module(policy, frozen_by):
     grad = module.executors[0].grad_dict["fc_bias"].asnumpy()
     # equal outputs: a quarter each, minus one for each label
     np.testing.assert_allclose(grad, [-0.25, -0.25, -0.25, 0.75], atol=1e-2)
+
+
+def test_number_of_rows_that_follows_from_the_result():
+    class Net(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(2, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            return self.dense(F.ones((0, 2))) + x
+
+    net = Net()
+    net.initialize(mx.init.One())
+    net.dense.weight.grad_req = "null"
+    amp.cast(net, amp.Policy.parse("float16").pin(ops=["FullyConnected"]))
+    with autograd.record():
+        out = net(nd.array(DATA))
+    out.backward()
+    assert out.asnumpy().tolist() == (DATA + 2).tolist()
+    assert net.dense.bias.grad().asnumpy().tolist() == [3, 3]

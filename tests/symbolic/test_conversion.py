@@ -142,3 +142,22 @@ def test_convert_refuses_an_unknown_policy():
 def test_convert_refuses_a_pin_that_matches_nothing():
     with pytest.raises(ValueError, match="matches no block"):
         convert(conv_net(), amp.Policy.parse("float16").pin(blocks=["no_such_layer"]))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+def test_convert_gives_prelu_the_imperative_gradient(policy):
+    hidden = mx.sym.var("data") * 1
+    slope = mx.sym.var("slope", shape=(1,))
+    cast = convert(mx.sym.LeakyReLU(hidden, slope, act_type="prelu") * 2, policy)
+    assert cast.list_arguments() == ["data", "slope"]
+    executor = cast.simple_bind(mx.cpu(), data=(2, 2))
+    executor.arg_dict["slope"][:] = 0.25
+    executor.forward(is_train=True, data=mx.nd.array([[-1, 2], [-3, 4]]))
+    executor.backward(mx.nd.ones((2, 2)))
+    assert executor.grad_dict["slope"].asscalar() == -8
+
+
+def test_convert_runs_prelu_in_float16():
+    hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    hidden = mx.sym.LeakyReLU(hidden, mx.sym.var("slope"), act_type="prelu", name="prelu")
+    assert types_of(convert(hidden), data="float32")["prelu_output"] == "float16"

@@ -1,0 +1,63 @@
+"""Gradients of operators that MXNet computes in place and that are wrong there.
+
+MXNet 1.9.1 writes the gradient of an operator's data over the gradient of its result, if nothing
+else reads that array. This happens in graphs, thus in hybridized nets and in `Module`, but not in
+imperative mode. The operators of `DETOURS` read the overwritten array again. They are replaced by
+operators of the same values that do not. A graph that computes no gradients needs none of this.
+"""
+
+from typing import Callable, Dict, FrozenSet, Optional, Tuple
+
+from gluon_amp.policy.graph import Writer, source_of
+
+
+def avoid_faults(graph: dict, frozen: FrozenSet[str]) -> dict:
+    """Return a graph of the same values with the gradients of imperative mode.
+
+    It is `graph` itself if it has no such operator. `frozen` are the names of the variables that
+    get no gradient.
+    """
+    out, changed = Writer(), False
+    for i, node in enumerate(graph["nodes"]):
+        inputs = [out.remap(entry) for entry in node["inputs"]]
+        detour = _detour(graph["nodes"], node, frozen)
+        if "subgraphs" in node:
+            bodies = [avoid_faults(body, frozenset()) for body in node["subgraphs"]]
+            changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
+            node = {**node, "subgraphs": bodies}
+        out.numbers.append(len(out.nodes))
+        if detour is None:
+            out.copy(node, inputs)
+        else:
+            out.replaced[i, 0] = detour(out, node, *inputs)
+            changed = True
+    return out.graph(graph) if changed else graph
+
+
+def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:
+    """Write PReLU as relu(x) + slope · min(x, 0).
+
+    Its gradient of the slope is multiplied by the slope where it is computed in place
+    (`src/operator/leaky_relu-inl.h`). Here PReLU of -1 brings the slope to the shape of the data,
+    and nothing differentiates the -1.
+    """
+    name = node["name"]
+    ones = out.emit("_npi_full_like", f"{name}_minus_ones", data, fill_value="-1")
+    slopes = out.copy({**node, "name": f"{name}_minus_slopes"}, [ones, slope])
+    positive = out.emit("relu", f"{name}_positive", data)
+    negative = out.emit("_minimum_scalar", f"{name}_negative", data, scalar="0")
+    negative = out.emit("elemwise_mul", f"{name}_scaled", slopes, negative)
+    return out.emit("elemwise_sub", name, positive, negative)
+
+
+# By operator and `act_type`: what replaces it
+DETOURS: Dict[Tuple[str, Optional[str]], Callable[..., list]] = {("LeakyReLU", "prelu"): _prelu}
+
+
+def _detour(nodes: list, node: dict, frozen: FrozenSet[str]) -> Optional[Callable[..., list]]:
+    """Return what replaces a node, None if its parameter gets no gradient or nothing does."""
+    detour = DETOURS.get((node["op"], node["attrs"].get("act_type")))
+    if detour is None:
+        return None
+    parameter = nodes[source_of(nodes, node["inputs"][1][0], through=None)]
+    return None if parameter["name"] in frozen else detour

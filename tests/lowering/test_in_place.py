@@ -1,0 +1,173 @@
+"""Operators whose gradient MXNet computes wrongly in place get that of imperative mode."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.lowering import lower
+from gluon_amp.policy.graph import to_json
+from gluon_amp.symbolic import Module
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+POLICIES = [
+    *("float16", "mixed_float16", "bfloat16"),
+    *("compute=tfloat32", "compute=float8_e4m3,gradients=float8_e5m2"),
+]
+DATA = np.array([[-1, 2, -3, 4], [2, -1, 0, 1]], np.float32)
+SLOPE = 0.25
+
+
+class Twice(nn.HybridSequential):
+    """Its last block is PReLU or not; the result of PReLU has one reader or two."""
+
+    def __init__(self, readers, channels, last):
+        super().__init__()
+        self.readers = readers
+        self.add(nn.Dense(4, in_units=4, use_bias=False))
+        self.add(nn.PReLU(mx.init.Constant(SLOPE), in_channels=channels))
+        if not last:
+            self.add(nn.Dense(1, in_units=4, use_bias=False))
+
+    def hybrid_forward(self, F, x):
+        hidden = self[1](self[0](x))
+        for _ in range(self.readers - 1):
+            hidden = hidden + F.relu(hidden) * 0
+        return self[2](hidden) if len(self) > 2 else hidden
+
+
+def network(readers=1, channels=1, last=False):
+    net = Twice(readers, channels, last)
+    net.initialize(mx.init.One())
+    net[0].weight.set_data(nd.array(np.eye(4)))
+    return net
+
+
+def gradients(net, passes=1):
+    data = nd.array(DATA)
+    data.attach_grad()
+    for _ in range(passes):
+        with autograd.record():
+            loss = (net(data) * 2).sum()
+        loss.backward()
+    return data.grad.asnumpy().tolist(), net[1].alpha.grad().asnumpy().tolist()
+
+
+IN_DATA = [[0.5, 2, 0.5, 2], [2, 0.5, 0.5, 2]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("channels, slopes", [(1, [-10]), (4, [-2, -2, -6, 0])])
+def test_prelu(policy, static, last, channels, slopes):
+    for readers in (1, 2):
+        net = amp.cast(network(readers, channels, last), policy)
+        net.hybridize(static_alloc=static, static_shape=static)
+        assert gradients(net) == (IN_DATA, slopes)
+        net[1].alpha.grad_req = "add"
+        net[1].alpha.zero_grad()
+        assert gradients(net, passes=2) == (IN_DATA, [2 * slope for slope in slopes])
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_prelu_pinned_to_float32(policy):
+    policy = amp.Policy.parse(policy).pin(blocks=["1"])
+    assert gradients(amp.cast(network(), policy)) == (IN_DATA, [-10])
+
+
+def test_prelu_of_images_between_blocked_convolutions():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 1, in_channels=4, use_bias=False), nn.PReLU(in_channels=4))
+    net.add(nn.Conv2D(4, 1, in_channels=4, use_bias=False))
+    net.initialize(mx.init.One())
+    for k in (0, 2):
+        net[k].weight.set_data(nd.array(np.eye(4)).reshape((4, 4, 1, 1)))
+    amp.cast(net, "float16")
+    with autograd.record():
+        net(nd.array(DATA).reshape((2, 4, 1, 1))).backward()
+    assert net[1].alpha.grad().asnumpy().tolist() == [-1, -1, -3, 0]
+
+
+def test_prelu_without_native_operators(monkeypatch):
+    monkeypatch.setattr("gluon_amp.lowering.native.available", lambda: False)
+    assert gradients(amp.cast(network(), "float16")) == (IN_DATA, [-10])
+
+
+def test_prelu_with_numpy_arrays():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=4, use_bias=False), nn.PReLU())
+        net.add(nn.Dense(1, in_units=4, use_bias=False))
+        net.initialize(mx.init.One())
+        net[0].weight.set_data(mx.np.array(np.eye(4)))
+        amp.cast(net, "float16")
+        data = mx.np.array(DATA)
+        with autograd.record():
+            loss = (net(data) * 2).sum()
+        loss.backward()
+        assert net[1].alpha.grad().asnumpy().tolist() == [-10]
+
+
+def test_prelu_in_a_loop():
+    class Loop(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.prelu = nn.PReLU()
+
+        def hybrid_forward(self, F, x):
+            step = lambda row, state: (self.prelu(row * 1) * 2, state)  # noqa: E731
+            return F.contrib.foreach(step, x, [])[0]
+
+    net = Loop()
+    net.initialize()
+    amp.cast(net, "float16")
+    with autograd.record():
+        loss = net(nd.array(DATA)).sum()
+    loss.backward()
+    assert net.prelu.alpha.grad().asnumpy().tolist() == [-10]
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_prelu_in_a_module(policy):
+    data = mx.sym.var("data")
+    hidden = mx.sym.FullyConnected(data, num_hidden=4, no_bias=True, name="fc")
+    hidden = mx.sym.LeakyReLU(hidden, mx.sym.var("slope_gamma"), act_type="prelu")
+    module = Module(mx.sym.MakeLoss(hidden * 2), policy=policy, label_names=None, loss_scale=None)
+    module.bind([("data", (2, 4))], None)
+    weights = {"fc_weight": nd.array(np.eye(4)), "slope_gamma": nd.full((4,), SLOPE)}
+    module.init_params(arg_params=weights)
+    module.forward(mx.io.DataBatch([nd.array(DATA)], None), is_train=True)
+    module.backward()
+    grad = module.executors[0].grad_dict["slope_gamma"]
+    assert grad.asnumpy().tolist() == [-2, -2, -6, 0]
+
+
+def test_values_of_prelu_do_not_change():
+    data = [[-np.inf, -1e-40, -0.1, 0], [np.inf, 3.3e38, np.nan, 0.1]]
+    for slope in ([0.25], [1, -2, 0.3, 0]):
+        expected = nd.LeakyReLU(nd.array(data), nd.array(slope), act_type="prelu").asnumpy()
+        symbol = mx.sym.LeakyReLU(mx.sym.var("x"), mx.sym.var("slope"), act_type="prelu")
+        lowered = lower(symbol, {}, "cpu")
+        out = nd.CachedOp(lowered)(nd.array(data), nd.array(slope)).asnumpy()
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_without_a_gradient_the_operator_stays(monkeypatch):
+    symbol = mx.sym.LeakyReLU(mx.sym.var("x"), mx.sym.var("slope"), act_type="prelu")
+    assert lower(symbol, {}, "cpu", frozenset(["slope"])) is symbol
+    lowered = []
+
+    def recorded(*args):
+        lowered.append(lower(*args))
+        return lowered[-1]
+
+    monkeypatch.setattr("gluon_amp.casting.binding.lower", recorded)
+    net = amp.cast(network(), "float16")
+    net(nd.array(DATA))
+    with autograd.record():
+        net(nd.array(DATA))
+    minus_ones = [[n["op"] for n in to_json(s)["nodes"]].count("_npi_full_like") for s in lowered]
+    assert minus_ones == [0, 1]
