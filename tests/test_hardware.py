@@ -6,6 +6,8 @@ import pytest
 
 from gluon_amp import hardware
 
+pytestmark = pytest.mark.cpu_kind
+
 
 def test_cores_are_not_hyperthreads(tmp_path, monkeypatch):
     # four processors, two to a core, as Linux describes them

@@ -19,6 +19,8 @@ from mxnet import autograd, nd
 from mxnet.gluon import nn, rnn
 from mxnet.gluon.contrib.rnn.rnn_cell import dynamic_unroll
 
+pytestmark = pytest.mark.cpu_kind
+
 make_addable = on_symbols(added_gradients.make_addable)
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")

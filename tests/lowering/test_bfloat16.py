@@ -19,6 +19,8 @@ from tests.marks import needs_library
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
+pytestmark = pytest.mark.cpu_kind
+
 
 @pytest.mark.parametrize("lacking", sorted(hardware.AVX512_FLAGS))
 def test_a_cpu_without_avx512_has_no_bfloat16_and_is_not_tried(lacking, monkeypatch):

@@ -10,7 +10,7 @@ from tests.marks import needs_library
 
 import mxnet as mx
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.cpu_kind]
 
 BLOCKED, PLAIN = (2, 2, 5, 6, 16), (2, 20, 5, 6)
 CONVOLUTION = {
