@@ -44,10 +44,14 @@ $(VENV)/.setup: $(VENV)/.train $(VENV)/.kernels
 train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2' appends options)
 	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
 
-# Two processes with one thread each; the tests of a file share what they prepare.
+# Two processes with one thread each; the tests of a file share what they prepare. Without ARGS, those
+# that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512.
 test: export OMP_NUM_THREADS = 1
+test: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 test: setup ## run the tests (ARGS='-k name' appends options)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX512_CORE $(PYTEST) -m cpu_kind)
+	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX2 $(PYTEST) -m cpu_kind)
 
 lint: setup ## check style, private names, layers and the pins of constraints.txt
 	$(BIN)/ruff check .

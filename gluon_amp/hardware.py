@@ -12,7 +12,21 @@ PROCESSORS = Path("/sys/devices/system/cpu")
 CPUINFO = Path("/proc/cpuinfo")
 STATUS = Path("/proc/self/status")
 
+# The flags that oneDNN's kernels for AVX512 and for AMX need, as Linux names them
+AVX512_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 AMX_FLAGS = {"amx_tile", "amx_bf16", "avx512_bf16"}
+
+# What oneDNN does not use under each value of DNNL_MAX_CPU_ISA (its "CPU Dispatcher Control")
+_WITHOUT_AVX512 = AVX512_FLAGS | AMX_FLAGS
+EXCLUDED_FLAGS = {
+    "SSE41": {"avx", "avx2", *_WITHOUT_AVX512},
+    "AVX": {"avx2", *_WITHOUT_AVX512},
+    "AVX2": _WITHOUT_AVX512,
+    "AVX2_VNNI": _WITHOUT_AVX512,
+    "AVX512_CORE": AMX_FLAGS,
+    "AVX512_CORE_VNNI": AMX_FLAGS,
+    "AVX512_CORE_BF16": {"amx_tile", "amx_bf16"},
+}
 
 
 def cpu_name() -> str:
@@ -25,10 +39,17 @@ def cpu_flags() -> FrozenSet[str]:
     return frozenset((_field(CPUINFO, "flags") or "").split())
 
 
+def onednn_flags() -> FrozenSet[str]:
+    """Return the flags of the CPU without those that DNNL_MAX_CPU_ISA excludes."""
+    return cpu_flags().difference(
+        EXCLUDED_FLAGS.get(os.environ.get("DNNL_MAX_CPU_ISA", "").upper(), ())
+    )
+
+
 def has_amx() -> bool:
-    """Return whether this is Linux on an x86-64 CPU that has AMX for bfloat16."""
+    """Return whether oneDNN may use AMX for bfloat16: on Linux, on an x86-64 CPU that has it."""
     supported = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return supported and cpu_flags() >= AMX_FLAGS
+    return supported and onednn_flags() >= AMX_FLAGS
 
 
 def count_processors() -> int:

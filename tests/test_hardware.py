@@ -6,6 +6,8 @@ import pytest
 
 from gluon_amp import hardware
 
+pytestmark = pytest.mark.cpu_kind
+
 
 def test_cores_are_not_hyperthreads(tmp_path, monkeypatch):
     # four processors, two to a core, as Linux describes them
@@ -68,8 +70,29 @@ def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
 AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
 
 
+@pytest.mark.parametrize(
+    "isa, excluded",
+    [
+        ("", set()),
+        ("ALL", set()),
+        ("AVX512_CORE_AMX", set()),
+        ("avx512_core_bf16", {"amx_bf16", "amx_tile"}),
+        ("AVX512_CORE", {"amx_bf16", "amx_tile", "avx512_bf16"}),
+        ("AVX2", {"amx_bf16", "amx_tile", "avx512_bf16", "avx512f"}),
+    ],
+)
+def test_dnnl_max_cpu_isa_limits_what_onednn_may_use(isa, excluded, monkeypatch):
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", isa)
+    monkeypatch.setattr(hardware.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(hardware.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(AMX_CPU))
+    assert hardware.onednn_flags() == AMX_CPU - excluded
+    assert hardware.has_amx() == (not excluded)
+
+
 @pytest.mark.parametrize("lacking", sorted(hardware.AMX_FLAGS))
 def test_amx_needs_all_of_its_flags(lacking, monkeypatch):
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(hardware.platform, "system", lambda: "Linux")
     monkeypatch.setattr(hardware.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(AMX_CPU))

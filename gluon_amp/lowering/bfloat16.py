@@ -8,14 +8,10 @@ import os
 
 import numpy as np
 
-from gluon_amp.hardware import cpu_flags
+from gluon_amp import hardware
 
 import mxnet as mx
 
-# The CPU flags that oneDNN's bfloat16 kernels need, as Linux names them
-AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-# The values of DNNL_MAX_CPU_ISA that exclude AVX512 (oneDNN's "CPU Dispatcher Control")
-WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 VARIABLE = "GLUON_AMP_BFLOAT16"
 
 
@@ -35,14 +31,11 @@ def is_native() -> bool:
 
 @functools.lru_cache(maxsize=None)
 def has_kernels() -> bool:
-    """Return whether this CPU multiplies bfloat16 matrices, by a trial if it has AVX512.
+    """Return whether this CPU multiplies bfloat16 matrices, by a trial if oneDNN may use AVX512.
 
     Without AVX512 no trial is needed, and MXNet would print an error.
     """
-    flags = cpu_flags()
-    if flags and not flags >= AVX512:
-        return False
-    if os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in WITHOUT_AVX512:
+    if hardware.cpu_flags() and not hardware.onednn_flags() >= hardware.AVX512_FLAGS:
         return False
     # NDArray functions accept MXNet's structured dtype, but not the name 'bfloat16'.
     bfloat16 = np.dtype([("bfloat16", np.uint16)])

@@ -16,7 +16,6 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from gluon_amp import hardware
 from gluon_amp.lowering import bfloat16, native
-from gluon_amp.lowering.bfloat16 import AVX512, WITHOUT_AVX512
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
@@ -81,12 +80,9 @@ def lanes_for(dtype: str) -> int:
     oneDNN's kernels for AVX512 read 16 channels at once, those for AVX2 8, and those for AMX, which
     are for bfloat16 alone, read all channels.
     """
-    isa = os.environ.get("DNNL_MAX_CPU_ISA", "").upper()
-    flags = hardware.cpu_flags()
-    if isa in WITHOUT_AVX512 or not flags >= AVX512:
+    if not hardware.onednn_flags() >= hardware.AVX512_FLAGS:
         return 8
-    amx = hardware.has_amx() and isa in ("", "ALL", "AVX512_CORE_AMX")
-    return 0 if amx and dtype == "bfloat16" else 16
+    return 0 if dtype == "bfloat16" and hardware.has_amx() else 16
 
 
 class _Writing:

@@ -9,6 +9,7 @@ import pytest
 from sklearn import datasets
 
 import gluon_amp as amp
+from gluon_amp import hardware
 from gluon_amp.formats import FORMATS, rounded_array
 from gluon_amp.lowering import bfloat16, lower, native
 from gluon_amp.policy import Policy, graph
@@ -18,16 +19,18 @@ from tests.marks import needs_library
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
+pytestmark = pytest.mark.cpu_kind
 
-@pytest.mark.parametrize("lacking", sorted(bfloat16.AVX512))
+
+@pytest.mark.parametrize("lacking", sorted(hardware.AVX512_FLAGS))
 def test_a_cpu_without_avx512_has_no_bfloat16_and_is_not_tried(lacking, monkeypatch):
-    monkeypatch.setattr(bfloat16, "cpu_flags", lambda: frozenset(bfloat16.AVX512 - {lacking}))
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(hardware.AVX512_FLAGS - {lacking}))
     monkeypatch.setattr(mx.nd, "FullyConnected", None)
     assert not bfloat16.has_kernels.__wrapped__()
 
 
 def test_a_cpu_without_known_flags_is_tried(monkeypatch):
-    monkeypatch.setattr(bfloat16, "cpu_flags", frozenset)
+    monkeypatch.setattr(hardware, "cpu_flags", frozenset)
     assert bfloat16.has_kernels.__wrapped__() == bfloat16.has_kernels()
 
 

@@ -21,7 +21,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-pytestmark = needs_layout
+pytestmark = [needs_layout, pytest.mark.cpu_kind]
 
 POLICIES = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
 # relative distances of results with and without the layout, as roots of mean squares

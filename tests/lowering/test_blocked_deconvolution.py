@@ -18,7 +18,7 @@ from tests.marks import needs_library
 import mxnet as mx
 from mxnet import autograd, nd
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.cpu_kind]
 
 OP = "_gluon_amp_blocked_deconvolution"
 PAIRS = {"kernel": (1, 1), "stride": (1, 1), "dilate": (1, 1), "pad": (0, 0), "adj": (0, 0)}

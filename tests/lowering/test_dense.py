@@ -18,7 +18,7 @@ from tests.marks import needs_library
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.cpu_kind]
 
 
 def dense(element, hidden, bias=True, **attributes):

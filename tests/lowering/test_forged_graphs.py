@@ -10,7 +10,7 @@ from tests.marks import needs_library
 
 import mxnet as mx
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.cpu_kind]
 
 BLOCKED, PLAIN = (2, 2, 5, 6, 16), (2, 20, 5, 6)
 CONVOLUTION = {
@@ -22,7 +22,7 @@ CONVOLUTION = {
 }
 NORM = {"channels": "20", "num_extras": "0", "program": "relu 0"}
 
-# Right calls: attributes and the shapes of the inputs, bfloat16 or (after the first) float32
+# Right calls: attributes, and shapes of inputs in low precision or (after the first) float32
 CALLS = {
     "_gluon_amp_blocked_convolution": (CONVOLUTION, [BLOCKED, (24, 20, 3, 3), (24,)]),
     "_gluon_amp_depthwise": (
@@ -53,7 +53,7 @@ CALLS = {
 # calls come first. A crash ends the program.
 RANDOM_GRAPHS = """
 import json, random, sys
-from gluon_amp.lowering import native
+from gluon_amp.lowering import bfloat16 as support, native
 from tests.lowering.test_forged_graphs import CALLS
 import mxnet as mx
 from mxnet import autograd, nd
@@ -62,6 +62,7 @@ from mxnet.contrib.amp.amp import bfloat16
 seed, cases = map(int, sys.argv[1:])
 random = random.Random(seed)
 assert native.available()
+low = bfloat16 if support.is_native() else "float32"  # as the emulation stores its values
 DTYPES = [bfloat16, "float32", "float16", "float64", "int8", "int64"]
 SHAPES = [(2,), (20,), (1,), (2, 3), (), (0,), (0, 2, 5, 6, 16), (2, 2, 0, 6, 16), (2, 20, 5, 6),
           (2, 2, 5, 6, 16), (2, 2, 5, 6, 8), (2, 3, 5, 6, 8), (2, 1, 5, 6, 20), (2, 1, 5, 6, 32),
@@ -136,7 +137,7 @@ for case in range(right + cases):
     op = sorted(CALLS)[case % right]
     attributes, shapes = CALLS[op]
     attributes = dict(attributes)
-    arrays = [(shape, bfloat16 if len(shape) > 3 - ("dense" in op) and i == 0 or shape == shapes[0]
+    arrays = [(shape, low if len(shape) > 3 - ("dense" in op) and i == 0 or shape == shapes[0]
                else "float32") for i, shape in enumerate(shapes)]
     if case >= right:
         mutate(attributes, arrays)

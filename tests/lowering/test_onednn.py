@@ -19,6 +19,8 @@ import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
+pytestmark = pytest.mark.cpu_kind
+
 apply_workarounds = on_symbols(onednn.apply_workarounds)
 
 SEARCH_PATH = os.pathsep.join(filter(None, sys.path))

@@ -20,6 +20,8 @@ from tests.marks import needs_bfloat16
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
+pytestmark = pytest.mark.cpu_kind
+
 POLICY = Policy.parse("bfloat16")
 
 # Of 1 to 6 dimensions, with 1 to 17 channels

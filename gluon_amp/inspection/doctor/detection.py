@@ -60,7 +60,7 @@ class Machine(NamedTuple):
     cores: int  # that this process may use; 0 if unknown
     all_cores: int
     load: Optional[float]  # of the last minute
-    cpu_flags: FrozenSet[str]
+    cpu_flags: FrozenSet[str]  # that oneDNN may use
     cpu_bfloat16: bool
     compiler: Optional[str]
     native: bool
@@ -83,7 +83,7 @@ def read_machine() -> Machine:
         cores=hardware.count_cores(),
         all_cores=hardware.count_all_cores(),
         load=load,
-        cpu_flags=hardware.cpu_flags(),
+        cpu_flags=hardware.onednn_flags(),
         cpu_bfloat16=bfloat16.is_native(),
         compiler=" ".join(compiler) if compiler else None,
         native=native.available(),
