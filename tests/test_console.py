@@ -63,8 +63,8 @@ def test_the_help_lists_every_command_in_80_columns(capsys):
         (["--dtype"], "there is no command '--dtype': gluon-amp --help lists them."),
         (
             [],
-            "expected a command: build, doctor, train, fine-tune, train-lstm, prepare-caltech, pack, "
-            "results, launch.",
+            "expected a command: build, doctor, train, fine-tune, train-lstm, prepare-caltech, "
+            "pack, results, launch.",
         ),
     ],
 )

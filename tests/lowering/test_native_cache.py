@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from gluon_amp.lowering import native
 from gluon_amp.lowering.native import build, cache, obtain
 from gluon_amp.lowering.native.build import BuildError
 from gluon_amp.lowering.native.cache import CachedLibrary
