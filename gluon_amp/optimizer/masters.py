@@ -33,7 +33,7 @@ class _Place(NamedTuple):
     of_pair: bool
 
 
-# By optimizer, and by the number of dimensions and `multi_precision`
+# By optimizer and number of dimensions
 _places: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
 
 
@@ -41,7 +41,10 @@ def keeps_master_second(optimizer, ndim: int) -> bool:
     """Return whether MXNet's optimizer of this name puts the master second in its state."""
     if isinstance(optimizer, MasterOptimizer):
         return type(optimizer).__name__ in _MASTER_SECOND_IN_MXNET
-    return _place(optimizer, ndim) == _Place((1,), of_pair=True)
+    try:
+        return _place(optimizer, ndim) == _Place((1,), of_pair=True)
+    except ValueError:  # it has no masters
+        return False
 
 
 def check_optimizer(optimizer, dimensions: Iterable[int]) -> None:
@@ -58,11 +61,14 @@ def _place(optimizer, ndim: int) -> _Place:
     the weight (DCASGD's previous weight) are deeper than the master.
     """
     known = _places.setdefault(optimizer, {})
-    key = ndim, optimizer.multi_precision
-    if key not in known:
+    if ndim not in known:
         shape = (2,) * max(ndim, 1)
         probe = nd.arange(1, 1 + 2 ** len(shape)).reshape(shape).astype("float16") / 7
-        state = optimizer.create_state_multi_precision(0, probe)
+        multi_precision, optimizer.multi_precision = optimizer.multi_precision, True
+        try:
+            state = optimizer.create_state_multi_precision(0, probe)
+        finally:
+            optimizer.multi_precision = multi_precision
         found = list(_equal_arrays(state, probe))
         shallow = [place for place in found if len(place) == min(map(len, found))]
         if len(shallow) != 1:
@@ -71,8 +77,8 @@ def _place(optimizer, ndim: int) -> _Place:
                 f"{'copies' if shallow else 'copy'} of a float16 weight where one master is "
                 "expected: return (master, state) from its create_state_multi_precision."
             )
-        known[key] = _Place(shallow[0], len(shallow[0]) == 1 and len(state) == 2)
-    return known[key]
+        known[ndim] = _Place(shallow[0], len(shallow[0]) == 1 and len(state) == 2)
+    return known[ndim]
 
 
 def _equal_arrays(state, weight, place=()) -> Iterator[Tuple[int, ...]]:

@@ -135,3 +135,24 @@ def test_a_gluon_export_goes_on_as_a_module(tmp_path):
     module.bind([("data", (6, 3))], for_training=False)
     module.forward(DataBatch([x]), is_train=False)
     np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), expected)
+
+
+def test_an_earlier_state_rewinds_the_schedule_of_the_same_and_of_a_new_module(tmp_path):
+    def build():
+        schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)
+        return linear_module([[1.0, 0.5]], sgd={"lr_scheduler": schedule})
+
+    def rates(module):
+        found = []
+        for _ in range(5):
+            step(module, [[1.0, 0.5], [0.25, 1]], [[1.0], [0.5]])
+            found.append(module.optimizer.learning_rate)
+        return found
+
+    module, path = build(), str(tmp_path / "states")
+    module.save_optimizer_states(path)
+    expected = rates(module)
+    assert expected[-1] < expected[0]
+    for again in (module, build()):
+        again.load_optimizer_states(path)
+        assert rates(again) == expected
