@@ -8,7 +8,8 @@ do not:
 - `clip`, `reverse`, `split` and others overwrite the array, and `mean` also divides the sum that is
   already there;
 - the operands of `x + y` share one gradient, and the second array gets a copy of what the first one
-  holds after the addition;
+  holds after the addition; with `static_alloc`, both are garbage if one operand is a variable that
+  gets no gradient;
 - `_cond` does not write the gradients of inputs that only its other branch reads: an array keeps
   the gradient of the last step, and newly allocated gradient memory is uninitialized.
 

@@ -523,3 +523,24 @@ def test_a_gpus_cast_adds():
     assert make_addable(same, {"x": "float32"}, "gpu") is same
     assert ops(make_addable(same, {"x": "float32"}, "cpu")) == ["_copy"]
     assert make_addable(same, {"x": "float32"}, "cpu").list_outputs() == same.list_outputs()
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_sum_with_a_variable_without_gradient_in_static_memory(policy):
+    class Shifted(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(2, in_units=2, use_bias=False)
+            self.shift = self.params.get("shift", shape=(1, 2), grad_req="null")
+
+        def hybrid_forward(self, F, x, shift):
+            return (self.dense(x) + shift) * 2
+
+    net = Shifted()
+    net.initialize(mx.init.One())
+    amp.cast(net, policy)
+    net.hybridize(static_alloc=True, static_shape=True)
+    with autograd.record():
+        loss = net(nd.array([[1, 3]])).sum()
+    loss.backward()
+    assert net.dense.weight.grad().asnumpy().tolist() == [[2, 6], [2, 6]]
