@@ -274,13 +274,10 @@ VERSIONS += [f"clang++-{version}" for version in range(6, 25)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiler", VERSIONS)
+@pytest.mark.parametrize("compiler", filter(shutil.which, VERSIONS))
 def test_every_compiler_that_is_installed_builds_a_library_that_works(compiler, tmp_path):
-    path = shutil.which(compiler)
-    if not path:
-        pytest.skip("not installed")
     used = build.compiler()
-    if len(used) == 1 and os.path.samefile(path, shutil.which(used[0])):
+    if len(used) == 1 and os.path.samefile(shutil.which(compiler), shutil.which(used[0])):
         pytest.skip("it has built the library that all other tests use")
     build.build([compiler], tmp_path / "native.so")
     try_in_subprocess(tmp_path / "native.so")
