@@ -11,10 +11,11 @@ import re
 import runpy
 import subprocess
 import sys
-from typing import List, Optional, Set
+from typing import List, Optional, Sequence, Set
 from unittest import mock
 
 from experiments import ROOT
+from experiments.standalone import command_line
 
 PYTHONS = [f"3.{minor}" for minor in range(8, 13)]
 RESOLVE = [
@@ -60,8 +61,9 @@ def fault(python: str, required: str, pinned: str) -> Optional[str]:
     return None
 
 
-def main() -> int:
-    """Print what each Python cannot install; return 0 if there is none."""
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Print what prevents an installation on each Python; return 0 if nothing does."""
+    command_line.Parser(description=__doc__.splitlines()[0]).parse_args(arguments)
     required, pinned = "\n".join(requirements()), (ROOT / "constraints.txt").read_text()
     faults = [fault(python, required, pinned) for python in PYTHONS]
     for sentence in filter(None, faults):
