@@ -174,7 +174,7 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
         return True, "by oneDNN, on all cores."
     if dtype == "float16":
         if machine.native:
-            return True, "emulated by C++ kernels: the values of a GPU, about as fast as float32."
+            return True, "emulated by C++ kernels: the roundings of float16, about as fast as float32."
         return True, (
             "emulated by MXNet's own operators, several times slower than float32: install a C++ "
             "compiler (`apt-get install g++`)."
