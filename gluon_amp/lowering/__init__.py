@@ -2,12 +2,12 @@
 
 A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfloat16 kernels only
 if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
-oneDNN need a workaround (`onednn`, `frozen_weights`). On a CPU, images in float16 and in native
-bfloat16 have a layout of our own (`blocked`). Formats for study are emulated too (`study`). On all
-devices, MXNet computes some gradients wrongly in place (`in_place`), and gradients that are added
-to others need some more changes (`added_gradients`). Each of these modules rewrites the graph as
-`graph.to_json` returns it, given the dtypes of its variables, and returns the graph itself if
-nothing changes.
+oneDNN need a workaround (`deconvolution`, `onednn`, `frozen_weights`). On a CPU, images in float16
+and in native bfloat16 have a layout of our own (`blocked`). Formats for study are emulated too
+(`study`). On all devices, MXNet computes some gradients wrongly in place (`in_place`), and gradients
+that are added to others need some more changes (`added_gradients`). Each of these modules rewrites
+the graph as `graph.to_json` returns it, given the dtypes of its variables, and returns the graph
+itself if nothing changes.
 """
 
 from typing import Dict, FrozenSet, Optional
@@ -16,6 +16,7 @@ from gluon_amp.lowering import (
     added_gradients,
     bfloat16,
     blocked,
+    deconvolution,
     emulation,
     frozen_weights,
     in_place,
@@ -84,6 +85,7 @@ def lower(
         lowered = study.round_products(lowered, scales)
         lowered = blocked.use_blocked_layout(lowered, dtypes)
         lowered = emulation.emulate(lowered, dtypes)
+        lowered = deconvolution.avoid_onednn(lowered, dtypes)
         lowered = onednn.apply_workarounds(lowered, dtypes)
         lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)
     lowered = in_place.avoid_faults(lowered, frozen)

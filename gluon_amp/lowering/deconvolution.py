@@ -1,10 +1,13 @@
-"""Deconvolutions by MXNet's own kernels, for the emulation of float16 on a CPU.
+"""Deconvolutions by MXNet's own kernels, on a CPU.
 
-They are for those that the blocked layout does not take: 1-D and 3-D ones, those with a target
-shape, and all where there is no C++ library.
+In emulated float16 they are for those that the blocked layout does not take: 1-D and 3-D ones,
+those with a target shape, and all where there is no C++ library. In float32 and bfloat16 they are
+for those whose weight is not an array of the user.
 
 oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or a crash) unless the
-gradient of the weight is written to an array of the user. The gradient of a rounded weight is not.
+gradient of the weight is written to an array of the user. The gradient of a rounded weight is not,
+nor is that of a weight with several readers, or one in the body of a control flow operator. After
+the failure, oneDNN's stream in MXNet fails in all later operators of the thread.
 For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits:
 
 - They are wrong if both stride and dilation are above 1. The dilated kernel is replaced by the
@@ -15,7 +18,12 @@ For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits
   identity matrix for each filter.
 """
 
+from collections import Counter
 from typing import Callable, Dict, List, Tuple
+
+from gluon_amp.policy.graph import Writer, edge_dtypes
+
+ONEDNN_DTYPES = ("float32", "bfloat16")
 
 # Attributes with one value per dimension, and their defaults
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
@@ -25,6 +33,52 @@ def tuple_of(text: str) -> Tuple[int, ...]:
     """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'`, `'[]'` or `'None'`."""
     text = "" if text == "None" else text.strip("()[] ,")
     return tuple(int(part) for part in text.split(",") if part)
+
+
+def avoid_onednn(graph: dict, dtypes: Dict[str, object], is_body: bool = False) -> dict:
+    """Return a graph of the same values without the deconvolutions whose gradient fails in oneDNN.
+
+    It is `graph` itself if it has none.
+
+    Parameters
+    ----------
+    graph : dict
+        A symbol's JSON.
+    dtypes : dict of str to dtype
+        Dtypes of its variables.
+    is_body : bool
+        Whether it is the body of a control flow operator.
+    """
+    nodes = graph["nodes"]
+    if not any(node["op"] == "Deconvolution" or "subgraphs" in node for node in nodes):
+        return graph
+    edges = edge_dtypes(graph, dtypes)
+    readers = Counter(entry[0] for node in nodes for entry in node["inputs"])
+    out, changed = Writer(), False
+    for i, node in enumerate(nodes):
+        inputs = [out.remap(entry) for entry in node["inputs"]]
+        if "subgraphs" in node:
+            bodies = [avoid_onednn(body, {}, is_body=True) for body in node["subgraphs"]]
+            changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
+            node = {**node, "subgraphs": bodies}
+        name, dtype = node["name"], edges.get((i, 0))
+        if node["op"] == "Deconvolution" and dtype in ONEDNN_DTYPES:
+            weight = node["inputs"][1][0]
+            fails = is_body or nodes[weight]["op"] != "null" or readers[weight] > 1
+        else:
+            fails = False
+        if fails:
+            wide = [
+                out.emit("Cast", f"{name}_input{k}_float64", entry, dtype="float64")
+                for k, entry in enumerate(inputs)
+            ]
+            result = deconvolve(out.emit, name, node["attrs"], wide)
+            entry = out.emit("Cast", f"{name}_{dtype}", result, dtype=dtype)
+        else:
+            entry = out.copy(node, inputs)
+        out.numbers.append(entry[0])
+        changed = changed or fails
+    return out.graph(graph) if changed else graph
 
 
 def deconvolve(

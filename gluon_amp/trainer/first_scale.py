@@ -6,10 +6,12 @@ one step each time, and a short run has few.
 A replay with head gradients of zero finds a loss that ignores them.
 """
 
+import gc
 import math
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, List, Optional
+from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
+from gluon_amp.array_kinds import set_to_zero
 from gluon_amp.trainer.arrays import all_finite, all_zero, head_gradients, restored
 from gluon_amp.trainer.window import clear_fresh, mark_fresh
 
@@ -19,6 +21,9 @@ from mxnet.ndarray import NDArray
 
 # Returns whether the gradients of a pass at this scale are finite, or meet another condition.
 Fits = Callable[..., bool]
+
+VARIABLE = "var"  # MXNet names an array with a gradient so, with a number, and others null1
+ARRAY_CLASSES = (NDArray, mx.np.ndarray)
 
 IGNORED_HEADS = (
     "The loss ignores its head gradient, as SoftmaxOutput does, so that no loss scale reaches the "
@@ -48,7 +53,7 @@ def search(low: float, high: float, fits: Fits) -> Optional[float]:
 
     Most passes after the first one of a window fit at `high`, so it is tried first. Return None if
     the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only
-    once.
+    once, or see `variables_of`.
     """
     try:
         return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
@@ -75,10 +80,13 @@ def replays(
 ) -> Iterator[Fits]:
     """Keep the graph of the backward pass that runs inside, and yield what replays it.
 
-    A replay computes the gradients of those weights on the losses' devices that the pass reached.
-    It writes no gradient buffer, as other trainers and users may need what the pass wrote there. On
-    a CPU it writes running statistics. MXNet's Dropout drops nothing in a replay, so the pass
-    itself has to be the first.
+    A replay looks at the gradients of those weights on the losses' devices that the pass reached.
+    It restores all gradient buffers, as other trainers and users may need what the pass wrote
+    there. On a CPU it writes running statistics. MXNet's Dropout drops nothing in a replay, so the
+    pass itself has to be the first.
+
+    It is a backward pass into the present gradient buffers. `autograd.grad` would compute in arrays
+    of its own, and there oneDNN's gradient of a deconvolution crashes (`lowering/deconvolution`).
     """
     losses = [one.as_nd_ndarray() for one in losses]
     contexts = {one.context for one in losses}
@@ -89,12 +97,12 @@ def replays(
         reached = [weight for weight in weights if weight._fresh_grad]
         if not reached:
             return True
-        heads = head_gradients(losses, scale)
-        # After hybridize(static_shape=True) MXNet computes them in the gradient buffers after all.
-        with restored(weight.grad for weight in reached):
-            return condition(
-                autograd.grad(losses, reached, heads, retain_graph=True, train_mode=train_mode)
-            )
+        buffers = [variable.grad for variable in variables_of(losses, weights)]
+        with restored(buffers):
+            set_to_zero(buffers)  # for grad_req="add"
+            heads = head_gradients(losses, scale)
+            autograd.backward(losses, heads, retain_graph=True, train_mode=train_mode)
+            return condition([weight.grad for weight in reached])
 
     try:
         yield fits
@@ -102,6 +110,29 @@ def replays(
         mark_fresh(marked)
     if not retain_graph:
         free_graph(losses)
+
+
+def variables_of(losses: List[NDArray], likely: Iterable[NDArray]) -> List[NDArray]:
+    """Return the arrays with gradients that a backward pass of losses writes.
+
+    Those that are not among the likely ones are found among all of Python's arrays: inputs of the
+    net, or the weights of another trainer. Raise `MXNetError` if one is not found, as it was
+    deleted or has another gradient by now.
+    """
+    names = {name for loss in losses for name in autograd.get_symbol(loss).list_arguments()}
+    names = {name for name in names if name.startswith(VARIABLE)}
+    found: Dict[str, NDArray] = {}
+    for arrays in (lambda: likely, _all_arrays):
+        if names.difference(found):
+            marked = (one for one in arrays() if one.grad is not None)
+            found.update((autograd.get_symbol(one).name, one) for one in marked)
+    if names.difference(found):
+        raise MXNetError("The pass writes gradients that are out of reach, so it is not replayed.")
+    return [found[name] for name in names]
+
+
+def _all_arrays() -> List[NDArray]:
+    return [one for one in gc.get_objects() if type(one) in ARRAY_CLASSES]
 
 
 def free_graph(losses: List[NDArray]) -> None:

@@ -279,7 +279,7 @@ def test_a_gpu_that_a_cpu_wheel_leaves_idle(pretend):
             "float16",
             {},
             True,
-            "emulated by C++ kernels: the values of a GPU, about as fast as float32.",
+            "emulated by C++ kernels: the roundings of float16, about as fast as float32.",
         ),
         (
             "float16",
@@ -494,3 +494,17 @@ def test_a_wrong_device_is_one_sentence():
     with pytest.raises(ValueError) as error:
         amp.doctor(device="tpu")
     assert str(error.value) == "doctor() got the device 'tpu', expected 'gpu' or 'cpu'."
+
+
+@pytest.mark.parametrize(
+    "name, has",
+    [
+        ("NVIDIA GeForce GTX 1650", False),
+        ("NVIDIA GeForce GTX 1660 Ti", False),
+        ("Quadro T1000", False),
+        ("Tesla T4", True),
+        ("NVIDIA GeForce RTX 2060", True),
+    ],
+)
+def test_turing_without_tensor_cores_is_known_by_name(name, has):
+    assert advice.has_tensor_cores(Gpu(name, (7, 5))) == has

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from gluon_amp.host import host_copy
 from gluon_amp.lowering.native import updates
-from gluon_amp.optimizer import ExactFloat, masters
+from gluon_amp.optimizer import SGD, ExactFloat, masters
 from tests.marks import needs_library
 
 import mxnet as mx
-from mxnet import nd
+from mxnet import gluon, nd
 
 pytestmark = needs_library
 
@@ -217,3 +218,18 @@ def test_wrong_arrays_are_refused():
         updates.finite([nd.ones((2,), dtype="float64")])
     with pytest.raises(mx.base.MXNetError, match="shapes differ"):
         updates.sgd_update([nd.ones((2,)), nd.ones((3,))], 2, [1], [0], 0, 1, None)
+
+
+def test_an_update_of_a_slice_of_a_reordered_weight():
+    net = gluon.nn.Conv2D(32, 3, in_channels=32, use_bias=False)
+    net.initialize()
+    net.hybridize()
+    expected = net.weight.data().asnumpy()
+    for _ in range(2):  # in inference oneDNN reorders the weight in place
+        net(nd.ones((1, 32, 8, 8))).wait_to_read()
+    part = net.weight.data()[8:16]
+    optimizer = SGD(learning_rate=0.5)
+    state = optimizer.create_state_multi_precision(0, part)
+    optimizer.update(0, part, nd.ones(part.shape), state)
+    expected[8:16] -= 0.5
+    np.testing.assert_array_equal(host_copy(net.weight.data()), expected)

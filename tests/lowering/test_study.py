@@ -556,3 +556,17 @@ def test_all_lengths_and_instruction_sets_round_alike(shape):
                 np.testing.assert_array_equal(y, expected.astype(np.float32))
     finally:
         native.select(None)
+
+
+@pytest.mark.parametrize("policy", [HYBRID, "compute=tfloat32"])
+def test_transposed_convolutions_train(policy):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 1, in_channels=4), nn.Conv2DTranspose(4, 4, strides=2, in_channels=4))
+    net.add(nn.Conv2D(2, 1, in_channels=4))
+    net.initialize(mx.init.One())
+    amp.cast(net, policy)
+    with autograd.record():
+        loss = net(nd.ones((1, 4, 1, 1))).sum()
+    loss.backward()
+    # the data is 4, and each of the two last filters sends back a gradient of 1
+    assert (net[1].weight.grad().asnumpy() == 8).all()

@@ -487,6 +487,45 @@ def test_a_short_run_of_an_lstm_loses_one_step_at_most():
     assert abs(found - float32) < 0.25 * abs(halved - float32)
 
 
+# ------------------------------------------------------------------------------ deconvolutions
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_float32_deconvolution_is_replayed_without_a_crash(hybridize):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.Conv2DTranspose(2, 4, strides=2, in_channels=8))
+    net.initialize()
+    net.hybridize(hybridize)
+    trainer = Trainer(net.collect_params(), "sgd", loss_scale="dynamic")
+    with autograd.record():
+        loss = net(nd.ones((3, 3, 12, 12))).mean() * 2.0**120  # overflows, so it is searched
+    trainer.backward(loss)
+    assert trainer.step(1).next_loss_scale < 2.0**15
+
+
+def test_a_replay_keeps_gradients_of_arrays_that_no_trainer_owns():
+    p, x = parameter("p", [0.0]), nd.array([3.0])
+    x.attach_grad("add")
+    x.grad[:] = 5
+    trainer = Trainer([p], "sgd", loss_scale="dynamic")
+    with autograd.record():
+        loss = (nd.cast(p.data(), dtype="float32") * 2.0**8 + x).sum()
+    trainer.backward(loss)
+    assert x.grad.asscalar() == 5 + 2.0**16
+    assert trainer.step(1).next_loss_scale == 2.0**4
+
+
+def test_a_pass_with_a_deleted_array_is_not_replayed():
+    p, x = parameter("p", [0.0]), nd.array([3.0])
+    x.attach_grad()
+    trainer = Trainer([p], "sgd", loss_scale="dynamic")
+    with autograd.record():
+        loss = (nd.cast(p.data(), dtype="float32") * 2.0**8 + x).sum()
+    del x
+    trainer.backward(loss)
+    assert trainer.step(1).next_loss_scale == 2.0**8  # a backoff of unknown size
+
+
 # ------------------------------------------------------------------------------ losses as heads
 
 

@@ -3,7 +3,7 @@
 `cuobjdump --list-elf` and `--list-ptx` list what MXNet 1.9.1's CUDA wheels hold (mxnet-cu112 and
 mxnet-cu117): machine code, and no PTX. Machine code for capability X.y runs on X.z with z >= y, and
 on no other X; only PTX is compiled for later ones ("Binary Compatibility" in NVIDIA's CUDA C++
-Programming Guide). Tensor Cores came with 7.0.
+Programming Guide). Tensor Cores came with 7.0, but the chips TU116 and TU117 have none.
 """
 
 from typing import List, NamedTuple, Optional, Tuple
@@ -13,6 +13,12 @@ from gluon_amp.policy import PRESETS, Policy
 
 MACHINE_CODE = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 TENSOR_CORES = (7, 0)
+
+# words in the names of GPUs with the chips TU116 and TU117, of capability 7.5 (NVIDIA's Turing
+# GPUs without Tensor Cores; github.com/pytorch/pytorch/issues/58123 has their NaNs in float16)
+WITHOUT_TENSOR_CORES = frozenset(
+    "1630 1650 1660 MX450 MX550 T400 T500 T550 T600 T1000 T1200 T2000".split()
+)
 SUPPORTED = "5.0 to 8.9"
 
 # the first compute capability of each generation
@@ -50,7 +56,7 @@ def runs_mxnet(gpu: Gpu) -> bool:
 
 def has_tensor_cores(gpu: Gpu) -> bool:
     """Return whether float16 can be faster than float32 on this GPU, and not only smaller."""
-    return gpu.capability >= TENSOR_CORES
+    return gpu.capability >= TENSOR_CORES and WITHOUT_TENSOR_CORES.isdisjoint(gpu.name.split())
 
 
 def about_gpu(gpu: Gpu) -> str:
@@ -174,7 +180,9 @@ def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
         return True, "by oneDNN, on all cores."
     if dtype == "float16":
         if machine.native:
-            return True, "emulated by C++ kernels: the values of a GPU, about as fast as float32."
+            return True, (
+                "emulated by C++ kernels: the roundings of float16, about as fast as float32."
+            )
         return True, (
             "emulated by MXNet's own operators, several times slower than float32: install a C++ "
             "compiler (`apt-get install g++`)."

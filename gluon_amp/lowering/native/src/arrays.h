@@ -27,14 +27,20 @@ inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) {
   return array.IsMKLDNNData() ? array.Reorder2Default() : array;
 }
 
-// Converts an array that this operator may write to the plain layout, in place.
+// Converts an array that this operator may write to the plain layout, in place. The layout is that of the
+// whole memory, also if the array is a slice of it.
 inline void make_plain(const mxnet::NDArray& array) {
   if (!array.IsMKLDNNData()) return;
   const mxnet::NDArray plain = array.Reorder2Default();
-  const auto memory = array.storage_handle();
+  const auto values = plain.storage_handle(), memory = array.storage_handle();
   const_cast<mxnet::NDArray&>(array).InvalidateMKLDNNData();
-  const size_t bytes = plain.shape().Size() * mshadow::mshadow_sizeof(plain.dtype());
-  std::memcpy(memory.dptr, plain.data().dptr_, bytes);
+  std::memcpy(memory.dptr, values.dptr, values.size);
+}
+
+// Prepares an array to be overwritten in the plain layout. The values beside a slice are kept.
+inline void begin_plain(const mxnet::NDArray& array) {
+  if (array.IsView()) return make_plain(array);
+  if (array.IsMKLDNNData()) const_cast<mxnet::NDArray&>(array).InvalidateMKLDNNData();
 }
 
 // Whether two descriptions of tensors of the same shape are of the same layout.
@@ -58,7 +64,7 @@ class SameLayout {
   explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) : arrays_(arrays) {
     blocked_ = true;
     for (const auto& array : arrays) {
-      if (!array.IsMKLDNNData()) blocked_ = false;
+      if (!array.IsMKLDNNData() || array.IsView()) blocked_ = false;
     }
     if (blocked_) desc_ = describe(arrays[0].GetMKLDNNData());
     blocked_ = blocked_ && dense(desc_);
@@ -92,7 +98,7 @@ class SameLayout {
     if (blocked_ && output.IsView()) to_plain();
     if (!blocked_) {
       // The result may reuse the memory of an input that was blocked.
-      if (output.IsMKLDNNData()) const_cast<mxnet::NDArray&>(output).InvalidateMKLDNNData();
+      begin_plain(output);
       return plain_data<float>(output);
     }
     if (first_value(output) != data[0]) const_cast<mxnet::NDArray&>(output).CreateMKLDNNData(desc_);
@@ -124,6 +130,7 @@ class SameLayout {
 
 inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) { return array; }
 inline void make_plain(const mxnet::NDArray&) {}
+inline void begin_plain(const mxnet::NDArray&) {}
 
 struct SameLayout {
   explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) {

@@ -51,9 +51,7 @@ const T* values_of(const NDArray& input) {
 
 template <typename T>
 T* result_of(const NDArray& output) {
-#if MXNET_USE_MKLDNN == 1
-  if (output.IsMKLDNNData()) const_cast<NDArray&>(output).InvalidateMKLDNNData();
-#endif
+  begin_plain(output);
   return static_cast<T*>(static_cast<void*>(plain_data<char>(output)));
 }
 
