@@ -4,10 +4,10 @@ A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfl
 if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
 oneDNN need a workaround (`deconvolution`, `onednn`, `frozen_weights`). On a CPU, images in float16
 and in native bfloat16 have a layout of our own (`blocked`). Formats for study are emulated too
-(`study`). On all devices, MXNet computes some gradients wrongly in place (`in_place`), and gradients
-that are added to others need some more changes (`added_gradients`). Each of these modules rewrites
-the graph as `graph.to_json` returns it, given the dtypes of its variables, and returns the graph
-itself if nothing changes.
+(`study`). On all devices, MXNet computes some gradients wrongly in place (`in_place`), and
+gradients that are added to others need some more changes (`added_gradients`). Each of these modules
+rewrites the graph as `graph.to_json` returns it, given the dtypes of its variables, and returns the
+graph itself if nothing changes.
 """
 
 from typing import Dict, FrozenSet, Optional

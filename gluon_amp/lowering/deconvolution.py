@@ -7,7 +7,7 @@ for those whose weight is not an array of the user.
 oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or a crash) unless the
 gradient of the weight is written to an array of the user. The gradient of a rounded weight is not,
 nor is that of a weight with several readers, or one in the body of a control flow operator. After
-the failure, oneDNN's stream in MXNet fails in all later operators of the thread.
+the failure, later operators of the process fail as well.
 For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits:
 
 - They are wrong if both stride and dilation are above 1. The dilated kernel is replaced by the

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -176,6 +177,16 @@ def test_memory_of_deleted_weights_is_freed():
         gc.collect()
         if i == 10:
             before = resident()
+    assert resident() - before < 40e6
+
+
+def test_memory_of_the_last_weights_is_freed_too():
+    before = resident()
+    layer = product(hidden=4096)
+    layer(nd.ones((1, 4096)), nd.ones((4096, 4096))).wait_to_read()  # 64 MB, and as much packed
+    deadline = time.monotonic() + 10
+    while resident() - before > 40e6 and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert resident() - before < 40e6
 
 

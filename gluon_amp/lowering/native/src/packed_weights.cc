@@ -2,10 +2,14 @@
 // terms describe any such layout.
 #include "packed_weights.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <tuple>
 #include <typeinfo>
 #include <vector>
@@ -369,10 +373,39 @@ Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc) {
   return {};
 }
 
+constexpr std::chrono::milliseconds kInterval(100);
+bool forgetting = false;  // whether a thread forgets the weights of arrays that are gone
+
 void forget_expired() {
   for (auto item = cache().begin(); item != cache().end();) {
     item = item->second.chunk.expired() ? cache().erase(item) : std::next(item);
   }
+}
+
+void keep_forgetting() {
+  for (;;) {
+    std::this_thread::sleep_for(kInterval);
+    std::lock_guard<std::mutex> lock(mutex);
+    forget_expired();
+    if (cache().empty()) {
+      forgetting = false;
+      return;
+    }
+  }
+}
+
+// Frees what is packed soon after its array is gone, of which MXNet informs nobody. Hold the mutex.
+void forget_when_expired() {
+  if (forgetting) return;
+  forgetting = true;
+  // A child process has the memory of its parent, but not this thread.
+  static const int handlers = pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                                             [] {
+                                               forgetting = false;
+                                               mutex.unlock();
+                                             });
+  (void)handlers;
+  std::thread(keep_forgetting).detach();
 }
 
 }  // namespace
@@ -422,6 +455,7 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
   fill(weight, desc, buffer->data());
   std::lock_guard<std::mutex> lock(mutex);
   cache()[key] = Packed{chunk_of(weight), version, desc, buffer};
+  forget_when_expired();
   return buffer;
 }
 
