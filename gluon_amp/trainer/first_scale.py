@@ -6,6 +6,7 @@ one step each time, and a short run has few.
 A replay with head gradients of zero finds a loss that ignores them.
 """
 
+import functools
 import gc
 import math
 from contextlib import contextmanager
@@ -93,13 +94,16 @@ def replays(
     weights = [weight for weight in weights if weight.context in contexts]
     marked = clear_fresh(weights)
 
+    @functools.lru_cache(maxsize=None)
+    def buffers() -> List[NDArray]:
+        return [variable.grad for variable in variables_of(losses, weights)]
+
     def fits(scale: float, condition: Callable[[List[NDArray]], bool] = all_finite) -> bool:
         reached = [weight for weight in weights if weight._fresh_grad]
         if not reached:
             return True
-        buffers = [variable.grad for variable in variables_of(losses, weights)]
-        with restored(buffers):
-            set_to_zero(buffers)  # for grad_req="add"
+        with restored(buffers()):
+            set_to_zero(buffers())  # for grad_req="add"
             heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=True, train_mode=train_mode)
             return condition([weight.grad for weight in reached])
