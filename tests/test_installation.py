@@ -111,7 +111,7 @@ def test_an_installation_has_every_command(command, installed):
     printed = command(prog=(installed / "python", "-c", code))
     usages = re.findall(r"^usage: (\S+)", printed, re.MULTILINE)
     assert usages == re.findall(r"^  ([a-z-]+) ", command("--help"), re.MULTILINE)
-    assert len(usages) == 8
+    assert len(usages) == 9
 
 
 def test_the_source_distribution_has_every_file(distributions):
