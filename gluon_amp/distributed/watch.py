@@ -113,7 +113,9 @@ class Watch:
         self._peers, self._first, self._seconds, self._end = peers, first, seconds, end
         self._beat = min(BEAT, seconds / 4)
         self._longest = 0.0  # seconds of a step
-        self._patience = math.inf  # until when the present exchange may take
+        # Until when the present exchange may take, by `_clock`. Each is written by one thread only.
+        self._patience = math.inf
+        self._stopped = 0.0  # seconds in which this process was stopped
         self._woke = time.monotonic()
         self._leaving, self._left = threading.Event(), threading.Event()
         threading.Thread(target=self._run, daemon=True, name="gluon_amp_watch").start()
@@ -133,7 +135,7 @@ class Watch:
     @contextlib.contextmanager
     def exchange(self, seconds: Optional[float] = None) -> Iterator[None]:
         """Watch over an exchange with the other workers."""
-        self._patience = time.monotonic() + (self._seconds if seconds is None else seconds)
+        self._patience = self._clock() + (self._seconds if seconds is None else seconds)
         try:
             yield
         finally:
@@ -170,7 +172,11 @@ class Watch:
     def _state(self) -> str:
         if self._leaving.is_set():
             return LEAVING
-        return STUCK if time.monotonic() > self._patience else ALIVE
+        return STUCK if self._clock() > self._patience else ALIVE
+
+    def _clock(self) -> float:
+        """Return the seconds in which this process was not stopped."""
+        return time.monotonic() - self._stopped
 
     def _listen(self) -> None:
         """Receive what arrives, for a fraction of a beat."""
@@ -179,7 +185,7 @@ class Watch:
         before, self._woke = self._woke, time.monotonic()
         stopped = self._woke - before - self._beat
         if stopped > 0:  # this process was, and perhaps all of them; nobody has to answer for it
-            self._patience += stopped
+            self._stopped += stopped
             for peer in peers.values():
                 peer.heard += stopped
         for connection in ready:
