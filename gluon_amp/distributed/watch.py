@@ -116,7 +116,7 @@ class Watch:
         # Until when the present exchange may take, by `_clock`. Each is written by one thread only.
         self._patience = math.inf
         self._stopped = 0.0  # seconds in which this process was stopped
-        self._woke = time.monotonic()
+        self._woke = self._moved = time.monotonic()
         self._leaving, self._left = threading.Event(), threading.Event()
         threading.Thread(target=self._run, daemon=True, name="gluon_amp_watch").start()
 
@@ -203,7 +203,10 @@ class Watch:
                 silence = f"has not answered for {self._seconds:g} s"
                 return f"{peer.name} {silence}, and the others cannot go on: {GO_ON}"
         states = {self._state(), *(peer.state for peer in self._peers)}
-        if self._first and STUCK in states and ALIVE not in states:
+        if STUCK not in states or ALIVE in states:
+            self._moved = now
+        # What the others have said may be a beat old.
+        if self._first and now - self._moved > 2 * self._beat:
             return (
                 "all workers are alive and wait for each other's numbers, so a server or the "
                 f"scheduler has ended: {GO_ON}"
