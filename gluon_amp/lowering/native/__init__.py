@@ -5,9 +5,9 @@ and update all parameters in one pass (`src/updates.cc`, called by `updates`). W
 own operators compute instead, more slowly: with `GLUON_AMP_NATIVE=0`, without a compiler, or if it
 cannot be built or loaded or fails its trial. Both compute the same bits, with three exceptions.
 Sums over a batch, such as BatchNorm's, may be computed in another order, since our operators keep
-tensors in oneDNN's own layouts. Average pooling with the `full` convention divides a clipped window
-by its true size in the gradient too, as finite differences do and MXNet does not. The maximum of
-an empty window is -inf here.
+tensors in oneDNN's own layouts. Average pooling with the `full` convention and a clipped window has
+the gradient of finite differences here, and another one in MXNet. The maximum of an empty window is
+-inf here.
 
 `obtain` finds or builds the library: `build` compiles it, `check` tries it in a separate process,
 and `cache` stores it. A library is only loaded if its bytes have the digest that was recorded when
@@ -156,7 +156,9 @@ def load(path: Path) -> ctypes.CDLL:
             if status != _BUSY:
                 break
             if time.monotonic() > deadline:
-                raise BuildError(f"other threads call MXNet since {PATIENCE} seconds")
+                raise BuildError(
+                    f"other threads have called MXNet for {PATIENCE} seconds without a pause"
+                )
             time.sleep(0.01)
     if status == _USERS_ERROR:
         raise mx.base.MXNetError(message.value.decode(errors="replace"))
