@@ -27,6 +27,8 @@ PAIRS = [
 IGNORED = ".git .venv* .clients .horovod .*_cache .hypothesis __pycache__ build dist *.egg-info"
 # What a make that runs this program, or a checkout in use, would hand down
 INHERITED = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTHONPATH")
+# What pytest says in its last line; `make test` runs it once for each kind of CPU
+COUNTS = re.compile(r"\b\d+ (passed|failed|errors?)\b")
 
 
 def find_python(version: str) -> Optional[str]:
@@ -59,17 +61,18 @@ def pin_numpy(constraints: Path, numpy: str) -> None:
 
 
 def make(source: Path, *arguments: str) -> Tuple[int, str]:
-    """Run make and print what it prints; return its exit status and its last line."""
+    """Run make and print what it prints; return its exit status and the counts of each pytest."""
     environment = {name: value for name, value in os.environ.items() if name not in INHERITED}
-    last = ""
+    counts = []
     command = ["make", "--no-print-directory", *arguments]
     with subprocess.Popen(
         command, cwd=source, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
     ) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
-            last = line.strip() or last
-    return process.returncode, last
+            if COUNTS.search(line):
+                counts.append(line.strip("=\n "))
+    return process.returncode, "; ".join(counts)
 
 
 def check(python: str, numpy: str, tests: str) -> str:

@@ -231,13 +231,17 @@ def test_matrix_covers_every_supported_python():
 
 
 @needs_make
-@pytest.mark.parametrize("status, result", [(0, "2 passed"), (1, "FAILED: 2 passed")])
+@pytest.mark.parametrize(
+    "status, result",
+    [(0, "1 failed, 2 passed; 3 passed"), (1, "FAILED: 1 failed, 2 passed; 3 passed")],
+)
 def test_matrix_runs_the_makefile_of_a_copy(status, result, tmp_path, monkeypatch):
     """A Makefile that prints what it is called with stands in for hours."""
     (tmp_path / "constraints.txt").write_text("numpy==1.23.5\n")
     (tmp_path / "Makefile").write_text(
         "train:\n\t@cat constraints.txt >log; echo '$(PYTHON) $(ARGS)' >>log\n"
-        f"test:\n\t@mv log '{tmp_path}'; echo 2 passed; exit {status}\n"
+        f"test:\n\t@mv log '{tmp_path}'; "
+        f"echo '= 1 failed, 2 passed ='; echo; echo 3 passed; echo over; exit {status}\n"
     )
     monkeypatch.setattr(matrix, "ROOT", tmp_path)
     monkeypatch.setenv("MAKEFLAGS", " -- ARGS=--only")
