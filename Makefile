@@ -29,7 +29,7 @@ $(VENV)/.train: $(VENV)/.created setup.py constraints.txt
 	@touch $@
 
 # The C++ kernels are built before they are needed; without a compiler MXNet's own are used.
-$(VENV)/.kernels: $(VENV)/.train $(wildcard gluon_amp/lowering/native/src/*)
+$(VENV)/.kernels: $(VENV)/.train $(wildcard gluon_amp/kernels/src/*)
 	$(BIN)/gluon-amp build || true
 	@touch $@
 

@@ -17,7 +17,7 @@ from typing import List, Optional, Sequence
 PROG = "gluon-amp"
 DESCRIPTION = "Mixed precision for Apache MXNet 1.9.1."
 
-# The commands in the order of the help; `gluon_amp.commands` has a module for each.
+# The commands in the order of the help; `gluon_amp.training.console` has a module for each.
 COMMANDS = {
     "build": "build the C++ kernels for CPUs, which the first training would do otherwise",
     "doctor": "report whether this machine can run a policy, and how",
@@ -67,9 +67,9 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
         import gluon_amp  # noqa: F401
     except ImportError as error:  # MXNet is missing or cannot be loaded
         return _refused(prog, error)
-    from gluon_amp.distributed.workers import leave
+    from gluon_amp.training.workers.workers import leave
 
-    command = importlib.import_module(f"gluon_amp.commands.{name.replace('-', '_')}")
+    command = importlib.import_module(f"gluon_amp.training.console.{name.replace('-', '_')}")
     return leave(functools.partial(command.main, rest, f"{prog} {name}"))
 
 
@@ -91,7 +91,7 @@ def version() -> str:
 
 
 def _did_you_mean(name: str) -> str:
-    """Return near matches, as `gluon_amp.messages.did_you_mean` does inside the package."""
+    """Return near matches, as `gluon_amp.base.messages.did_you_mean` does inside the package."""
     matches = difflib.get_close_matches(name.lower(), COMMANDS)
     matches = matches or [command for command in COMMANDS if name and command.startswith(name)]
     return f" (did you mean {' or '.join(matches)}?)" if matches else f": {PROG} --help lists them"

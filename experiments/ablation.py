@@ -17,13 +17,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 import gluon_amp as amp
-from gluon_amp.command_line import Parser, path, positive, positive_int, status_of
-from gluon_amp.data.digits import load_digits
-from gluon_amp.figures import BROKEN, COLOURS
-from gluon_amp.results.figure import new_figure, styled
-from gluon_amp.results.machine import describe_cpu, versions
-from gluon_amp.results.render import difference
-from gluon_amp.results.statistics import compare_pairs, spread
+from gluon_amp.inspection.figures import BROKEN, COLOURS
+from gluon_amp.training.command_line import Parser, path, positive, positive_int, status_of
+from gluon_amp.training.data.digits import load_digits
+from gluon_amp.training.tables.figure import new_figure, styled
+from gluon_amp.training.tables.machine import describe_cpu, versions
+from gluon_amp.training.tables.render import difference
+from gluon_amp.training.tables.statistics import compare_pairs, spread
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

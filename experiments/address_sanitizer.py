@@ -15,7 +15,7 @@ import sys
 from typing import Dict, List, Optional, Sequence
 
 from experiments import ROOT
-from gluon_amp.lowering.native import build
+from gluon_amp.kernels import build
 
 FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
 

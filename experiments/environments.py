@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from experiments.matrix import find_python
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 STAMP = ".installed"  # what an environment was made from
 

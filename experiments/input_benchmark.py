@@ -13,13 +13,21 @@ from pathlib import Path
 from statistics import median
 from typing import Dict, List, Optional, Sequence
 
-from gluon_amp.command_line import Parser, output_file, whole
-from gluon_amp.data import DataError, Preprocessing, RecordFiles, open_records
-from gluon_amp.data.imagenet_transforms import AREA, ASPECT, INPUT_SIZE, JITTER, LIGHTING, MEAN, STD
-from gluon_amp.data.input_speed import Batches, images_per_second, training_batches
-from gluon_amp.data.synthetic import write_synthetic_records
-from gluon_amp.hardware import count_processors, cpu_flags, cpu_name
-from gluon_amp.results.machine import versions
+from gluon_amp.base.hardware import count_processors, cpu_flags, cpu_name
+from gluon_amp.training.command_line import Parser, output_file, whole
+from gluon_amp.training.data import DataError, Preprocessing, RecordFiles, open_records
+from gluon_amp.training.data.imagenet_transforms import (
+    AREA,
+    ASPECT,
+    INPUT_SIZE,
+    JITTER,
+    LIGHTING,
+    MEAN,
+    STD,
+)
+from gluon_amp.training.data.input_speed import Batches, images_per_second, training_batches
+from gluon_amp.training.data.synthetic import write_synthetic_records
+from gluon_amp.training.tables.machine import versions
 
 import mxnet as mx
 

@@ -23,9 +23,9 @@ from experiments.photographs import figure as photographs_figure
 from experiments.photographs import report as photographs_report
 from experiments.wire import figure as wire_figure
 from experiments.wire import page as wire_page
-from gluon_amp.command_line import Parser, status_of
-from gluon_amp.results import figure, render
-from gluon_amp.results.table import restored
+from gluon_amp.training.command_line import Parser, status_of
+from gluon_amp.training.tables import figure, render
+from gluon_amp.training.tables.table import restored
 
 DOCS = ROOT / "docs"
 Values = Dict[str, Any]

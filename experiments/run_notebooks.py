@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from experiments import ROOT
-from gluon_amp.command_line import Parser, UsageError, positive_int, status_of
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
+from gluon_amp.training.command_line import Parser, positive_int, status_of
 
 FOLDER = ROOT / "notebooks"
 WARNING = re.compile(r"\w*Warning\b.*")

@@ -107,13 +107,13 @@ def emulated(case: Case) -> np.ndarray:
     """Return the outputs of a cast graph on this CPU, in float16."""
     import gluon_amp as amp
     from gluon_amp.lowering import lower
-    from gluon_amp.policy import graph
+    from gluon_amp.policy import cast_pass
 
     import mxnet as mx
 
     dtypes = {"data": "float16", "weight": "float16"}
     policy = amp.Policy("float16", "float16", "float16")
-    lowered = lower(graph.apply(_symbol(case), policy, dtypes), dtypes, "cpu")
+    lowered = lower(cast_pass.apply(_symbol(case), policy, dtypes), dtypes, "cpu")
     inputs = [mx.nd.array(getattr(case, name), dtype="float16") for name in lowered.list_inputs()]
     return mx.nd.CachedOp(lowered)(*inputs).asnumpy()
 

@@ -22,12 +22,12 @@ from typing import List, Optional, Sequence
 import numpy as np
 
 import gluon_amp as amp
+from gluon_amp.base.formats import FORMATS, rounded_array
 from gluon_amp.casting.binding import running_blocks
-from gluon_amp.command_line import Parser, output_file, positive_int
-from gluon_amp.formats import FORMATS, rounded_array
 from gluon_amp.inspection.gpu_graph import gpu_findings
-from gluon_amp.policy.graph import LOW_PRECISION
-from gluon_amp.trainer.arrays import flatten
+from gluon_amp.optimizer.arrays import flatten
+from gluon_amp.policy.cast_pass import LOW_PRECISION
+from gluon_amp.training.command_line import Parser, output_file, positive_int
 
 import mxnet as mx
 from mxnet import autograd, nd

@@ -20,16 +20,17 @@
   `CheckpointHandler`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`, `unscale`.
 """
 
-from gluon_amp import startup
+from gluon_amp.base import startup
 
 startup.import_mxnet()
 
-from gluon_amp import migration, optimizer, symbolic
+from gluon_amp import kernels, optimizer, symbolic
+from gluon_amp.base import migration
+from gluon_amp.base.dtypes import bits, float_table
 from gluon_amp.casting.cast import cast, policy_of
 from gluon_amp.casting.input_gradient import input_gradient
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
-from gluon_amp.dtypes import bits, float_table
-from gluon_amp.estimator import BatchProcessor, CheckpointHandler, GradientUpdateHandler
+from gluon_amp.checkpoint.estimator import BatchProcessor, CheckpointHandler, GradientUpdateHandler
 from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
 from gluon_amp.inspection.check import check
 from gluon_amp.inspection.describe import describe
@@ -37,13 +38,12 @@ from gluon_amp.inspection.diagnose import Diagnosis, diagnose
 from gluon_amp.inspection.doctor import doctor
 from gluon_amp.inspection.gradient_report import gradient_report
 from gluon_amp.inspection.watch import watch
-from gluon_amp.lowering import native
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 
-native.load_if_built()
+kernels.load_if_built()
 
 __version__ = "0.1.0"
 

@@ -44,8 +44,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gluon_amp as amp
-from gluon_amp import figures
-from gluon_amp.data.digits import load_digits
+from gluon_amp.inspection import figures
+from gluon_amp.training.data.digits import load_digits
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -36,7 +36,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import gluon_amp as amp
-from gluon_amp import figures
+from gluon_amp.inspection import figures
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

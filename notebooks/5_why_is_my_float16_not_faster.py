@@ -51,8 +51,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gluon_amp as amp
-from gluon_amp import figures
-from gluon_amp.data import TrainingBatches, open_synthetic
+from gluon_amp.inspection import figures
+from gluon_amp.training.data import TrainingBatches, open_synthetic
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

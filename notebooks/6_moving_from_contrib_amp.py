@@ -33,7 +33,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gluon_amp as amp
-from gluon_amp import figures
+from gluon_amp.inspection import figures
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

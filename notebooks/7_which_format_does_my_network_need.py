@@ -37,8 +37,8 @@ import numpy as np
 from IPython.display import Image
 
 import gluon_amp as amp
-from gluon_amp.data.digits import load_digits
-from gluon_amp.data.text import CLASSES, open_text
+from gluon_amp.training.data.digits import load_digits
+from gluon_amp.training.data.text import CLASSES, open_text
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -7,7 +7,7 @@ With ``-H HOSTFILE`` it runs on the machines of that file, by ssh.
 
 import sys
 
-from gluon_amp.commands.launch import main
+from gluon_amp.training.console.launch import main
 
 if __name__ == "__main__":
     sys.exit(main(prog="launch.py"))

@@ -6,7 +6,7 @@ python scripts/train_imagenet.py --data-dir IMAGENET --use-rec
 
 import sys
 
-from gluon_amp.commands.pack import main
+from gluon_amp.training.console.pack import main
 
 if __name__ == "__main__":
     sys.exit(main(prog="pack_images.py"))

@@ -6,7 +6,7 @@ python scripts/train_imagenet.py --data-dir ~/.mxnet/datasets/caltech256 --use-r
 
 import sys
 
-from gluon_amp.commands.prepare_caltech import main
+from gluon_amp.training.console.prepare_caltech import main
 
 if __name__ == "__main__":
     sys.exit(main(prog="prepare_caltech.py"))

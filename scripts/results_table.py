@@ -5,7 +5,7 @@ python scripts/results_table.py                  # handwritten digits, on any ma
 
 import sys
 
-from gluon_amp.commands.results import main
+from gluon_amp.training.console.results import main
 
 if __name__ == "__main__":
     sys.exit(main(prog="results_table.py"))

@@ -7,7 +7,7 @@ It needs no files: the text is the source code of Python's standard library.
 
 import sys
 
-from gluon_amp.commands.train_lstm import main
+from gluon_amp.training.console.train_lstm import main
 
 if __name__ == "__main__":
     sys.exit(main(prog="train_lstm.py"))

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401  (restores the numpy aliases that mxnet needs)
-from gluon_amp.lowering import native
+from gluon_amp import kernels
 
 import mxnet as mx
 
-native.prepare()  # marks ask whether the library is there
+kernels.prepare()  # marks ask whether the library is there
 
 
 def pytest_addoption(parser):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gluon_amp.formats import FloatFormat
+from gluon_amp.base.formats import FloatFormat
 
 
 def every_value(format_: FloatFormat) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 import numpy as np
 
-from gluon_amp.data import RecordFiles
+from gluon_amp.training.data import RecordFiles
 
 from mxnet import recordio
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_amp.array_kinds import of_kind, of_user_kind
+from gluon_amp.base.array_kinds import of_kind, of_user_kind
 
 import mxnet as mx
 from mxnet import nd

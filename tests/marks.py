@@ -2,10 +2,12 @@
 
 import pytest
 
-from gluon_amp.lowering import bfloat16, blocked, native
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16
+from gluon_amp.lowering import blocked
 
 needs_library = pytest.mark.skipif(
-    not native.available(), reason="the C++ operators cannot be built here"
+    not kernels.available(), reason="the C++ operators cannot be built here"
 )
 needs_layout = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
 needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no AVX512")

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Dict, NamedTuple, Tuple
 
-from gluon_amp.mxnet_internals import LIB, check_call
+from gluon_amp.base.mxnet_internals import LIB, check_call
 
 from mxnet.base import OpHandle, c_str, py_str
 

@@ -102,7 +102,7 @@ def test_the_package_and_the_scripts_are_the_same_commands(capsys):
 def test_the_help_of_every_command_has_80_columns(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     for name in console.COMMANDS:
-        command = importlib.import_module(f"gluon_amp.commands.{name.replace('-', '_')}")
+        command = importlib.import_module(f"gluon_amp.training.console.{name.replace('-', '_')}")
         with pytest.raises(SystemExit) as stop:
             command.main(["--help"])
         assert stop.value.code == 0

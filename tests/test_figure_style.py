@@ -7,7 +7,7 @@ import sys
 import matplotlib.pyplot as plt
 import matplotlib.style
 
-from gluon_amp import figures
+from gluon_amp.inspection import figures
 from tests import ROOT
 
 DRAWING = [

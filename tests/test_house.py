@@ -82,9 +82,9 @@ def lint(checkout, *command):
     "path, line",
     [
         ("gluon_amp/policy/graph.py", "from gluon_amp.trainer import Trainer"),
-        ("gluon_amp/data/loader.py", "from gluon_amp.policy import Policy"),
+        ("gluon_amp/training/data/loader.py", "from gluon_amp.policy import Policy"),
         ("gluon_amp/trainer/window.py", "from gluon_amp.inspection import describe"),
-        ("gluon_amp/recipes/loop.py", "import gluon_amp.results"),
+        ("gluon_amp/training/runs/loop.py", "import gluon_amp.training.tables"),
         ("gluon_amp/new_room.py", ""),
     ],
 )

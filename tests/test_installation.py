@@ -104,7 +104,8 @@ def test_an_installation_has_every_command(command, installed):
     code = (
         "import gluon_amp_console as console, importlib\n"
         "for name in console.COMMANDS:\n"
-        '    command = importlib.import_module(f\'gluon_amp.commands.{name.replace("-", "_")}\')\n'
+        "    module = 'gluon_amp.training.console.' + name.replace('-', '_')\n"
+        "    command = importlib.import_module(module)\n"
         "    try: command.main(['--help'], name)\n"
         "    except SystemExit as stop: assert stop.code == 0\n"
     )

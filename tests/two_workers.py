@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, List
 
-from gluon_amp.distributed.tasks import free_port
+from gluon_amp.training.workers.tasks import free_port
 from tests import ROOT
 
 

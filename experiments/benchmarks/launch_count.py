@@ -2,8 +2,9 @@
 
 It runs on a CPU, with the operators that a GPU would run: a GPU launches a kernel or more for each,
 and is idle while the host reads and has not launched more. The C++ kernels of gluon_amp are off,
-and what it computes apart from a network takes the ways of a GPU (`gluon_amp.host.as_on_a_gpu`).
-A network's own operators are those of the emulation here, so they are counted apart.
+and what it computes apart from a network takes the ways of a GPU
+(`gluon_amp.base.host.as_on_a_gpu`). A network's own operators are those of the emulation here, so
+they are counted apart.
 
 The process gets a `Counting` as JSON and prints its `Counts`.
 """
@@ -92,7 +93,7 @@ def main(argument: str) -> None:
 def count(case: Counting) -> Counts:
     """Return the counts of a case; MXNet has to be new to this process, for contrib.amp."""
     import gluon_amp
-    from gluon_amp.host import as_on_a_gpu
+    from gluon_amp.base.host import as_on_a_gpu
 
     import mxnet as mx
 

@@ -248,7 +248,7 @@ def check(case: Case) -> Callable[[], None]:
     """Return an overflow check, including the transfer of its result."""
     arrays = list(gradients(case).values())
     if case.library == "gluon_amp":
-        from gluon_amp.trainer.arrays import all_finite
+        from gluon_amp.optimizer.arrays import all_finite
 
         return lambda: all_finite(arrays)
     # contrib.amp's LossScaler.has_overflow

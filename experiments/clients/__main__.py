@@ -19,8 +19,9 @@ from experiments.clients.families import FAMILIES
 from experiments.clients.records import Records
 from experiments.clients.run import Job, run
 from experiments.clients.table import DTYPES, Row, render
-from gluon_amp.command_line import Parser, UsageError, output_file, positive_int, status_of, whole
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
+from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of, whole
 
 SEEDS = 3  # of float32, whose spread is the measure
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Mapping, Sequence
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 HERE = Path(__file__).parent
 PROGRAMS, REQUIREMENTS = HERE / "programs", HERE / "requirements"

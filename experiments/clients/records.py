@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from experiments.clients.run import Job
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 
 KEY = ("case", "policy", "seed", "steps")

@@ -15,7 +15,7 @@ from typing import Any, Dict, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.clients.cases import Case, Family, apply
-from gluon_amp.results.machine import describe_cpu
+from gluon_amp.training.tables.machine import describe_cpu
 
 PROGRAM = "program.py"
 LONGEST_ERROR = 160  # characters

@@ -11,8 +11,8 @@ from typing import Dict, Iterator, List, Optional, Sequence
 from experiments import ROOT
 from experiments.cuda_kernels.build import prepare
 from experiments.zoo_coverage import all_networks, regular_expression
-from gluon_amp.command_line import Parser, status_of
 from gluon_amp.policy import cuda_kernels
+from gluon_amp.training.command_line import Parser, status_of
 
 # What stands in the table though the probe does not call it: it writes into its input, reads a
 # sparse array or copies between devices

@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 from typing import Dict, List
 
-from gluon_amp.command_line import UsageError
-from gluon_amp.lowering.native import build
+from gluon_amp.base.messages import UsageError
+from gluon_amp.kernels import build
 
 WHEEL = "mxnet-cu112==1.9.1"
 SOURCES = Path(__file__).parent / "stand_ins"

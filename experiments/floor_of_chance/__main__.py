@@ -25,12 +25,13 @@ from experiments.floor_of_chance.compare import (
 from experiments.floor_of_chance.figure import draw
 from experiments.floor_of_chance.page import page
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
-from gluon_amp.command_line import Parser, UsageError, natural, path, positive_int, status_of
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
-from gluon_amp.recipes.data_options import DATASETS
-from gluon_amp.recipes.interruption import RunInterruptedError
-from gluon_amp.results.record import SUMMARY, RunRecord, read, read_json
-from gluon_amp.results.runs import Job, Runner, alone_in, interruptible
+from gluon_amp.training.command_line import Parser, natural, path, positive_int, status_of
+from gluon_amp.training.runs.data_options import DATASETS
+from gluon_amp.training.runs.interruption import RunInterruptedError
+from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
+from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
 
 
 def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:

@@ -7,8 +7,8 @@ from typing import Any, Dict, List
 
 import numpy as np
 
-from gluon_amp.command_line import UsageError
-from gluon_amp.results.statistics import Comparison, compare_pairs
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.tables.statistics import Comparison, compare_pairs
 
 Trace = Dict[str, np.ndarray]  # as `traced_run.traced` returns it
 Results = Dict[str, Any]  # what the JSON file holds

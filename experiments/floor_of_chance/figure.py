@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.floor_of_chance.compare import QUANTITIES, Results, magnitudes
-from gluon_amp.figures import COLOURS, SUPPORT
-from gluon_amp.results.figure import new_figure, styled
+from gluon_amp.inspection.figures import COLOURS, SUPPORT
+from gluon_amp.training.tables.figure import new_figure, styled
 
 # The floor is a wide grey band, on which the lines of the dtypes are drawn.
 STYLES = {

@@ -11,7 +11,7 @@ from experiments.floor_of_chance.compare import (
     against_floor,
     magnitudes,
 )
-from gluon_amp.results.statistics import CONFIDENCE, Comparison
+from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
 
 INTRODUCTION = """\
 Training amplifies the smallest disturbance. Each seed is trained in float32 and then again in the

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from gluon_amp.results.record import SUMMARY, Configuration
-from gluon_amp.results.runs import Job
+from gluon_amp.training.tables.record import SUMMARY, Configuration
+from gluon_amp.training.tables.runs import Job
 
 SCRIPT = Path(__file__).with_name("traced_run.py")
 TRACE = "trace.npz"

@@ -15,13 +15,13 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.command_line import UsageError
-from gluon_amp.distributed.workers import leave
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
-from gluon_amp.recipes.checkpoints import Saved
-from gluon_amp.recipes.recipe import read
-from gluon_amp.recipes.run import ImageTraining, prepare, train
-from gluon_amp.recipes.script import guarded
+from gluon_amp.training.runs.checkpoints import Saved
+from gluon_amp.training.runs.recipe import read
+from gluon_amp.training.runs.run import ImageTraining, prepare, train
+from gluon_amp.training.runs.script import guarded
+from gluon_amp.training.workers.workers import leave
 
 import mxnet as mx
 

@@ -16,9 +16,10 @@ from typing import List, Optional, Sequence
 from experiments import ROOT
 from experiments.horovod import environment
 from experiments.horovod.digits import BOUND, COMMAND, LEAST, Result, train
-from gluon_amp.command_line import Parser, UsageError, output_file, path, status_of
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
-from gluon_amp.results.machine import describe_cpu
+from gluon_amp.training.command_line import Parser, output_file, path, status_of
+from gluon_amp.training.tables.machine import describe_cpu
 
 DTYPES = ("float16", "bfloat16")
 TESTS = ["tests/distributed/test_horovod.py", "tests/documents/test_how_to.py"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 from experiments.horovod.launch import Ended, Kill, run
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 COMMAND = """scripts/train_imagenet.py --dataset digits --kv-store horovod
 --batch-size 128 --log-interval 1 --save-batches 2"""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Dict, List
 
 from experiments import ROOT, environments
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 FOLDER = ROOT / ".horovod"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")

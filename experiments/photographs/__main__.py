@@ -16,10 +16,10 @@ from experiments.photographs.fits import PILOT, TABLE
 from experiments.photographs.report import as_csv, write
 from experiments.photographs.run import finished, plan, train
 from experiments.photographs.stamps import FOLDER, open_stamps
-from gluon_amp.command_line import Parser, path, positive_int, status_of
-from gluon_amp.recipes.interruption import RunInterruptedError
-from gluon_amp.results.record import read_json
-from gluon_amp.results.runs import alone_in, interruptible
+from gluon_amp.training.command_line import Parser, path, positive_int, status_of
+from gluon_amp.training.runs.interruption import RunInterruptedError
+from gluon_amp.training.tables.record import read_json
+from gluon_amp.training.tables.runs import alone_in, interruptible
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -3,7 +3,7 @@
 from typing import Any, Dict, NamedTuple
 
 from experiments.photographs.fits import ALL, HEAD, SCRATCH, Row
-from gluon_amp.results.statistics import CROSS_ENTROPY_MARGIN, Comparison, compare_pairs
+from gluon_amp.training.tables.statistics import CROSS_ENTROPY_MARGIN, Comparison, compare_pairs
 
 Results = Dict[Row, Dict[int, Dict[str, Any]]]  # by row and by the seed of the fold
 

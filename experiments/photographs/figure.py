@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from experiments.photographs.comparisons import METRICS, Results, comparison, reference, verdict
 from experiments.photographs.fits import ROWS
-from gluon_amp.figures import BAND, COLOURS, SUPPORT
-from gluon_amp.results.figure import SPREAD, draw_difference, new_figure, styled
-from gluon_amp.results.statistics import spread
+from gluon_amp.inspection.figures import BAND, COLOURS, SUPPORT
+from gluon_amp.training.tables.figure import SPREAD, draw_difference, new_figure, styled
+from gluon_amp.training.tables.statistics import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

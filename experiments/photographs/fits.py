@@ -10,21 +10,21 @@ import numpy as np
 
 from experiments.photographs.stamps import CATEGORIES, Fold, Photographs
 from gluon_amp.casting.cast import cast
-from gluon_amp.data import Preprocessing, TrainingBatches, ValidationBatches
-from gluon_amp.data.datasets import DecodedImages, imagenet_source
-from gluon_amp.data.folders import FileImages
-from gluon_amp.data.imagenet_transforms import ValidationTransform
-from gluon_amp.data.source import Images
-from gluon_amp.recipes import log
-from gluon_amp.recipes.engines.build import build_trainer
-from gluon_amp.recipes.engines.gluon import GluonEngine
-from gluon_amp.recipes.loop import Loop
-from gluon_amp.recipes.network import efficientnet_lite, weights
-from gluon_amp.recipes.network.build import build_network
-from gluon_amp.recipes.objective import Objective
-from gluon_amp.recipes.recipe import Recipe
-from gluon_amp.recipes.schedule import Schedule
-from gluon_amp.recipes.seeds import set_seed
+from gluon_amp.training.data import Preprocessing, TrainingBatches, ValidationBatches
+from gluon_amp.training.data.datasets import DecodedImages, imagenet_source
+from gluon_amp.training.data.folders import FileImages
+from gluon_amp.training.data.imagenet_transforms import ValidationTransform
+from gluon_amp.training.data.source import Images
+from gluon_amp.training.networks import efficientnet_lite, weights
+from gluon_amp.training.runs import log
+from gluon_amp.training.runs.engines.build import build_trainer
+from gluon_amp.training.runs.engines.gluon import GluonEngine
+from gluon_amp.training.runs.loop import Loop
+from gluon_amp.training.runs.network import build_network
+from gluon_amp.training.runs.objective import Objective
+from gluon_amp.training.runs.recipe import Recipe
+from gluon_amp.training.runs.schedule import Schedule
+from gluon_amp.training.runs.seeds import set_seed
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock

@@ -17,8 +17,8 @@ from experiments.photographs.comparisons import (
 )
 from experiments.photographs.fits import ROWS, SIZE
 from experiments.photographs.stamps import CATEGORIES, FOLDS, PACKAGE, Photographs
-from gluon_amp.results.render import difference
-from gluon_amp.results.statistics import POWER, spread
+from gluon_amp.training.tables.render import difference
+from gluon_amp.training.tables.statistics import POWER, spread
 
 
 def table(results: Results, metric: str) -> str:

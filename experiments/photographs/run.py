@@ -7,10 +7,10 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from experiments.photographs.fits import Row, fit
 from experiments.photographs.stamps import Fold, Photographs, folds
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
-from gluon_amp.results.machine import describe_cpu, versions
-from gluon_amp.results.record import read_json
+from gluon_amp.training.tables.machine import describe_cpu, versions
+from gluon_amp.training.tables.record import read_json
 
 
 class Task(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Iterable, Iterator, List, NamedTuple, Tuple
 
 from sklearn.model_selection import StratifiedKFold
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 PACKAGE = "tuxpaint-stamps-default"
 FOLDER = Path("/usr/share/tuxpaint/stamps")

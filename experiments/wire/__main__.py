@@ -15,9 +15,9 @@ from typing import Optional, Sequence
 from experiments.wire import measure
 from experiments.wire.figure import draw
 from experiments.wire.page import page
-from gluon_amp.command_line import Parser, path, status_of
 from gluon_amp.files import atomic
-from gluon_amp.results.machine import describe_cpu, versions
+from gluon_amp.training.command_line import Parser, path, status_of
+from gluon_amp.training.tables.machine import describe_cpu, versions
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from experiments import ROOT
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 NAMESPACES = ("unshare", "--map-root-user", "--net", "--mount")

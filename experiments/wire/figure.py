@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from experiments.wire.page import CLUSTERS, EXCHANGES, STEP_SECONDS, of_figure
 from experiments.wire.scaling import WIRE_BYTES, WORKERS, Cluster, step, title
-from gluon_amp.figures import COLOURS, SUPPORT
-from gluon_amp.results.figure import new_figure, styled
+from gluon_amp.inspection.figures import COLOURS, SUPPORT
+from gluon_amp.training.tables.figure import new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

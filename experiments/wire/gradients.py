@@ -5,7 +5,7 @@ from typing import List, NamedTuple
 import numpy as np
 
 from experiments.wire.networks import Network, batches, trained
-from gluon_amp.host import host_copy
+from gluon_amp.base.host import host_copy
 
 SEED = 0
 TRAINED_STEPS = 20  # before, so that the loss scale is found and the weights are not the first ones

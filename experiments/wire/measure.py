@@ -10,7 +10,7 @@ from experiments.wire.gradients import KEPT, TRAINED_STEPS, collect
 from experiments.wire.networks import NETWORKS
 from experiments.wire.scaling import Exchange
 from experiments.wire.sums import ORDERS, errors, exchanged, overflows_seen
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 Run = Callable[..., cluster.Outcome]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterator, Tuple
 
 from gluon_amp.casting.cast import cast
-from gluon_amp.data import TrainingBatches, open_digits
-from gluon_amp.recipes.network.models import build
 from gluon_amp.trainer import Trainer
+from gluon_amp.training.data import TrainingBatches, open_digits
+from gluon_amp.training.networks.models import build
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -25,7 +25,7 @@ import sys
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence
 
-from gluon_amp.command_line import Parser, positive, real, status_of, whole
+from gluon_amp.training.command_line import Parser, positive, real, status_of, whole
 
 WIRE_BYTES: Dict[str, int] = {"float32": 4, "float16": 2}
 MOST_WORKERS = 1024

@@ -12,6 +12,10 @@ from typing import Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp import graph
+from gluon_amp.base import bfloat16
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.messages import reason_of
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
@@ -34,10 +38,8 @@ from gluon_amp.casting.tracing import (
     is_tracing,
     roots,
 )
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.lowering import bfloat16, delayed_scaling, lower
-from gluon_amp.messages import reason_of
-from gluon_amp.policy import Policy, graph
+from gluon_amp.lowering import delayed_scaling, lower
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
@@ -261,7 +263,7 @@ class CastContainer(Cast):
         if is_new and isinstance(key, slice):
             bound = {name: binding_of(child) for name, child in found._children.items()}
             bound = {name: binding for name, binding in bound.items() if binding}
-            ends = tuple(e for e in graph.ENDS if any(e in b.ends for b in bound.values()))
+            ends = tuple(e for e in cast_pass.ENDS if any(e in b.ends for b in bound.values()))
             paths = {name: binding.path for name, binding in bound.items()}
             bind(found, self._amp.path, self._amp.policy, ends, paths)
             for binding in bound.values():

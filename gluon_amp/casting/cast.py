@@ -4,6 +4,8 @@ import contextlib
 import warnings
 from typing import Dict, Tuple, Union
 
+from gluon_amp import kernels
+from gluon_amp.base.messages import some
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
     INPUT_DTYPES,
@@ -29,9 +31,8 @@ from gluon_amp.casting.tracing import (
     parameters_of_python_code,
     symbol_of,
 )
-from gluon_amp.lowering import check_device, native
-from gluon_amp.messages import some
-from gluon_amp.policy import Policy, graph
+from gluon_amp.lowering import check_device
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd
@@ -179,7 +180,7 @@ def policy_of(net: Block) -> Policy:
 
 
 def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
-    """Return which ends of the net each block contains, by its path: see `graph.ENDS`.
+    """Return which ends of the net each block contains, by its path: see `cast_pass.ENDS`.
 
     They are those of the first and the last block with a matrix, as a net may run as many graphs.
     """
@@ -188,7 +189,7 @@ def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
         for path, block in hybrid
         if any(len(p.shape or ()) > 1 for p in block._reg_params.values())
     ] or [""]
-    places = list(zip(graph.ENDS, (layers[0], layers[-1])))
+    places = list(zip(cast_pass.ENDS, (layers[0], layers[-1])))
     return {
         path: tuple(end for end, at in places if at.startswith(f"{path}." if path else ""))
         for path, _ in hybrid
@@ -207,7 +208,7 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
             # if tracing fails, float32 is always correct: the graph casts it
             with contextlib.suppress(Exception):
                 symbol, inputs = symbol_of(path, block)
-                stored = graph.parameter_dtypes(symbol, policy, inputs)
+                stored = cast_pass.parameter_dtypes(symbol, policy, inputs)
         for param in own:
             wanted = stored.get(param.name, "float32")
             # a parameter that two blocks share is float16 only if both read it in float16
@@ -240,6 +241,6 @@ def _check_pins(policy: Policy, hybrid: list) -> None:
 def _check_devices(policy: Policy, params) -> None:
     """Raise if a device cannot run the policy; load the C++ library if one is a CPU."""
     contexts = {mx.Context(ctx) for param in params for ctx in contexts_of(param)}
-    native.prepare(contexts)
+    kernels.prepare(contexts)
     for ctx in contexts or [mx.current_context()]:
         check_device(policy, ctx.device_type)

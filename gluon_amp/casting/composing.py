@@ -7,12 +7,12 @@ user gets the cast graph.
 
 import copy
 
+from gluon_amp import graph
+from gluon_amp.base.mxnet_internals import NumpySymbol, regroup
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names
 from gluon_amp.casting.saving import prepare_tracing_parent, saved_form
 from gluon_amp.lowering import lower
-from gluon_amp.mxnet_internals import NumpySymbol, regroup
-from gluon_amp.policy import graph
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock

@@ -4,9 +4,9 @@ import weakref
 
 from gluon_amp.casting.arguments import arrays_in, constants_of
 from gluon_amp.casting.binding import bind, binding_of
-from gluon_amp.casting.derivative import derivative
 from gluon_amp.casting.sharing import remove_user
 from gluon_amp.casting.tracing import HybridBlock, trace
+from gluon_amp.graph.derivative import derivative
 
 import mxnet as mx
 from mxnet import autograd

@@ -10,11 +10,11 @@ from typing import FrozenSet, Iterable, List
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
+from gluon_amp.base.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.host import host_copy, wait_until_unused
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.host import host_copy, wait_until_unused
 from gluon_amp.optimizer.masters import hold, master_of, release, set_master
 
 import mxnet as mx

@@ -4,8 +4,8 @@ Its children are cast, and their outputs are in the policy's output dtype. So it
 in that dtype: its parameters are cast to it, and float16 data too.
 """
 
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in, map_arrays
-from gluon_amp.dtypes import dtype_name
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock

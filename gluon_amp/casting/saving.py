@@ -11,9 +11,9 @@ import sys
 import threading
 from typing import Optional
 
+from gluon_amp.base.mxnet_internals import check_same_symbol_type, flatten
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.parameters import saved_as_stored
-from gluon_amp.mxnet_internals import check_same_symbol_type, flatten
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock

@@ -6,8 +6,8 @@ compares the dtypes at each step itself; `cast` adds the same comparison to stoc
 
 from typing import Iterable, List, Tuple
 
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.parameters import gradient_dtype_of
-from gluon_amp.dtypes import dtype_name
 
 from mxnet import gluon
 

@@ -3,13 +3,13 @@
 import weakref
 from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
 from gluon_amp.casting.parameters import dtype_of, frozen_names
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
-from gluon_amp.dtypes import dtype_name
 from gluon_amp.lowering.delayed_scaling import Scales
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd
@@ -52,7 +52,7 @@ class Binding:
         The block's path in the net that was cast.
     policy : Policy
     ends : tuple of str
-        Whether the block has the first product of the net, and the last one: see `graph.ENDS`.
+        Whether the block has the first product of the net, and the last one: see `cast_pass.ENDS`.
     child_paths : dict of str to str
         The paths of those children, by name, which have others than their names give: a slice's.
     slices : set of Block
@@ -63,7 +63,7 @@ class Binding:
         Whether the block was hybridized before the cast, or by the user since then.
     graph : tuple of (list of Symbol, Symbol), or None
         Inputs and cast graph of the current trace, the one that ran last; None before the first.
-    nodes : list of graph.Node, or None
+    nodes : list of cast_pass.Node, or None
         How each operator of that graph runs.
     called : list of Block
         The blocks that the last trace called, in this order.
@@ -168,7 +168,7 @@ class Binding:
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
-        cast, self.nodes = graph.plan(symbol, self.policy, dtypes, self.ends)
+        cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends)
         self.graph = inputs, cast
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
 
@@ -186,4 +186,4 @@ def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return a traced symbol without block labels and with float32 variables."""
     attrs = symbol.attr_dict()
     float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
-    return graph.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
+    return cast_pass.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))

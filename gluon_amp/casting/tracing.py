@@ -9,11 +9,11 @@ from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
+from gluon_amp import graph
+from gluon_amp.base.messages import reason_of
+from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
-from gluon_amp.messages import reason_of
-from gluon_amp.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
-from gluon_amp.policy import graph
 
 import mxnet as mx
 from mxnet.gluon.rnn.rnn_cell import RecurrentCell

@@ -4,10 +4,10 @@ from typing import Dict, List, NamedTuple
 
 import numpy as np
 
+from gluon_amp.base.messages import some
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.files import archive
 from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Either, Mapping, check
-from gluon_amp.messages import some
 from gluon_amp.policy import STRING_KEYS
 from gluon_amp.trainer import states
 

@@ -6,7 +6,8 @@ from typing import Dict, List
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind_for
+from gluon_amp.base.array_kinds import of_kind_for
+from gluon_amp.base.messages import did_you_mean, some
 from gluon_amp.checkpoint.contents import (
     Saved,
     parameters_of,
@@ -15,7 +16,6 @@ from gluon_amp.checkpoint.contents import (
     trained_names,
 )
 from gluon_amp.checkpoint.names import newest
-from gluon_amp.messages import did_you_mean, some
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import PRESETS, STRING_KEYS
 from gluon_amp.trainer import states

@@ -5,12 +5,12 @@ from typing import Dict, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp.base.host import host_copy
+from gluon_amp.base.messages import some
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.checkpoint.contents import FILE, parameters_of, policies_of, trained_names
 from gluon_amp.checkpoint.names import STEP, numbered
 from gluon_amp.files import archive, atomic
-from gluon_amp.host import host_copy
-from gluon_amp.messages import some
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
 

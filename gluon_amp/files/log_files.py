@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Iterator, Optional, Union
 
-from gluon_amp.command_line import from_extra
+from gluon_amp.base.messages import from_extra
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter

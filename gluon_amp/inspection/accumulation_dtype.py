@@ -8,9 +8,9 @@ from typing import Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.formats import FORMATS
+from gluon_amp.base.formats import FORMATS
 from gluon_amp.lowering import lower
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import nd
@@ -74,7 +74,7 @@ def sums(op: str, policy: Policy, ctx: mx.Context) -> List[np.ndarray]:
     left_shape, right_shape, attributes = PROBES[op]
     symbol = getattr(mx.sym, op)(mx.sym.var("left"), mx.sym.var("right"), **attributes)
     dtypes = {"left": "float16", "right": "float16"}
-    cast = graph.apply(symbol, policy.pin(ops=[op], dtype="float16"), dtypes)
+    cast = cast_pass.apply(symbol, policy.pin(ops=[op], dtype="float16"), dtypes)
     lowered = lower(cast, dtypes, ctx.device_type)
     run = nd.CachedOp(lowered)
     arrays = {"right": nd.ones(right_shape, ctx=ctx, dtype="float16")}

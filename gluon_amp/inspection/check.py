@@ -6,6 +6,8 @@ exact, `trainer_findings` at the trainer.
 
 from typing import Iterator, List, Optional
 
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.messages import some
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
@@ -15,14 +17,12 @@ from gluon_amp.casting.tracing import (
     parameters_of_python_code,
     roots,
 )
-from gluon_amp.dtypes import dtype_name
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
 from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.inspection.indices import index_findings
 from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
-from gluon_amp.messages import some
 
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn

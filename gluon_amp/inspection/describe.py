@@ -9,7 +9,8 @@ from gluon_amp.casting.tracing import hybrid_blocks, parameters_of_python_code, 
 from gluon_amp.inspection import html
 from gluon_amp.inspection.values import paragraph
 from gluon_amp.lowering.emulation import is_emulated
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
+from gluon_amp.policy.cast_pass import Node
 
 import mxnet as mx
 from mxnet import autograd
@@ -188,12 +189,12 @@ def _device_type(net: Block, inputs: tuple) -> str:
     return (contexts or [mx.current_context()])[0].device_type
 
 
-def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[List[graph.Node]]:
+def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[List[Node]]:
     """Return the operators of a block that is not cast; None if it has never run."""
     if not inputs and not block._cached_graph:
         return None
     symbol = trace(block, path, inputs).symbol if inputs else block._cached_graph[1]
-    return graph.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
+    return cast_pass.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
 
 
 def _dtypes_by_name(params: Iterable[mx.gluon.Parameter]) -> Dict[str, str]:
@@ -209,7 +210,7 @@ def _python_row(path: str, block: HybridBlock) -> Row:
     return Row(path, "", PYTHON, dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
 
 
-def _row(node: graph.Node, policy: Policy) -> Row:
+def _row(node: Node, policy: Policy) -> Row:
     kind, reason, pinned, _ = node.decision
     fixed = {"uncast": "none", "norm": "float32"}.get(kind)
     dtypes = (fixed or dtype or "as fed" for dtype in (node.dtype, node.gradient_dtype))

@@ -10,6 +10,7 @@ from typing import Callable, List, Optional, Tuple, Union
 
 import numpy as np
 
+from gluon_amp.base.messages import scale_text
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
@@ -23,7 +24,6 @@ from gluon_amp.inspection.values import (
     range_text,
     value_range,
 )
-from gluon_amp.messages import scale_text
 from gluon_amp.trainer.first_scale import largest_power
 from gluon_amp.trainer.loss_scale import FLOOR, DynamicLossScale, LossScale, resolve
 

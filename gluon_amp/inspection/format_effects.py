@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gluon_amp.formats import FloatFormat, exponent_for, rounded_array
+from gluon_amp.base.formats import FloatFormat, exponent_for, rounded_array
 
 
 class Effect(NamedTuple):

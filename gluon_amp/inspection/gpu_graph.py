@@ -4,10 +4,10 @@ from typing import Dict, Iterator, List, NamedTuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
+from gluon_amp.graph import edge_dtypes, to_json
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.lowering import lower
 from gluon_amp.policy import cuda_kernels
-from gluon_amp.policy.graph import edge_dtypes, to_json
 
 import mxnet as mx
 from mxnet import gluon

@@ -3,10 +3,10 @@
 import math
 from typing import List, NamedTuple, Optional, Tuple
 
-from gluon_amp.formats import FORMATS
+from gluon_amp.base.formats import FORMATS
+from gluon_amp.base.messages import scale_text
 from gluon_amp.inspection import html, look
 from gluon_amp.inspection.values import WIDTH
-from gluon_amp.messages import scale_text
 from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST, NoLossScale
 from gluon_amp.trainer.scaled_steps import check_scaled
 

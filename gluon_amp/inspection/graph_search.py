@@ -9,18 +9,19 @@ from typing import Callable, Container, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.replay import Call, Replay
 from gluon_amp.inspection.values import Range, is_finite, is_float, readable, value_range
 from gluon_amp.lowering import lower
-from gluon_amp.policy import graph
-from gluon_amp.trainer.arrays import all_finite
+from gluon_amp.optimizer.arrays import all_finite
+from gluon_amp.policy import cast_pass
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 
-FLOATS = ("float32", *graph.LOW_PRECISION)  # dtypes of the tensors that are searched
+FLOATS = ("float32", *cast_pass.LOW_PRECISION)  # dtypes of the tensors that are searched
 # Attributes that a graph without casts does not have
 FOR_LOW_PRECISION = ("__dtype__", *graph.OWN_ATTRS)
 LOSS = "loss"  # the path of the loss function, which is in no block

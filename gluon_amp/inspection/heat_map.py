@@ -5,8 +5,8 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
-from gluon_amp.command_line import UsageError, from_extra
-from gluon_amp.figures import OTHER
+from gluon_amp.base.messages import UsageError, from_extra
+from gluon_amp.inspection.figures import OTHER
 from gluon_amp.inspection.look import Row
 from gluon_amp.policy.study import DIRECTIONS
 

@@ -6,10 +6,10 @@ float16 already, and a net that casts its indices itself, or counts in float16.
 
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 
-from gluon_amp.formats import FORMATS
+from gluon_amp.base.formats import FORMATS
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import Operator, is_known
-from gluon_amp.policy.graph import LOW_PRECISION
+from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 # the whole numbers up to this one are exact
 EXACT = {

@@ -10,16 +10,17 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tu
 
 import numpy as np
 
+from gluon_amp import graph
+from gluon_amp.base import registry
+from gluon_amp.base.formats import FORMATS
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import TraceError, named_blocks, trace
-from gluon_amp.formats import FORMATS
 from gluon_amp.inspection.format_effects import Effect, effect_of
 from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
 from gluon_amp.inspection.replay import Call
-from gluon_amp.policy import graph, registry
-from gluon_amp.trainer.arrays import dense_part
+from gluon_amp.optimizer.arrays import dense_part
 
 from mxnet import gluon, nd
 

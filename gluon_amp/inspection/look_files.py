@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Iterable, List, Optional, Union
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files.log_files import LogFiles, event_writer
 from gluon_amp.inspection.format_effects import Effect
 from gluon_amp.inspection.look import Row

@@ -2,12 +2,13 @@
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from gluon_amp import graph
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import symbol_of
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.policy import Policy, graph, op_table
+from gluon_amp.policy import Policy, cast_pass, op_table
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -76,7 +77,7 @@ def operators(
             dtypes.update(zip(names, binding.key.dtypes))
         plan = binding.nodes
     else:
-        plan = graph.plan(symbol, Policy(), {})[1]
+        plan = cast_pass.plan(symbol, Policy(), {})[1]
     plan = {node.name: node for node in plan}
     float16 = {name for name, p in parameters.items() if dtype_of(p) == "float16"}
 

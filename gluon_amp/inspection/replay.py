@@ -10,14 +10,14 @@ from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optiona
 
 import numpy as np
 
-from gluon_amp.array_kinds import zeros_like
+from gluon_amp.base.array_kinds import zeros_like
+from gluon_amp.base.mxnet_internals import flatten, regroup
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.statistics import arrays_of, is_statistic
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.values import is_float
-from gluon_amp.mxnet_internals import flatten, regroup
-from gluon_amp.trainer.arrays import all_finite, head_gradients
+from gluon_amp.optimizer.arrays import all_finite, head_gradients
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

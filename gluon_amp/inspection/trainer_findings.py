@@ -5,10 +5,10 @@ from typing import Iterator, List
 
 import numpy as np
 
+from gluon_amp.base.messages import some
 from gluon_amp.casting.parameters import contexts_of, dtype_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.inspection.findings import Finding
-from gluon_amp.messages import some
 from gluon_amp.trainer import ScaledSteps
 
 from mxnet import gluon

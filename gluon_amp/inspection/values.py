@@ -5,8 +5,8 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.trainer.arrays import all_finite
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.optimizer.arrays import all_finite
 
 from mxnet import nd
 

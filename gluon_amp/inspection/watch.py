@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 from typing import Iterator, List, Optional, Sequence, Set, Tuple, Union
 
+from gluon_amp.base.formats import FORMATS
+from gluon_amp.base.messages import did_you_mean
 from gluon_amp.casting.binding import binding_of, running_blocks
-from gluon_amp.formats import FORMATS
 from gluon_amp.inspection import heat_map
 from gluon_amp.inspection.look import (
     Row,
@@ -15,7 +16,6 @@ from gluon_amp.inspection.look import (
 )
 from gluon_amp.inspection.look_files import LookFiles, read
 from gluon_amp.inspection.replay import Call, Recording
-from gluon_amp.messages import did_you_mean
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -194,7 +194,7 @@ def watch(
     every : int
         Steps between looks, skipped ones included.
     what_if : sequence of str
-        Names of `gluon_amp.formats.FORMATS`.
+        Names of `gluon_amp.base.formats.FORMATS`.
     file : str or Path, optional
         A line of JSON is appended for each row. The rows of an earlier run of the same training are
         read from it. If it cannot be written any more, a warning says so and training continues.

@@ -12,22 +12,22 @@ graph itself if nothing changes.
 
 from typing import Dict, FrozenSet, Optional
 
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16
+from gluon_amp.graph import ACCUMULATE_ATTR, from_json, to_json
 from gluon_amp.lowering import (
     added_gradients,
-    bfloat16,
     blocked,
     deconvolution,
     emulation,
     frozen_weights,
     in_place,
-    native,
     onednn,
     sparse,
     study,
 )
 from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.policy import Policy
-from gluon_amp.policy.graph import ACCUMULATE_ATTR, from_json, to_json
 
 import mxnet as mx
 
@@ -81,7 +81,7 @@ def lower(
         if study.has_roundings(graph):
             study.check_device(device_type)
     else:
-        native.prepare([mx.Context(device_type)])
+        kernels.prepare([mx.Context(device_type)])
         lowered = study.round_products(lowered, scales)
         lowered = blocked.use_blocked_layout(lowered, dtypes)
         lowered = emulation.emulate(lowered, dtypes)

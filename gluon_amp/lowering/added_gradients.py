@@ -22,8 +22,9 @@ adds (`native/src/casts.cc`). Both branches of a `_cond` read all its inputs.
 import json
 from typing import Dict, List, Tuple
 
-from gluon_amp.lowering import blocked, emulation, native
-from gluon_amp.policy.graph import Writer, edge_dtypes, from_json
+from gluon_amp import kernels
+from gluon_amp.graph import Writer, edge_dtypes, from_json
+from gluon_amp.lowering import blocked, emulation
 
 # Operator like `amp_cast` from float32 to bfloat16, whose gradient is added correctly
 BFLOAT16 = "_gluon_amp_bfloat16"
@@ -105,7 +106,7 @@ def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> di
                 out.numbers.append(inputs[0][0])
                 changed = True
                 continue
-            if (before, after) == ("float32", "bfloat16") and native.available():
+            if (before, after) == ("float32", "bfloat16") and kernels.available():
                 node = {**node, "op": BFLOAT16, "attrs": {}}
                 adds = changed = True
         if "subgraphs" in node:

@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
-from gluon_amp.lowering.deconvolution import tuple_of
+from gluon_amp.base.registry import canonical
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, tuple_of
 from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, instructions_of
-from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, LOW_PRECISION
-from gluon_amp.policy.registry import canonical
+from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
 NOT_ELEMENTWISE = ("Concat", "Convolution", "Deconvolution", "Pooling", ADAPTIVE_POOLING)

@@ -14,21 +14,15 @@ import os
 from collections import Counter
 from typing import Dict, List, Optional, Set, Tuple
 
-from gluon_amp import hardware
-from gluon_amp.lowering import bfloat16, native
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16, hardware
+from gluon_amp.base.registry import canonical
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, Writer, edge_dtypes, needed
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
-from gluon_amp.policy.graph import (
-    ACCUMULATE_ATTR,
-    CASTS,
-    LOW_PRECISION,
-    Writer,
-    edge_dtypes,
-    needed,
-)
+from gluon_amp.policy.cast_pass import LOW_PRECISION
 from gluon_amp.policy.op_table import EXACT
-from gluon_amp.policy.registry import canonical
 
 import mxnet as mx
 
@@ -71,7 +65,7 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
 def available() -> bool:
     """Return whether the operators of the blocked layout can be used."""
     enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") != "0"
-    return enabled and mx.runtime.Features().is_enabled("MKLDNN") and native.available()
+    return enabled and mx.runtime.Features().is_enabled("MKLDNN") and kernels.available()
 
 
 def lanes_for(dtype: str) -> int:

@@ -21,18 +21,12 @@ For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits
 from collections import Counter
 from typing import Callable, Dict, List, Tuple
 
-from gluon_amp.policy.graph import Writer, edge_dtypes
+from gluon_amp.graph import Writer, edge_dtypes, tuple_of
 
 ONEDNN_DTYPES = ("float32", "bfloat16")
 
 # Attributes with one value per dimension, and their defaults
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
-
-
-def tuple_of(text: str) -> Tuple[int, ...]:
-    """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'`, `'[]'` or `'None'`."""
-    text = "" if text == "None" else text.strip("()[] ,")
-    return tuple(int(part) for part in text.split(",") if part)
 
 
 def avoid_onednn(graph: dict, dtypes: Dict[str, object], is_body: bool = False) -> dict:

@@ -17,8 +17,8 @@ from typing import Deque, Dict, Iterable, List, Tuple
 
 import numpy as np
 
-from gluon_amp.formats import FloatFormat, exponent_for
-from gluon_amp.lowering import native
+from gluon_amp import kernels
+from gluon_amp.base.formats import FloatFormat, exponent_for
 
 import mxnet as mx
 
@@ -39,14 +39,14 @@ class Scales:
     def number(self, key: str, format_: FloatFormat) -> int:
         """Return the number of a tensor's scale in the C++ library; a new tensor gets one."""
         if key not in self._numbers:
-            self._numbers[key] = native.library().gluon_amp_add_scale(), format_
+            self._numbers[key] = kernels.library().gluon_amp_add_scale(), format_
             self._update(key)
         return self._numbers[key][0]
 
     def end_step(self, applied: bool) -> None:
         """Record the magnitudes of a step's passes, which have ended; forget those of a skip."""
         for key, (number, _) in self._numbers.items():
-            largest = native.library().gluon_amp_take_largest(number)
+            largest = kernels.library().gluon_amp_take_largest(number)
             if applied and 0 < largest < np.inf:
                 self._histories.setdefault(key, deque(maxlen=HISTORY)).append(largest)
                 self._update(key)
@@ -69,7 +69,7 @@ class Scales:
         return exponent_for(self._numbers[key][1], max(self._histories[key]))
 
     def _update(self, key: str) -> None:
-        native.library().gluon_amp_set_exponent(self._numbers[key][0], self._exponent(key))
+        kernels.library().gluon_amp_set_exponent(self._numbers[key][0], self._exponent(key))
 
 
 # ------------------------------------------------------------------ whose scales they are

@@ -22,11 +22,13 @@ import os
 from collections import Counter
 from typing import Dict, Tuple
 
-from gluon_amp.formats import FORMATS, FloatFormat
-from gluon_amp.lowering import bfloat16, blocked, float16_sums, native
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16
+from gluon_amp.base.formats import FORMATS, FloatFormat
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
+from gluon_amp.lowering import blocked, float16_sums
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.policy import op_table, study
-from gluon_amp.policy.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
 
 # Operator: attribute, its value for which the operator is exact, its default value
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
@@ -99,7 +101,7 @@ class _EmulatedGraph(Writer):
         self.edges = edges  # dtypes of the old graph's tensors, by node and output
         self.variables = {}  # old float16 variable -> its entry, not widened
         self.emulated = {dtype for dtype in set(edges.values()) if is_emulated(dtype)}
-        self.native = native.available()
+        self.native = kernels.available()
         if "bfloat16" in self.emulated and not self.native:
             raise ValueError(
                 "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "

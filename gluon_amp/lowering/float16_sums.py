@@ -16,7 +16,7 @@ from typing import List, Tuple
 
 import numpy as np
 
-from gluon_amp.lowering.deconvolution import tuple_of
+from gluon_amp.graph import tuple_of
 
 import mxnet as mx
 

@@ -8,7 +8,7 @@ a separate operator adds the bias. Convolutions are not affected.
 
 from typing import Dict, FrozenSet, Optional
 
-from gluon_amp.policy.graph import Writer, edge_dtypes, source_of
+from gluon_amp.graph import Writer, edge_dtypes, source_of
 
 
 def separate_biases(graph: dict, dtypes: Dict[str, object], frozen: FrozenSet[str]) -> dict:

@@ -8,7 +8,7 @@ operators of the same values that do not. A graph that computes no gradients nee
 
 from typing import Callable, Dict, FrozenSet, Optional, Tuple
 
-from gluon_amp.policy.graph import Writer, source_of
+from gluon_amp.graph import Writer, source_of
 
 
 def avoid_faults(graph: dict, frozen: FrozenSet[str]) -> dict:

@@ -9,11 +9,11 @@ cast to bfloat16 again: then a chain's result is rounded once, where it is store
 
 from typing import Dict, Set, Tuple
 
+from gluon_amp.base.registry import canonical
+from gluon_amp.graph import CASTS, PINNED_ATTR, Writer, edge_dtypes, pruned
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge
 from gluon_amp.lowering.pointwise import instructions_of
 from gluon_amp.policy import op_table
-from gluon_amp.policy.graph import CASTS, PINNED_ATTR, Writer, edge_dtypes, pruned
-from gluon_amp.policy.registry import canonical
 
 # Operator: how many of its inputs are images; None stands for all of them
 READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}

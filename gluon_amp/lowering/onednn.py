@@ -15,10 +15,10 @@ float32.
 
 from typing import Dict
 
-from gluon_amp import hardware
-from gluon_amp.lowering import blocked, native
-from gluon_amp.lowering.deconvolution import tuple_of
-from gluon_amp.policy.graph import Writer, edge_dtypes
+from gluon_amp import kernels
+from gluon_amp.base import hardware
+from gluon_amp.graph import Writer, edge_dtypes, tuple_of
+from gluon_amp.lowering import blocked
 
 CONVOLUTION = "_gluon_amp_convolution"
 
@@ -45,7 +45,7 @@ def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
             convolution = _safe_convolution(node)
             changed = changed or convolution is not node
             node = convolution
-            in_float32 = _is_strided(node) and not native.available()
+            in_float32 = _is_strided(node) and not kernels.available()
         if in_float32:
             inputs = [
                 out.emit("amp_cast", f"{name}_input{k}", entry, dtype="float32")
@@ -63,7 +63,7 @@ def _safe_convolution(node: dict) -> dict:
     attrs = node["attrs"]
     if hardware.has_amx() and set(tuple_of(attrs["kernel"])) == {1}:
         node = {**node, "attrs": {**attrs, "dilate": attrs["kernel"].replace("1", "2")}}
-    if node["op"] == "Convolution" and _is_strided(node) and native.available():
+    if node["op"] == "Convolution" and _is_strided(node) and kernels.available():
         node = {**node, "op": CONVOLUTION}
     return node
 

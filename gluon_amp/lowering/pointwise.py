@@ -6,7 +6,7 @@ numbered: first the inputs, then the results of the instructions (`native/src/po
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from gluon_amp.policy.registry import canonical
+from gluon_amp.base.registry import canonical
 
 
 class Instruction(NamedTuple):

@@ -6,7 +6,7 @@ for operators of a library, which raise.
 
 from typing import Container
 
-from gluon_amp.policy.graph import Writer
+from gluon_amp.graph import Writer
 
 OWN_PREFIX = "_gluon_amp_"
 

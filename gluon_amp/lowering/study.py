@@ -8,12 +8,12 @@ not, and each direction is that of one of the two.
 
 from typing import List, Optional
 
-from gluon_amp.formats import FORMATS
-from gluon_amp.lowering import native
+from gluon_amp import kernels
+from gluon_amp.base import registry
+from gluon_amp.base.formats import FORMATS
+from gluon_amp.graph import ROUNDING_ATTR, Rounding, Writer
 from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.lowering.emulation import rounding_attrs
-from gluon_amp.policy import registry
-from gluon_amp.policy.graph import ROUNDING_ATTR, Rounding, Writer
 from gluon_amp.policy.study import DIRECTIONS, OPERANDS, has_8_bits
 
 # Operators of gluon_amp's C++ library (native/src/study.cc)
@@ -55,7 +55,7 @@ def round_products(graph: dict, scales: Optional[Scales]) -> dict:
     """
     if not has_roundings(graph):
         return graph
-    if not native.available():
+    if not kernels.available():
         raise ValueError(
             "tfloat32, float8 and policies with gradients=... are emulated by gluon_amp's C++ "
             "kernels, which are not available: install a C++ compiler, or use policy 'float16'."

@@ -12,7 +12,7 @@ exception: `multi_precision` is True. The classes are also registered with MXNet
 import inspect
 import re
 
-from gluon_amp.messages import did_you_mean
+from gluon_amp.base.messages import did_you_mean
 from gluon_amp.optimizer.adam import Adam, AdamW
 from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer
 from gluon_amp.optimizer.large_batch import LAMB, LARS

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gluon_amp.lowering.native import updates
+from gluon_amp.kernels import updates
 from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, interleaved, sync_master
 
 from mxnet import nd

@@ -10,9 +10,9 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind
-from gluon_amp.host import on_cpu
-from gluon_amp.lowering import native
+from gluon_amp import kernels
+from gluon_amp.base.array_kinds import of_kind
+from gluon_amp.base.host import on_cpu
 
 import mxnet as mx
 from mxnet import nd
@@ -122,7 +122,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
 
     def __init__(self, *, multi_precision=True, **kwargs):
         super().__init__(multi_precision=multi_precision, **kwargs)
-        native.prepare()
+        kernels.prepare()
         # MXNet's Updater splits its list at this length. We split by each operator's own limit.
         self.aggregate_num = 1 << 30
         # MXNet's Updater refuses weights of `mx.np` if `npx.set_np()` does not hold here.

@@ -1,7 +1,7 @@
 """Optimizers for large batches, with a learning rate per layer: LARS and LAMB."""
 
-from gluon_amp.host import on_cpu
-from gluon_amp.mxnet_internals import internal_operators
+from gluon_amp.base.host import on_cpu
+from gluon_amp.base.mxnet_internals import internal_operators
 from gluon_amp.optimizer.base import (
     SGD_LIMIT,
     ExactFloat,

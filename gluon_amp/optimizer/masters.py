@@ -16,9 +16,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 import numpy as np
 
-from gluon_amp.array_kinds import of_kind
+from gluon_amp.base.array_kinds import of_kind
+from gluon_amp.base.writes import version
 from gluon_amp.optimizer.base import MasterOptimizer, sync_master
-from gluon_amp.writes import version
 
 from mxnet import nd
 
@@ -263,7 +263,7 @@ class WriteDetector:
     """Detects writes to weights between two updates, and syncs the masters of these weights.
 
     `sync_master` makes five operators for each weight, so it runs only where the engine counts more
-    writes than those of the last update (see `gluon_amp.writes`). Updates that sync masters
+    writes than those of the last update (see `gluon_amp.base.writes`). Updates that sync masters
     themselves (`MasterOptimizer.syncs_master`) need no detector.
     """
 

@@ -1,7 +1,7 @@
 """Stochastic gradient descent: SGD, with and without momentum, and NAG."""
 
-from gluon_amp.host import on_cpu
-from gluon_amp.lowering.native import updates
+from gluon_amp.base.host import on_cpu
+from gluon_amp.kernels import updates
 from gluon_amp.optimizer.base import (
     SGD_LIMIT,
     MasterOptimizer,

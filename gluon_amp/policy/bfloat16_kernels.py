@@ -10,7 +10,7 @@ needs 2 ns and the two casts 1.3 ns. On a GPU, no operator has a bfloat16 kernel
 import re
 from typing import Mapping, Optional, Tuple
 
-from gluon_amp.policy import registry
+from gluon_amp.base import registry
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
 

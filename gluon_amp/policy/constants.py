@@ -9,7 +9,8 @@ to the next convolution or matrix product, so a mask stays finite until the soft
 import math
 from typing import Dict, Mapping, Optional, Tuple
 
-from gluon_amp.policy import op_table, registry
+from gluon_amp.base import registry
+from gluon_amp.policy import op_table
 
 # A constant below float16's smallest normal number loses digits: 1e-7 becomes 1.19e-7. A sum of a
 # few constants above a quarter of float16's range overflows.

@@ -10,7 +10,7 @@ operator gets bfloat16 arrays ("Unknown type enum 12").
 
 from typing import Dict, Optional
 
-from gluon_amp.policy import registry
+from gluon_amp.base import registry
 
 # Where MXNet chooses the kernel: its operators
 SWITCHES = {

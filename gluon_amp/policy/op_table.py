@@ -26,7 +26,7 @@ apache/mxnet.
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from gluon_amp.policy import registry
+from gluon_amp.base import registry
 
 KINDS = ("compute", "float32", "norm", "follow", "widest", "uncast")
 

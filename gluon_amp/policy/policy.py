@@ -12,9 +12,10 @@ from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.messages import did_you_mean
-from gluon_amp.policy import bfloat16_kernels, constants, op_table, registry, study
+from gluon_amp.base import registry
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.messages import did_you_mean
+from gluon_amp.policy import bfloat16_kernels, constants, op_table, study
 from gluon_amp.policy.study import DIRECTIONS
 
 DTYPES = ("float32", "float16", "bfloat16")

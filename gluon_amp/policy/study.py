@@ -7,8 +7,8 @@ gradient of its result, which the products of the backward pass read. Products, 
 tensors are float32, as in NVIDIA's Transformer Engine with float32 activations.
 """
 
-from gluon_amp.formats import FORMATS as ALL_FORMATS
-from gluon_amp.policy import registry
+from gluon_amp.base import registry
+from gluon_amp.base.formats import FORMATS as ALL_FORMATS
 
 FORMATS = ("tfloat32", "float8_e4m3", "float8_e5m2")
 

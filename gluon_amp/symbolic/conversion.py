@@ -2,11 +2,12 @@
 
 from typing import Iterable, Optional, Sequence, Set, Tuple, Union
 
-from gluon_amp.dtypes import dtype_name
+from gluon_amp import graph
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.messages import did_you_mean, reason_of
 from gluon_amp.lowering import in_place, lower
 from gluon_amp.lowering.delayed_scaling import Scales
-from gluon_amp.messages import did_you_mean, reason_of
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet.io import DataDesc
@@ -80,8 +81,8 @@ def cast_symbol(
     inputs = _input_names(symbol, data_names, label_names)
     policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
     if policy.is_float32:
-        return graph.apply(symbol, policy, {})
-    return graph.apply(symbol, policy, graph.parameter_dtypes(symbol, policy, inputs))
+        return cast_pass.apply(symbol, policy, {})
+    return cast_pass.apply(symbol, policy, cast_pass.parameter_dtypes(symbol, policy, inputs))
 
 
 def lower_for(

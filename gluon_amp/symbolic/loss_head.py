@@ -8,8 +8,9 @@ a new bind.
 
 from typing import Dict, List, Set, Tuple
 
+from gluon_amp import graph
 from gluon_amp.lowering.added_gradients import WRITTEN_ATTR
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy
 
 import mxnet as mx
 

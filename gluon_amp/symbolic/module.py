@@ -12,17 +12,17 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from gluon_amp.base.messages import did_you_mean
+from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.casting import statistics
 from gluon_amp.lowering import check_device, delayed_scaling
-from gluon_amp.messages import did_you_mean
-from gluon_amp.mxnet_internals import create_kvstore
 from gluon_amp.optimizer import create, masters
+from gluon_amp.optimizer.arrays import all_finite, restored
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.conversion import Shapes, cast_symbol, lower_for
 from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
-from gluon_amp.trainer.arrays import all_finite, restored
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.trainer.window import mark_fresh
 

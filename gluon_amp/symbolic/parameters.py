@@ -2,7 +2,7 @@
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from gluon_amp.dtypes import dtype_name
+from gluon_amp.base.dtypes import dtype_name
 
 import mxnet as mx
 from mxnet import autograd

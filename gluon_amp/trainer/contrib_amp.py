@@ -5,8 +5,8 @@ from typing import Callable, Optional
 
 import numpy as np
 
+from gluon_amp.optimizer.arrays import flatten
 from gluon_amp.trainer import guards
-from gluon_amp.trainer.arrays import flatten
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
 from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps, check_scaled

@@ -12,8 +12,8 @@ import math
 from contextlib import contextmanager
 from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
-from gluon_amp.array_kinds import set_to_zero
-from gluon_amp.trainer.arrays import all_finite, all_zero, head_gradients, restored
+from gluon_amp.base.array_kinds import set_to_zero
+from gluon_amp.optimizer.arrays import all_finite, all_zero, head_gradients, restored
 from gluon_amp.trainer.window import clear_fresh, mark_fresh
 
 import mxnet as mx

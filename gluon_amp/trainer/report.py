@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
-from gluon_amp.messages import scale_text
+from gluon_amp.base.messages import scale_text
 
 
 @dataclass(frozen=True)

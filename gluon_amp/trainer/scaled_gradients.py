@@ -10,8 +10,8 @@ import numpy as np
 
 from gluon_amp.casting import statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
+from gluon_amp.optimizer.arrays import all_finite, flatten, head_gradients, multiply, restored
 from gluon_amp.trainer import first_scale, guards, snapshot
-from gluon_amp.trainer.arrays import all_finite, flatten, head_gradients, multiply, restored
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
 from gluon_amp.trainer.loss_scale import FiniteCheck, LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.report import Skips

@@ -8,20 +8,21 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.array_kinds import set_to_zero
+from gluon_amp import kernels
+from gluon_amp.base.array_kinds import set_to_zero
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.host import wait_until_unused
+from gluon_amp.base.messages import some
+from gluon_amp.base.writes import version
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.host import wait_until_unused
-from gluon_amp.lowering import delayed_scaling, native
-from gluon_amp.messages import some
+from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
+from gluon_amp.optimizer.arrays import all_finite, finite, square_sums
 from gluon_amp.trainer import first_scale, guards, snapshot, state_files, states
-from gluon_amp.trainer.arrays import all_finite, finite, square_sums
 from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import ScaledGradients
 from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
-from gluon_amp.writes import version
 
 from mxnet import nd
 
@@ -44,7 +45,7 @@ class ScaledSteps(ScaledGradients):
         on_skip: Optional[Callable[[StepReport], None]],
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
-        native.prepare(self._contexts or ())
+        kernels.prepare(self._contexts or ())
         dtypes = DtypesAtBuild(self.parameters)
         if any(param == "float16" for param, _ in dtypes.names):
             guards.check_masters(self)

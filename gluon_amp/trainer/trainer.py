@@ -3,7 +3,7 @@
 import re
 from typing import Callable, List, Optional
 
-from gluon_amp.messages import scale_text
+from gluon_amp.base.messages import scale_text
 from gluon_amp.optimizer import create
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.loss_scale import NoLossScale

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Iterable, List, Mapping, Optional, Tuple
 
+from gluon_amp.base.writes import version
 from gluon_amp.trainer import snapshot
-from gluon_amp.writes import version
 
 from mxnet.ndarray import NDArray
 

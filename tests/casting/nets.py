@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.mxnet_internals import flatten
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.mxnet_internals import flatten
 from tests import kinds
 
 import mxnet as mx

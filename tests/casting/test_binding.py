@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy
 from tests.casting.nets import POLICIES, backward, images, small_net
 
 import mxnet as mx

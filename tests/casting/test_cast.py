@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.dtypes import dtype_name
 from tests.casting.nets import POLICIES, backward, dtypes_of, images, small_net
 
 import mxnet as mx

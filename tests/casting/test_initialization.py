@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.base.host import host_copy
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.host import host_copy
 from tests import kinds
 from tests.casting.nets import POLICIES
 

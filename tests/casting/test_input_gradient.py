@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.casting.derivative_rules import RULES, STOPS
+from gluon_amp.graph.derivative_rules import RULES, STOPS
 from tests.casting.nets import POLICIES
 
 import mxnet as mx

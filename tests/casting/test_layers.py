@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.dtypes import dtype_name
+from gluon_amp.base.dtypes import dtype_name
 from tests import kinds
 from tests.casting.nets import POLICIES, backward
 

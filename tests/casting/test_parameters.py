@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.base.host import host_copy, host_view
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.host import host_copy, host_view
 from tests import kinds
 
 import mxnet as mx

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.classes import stock_class
-from gluon_amp.dtypes import dtype_name
 from tests.casting.nets import POLICIES, backward, images
 
 import mxnet as mx

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.policy import graph
+from gluon_amp import graph
 from tests import kinds
 
 import mxnet as mx

@@ -20,9 +20,9 @@ from experiments.floor_of_chance import page as floor_of_chance
 from experiments.photographs import report as photographs
 from experiments.photographs.comparisons import MARGINS as OF_PHOTOGRAPHS
 from experiments.photographs.comparisons import METRICS, comparison, reference, verdict
-from gluon_amp.results import render
-from gluon_amp.results.statistics import spread
-from gluon_amp.results.table import published, restored
+from gluon_amp.training.tables import render
+from gluon_amp.training.tables.statistics import spread
+from gluon_amp.training.tables.table import published, restored
 from tests import ROOT
 from tests.documents.test_documents import FENCE, text_of
 

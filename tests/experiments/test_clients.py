@@ -19,7 +19,7 @@ from experiments.clients.families import FAMILIES
 from experiments.clients.records import Records
 from experiments.clients.run import Job
 from experiments.clients.table import POLICIES, Row, render
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 EVERY = [
     pytest.param(family, case, id=f"{family.name}/{case.name}")

@@ -11,7 +11,7 @@ from experiments.horovod import __main__ as command
 from experiments.horovod import environment
 from experiments.horovod.digits import Result
 from experiments.horovod.launch import Kill, run
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 # Starts two workers, and ends when one has; prints what they print.
 LAUNCHER = """#!{python}

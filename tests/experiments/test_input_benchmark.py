@@ -14,11 +14,11 @@ from experiments.input_benchmark import (
     record_iter_batches,
     record_iter_threads,
 )
-from gluon_amp.data import DataError, Preprocessing, open_records
-from gluon_amp.data.imagenet_transforms import MEAN, STD
-from gluon_amp.data.input_speed import training_batches
-from gluon_amp.data.synthetic import write_synthetic_records
-from gluon_amp.hardware import count_processors
+from gluon_amp.base.hardware import count_processors
+from gluon_amp.training.data import DataError, Preprocessing, open_records
+from gluon_amp.training.data.imagenet_transforms import MEAN, STD
+from gluon_amp.training.data.input_speed import training_batches
+from gluon_amp.training.data.synthetic import write_synthetic_records
 from tests.images import record_files
 
 SHORT = "--images 8 --side 32 --pixels 16 --batch-size 4 --batches 2 --rounds 2 --num-workers 1"

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import tensor_cores
 from experiments.tensor_cores import Comparison, Shape, compare
-from gluon_amp import hardware
+from gluon_amp.base import hardware
 from tests import ROOT
 
 SMALL = {

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files.log_files import LogFiles, event_writer
 
 

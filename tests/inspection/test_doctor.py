@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.commands.doctor import main
 from gluon_amp.inspection.doctor import advice, detection, environment
 from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
+from gluon_amp.training.console.doctor import main
 from tests import ROOT
 
 import mxnet as mx

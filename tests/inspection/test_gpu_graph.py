@@ -5,10 +5,11 @@ import contextlib
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import graph
 from gluon_amp.casting.binding import running_blocks
 from gluon_amp.inspection.gpu_graph import gpu_findings, gpu_problems
 from gluon_amp.lowering import lower
-from gluon_amp.policy import Policy, cuda_kernels, graph
+from gluon_amp.policy import Policy, cast_pass, cuda_kernels
 from tests.marks import needs_library
 from tests.random_nets import RandomNet
 
@@ -27,7 +28,7 @@ def findings_of(net, *inputs):
 
 
 def problems(symbol, policy=FLOAT16):
-    cast = graph.apply(symbol, policy, {})
+    cast = cast_pass.apply(symbol, policy, {})
     return [(problem.op, problem.problem) for problem in gpu_problems(cast, {})]
 
 
@@ -79,7 +80,7 @@ def test_bfloat16_has_no_kernels_on_a_gpu():
 @needs_library
 def test_operators_of_a_cpu_are_found():
     dense = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3)
-    emulated = lower(graph.apply(dense, FLOAT16, {}), {}, "cpu")
+    emulated = lower(cast_pass.apply(dense, FLOAT16, {}), {}, "cpu")
     found = {problem.op: problem.problem for problem in gpu_problems(emulated, {})}
     assert found
     assert all(op.startswith("_gluon_amp_") for op in found)
@@ -108,7 +109,7 @@ PINNED = {
 @pytest.mark.parametrize("op", PINNED)
 def test_what_a_gpu_does_badly_in_float16_is_in_float32(op):
     low = mx.sym.tanh(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, name="dense"))
-    cast = graph.apply(PINNED[op](low), FLOAT16, {})
+    cast = cast_pass.apply(PINNED[op](low), FLOAT16, {})
     tree = graph.to_json(cast)
     dtypes = graph.edge_dtypes(tree, {})
     nodes = [node for node in tree["nodes"] if node["op"] == op]

@@ -3,7 +3,7 @@
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.array_kinds import of_user_kind
+from gluon_amp.base.array_kinds import of_user_kind
 from gluon_amp.inspection.diagnose import diagnose
 from tests import kinds
 from tests.inspection.nets import L2, chain, images, labels, one, total

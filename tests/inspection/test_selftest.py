@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from gluon_amp.commands.doctor import main
 from gluon_amp.inspection import selftest as room
 from gluon_amp.inspection.selftest import Check, checks, laws, numerics, selftest, speed
 from gluon_amp.trainer import scaled_steps
+from gluon_amp.training.console.doctor import main
 
 import mxnet as mx
 

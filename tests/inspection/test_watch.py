@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.array_kinds import set_to_zero
-from gluon_amp.command_line import UsageError
-from gluon_amp.formats import FORMATS
+from gluon_amp.base.array_kinds import set_to_zero
+from gluon_amp.base.formats import FORMATS
+from gluon_amp.base.messages import UsageError
 from gluon_amp.inspection import look_files
 from gluon_amp.inspection.format_effects import effect_of
 from gluon_amp.inspection.gradient_report import gradient_report

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from gluon_amp.policy.graph import from_json, to_json
+from gluon_amp.graph import from_json, to_json
 
 
 def on_symbols(rewrite):

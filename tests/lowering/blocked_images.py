@@ -4,8 +4,8 @@ from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.lowering import bfloat16
-from gluon_amp.policy.graph import from_json
+from gluon_amp.base import bfloat16
+from gluon_amp.graph import from_json
 
 import mxnet as mx
 from mxnet import autograd, nd

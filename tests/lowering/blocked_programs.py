@@ -4,7 +4,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from gluon_amp.policy.graph import from_json
+from gluon_amp.graph import from_json
 from tests.lowering.test_blocked_moves import to_blocked, to_plain
 
 from mxnet import autograd, nd

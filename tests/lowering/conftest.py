@@ -2,7 +2,7 @@
 
 import pytest
 
-from gluon_amp.lowering import native
+from gluon_amp import kernels
 
 INSTRUCTION_SETS = ["plain", "avx2", "avx512"]
 
@@ -10,7 +10,7 @@ INSTRUCTION_SETS = ["plain", "avx2", "avx512"]
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request):
     """Select an instruction set of the C++ library, and yield its name."""
-    if not native.select(request.param):
+    if not kernels.select(request.param):
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    native.select(None)
+    kernels.select(None)

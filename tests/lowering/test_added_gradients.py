@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import added_gradients, bfloat16, blocked, lower, native
+from gluon_amp import graph as graph_pass
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16
+from gluon_amp.graph import to_json
+from gluon_amp.lowering import added_gradients, blocked, lower
 from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
 from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
-from gluon_amp.policy import graph as graph_pass
-from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
 from tests.marks import needs_bfloat16, needs_library
 
@@ -37,7 +39,7 @@ EXECUTORS = {
 def policy(request, monkeypatch):
     name, *copies = request.param.split(" by ")
     if copies:
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(kernels, "available", lambda: False)
     return name
 
 

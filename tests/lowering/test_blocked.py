@@ -9,9 +9,10 @@ import pytest
 import gluon_amp as amp
 from experiments.benchmarks import reorders
 from experiments.benchmarks.suites import Case
+from gluon_amp.base import bfloat16
 from gluon_amp.casting import binding
-from gluon_amp.lowering import bfloat16, blocked
-from gluon_amp.policy.graph import to_json
+from gluon_amp.graph import to_json
+from gluon_amp.lowering import blocked
 from tests.lowering import printed
 from tests.marks import needs_layout
 from tests.recipes.scripts import skip_without_native_bfloat16

@@ -5,7 +5,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import pytest
 
-from gluon_amp.policy.graph import from_json
+from gluon_amp.graph import from_json
 from tests.lowering import printed
 from tests.marks import needs_library
 
@@ -241,13 +241,13 @@ def test_sum_and_its_gradient(instruction_set, dtype):
 # Prints the time of each operator in a pass over a fork of a computed tensor with three readers
 FORK = """
 import sys
-from gluon_amp.lowering import native
-from gluon_amp.policy.graph import from_json
+from gluon_amp import kernels
+from gluon_amp.graph import from_json
 from tests.lowering import printed
 import mxnet as mx
 from mxnet import autograd, nd, profiler
 
-assert native.available()
+assert kernels.available()
 nodes = [
     {"op": "null", "name": "x", "inputs": []},
     {"op": "_gluon_amp_block", "name": "b", "inputs": [[0, 0, 0]], "attrs": {"lanes": "16"}},

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp.policy.graph import from_json
+from gluon_amp.graph import from_json
 from tests.lowering.blocked_programs import (
     DTYPES,
     ROUNDING,

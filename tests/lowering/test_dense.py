@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_amp.policy.graph import from_json
+from gluon_amp.graph import from_json
 from tests.lowering.blocked_images import (
     ELEMENTS,
     PRECISION,

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from gluon_amp.lowering import bfloat16
-from gluon_amp.policy.graph import from_json
+from gluon_amp.base import bfloat16
+from gluon_amp.graph import from_json
 from tests.lowering import printed
 from tests.marks import needs_library
 

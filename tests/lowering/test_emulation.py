@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import graph
 from gluon_amp.lowering import blocked, lower
 from gluon_amp.lowering.emulation import ROUND, is_exact
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -20,7 +21,7 @@ def halves(*shape, scale=1.0, seed=0):
 
 
 def emulated(symbol, **dtypes):
-    return lower(graph.apply(symbol, Policy.parse("float16"), dtypes), dtypes, "cpu")
+    return lower(cast_pass.apply(symbol, Policy.parse("float16"), dtypes), dtypes, "cpu")
 
 
 def run(symbol, **arrays):
@@ -137,7 +138,7 @@ def test_max_pooling_is_exact_and_average_pooling_is_not():
 def test_a_gpu_graph_is_left_alone_and_holds_no_emulation():
     symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=3, no_bias=True)
     dtypes = {"w": "float16"}
-    cast = graph.apply(symbol, Policy.parse("float16"), dtypes)
+    cast = cast_pass.apply(symbol, Policy.parse("float16"), dtypes)
     assert lower(cast, {"x": "float32", **dtypes}, "gpu") is cast
     assert {n["op"] for n in graph.to_json(cast)["nodes"]} == {"null", "amp_cast", "FullyConnected"}
 
@@ -160,7 +161,7 @@ def test_float16_outputs_and_inputs_stay_float16():
     policy = Policy.parse("compute=float16,output=float16")
     x = mx.sym.var("x")
     dense = mx.sym.FullyConnected(x, mx.sym.var("w"), num_hidden=2, no_bias=True)
-    symbol = graph.apply(dense, policy, {"w": "float32"})
+    symbol = cast_pass.apply(dense, policy, {"w": "float32"})
     symbol = lower(symbol, {"x": "float16", "w": "float32"}, "cpu")
     out = run(symbol, x=np.ones((1, 2), "float16"), w=np.ones((2, 2), "float32"))
     assert out.dtype == np.float16

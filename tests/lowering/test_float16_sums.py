@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import graph
 from gluon_amp.lowering import float16_sums, lower
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -65,7 +66,7 @@ def gradients(op, arrays, attrs, policy):
     symbol = getattr(mx.sym, op)(*map(mx.sym.var, names), **attrs)
     policy = Policy.parse(policy).pin(ops=[op], dtype="float16")
     dtypes = dict.fromkeys(names, "float32")
-    lowered = lower(graph.apply(symbol, policy, dtypes), dtypes, "cpu")
+    lowered = lower(cast_pass.apply(symbol, policy, dtypes), dtypes, "cpu")
     arrays = dict(zip(names, (nd.array(x) for x in arrays)))
     for array in arrays.values():
         array.attach_grad()
@@ -191,7 +192,7 @@ def test_a_deferred_network_trains():
 def test_a_pin_to_float32_is_left_alone():
     policy = Policy.parse(FLOAT16_SUMS).pin(ops=["FullyConnected"])
     symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=2, no_bias=True)
-    cast = graph.apply(symbol, policy, {"w": "float32"})
+    cast = cast_pass.apply(symbol, policy, {"w": "float32"})
     assert not any(graph.ACCUMULATE_ATTR in attrs for attrs in cast.attr_dict().values())
 
 

@@ -61,7 +61,7 @@ from mxnet.contrib.amp.amp import bfloat16
 
 seed, cases = map(int, sys.argv[1:])
 random = random.Random(seed)
-assert native.available()
+assert kernels.available()
 low = bfloat16 if support.is_native() else "float32"  # as the emulation stores its values
 DTYPES = [bfloat16, "float32", "float16", "float64", "int8", "int64"]
 SHAPES = [(2,), (20,), (1,), (2, 3), (), (0,), (0, 2, 5, 6, 16), (2, 2, 0, 6, 16), (2, 20, 5, 6),

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp.policy import registry
+from gluon_amp.base import registry
 from tests.lowering.blocked_images import ELEMENTS, operator
 from tests.marks import needs_library
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import bfloat16, blocked
+from gluon_amp.base import bfloat16
+from gluon_amp.lowering import blocked
 from tests.image_nets import ImageNet
 from tests.marks import needs_layout
 

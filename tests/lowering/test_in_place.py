@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.graph import to_json
 from gluon_amp.lowering import lower
-from gluon_amp.policy.graph import to_json
 from gluon_amp.symbolic import Module
 
 import mxnet as mx
@@ -92,7 +92,7 @@ def test_prelu_of_images_between_blocked_convolutions():
 
 
 def test_prelu_without_native_operators(monkeypatch):
-    monkeypatch.setattr("gluon_amp.lowering.native.available", lambda: False)
+    monkeypatch.setattr("gluon_amp.kernels.available", lambda: False)
     assert gradients(amp.cast(network(), "float16")) == (IN_DATA, [-10])
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from gluon_amp import graph
 from gluon_amp.lowering import blocked, lower
-from gluon_amp.policy import Policy, graph
+from gluon_amp.policy import Policy, cast_pass
 from tests.marks import needs_layout
 from tests.recipes.scripts import skip_without_native_bfloat16
 
@@ -33,8 +34,8 @@ def adaptive(h):
 
 def lowered(symbol, policy="bfloat16"):
     policy = Policy.parse(policy)
-    dtypes = graph.parameter_dtypes(symbol, policy, ["data"])
-    return lower(graph.apply(symbol, policy, dtypes), dtypes, "cpu")
+    dtypes = cast_pass.parameter_dtypes(symbol, policy, ["data"])
+    return lower(cast_pass.apply(symbol, policy, dtypes), dtypes, "cpu")
 
 
 def operators(symbol, policy="bfloat16"):

@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp import hardware
-from gluon_amp.lowering import blocked, lower, native, onednn
+from gluon_amp import kernels
+from gluon_amp.base import hardware
+from gluon_amp.graph import to_json
+from gluon_amp.lowering import blocked, lower, onednn
 from gluon_amp.lowering.onednn import CONVOLUTION
-from gluon_amp.policy.graph import to_json
 from tests.lowering import on_symbols
 from tests.marks import needs_bfloat16, needs_library
 
@@ -217,7 +218,7 @@ def test_the_kernel_that_writes_too_far_is_not_used():
 def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch):
     data, kernel = low(mx.sym.var("data")), (3,) * len(stride)
     symbol = convolution(data, kernel, stride=stride)
-    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(kernels, "available", lambda: False)
     cast = "amp_cast"
     assert ops(apply_workarounds(symbol, {})) == [cast, cast, cast, cast, "Convolution", cast]
     assert apply_workarounds(symbol, {}).list_arguments() == ["data", "w"]
@@ -225,7 +226,7 @@ def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch
         unstrided = convolution(data, kernel, stride=other)
         assert apply_workarounds(unstrided, {}) is unstrided
     monkeypatch.undo()
-    if native.available():
+    if kernels.available():
         assert ops(apply_workarounds(symbol, {})) == [cast, cast, CONVOLUTION]
 
 
@@ -248,7 +249,7 @@ def expected_weight_gradient(data, heads):
 @pytest.mark.parametrize("with_native", [True, False])
 def test_the_weight_gradient_of_one_pixel(with_native, monkeypatch):
     if not with_native:
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(kernels, "available", lambda: False)
     symbol, arrays = pixels()
     rewritten = mx.sym.amp_cast(apply_workarounds(symbol, {}), dtype="float32")
     run(rewritten, **{name: np.full(x.shape, np.nan) for name, x in arrays.items()})

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gluon_amp.formats import FORMATS, FloatFormat, rounded
-from gluon_amp.lowering import native
+from gluon_amp import kernels
+from gluon_amp.base.formats import FORMATS, FloatFormat, rounded
 from gluon_amp.lowering.emulation import ROUND, ROUND_RELU, rounding_attrs
 from tests.float_values import beside, every_value
 from tests.lowering.test_native import operator
@@ -81,10 +81,10 @@ def test_tfloat32(instruction_set):
 def test_all_instruction_sets_compute_the_same_bits_of_nan_too(name):
     values, _, attrs = case(name)
     found = []
-    for instructions in native.INSTRUCTION_SETS:
-        if native.select(instructions):
+    for instructions in kernels.INSTRUCTION_SETS:
+        if kernels.select(instructions):
             found.append(operator(ROUND, values, attrs=attrs).view("u4"))
-    native.select(None)
+    kernels.select(None)
     assert all(np.array_equal(bits, found[0]) for bits in found)
     if name == "float16":  # without attributes, too
         assert np.array_equal(operator(ROUND, values).view("u4"), found[0])

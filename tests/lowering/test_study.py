@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.formats import FORMATS, exponent_for, rounded_array
-from gluon_amp.lowering import delayed_scaling, lower, native
+from gluon_amp import graph, kernels
+from gluon_amp.base.formats import FORMATS, exponent_for, rounded_array
+from gluon_amp.kernels import INSTRUCTION_SETS
+from gluon_amp.lowering import delayed_scaling, lower
 from gluon_amp.lowering.emulation import rounding_attrs
-from gluon_amp.lowering.native import INSTRUCTION_SETS
-from gluon_amp.policy import graph
+from gluon_amp.policy import cast_pass
 from tests.marks import needs_library
 
 import mxnet as mx
@@ -475,7 +476,7 @@ def test_two_devices_share_the_largest_magnitude(seed):
 
 def test_a_gpu_is_refused_before_anything_runs():
     x = mx.sym.var("x")
-    symbol = graph.apply(
+    symbol = cast_pass.apply(
         mx.sym.FullyConnected(x, num_hidden=2, name="fc"), amp.Policy("compute=tfloat32"), {}
     )
     with pytest.raises(ValueError, match=r"emulated for study on a CPU only: train on mx.cpu\(\)"):
@@ -551,11 +552,11 @@ def test_all_lengths_and_instruction_sets_round_alike(shape):
     symbol = operator("_gluon_amp_round_operand", rounding)
     try:
         for instruction_set in INSTRUCTION_SETS:
-            if native.select(instruction_set):
+            if kernels.select(instruction_set):
                 y = symbol.eval(x=nd.array(x))[0].asnumpy()
                 np.testing.assert_array_equal(y, expected.astype(np.float32))
     finally:
-        native.select(None)
+        kernels.select(None)
 
 
 @pytest.mark.parametrize("policy", [HYBRID, "compute=tfloat32"])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gluon_amp import host, optimizer
-from gluon_amp.lowering import native
-from gluon_amp.lowering.native import updates
+from gluon_amp import kernels, optimizer
+from gluon_amp.base import host
+from gluon_amp.kernels import updates
 
 import mxnet as mx
 from mxnet import nd
@@ -100,7 +100,7 @@ WAYS = ["native", "single", "fused"]
 
 def go(way, monkeypatch):
     """Make optimizers use the C++ kernels, one of MXNet's ops per tensor, or multi-tensor ops."""
-    if way == "native" and not native.available():
+    if way == "native" and not kernels.available():
         pytest.skip("the C++ operators cannot be built here")
     if way == "single":
         monkeypatch.setattr(updates, "supported", lambda arrays: False)

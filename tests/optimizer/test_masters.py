@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluon_amp import optimizer
+from gluon_amp.base.writes import version
 from gluon_amp.optimizer import masters
-from gluon_amp.writes import version
 
 import mxnet as mx
 from mxnet import nd

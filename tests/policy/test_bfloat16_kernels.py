@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import graph
 from gluon_amp.lowering import lower
-from gluon_amp.policy import Policy, bfloat16_kernels, graph
+from gluon_amp.policy import Policy, bfloat16_kernels, cast_pass
 from gluon_amp.policy.bfloat16_kernels import has_kernel
 from tests.closeness import ROUNDING
 from tests.marks import needs_bfloat16
@@ -86,7 +87,7 @@ def check(op, attrs, shapes, low=None):
     if op == "BatchNorm":
         arrays["x1"], arrays["x4"] = (abs(arrays[name]) + 0.5 for name in ("x1", "x4"))
     plain = symbol_of(op, attrs, len(shapes), ())
-    cast = graph.apply(symbol_of(op, attrs, len(shapes), low), POLICY, {})
+    cast = cast_pass.apply(symbol_of(op, attrs, len(shapes), low), POLICY, {})
     dtypes = dict.fromkeys(arrays, "float32")
     lowered = lower(cast, dtypes, "cpu")
     poison = {name: np.full_like(values, np.nan) for name, values in arrays.items()}

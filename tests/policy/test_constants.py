@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.policy import Policy, constants, graph, op_table
+from gluon_amp.policy import Policy, cast_pass, constants, op_table
 from tests import closeness
 from tests.mxnet_operators import registered
 
@@ -323,14 +323,14 @@ def test_ordinary_constants_drag_nothing_into_float32():
             mx.sym.Pad(h, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1)),
         ]
     ):
-        _, nodes = graph.plan(mx.sym.relu(node), FLOAT16, {})
+        _, nodes = cast_pass.plan(mx.sym.relu(node), FLOAT16, {})
         assert {n.dtype for n in nodes} == {"float16"}, k
 
 
 def test_float32_ends_at_the_next_product():
     h = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, name="a")
     out = mx.sym.FullyConnected(mx.sym.relu(h + 1e-12), num_hidden=4, name="b")
-    _, nodes = graph.plan(mx.sym.tanh(out), FLOAT16, {})
+    _, nodes = cast_pass.plan(mx.sym.tanh(out), FLOAT16, {})
     assert [n.dtype for n in nodes] == ["float16", "float32", "float32", "float16", "float16"]
 
 
@@ -338,5 +338,5 @@ def test_sums_over_windows_run_in_float32():
     h = mx.sym.Convolution(mx.sym.var("x"), kernel=(1, 1), num_filter=4)
     for kind, dtype in (("sum", "float32"), ("lp", "float32"), ("avg", "float16")):
         pooled = mx.sym.Pooling(h, kernel=(2, 2), pool_type=kind, p_value=2)
-        _, nodes = graph.plan(pooled, FLOAT16, {})
+        _, nodes = cast_pass.plan(pooled, FLOAT16, {})
         assert nodes[-1].dtype == dtype

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gluon_amp.base.registry import canonical
 from gluon_amp.policy import cuda_kernels, op_table
-from gluon_amp.policy.graph import NATIVELY_MIXED
-from gluon_amp.policy.registry import canonical
+from gluon_amp.policy.cast_pass import NATIVELY_MIXED
 
 LISTED = [
     op

@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gluon_amp.messages import close_matches
-from gluon_amp.mxnet_internals import LIB, check_call
-from gluon_amp.policy import op_table, registry
+from gluon_amp.base import registry
+from gluon_amp.base.messages import close_matches
+from gluon_amp.base.mxnet_internals import LIB, check_call
+from gluon_amp.policy import op_table
 from tests.operator_calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 
 import mxnet as mx

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from gluon_amp.dtypes import dtype_name
-from gluon_amp.policy import graph
+from gluon_amp import graph
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.symbolic import Module
 
 import mxnet as mx

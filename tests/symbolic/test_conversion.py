@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.dtypes import dtype_name
+from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.symbolic import convert, loss_head
 from tests.symbolic.networks import conv_net, ops_of, types_of
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import host
-from gluon_amp.trainer import arrays
+from gluon_amp.base import host
+from gluon_amp.optimizer import arrays
 from tests.trainer.helpers import TWO, losses_on, parameter, values
 
 import mxnet as mx

@@ -12,7 +12,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import symbolic
-from gluon_amp.mxnet_internals import internal_operators
+from gluon_amp.base.mxnet_internals import internal_operators
 
 import mxnet as mx
 from mxnet import autograd, nd

@@ -11,10 +11,10 @@ from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp import hardware
-from gluon_amp.lowering import bfloat16, native
-from gluon_amp.lowering.native import build
-from gluon_amp.startup.cuda_libraries import DRIVER, installed_wheels
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16, hardware
+from gluon_amp.base.startup.cuda_libraries import DRIVER, installed_wheels
+from gluon_amp.kernels import build
 
 import mxnet as mx
 
@@ -69,7 +69,7 @@ class Machine(NamedTuple):
 def read_machine() -> Machine:
     """Read what this machine has; the first call may build the C++ kernels (seconds)."""
     load = hardware.load_average()  # before the kernels are built, which raises it
-    native.prepare([mx.cpu()])
+    kernels.prepare([mx.cpu()])
     compiler = build.compiler()
     return Machine(
         python=platform.python_version(),
@@ -86,7 +86,7 @@ def read_machine() -> Machine:
         cpu_flags=hardware.onednn_flags(),
         cpu_bfloat16=bfloat16.is_native(),
         compiler=" ".join(compiler) if compiler else None,
-        native=native.available(),
+        native=kernels.available(),
     )
 
 

@@ -3,9 +3,9 @@
 import time
 from typing import Callable, List, Optional, Sequence
 
+from gluon_amp.base.messages import reason_of
 from gluon_amp.inspection.selftest.checks import Check, checks_of
 from gluon_amp.inspection.selftest.report import Report, Result
-from gluon_amp.messages import reason_of
 
 import mxnet as mx
 

@@ -2,8 +2,8 @@
 
 from typing import Callable, List, NamedTuple
 
+from gluon_amp.base import bfloat16
 from gluon_amp.inspection.selftest import laws, numerics, speed
-from gluon_amp.lowering import bfloat16
 
 import mxnet as mx
 

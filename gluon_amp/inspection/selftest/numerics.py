@@ -10,9 +10,9 @@ import numpy as np
 from gluon_amp.casting.cast import cast
 from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
 from gluon_amp.inspection.selftest.nets import random_array
-from gluon_amp.policy import Policy, graph
+from gluon_amp.optimizer.arrays import all_finite
+from gluon_amp.policy import Policy, cast_pass
 from gluon_amp.trainer import Trainer
-from gluon_amp.trainer.arrays import all_finite
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -83,7 +83,7 @@ def batch_norm_dtypes(ctx: mx.Context) -> str:
 def long_softmax(ctx: mx.Context) -> str:
     """Return the sum of a softmax over 30000 classes after a float16 layer."""
     x = mx.sym.softmax(mx.sym.relu(mx.sym.var("x")))
-    run = nd.CachedOp(graph.apply(x, Policy.parse("float16"), {}))
+    run = nd.CachedOp(cast_pass.apply(x, Policy.parse("float16"), {}))
     out = run(nd.ones((2, 30000), ctx=ctx, dtype="float16"))
     return f"{float(out.sum(axis=1).max().asscalar()):.3f}"
 

@@ -12,7 +12,7 @@ import pytest
 
 from experiments.floor_of_chance import __main__ as command
 from experiments.floor_of_chance import rows
-from gluon_amp.results.record import LOG, RUN
+from gluon_amp.training.tables.record import LOG, RUN
 from tests import ROOT
 
 pytestmark = pytest.mark.usefixtures("default_signals")

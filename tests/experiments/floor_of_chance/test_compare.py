@@ -17,7 +17,7 @@ from experiments.floor_of_chance.compare import (
     top1,
 )
 from experiments.floor_of_chance.rows import COMPARED, jobs
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 from tests.experiments.floor_of_chance.example_results import results
 
 LN3 = math.log(3)  # the outputs (ln 3, 0) are the probabilities 3/4 and 1/4

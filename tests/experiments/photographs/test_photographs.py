@@ -12,8 +12,8 @@ from experiments.photographs import __main__ as command
 from experiments.photographs import fits, report, run
 from experiments.photographs.comparisons import MARGINS, METRICS, SMALLEST, comparison, verdict
 from experiments.photographs.stamps import CATEGORIES, FOLDS, folds, open_stamps
-from gluon_amp.command_line import UsageError
-from gluon_amp.results.statistics import POWER, power, spread
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.tables.statistics import POWER, power, spread
 from tests import ROOT
 from tests.images import picture, png
 

@@ -5,7 +5,7 @@ import pytest
 from experiments.wire import cluster, measure
 from experiments.wire.cluster import Outcome, Traffic
 from experiments.wire.measure import Case, counted, probed
-from gluon_amp.command_line import UsageError
+from gluon_amp.base.messages import UsageError
 
 needs_namespaces = pytest.mark.skipif(
     not cluster.available(), reason="this user cannot create network namespaces here"

@@ -17,7 +17,7 @@ from experiments.wire.sums import (
     tree,
     wide,
 )
-from gluon_amp.trainer.arrays import all_finite
+from gluon_amp.optimizer.arrays import all_finite
 
 from mxnet import nd
 

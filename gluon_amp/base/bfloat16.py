@@ -1,0 +1,47 @@
+"""How a device runs bfloat16: a CPU natively if oneDNN has kernels for it, otherwise emulated.
+
+The environment variable GLUON_AMP_BFLOAT16=emulated emulates it on every CPU. No GPU runs it.
+"""
+
+import functools
+import os
+
+import numpy as np
+
+from gluon_amp.base import hardware
+
+import mxnet as mx
+
+VARIABLE = "GLUON_AMP_BFLOAT16"
+
+
+def check_device(device_type: str) -> None:
+    """Raise a ValueError if a device of this `Context.device_type` cannot compute in bfloat16."""
+    if device_type == "gpu":
+        raise ValueError(
+            "bfloat16 cannot run on a GPU: MXNet 1.9.1 has no bfloat16 kernels there; "
+            "use policy 'float16' or 'mixed_float16'."
+        )
+
+
+def is_native() -> bool:
+    """Return whether a CPU computes in bfloat16 by oneDNN's kernels; otherwise it is emulated."""
+    return os.environ.get(VARIABLE, "").lower() != "emulated" and has_kernels()
+
+
+@functools.lru_cache(maxsize=None)
+def has_kernels() -> bool:
+    """Return whether this CPU multiplies bfloat16 matrices, by a trial if oneDNN may use AVX512.
+
+    Without AVX512 no trial is needed, and MXNet would print an error.
+    """
+    if hardware.cpu_flags() and not hardware.onednn_flags() >= hardware.AVX512_FLAGS:
+        return False
+    # NDArray functions accept MXNet's structured dtype, but not the name 'bfloat16'.
+    bfloat16 = np.dtype([("bfloat16", np.uint16)])
+    one = mx.nd.amp_cast(mx.nd.ones((2, 2), ctx=mx.cpu()), dtype=bfloat16)
+    try:
+        product = mx.nd.FullyConnected(one, one, no_bias=True, num_hidden=2)
+        return float(mx.nd.amp_cast(product, dtype="float32").sum().asscalar()) == 8.0
+    except mx.base.MXNetError:
+        return False

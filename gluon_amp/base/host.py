@@ -1,0 +1,70 @@
+"""Read arrays on the host, once no operator uses them any more.
+
+In inference, oneDNN converts the weight of a convolution to a layout of its own. While MXNet's
+operator runs, with the weight as an input, it schedules a reorder of the weight in place. `asnumpy`
+and `wait_to_read` wait only for writes that are scheduled when they are called, so they can read a
+weight while it is being reordered. Operators such as `copyto` are safe, because the engine runs
+them in order. Source: `MKLDNNConvolutionForwardFullFeature` in
+src/operator/nn/mkldnn/mkldnn_convolution.cc of MXNet 1.9.1.
+"""
+
+import contextlib
+import ctypes
+from typing import Iterator
+
+import numpy as np
+
+from gluon_amp.base.mxnet_internals import LIB, check_call
+
+_as_on_a_gpu = False
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Treat host memory as a GPU's, to count and test on a CPU the operators that a GPU would run.
+
+    It holds for all threads. The numbers are those of MXNet's operators on a CPU: `multi_sum_sq`,
+    for one, adds float16 squares in float16 there.
+    """
+    global _as_on_a_gpu
+    before, _as_on_a_gpu = _as_on_a_gpu, True
+    try:
+        yield
+    finally:
+        _as_on_a_gpu = before
+
+
+def on_cpu(array) -> bool:
+    """Return whether the array is in host memory, where the C++ kernels and numpy reach it."""
+    return array.context.device_type.startswith("cpu") and not _as_on_a_gpu
+
+
+def wait_until_unused(array) -> None:
+    """Wait until no pending operator reads or writes the array.
+
+    By then these operators have scheduled their reorders, for which `asnumpy` waits.
+    """
+    check_call(LIB.MXNDArrayWaitToWrite(array.handle))
+
+
+def host_copy(array) -> np.ndarray:
+    """Return a copy of an NDArray as a numpy array, once the NDArray is unused."""
+    wait_until_unused(array)
+    return array.asnumpy()
+
+
+def host_view(array) -> np.ndarray:
+    """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
+
+    The view does not keep the NDArray alive, so read it at once. Write only to an array that no
+    operator has used.
+    """
+    if array.size == 0:
+        return np.empty(0, array.dtype)
+    address = ctypes.c_void_p()
+    wait_until_unused(array)
+    array.wait_to_read()
+    check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    dtype = np.dtype(array.dtype)
+    buffer = (ctypes.c_uint8 * (array.size * dtype.itemsize)).from_address(address.value)
+    return np.frombuffer(buffer, dtype)

@@ -1,0 +1,57 @@
+"""What errors say to a user: sentences, near matches, lists cut short, scales and reasons."""
+
+import contextlib
+import difflib
+import math
+from itertools import islice
+from typing import Iterable, Iterator, List, Sequence
+
+
+class UsageError(ValueError):
+    """A request of the user that cannot be met; the message is one sentence for the user."""
+
+
+@contextlib.contextmanager
+def from_extra(extra: str, problem: str) -> Iterator[None]:
+    """Import packages of an extra in a with block; one that is missing is a `UsageError`.
+
+    Its message is the problem, as in `'--plot needs matplotlib'`, and how to install the extra.
+    """
+    try:
+        yield
+    except ImportError:
+        raise UsageError(f"{problem}: run `pip install 'gluon-amp[{extra}]'`.") from None
+
+
+COMPARED = 2000  # difflib takes up to a millisecond for each comparison
+
+
+def close_matches(name: str, known: Iterable[str]) -> List[str]:
+    """Return up to three of the first 2,000 known names that resemble a name, in any case."""
+    by_lower_case = {one.lower(): one for one in islice(known, COMPARED)}
+    return [by_lower_case[m] for m in difflib.get_close_matches(name.lower(), by_lower_case)]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'float16'?)"`, or an empty string where nothing is similar."""
+    matches = close_matches(name, known)
+    return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+    """Return names as a list of at most `limit`, as in `'a, b and 7 more'`."""
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+
+
+def scale_text(scale: float) -> str:
+    """Return a loss scale as text without rounding it: `'65536'`, or `'2^38'` if that is long."""
+    exact = f"{scale:g}"
+    return exact if float(exact) == scale else f"2^{math.log2(scale):g}"
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error, without MXNet's stack and file names."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    return line.split("Check failed: ")[-1].split("MXNetError: ")[-1].strip().rstrip(".")

@@ -1,0 +1,44 @@
+"""The import of MXNet, and what it needs before and after it to work on this machine."""
+
+from gluon_amp.base.startup import compat, cpu, cuda_libraries
+
+MXNET_MISSING = (
+    "MXNet is not installed: run `pip install 'gluon-amp[cpu]'` for a machine without a GPU, "
+    "or `pip install 'gluon-amp[cu112]'` / `'gluon-amp[cu117]'` for an NVIDIA GPU "
+    "(only one of the three; they exclude each other)."
+)
+
+
+def import_mxnet() -> None:
+    """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
+
+    Raises
+    ------
+    ImportError
+        One sentence that names the package to install, or the system library that is missing.
+    """
+    cuda_libraries.preload()
+    compat.restore_numpy_aliases()
+    compat.restore_distutils()
+    with cpu.one_thread_per_core():
+        _import_mxnet()
+    cpu.configure()
+
+
+def _import_mxnet() -> None:
+    try:
+        import mxnet  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name == "mxnet":
+            raise ImportError(MXNET_MISSING) from None
+        if error.name and error.name.split(".")[0] == "distutils":
+            raise ImportError(
+                "MXNet 1.9.1 needs distutils, which Python 3.12 dropped: "
+                "run `pip install setuptools`."
+            ) from None
+        raise
+    except OSError as error:
+        raise ImportError(
+            f"MXNet could not load a system library ({error}): on Debian or Ubuntu run "
+            "`apt-get install libgomp1 libquadmath0`."
+        ) from None

@@ -1,0 +1,83 @@
+"""Settings that make MXNet fast and small on a CPU.
+
+One thread per core. On x86, MXNet 1.9.1 starts half as many threads as there are processors, since
+it assumes hyperthreading (``OpenMP::OpenMP`` in ``src/engine/openmp.cc``). Virtual machines mostly
+show one processor per core, so half of the cores would be idle.
+
+AMX, the matrix unit of Intel's server CPUs since 2023. MXNet 1.9.1 has bfloat16 kernels for it
+(oneDNN 2.4) but does not use them: oneDNN before 2.5 requires DNNL_MAX_CPU_ISA to enable AMX, and
+Linux kills a process with SIGILL that uses the AMX registers without permission
+(``Documentation/arch/x86/xstate.rst``). AMX computes the same as AVX512_BF16: it multiplies
+bfloat16 and accumulates in float32.
+
+One team of OpenMP threads. MXNet copies large arrays from numpy with OpenMP threads of the caller,
+in addition to those of its engine. Then there are more OpenMP threads than cores, and libgomp no
+longer lets them spin between operators: they sleep and wake a thousand times in a training step.
+With a very large MXNET_CPU_PARALLEL_SIZE, a single thread copies.
+
+One scratch memory. MXNet allocates four (MXNET_CPU_TEMP_COPY), so that several operators that need
+one can run at the same time. Its engine has only one worker for a CPU, so one is enough. That saves
+5 % of the memory of a ResNet-50 training step.
+
+docs/benchmarks/step.md shows the effects. Variables that the user has set are not changed. Only the
+last two settings stay in the environment, where programs that this process starts inherit them.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+from typing import Dict, Iterator
+
+from gluon_amp.base.hardware import count_cores, has_amx
+
+# The variables with which a user chooses the number of threads
+THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
+SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
+AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
+
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+
+
+@contextlib.contextmanager
+def one_thread_per_core() -> Iterator[None]:
+    """Return a context in which an import of MXNet gives it one thread per core."""
+    cores = count_cores()
+    if not cores or "mxnet" in sys.modules or any(name in os.environ for name in THREADS):
+        yield
+    else:
+        with environment({"OMP_NUM_THREADS": str(cores)}):
+            yield
+
+
+def configure() -> None:
+    """Apply the other settings; call it after the import of MXNet, before its first operator.
+
+    AMX is enabled for this process only: a program that it starts has no permission to use AMX and
+    would be killed.
+    """
+    import mxnet as mx
+
+    os.environ.update({k: v for k, v in SETTINGS.items() if k not in os.environ})
+    if not (AMX.keys() & os.environ.keys()) and has_amx() and request_amx():
+        with environment(AMX):  # oneDNN reads it once, at its first operator
+            one = mx.nd.ones((1, 1), ctx=mx.cpu())
+            mx.nd.FullyConnected(one, one, no_bias=True, num_hidden=1).wait_to_read()
+
+
+def request_amx() -> bool:
+    """Request permission to use AMX for this process from Linux (5.16 or later)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+
+
+@contextlib.contextmanager
+def environment(settings: Dict[str, str]) -> Iterator[None]:
+    """Return a context with additional environment variables, which must not be set before."""
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in settings:
+            del os.environ[name]

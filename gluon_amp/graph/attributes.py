@@ -1,0 +1,67 @@
+"""Attributes of our own in a graph: what the cast pass tells the lowering."""
+
+import json
+from typing import NamedTuple, Optional, Tuple
+
+from gluon_amp.graph.symbol_json import from_json, to_json
+
+import mxnet as mx
+
+# Attribute with the path of a node's block: `cast` sets it while tracing, `apply` removes it.
+BLOCK_ATTR = "__gluon_amp_block__"
+
+# Attribute of the matrix products in a cast graph whose emulation accumulates in float16
+ACCUMULATE_ATTR = "__gluon_amp_accumulate__"
+ACCUMULATING = ("Convolution", "FullyConnected", "dot", "batch_dot")
+
+# Attribute of the products whose operands and gradients the emulation rounds: `Rounding.to_text`
+ROUNDING_ATTR = "__gluon_amp_rounding__"
+
+# Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
+PINNED_ATTR = "__gluon_amp_pinned__"
+
+# All attributes of ours, which a graph for others leaves out
+OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR)
+
+
+class Rounding(NamedTuple):
+    """How a product of a format for study is rounded.
+
+    Attributes
+    ----------
+    key : str
+        The product's name among those of its net, the same in all traces.
+    compute, gradients : str
+        The formats of the operands, and of the gradient of the result.
+    wide : tuple of str
+        Directions whose product reads neither rounded.
+    """
+
+    key: str
+    compute: str
+    gradients: str
+    wide: Tuple[str, ...]
+
+    def to_text(self) -> str:
+        return json.dumps(self)
+
+    @classmethod
+    def of(cls, node: dict) -> Optional["Rounding"]:
+        """Return the rounding of a node, or None."""
+        text = node["attrs"].get(ROUNDING_ATTR)
+        return cls(*json.loads(text)) if text else None
+
+
+def without_own_attributes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a cast graph without `OWN_ATTRS`, for a file."""
+    graph = to_json(symbol)
+    _drop_own_attributes(graph)
+    return from_json(graph, like=symbol)
+
+
+def _drop_own_attributes(graph: dict) -> None:
+    for node in graph["nodes"]:
+        for name in OWN_ATTRS:
+            node["attrs"].pop(name, None)
+        for body in node.get("subgraphs", ()):
+            _drop_own_attributes(body)

@@ -1,0 +1,117 @@
+"""A symbol's JSON as a value: reading it, building a symbol from it, and questions about it.
+
+In that JSON a graph is a list of nodes in topological order. A node refers to the tensors that it
+reads by entries `[node, output, version]`, and so do the graph's outputs, its heads.
+"""
+
+import json
+from typing import Container, Dict, List, Optional, Tuple
+
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.mxnet_internals import NumpySymbol
+
+import mxnet as mx
+
+CASTS = ("Cast", "amp_cast")
+
+# The attribute that marks a graph as one of MXNet 1.9.1, which needs no upgrade
+VERSION = {"mxnet_version": ["int", 10901]}
+
+MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
+
+
+def to_json(symbol: mx.sym.Symbol) -> dict:
+    """Return a symbol's graph as a dict, casts included; every node has attributes, maybe none."""
+    return _with_attributes(json.loads(symbol.tojson(remove_amp_cast=False)))
+
+
+def _with_attributes(graph: dict) -> dict:
+    for node in graph["nodes"]:
+        node.setdefault("attrs", {})
+        for body in node.get("subgraphs", ()):
+            _with_attributes(body)
+    return graph
+
+
+def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
+    """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
+    # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
+    symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": VERSION, **graph})))
+    return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
+
+
+def _indexed(graph: dict) -> dict:
+    """Return a graph with the index of its variables recomputed, in its nodes' bodies too."""
+    nodes = [
+        {**node, "subgraphs": [_indexed(body) for body in node["subgraphs"]]}
+        if "subgraphs" in node
+        else node
+        for node in graph["nodes"]
+    ]
+    variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    kept = {key: value for key, value in graph.items() if key != "node_row_ptr"}
+    return {**kept, "nodes": nodes, "arg_nodes": variables}
+
+
+def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
+    """Return the dtype of every tensor that a graph's nodes read or return, by node and output.
+
+    Parameters
+    ----------
+    graph : dict
+        A symbol's JSON.
+    dtypes : dict of str to dtype
+        Dtypes of the variables; those left out are float32.
+
+    Raises
+    ------
+    MXNetError
+        The dtypes contradict each other.
+    """
+    edges = {tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"]}
+    edges.update(tuple(entry[:2]) for entry in graph["heads"])
+    edges = sorted(edges)
+    all_edges = from_json({**graph, "heads": [[*edge, 0] for edge in edges]})
+    variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
+    _, inferred, _ = all_edges.infer_type(**variables)
+    return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
+
+
+def tuple_of(text: str) -> Tuple[int, ...]:
+    """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'`, `'[]'` or `'None'`."""
+    text = "" if text == "None" else text.strip("()[] ,")
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:
+    """Return the node that the first output of node `i` originally comes from.
+
+    This walks back through operators of one input: those in `through`, with None all of them.
+    """
+    while len(nodes[i]["inputs"]) == 1 and (through is None or nodes[i]["op"] in through):
+        i = nodes[i]["inputs"][0][0]
+    return i
+
+
+def needed(graph: dict) -> List[int]:
+    """Return the nodes that the outputs need, from each output back to its inputs in their order.
+
+    MXNet lists the variables of a graph in this order.
+    """
+    nodes, found = graph["nodes"], {}
+    pending = [entry[0] for entry in reversed(graph["heads"])]
+    while pending:
+        i = pending.pop()
+        if i not in found:
+            found[i] = True
+            pending += [entry[0] for entry in reversed(nodes[i]["inputs"])]
+    return list(found)
+
+
+def readers_of(graph: dict) -> Dict[int, List[tuple]]:
+    """Return the readers of each node, by node and input position; of an output also (None, 0)."""
+    readers = {source: [(None, 0)] for source, *_ in graph["heads"]}
+    for i, node in enumerate(graph["nodes"]):
+        for position, (source, *_) in enumerate(node["inputs"]):
+            readers.setdefault(source, []).append((i, position))
+    return readers

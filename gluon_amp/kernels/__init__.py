@@ -1,0 +1,201 @@
+"""The C++ library of gluon_amp: built beforehand, loaded once, never required.
+
+It contains operators that round to a format in place (`src/rounding.cc`), and operators that check
+and update all parameters in one pass (`src/updates.cc`, called by `updates`). Without it MXNet's
+own operators compute instead, more slowly: with `GLUON_AMP_NATIVE=0`, without a compiler, or if it
+cannot be built or loaded or fails its trial. Both compute the same bits, with three exceptions.
+Sums over a batch, such as BatchNorm's, may be computed in another order, since our operators keep
+tensors in oneDNN's own layouts. Average pooling with the `full` convention and a clipped window has
+the gradient of finite differences here, and another one in MXNet. The maximum of an empty window is
+-inf here.
+
+`obtain` finds or builds the library: `build` compiles it, `check` tries it in a separate process,
+and `cache` stores it. A library is only loaded if its bytes have the digest that was recorded when
+it was built, and if it passed a trial on this machine.
+
+Loading registers operators, which moves MXNet's tables of them. MXNet 1.9.1 reads these tables
+without a lock, in its engine and in every call of an operator (`Op::GetAttr` in
+3rdparty/tvm/nnvm/include/nnvm/op.h), and would read freed memory. So `import gluon_amp` loads the
+library if it was built, which `gluon-amp build` does. Otherwise `prepare` builds it when a net is
+cast or a trainer is made. Both register while no operator runs: see `load`.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, List, Optional
+
+from gluon_amp.kernels import obtain
+from gluon_amp.kernels.build import BuildError
+
+import mxnet as mx
+
+logger = logging.getLogger("gluon_amp")
+
+# The values of GLUON_AMP_NATIVE, and their numbers for `select_kernels` in src/kernels.h
+INSTRUCTION_SETS = {"plain": 1, "avx2": 2, "avx512": 3}
+
+# Results of gluon_amp_register (src/library.cc)
+_FAILED, _REGISTERED, _BUSY, _USERS_ERROR = range(4)
+
+# Seconds to wait for other threads that call MXNet without a pause
+PATIENCE = 60
+
+# One element once it is decided whether this process has the library: the library, or None.
+_decided: List[Optional[ctypes.CDLL]] = []
+_deciding = threading.Lock()
+
+
+def available() -> bool:
+    """Return whether the operators and kernels can be used: whether the library is loaded."""
+    return library() is not None
+
+
+def library() -> Optional[ctypes.CDLL]:
+    """Return the library if it is loaded into MXNet, else None."""
+    return _decided[0] if _decided else None
+
+
+def load_if_built() -> None:
+    """Load the library if it was built and worked on this machine; `import gluon_amp` calls this.
+
+    It reads files only: it starts no program and creates nothing.
+    """
+    with _deciding:
+        path = None if _decided or _switched_off() else obtain.find()
+        if path is not None:
+            _decided.append(_load_or_warn(lambda: path))
+
+
+def prepare(contexts: Iterable[mx.Context] = ()) -> None:
+    """Load the library, and build it if necessary, before the first operator needs it.
+
+    Everything calls this that begins a computation in low precision: casts, trainers, optimizers.
+    It decides once in a process. A build takes a minute or two; a warning says so. Another warning
+    says why the library is not available. Other threads wait.
+
+    Parameters
+    ----------
+    contexts : iterable of Context
+        The devices, which need the library if one is a CPU. If it is empty, they are unknown, and
+        the library is not built on a machine with a GPU.
+    """
+    with _deciding:
+        if not _decided and _needed(list(contexts)):
+            _decided.append(None if _switched_off() else _load_or_warn(obtain.find_or_build))
+
+
+def _needed(contexts: List[mx.Context]) -> bool:
+    if contexts:
+        return any(context.device_type != "gpu" for context in contexts)
+    return mx.context.num_gpus() == 0
+
+
+def _switched_off() -> bool:
+    return os.environ.get("GLUON_AMP_NATIVE") == "0"
+
+
+def _load_or_warn(find: Callable[[], Path]) -> Optional[ctypes.CDLL]:
+    setting = os.environ.get("GLUON_AMP_NATIVE", "")
+    try:
+        loaded = load(find())
+        if setting in INSTRUCTION_SETS and not _select(setting, loaded):
+            raise BuildError(f"this processor does not run GLUON_AMP_NATIVE={setting}")
+        return loaded
+    except (BuildError, OSError) as error:
+        logger.warning(
+            "gluon_amp's C++ kernels are not used, which makes it slower on this CPU: %s. "
+            "GLUON_AMP_NATIVE=0 silences this.",
+            first_line(error).rstrip("."),
+        )
+        return None
+
+
+def select(instruction_set: Optional[str]) -> bool:
+    """Use one of `INSTRUCTION_SETS` from now on; None is the best one of this processor.
+
+    Return False, and change nothing, if the library or this processor does not have it.
+    """
+    loaded = library()
+    return loaded is not None and _select(instruction_set, loaded)
+
+
+def _select(instruction_set: Optional[str], loaded: ctypes.CDLL) -> bool:
+    number = 0 if instruction_set is None else INSTRUCTION_SETS[instruction_set]
+    return bool(loaded.gluon_amp_select(number))
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library and register its operators, which a process can do only once.
+
+    The operators are registered when MXNet runs none: the engine is idle, and this thread holds
+    the GIL, without which no other Python thread can call MXNet. While that cannot be had, this
+    thread releases the GIL again and again, since a custom operator needs it to end.
+
+    Raises
+    ------
+    BuildError
+        MXNet does not accept the operators, or other threads have called MXNet for `PATIENCE`
+        seconds without a pause.
+    MXNetError
+        An operator that the user called before has failed, as `mx.nd.waitall` raises it.
+    """
+    register = ctypes.PyDLL(str(path)).gluon_amp_register  # unlike CDLL, it keeps the GIL
+    message = ctypes.create_string_buffer(1000)
+    deadline = time.monotonic() + PATIENCE
+    with _no_thread_switches():
+        while True:
+            threads = _threads_in_mxnet()
+            numbers = (ctypes.c_int * len(threads))(*threads)
+            status = register(message, ctypes.c_size_t(len(message)), numbers, len(threads))
+            if status != _BUSY:
+                break
+            if time.monotonic() > deadline:
+                raise BuildError(
+                    f"other threads have called MXNet for {PATIENCE} seconds without a pause"
+                )
+            time.sleep(0.01)
+    if status == _USERS_ERROR:
+        raise mx.base.MXNetError(message.value.decode(errors="replace"))
+    if status == _FAILED:
+        raise BuildError(message.value.decode(errors="replace"))
+    loaded = ctypes.CDLL(str(path))
+    loaded.gluon_amp_take_largest.restype = ctypes.c_float
+    return loaded
+
+
+@contextlib.contextmanager
+def _no_thread_switches() -> Iterator[None]:
+    """Return a context in which this thread keeps the GIL except while it waits or sleeps."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2 * PATIENCE)
+    try:
+        time.sleep(2 * before)  # until no thread has asked for the GIL with the old interval
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _threads_in_mxnet() -> List[int]:
+    """Return the native numbers of the other threads that may be inside a call of MXNet."""
+    frames, folder = sys._current_frames(), os.path.dirname(mx.__file__)
+    return [
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread()
+        and thread.ident in frames
+        and frames[thread.ident].f_code.co_filename.startswith(folder)
+    ]
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's message in one line; an MXNetError has it after a traceback of C++."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

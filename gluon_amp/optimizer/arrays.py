@@ -1,0 +1,247 @@
+"""Functions of many arrays at once: are all elements finite, and what are their square sums.
+
+On a GPU, MXNet's multi-tensor operators compute both. They run once for each device and dtype, in
+chunks within their limits: `multi_all_finite` aborts the process above 200 arrays, and rejects
+mixed dtypes. On a CPU that operator takes 10 ns per element. There our kernel tests the bits of all
+arrays in one pass, at the speed of memory. Without the kernel numpy does, at half that speed
+(docs/benchmarks/overflow_check.md).
+"""
+
+import math
+from collections import defaultdict
+from contextlib import contextmanager
+from itertools import chain
+from typing import Callable, Iterable, Iterator, List, Optional
+
+import numpy as np
+
+from gluon_amp.base.host import host_view, on_cpu
+from gluon_amp.kernels import updates
+from gluon_amp.optimizer.base import add_multiples, chunks, sum_squares
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.ndarray import NDArray
+
+FINITE_LIMIT = 200  # above it, multi_all_finite reads past its parameter block
+BLOCK = 1 << 16  # elements of a block that stays in the cache
+
+# The bits of +inf and of positive NaNs are the largest signed integers; those of -inf and of
+# negative NaNs are the largest unsigned ones.
+_BITS = {
+    np.dtype("float16"): (np.int16, 0x7C00, np.uint16, 0xFC00),
+    np.dtype("float32"): (np.int32, 0x7F800000, np.uint32, 0xFF800000),
+    np.dtype("float64"): (np.int64, 0x7FF0000000000000, np.uint64, 0xFFF0000000000000),
+}
+
+
+def flatten(arrays) -> Iterator[NDArray]:
+    """Yield all arrays in nested lists and tuples."""
+    if isinstance(arrays, (list, tuple)):
+        for item in arrays:
+            yield from flatten(item)
+    else:
+        yield arrays
+
+
+def dense_part(array: NDArray) -> NDArray:
+    """Return the stored values: a dense array itself, or the rows of a row_sparse one."""
+    return array if array.stype == "default" else array.data
+
+
+@contextmanager
+def restored(arrays: Iterable[NDArray]) -> Iterator[None]:
+    """Restore the present values of arrays at the end."""
+    arrays = list(arrays)
+    before = [array.copy() for array in arrays]
+    try:
+        yield
+    finally:
+        for array, values in zip(arrays, before):
+            values.copyto(array)
+
+
+def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
+    """Return arrays of `mx.nd` in the losses' shapes and dtypes, on their devices, of one value."""
+    # An array of `mx.np` can have the shape (), which is unknown to `mx.nd` without `np_shape`.
+    with autograd.pause(), mx.util.np_shape(True):
+        return [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
+
+
+def all_zero(arrays: Iterable) -> bool:
+    """Return whether no element is above or below zero, where NaN is neither."""
+    return not any((np.abs(dense_part(one).asnumpy()) > 0).any() for one in arrays)
+
+
+def all_finite(arrays: Iterable) -> bool:
+    """Return whether no element of any array is infinite or NaN, with one host read per device.
+
+    The arrays can be dense or row_sparse, float16, float32 or float64, on any devices.
+    """
+    flags = {}
+    for _, group in _grouped(arrays):
+        if on_cpu(group[0]):
+            if not _finite_in_host_memory(group).all():
+                return False
+            continue
+        for chunk in chunks(group, FINITE_LIMIT):
+            context = chunk[0].context
+            first = context not in flags
+            if first:
+                flags[context] = nd.empty((1,), ctx=context)
+            with autograd.pause():  # users may call backward() while recording
+                nd.multi_all_finite(
+                    *chunk, num_arrays=len(chunk), init_output=first, out=flags[context]
+                )
+    return all(flag.asscalar() != 0 for flag in flags.values())
+
+
+def finite(arrays: Iterable) -> List[bool]:
+    """Return for each array whether all its elements are finite, with one host read per device."""
+    flags = _each(arrays, _finite_in_host_memory, _device_finite, empty=1.0)
+    return [flag != 0 for flag in flags]
+
+
+def square_sums(arrays: Iterable) -> List[float]:
+    """Return the sum of squares of each array, with one host read per device; inf or NaN if one is.
+
+    If every element is multiplied by a power of two, each sum is multiplied by exactly its square
+    (Law 2 with clipping).
+
+    Squares are summed in float32, which represents the square of any float16. Where squares of
+    float32 elements overflow or underflow, they are summed again in float64. On a GPU that is a
+    second read, so a sum stays 0 if what underflowed is below 2**-100 of the whole: a gradient that
+    is all zero would cost it in each step.
+    """
+    arrays = list(map(dense_part, arrays))
+    sums = _each(arrays, _host_square_sums, sum_squares, empty=0.0)
+    whole = sum(sums)
+
+    def exact(array, total: float) -> bool:
+        if on_cpu(array) or not array.size or _TINY < total < math.inf:
+            return True
+        # The square of the smallest float16 is 2**-48, and each square that is lost below 2**-149.
+        lost = 0.0 if np.dtype(array.dtype) == np.float16 else array.size * 2.0**-149
+        return total == 0 and lost <= whole * 2.0**-100
+
+    again = [index for index, total in enumerate(sums) if not exact(arrays[index], total)]
+    inexact = [arrays[index] for index in again]
+    precise = _each(inexact, None, _device_precise_sums, empty=0.0, dtype="float64")
+    for index, total in zip(again, precise):
+        sums[index] = total
+    return sums
+
+
+def multiply(arrays: Iterable, power_of_two: float) -> None:
+    """Multiply arrays by a power of two, in place and exactly, apart from underflow.
+
+    Dense arrays take one operator for each device, dtype and 60 arrays.
+    """
+    dense = []
+    for array in arrays:
+        if array.stype == "default":
+            dense.append(array)
+        else:
+            array *= power_of_two
+    with autograd.pause():
+        for _, group in _grouped(dense):
+            longest = max(array.size for array in group)
+            zeros = nd.zeros((longest,), ctx=group[0].context, dtype=group[0].dtype)
+            nothing = [zeros[: array.size].reshape(array.shape) for array in group]
+            add_multiples(nothing, group, power_of_two, out=group)
+
+
+def _grouped(arrays):
+    """Yield non-empty dense arrays with their positions, those of a device and dtype together.
+
+    The arrays are those of `mx.nd`.
+    """
+    groups = defaultdict(lambda: ([], []))
+    for position, array in enumerate(map(dense_part, arrays)):
+        if array.size:
+            positions, group = groups[array.context, np.dtype(array.dtype)]
+            positions.append(position)
+            group.append(array.as_nd_ndarray())
+    return groups.values()
+
+
+def _each(
+    arrays: Iterable,
+    on_host: Optional[Callable],
+    on_device: Callable,
+    empty: float,
+    dtype: str = "float32",
+) -> List[float]:
+    """Return one number for each array; `empty` for those without elements.
+
+    `on_host` returns the numbers of a group of arrays. `on_device` writes them to an array of
+    `dtype` on the device, which is read once.
+    """
+    arrays = list(arrays)
+    numbers = [empty] * len(arrays)
+    pending = defaultdict(list)
+    for positions, group in _grouped(arrays):
+        if on_cpu(group[0]):
+            for position, number in zip(positions, on_host(group)):
+                numbers[position] = float(number)
+        else:
+            pending[group[0].context].append((positions, group))
+    results = []
+    for context, groups in pending.items():
+        places = list(chain.from_iterable(positions for positions, _ in groups))
+        out, start = nd.empty((len(places),), ctx=context, dtype=dtype), 0
+        for _, group in groups:
+            with autograd.pause():
+                on_device(group, out[start : start + len(group)])
+            start += len(group)
+        results.append((places, out))
+    for places, out in results:
+        for position, number in zip(places, out.asnumpy().astype(np.float64)):
+            numbers[position] = float(number)
+    return numbers
+
+
+def _finite_in_host_memory(arrays: List) -> np.ndarray:
+    """Return for each non-empty array in host memory whether all its elements are finite."""
+    if updates.supported(arrays):
+        return updates.finite(arrays)
+    return np.array([_host_finite(host_view(array)) for array in arrays])
+
+
+def _host_finite(values: np.ndarray) -> bool:
+    signed, positive_inf, unsigned, negative_inf = _BITS[values.dtype]
+    for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK]
+        if block.view(signed).max() >= positive_inf or block.view(unsigned).max() >= negative_inf:
+            return False
+    return True
+
+
+def _device_finite(arrays, out) -> None:
+    for number, array in enumerate(arrays):
+        nd.multi_all_finite(array, num_arrays=1, out=out[number : number + 1])
+
+
+# Below this a float32 sum of squares may have lost small terms to underflow.
+_TINY = 1e-24
+
+
+def _host_square_sums(arrays: List) -> Iterator[float]:
+    return (_host_sum_squares(host_view(array)) for array in arrays)
+
+
+def _host_sum_squares(values: np.ndarray) -> float:
+    total = 0.0
+    for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK].astype(np.float32, copy=False)
+        square = float(np.dot(block, block))
+        if not _TINY < square < math.inf:
+            exact = values[start : start + BLOCK].astype(np.float64)
+            square = float(np.dot(exact, exact))
+        total += square
+    return total
+
+
+def _device_precise_sums(arrays, out) -> None:
+    for number, array in enumerate(arrays):
+        out[number : number + 1] = nd.square(array.astype("float64")).sum()

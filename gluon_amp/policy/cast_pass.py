@@ -1,0 +1,369 @@
+"""Apply a policy to a symbol: a pure function that inserts casts, independent of nets and devices.
+
+The symbol's JSON is rewritten in Python, because MXNet's own `ReducePrecision` pass confuses the
+dtype of a cast with the dtype of the tensor that it casts, and fails on
+`concat(conv(x), conv(pool(x)))` (apache/mxnet 20983).
+"""
+
+from collections import Counter
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from gluon_amp.graph import (
+    ACCUMULATE_ATTR,
+    ACCUMULATING,
+    BLOCK_ATTR,
+    MX_DTYPE_CODES,
+    PINNED_ATTR,
+    ROUNDING_ATTR,
+    Rounding,
+    Writer,
+    from_json,
+    readers_of,
+    source_of,
+    to_json,
+)
+from gluon_amp.policy import Decision, Policy, constants, op_table
+
+import mxnet as mx
+
+LOW_PRECISION = ("float16", "bfloat16")
+
+# Norms whose kernels read low-precision data together with float32 parameters, and compute their
+# statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
+NATIVELY_MIXED = ("BatchNorm",)
+
+# The ends of a net
+ENDS = ("first", "last")
+
+# Dtype of a tensor of integers or booleans, of any width, while the casts are inserted
+INTEGER = "integer"
+
+
+class Node(NamedTuple):
+    """One operator of a graph and how it runs.
+
+    Attributes
+    ----------
+    name, op : str
+    block : str
+        Path of the block that the node belongs to, as in `'features.0'`.
+    dtype : str or None
+        What it runs in; None where that depends on the dtype of the data. For a product under a
+        policy that studies formats, that of its operands.
+    gradient_dtype : str or None
+        What its gradient is computed in: another one only under a policy that studies formats.
+    params : dict of str to str
+        The parameters that it reads, possibly through a cast, and their storage dtypes.
+    decision : Decision
+    """
+
+    name: str
+    op: str
+    block: str
+    dtype: Optional[str]
+    gradient_dtype: Optional[str]
+    params: Dict[str, str]
+    decision: Decision
+
+
+def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.sym.Symbol:
+    """Return a symbol that computes as `policy` says; `symbol` itself does not change.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A network, or several outputs grouped.
+    policy : Policy
+    dtypes : dict of str to str
+        Storage dtype of each parameter (see `parameter_dtypes`). All other variables are inputs:
+        floats of any dtype, which are cast, or integers, which are not.
+
+    Returns
+    -------
+    Symbol
+        Same inputs, parameters and number of outputs. All outputs are in the policy's output
+        dtype (integers aside). Casts are `amp_cast` nodes, one per tensor and dtype.
+    """
+    return plan(symbol, policy, dtypes)[0]
+
+
+def plan(
+    symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str], ends: Tuple[str, ...] = ENDS
+) -> Tuple[mx.sym.Symbol, List[Node]]:
+    """Return the symbol that `apply` returns, and how each of its operators runs, in order.
+
+    `ends` are those of the net which the graph has: a net may run as several graphs.
+    """
+    rewriter = _Rewriter(policy, dtypes, ends)
+    rewritten = rewriter.rewrite(to_json(symbol), policy.output_dtype if rewriter.casting else None)
+    return from_json(rewritten, like=symbol), rewriter.nodes
+
+
+def parameter_dtypes(
+    symbol: mx.sym.Symbol, policy: Policy, inputs: Iterable[str]
+) -> Dict[str, str]:
+    """Return the storage dtype that a policy gives each parameter of a graph.
+
+    A parameter is stored in the policy's `param_dtype` if only convolutions and matrix products
+    read it, directly or through operators that move values (reshape, concatenate). All other
+    parameters (of norms and embeddings, scales, running statistics) are stored in float32.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    policy : Policy
+    inputs : iterable of str
+        Variables that are data, not parameters.
+    """
+    graph = to_json(symbol)
+    nodes, readers = graph["nodes"], readers_of(graph)
+
+    def only_products_read(i: int) -> bool:
+        for reader, position in readers[i]:
+            if reader is None:
+                return False
+            node = nodes[reader]
+            decision = _decide(policy, node)
+            if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
+                continue
+            moves_values = node["op"] in op_table.MOVES and not decision.pinned
+            if not moves_values or not only_products_read(reader):
+                return False
+        return True
+
+    inputs = set(inputs)
+    return {
+        node["name"]: policy.param_dtype if only_products_read(i) else "float32"
+        for i, node in enumerate(nodes)
+        if node["op"] == "null" and node["name"] not in inputs
+    }
+
+
+def _decide(policy: Policy, node: dict, end: str = "") -> Decision:
+    attrs = node.get("attrs", {})
+    return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs, end)
+
+
+def _decisions(policy: Policy, graph: dict, ends: Tuple[str, ...]) -> Dict[int, Decision]:
+    """Return how each operator of a graph runs.
+
+    An operator that a constant keeps in float32 also keeps in float32 the operators whose results
+    only it reads, back to the last matrix product or norm. In `log(clip(sigmoid(x), 1e-12, 1))` a
+    float16 sigmoid would be 0 long before the clip, and the slope of 1e12 would be infinite in the
+    backward pass.
+    """
+    nodes = graph["nodes"]
+    decisions = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
+    if policy.studies:
+        for end in ends:
+            for i in _products_at(graph, decisions, end):
+                decisions[i] = _decide(policy, nodes[i], end)
+        return decisions
+    if policy.compute_dtype != "float16":
+        return decisions
+    readers = readers_of(graph)
+    wide = {
+        i
+        for i, decision in decisions.items()
+        if decision.kind == "float32" and constants.unfit(nodes[i]["op"], nodes[i].get("attrs", {}))
+    }
+    for i in sorted(decisions, reverse=True):  # from the outputs back
+        only_wide_readers = all(reader in wide for reader, _ in readers[i])
+        decision = decisions[i]
+        if only_wide_readers and decision.kind in ("follow", "widest") and not decision.pinned:
+            wide.add(i)
+            decisions[i] = Decision("float32", "only leads to a constant that does not fit float16")
+    return decisions
+
+
+def _products_at(graph: dict, decisions: Dict[int, Decision], end: str) -> List[int]:
+    """Return the products that no other one precedes, or that none follows."""
+    nodes = graph["nodes"]
+    neighbours = {i: [entry[0] for entry in node["inputs"]] for i, node in enumerate(nodes)}
+    order = range(len(nodes))
+    if end == "last":
+        readers = readers_of(graph)
+        neighbours = {i: [reader for reader, _ in readers.get(i, ())] for i in order}
+        order = reversed(order)
+    found, beyond = [], set()  # nodes from the first product on
+    for i in order:
+        is_beyond = any(neighbour in beyond for neighbour in neighbours[i])
+        is_product = i in decisions and decisions[i].kind == "compute"
+        if is_product and not is_beyond:
+            found.append(i)
+        if is_beyond or is_product or "subgraphs" in nodes[i]:
+            beyond.add(i)
+    return found
+
+
+class _Rewriter:
+    """Inserts the casts into one graph, and into the bodies of its loops and branches.
+
+    It tracks the dtype of each tensor as the name of a float dtype, `INTEGER` or None.
+
+    `INTEGER` is the dtype of results such as `mx.np.argmax`'s. These tensors are never cast, since
+    `amp_cast` fails on int64 and bool on a CPU.
+
+    None is a dtype that depends on the data, as that of a network's inputs. `_widest` counts it as
+    float32. If an operator requires float32, a tensor of dtype None is still cast, since the data
+    may be float16; if the data are integers, `amp_cast` returns them unchanged.
+    """
+
+    def __init__(
+        self, policy: Policy, dtypes: Dict[str, str], ends: Tuple[str, ...], keys=None
+    ) -> None:
+        self.policy = policy
+        self.param_dtypes = dtypes
+        self.ends = ends
+        self.nodes = []
+        self.casting = not policy.is_float32  # a float32 policy inserts no casts
+        # Operands in a format for study are float32 tensors.
+        self.product_dtype = "float32" if policy.studies else policy.compute_dtype
+        self.keys = Counter() if keys is None else keys  # of the products so far, see `Rounding`
+
+    def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
+        """Return the graph with casts, its outputs cast too; add its operators to `nodes`."""
+        out = _Emitter()
+        decisions = _decisions(self.policy, graph, self.ends)
+        for i, old in enumerate(graph["nodes"]):
+            node = {**old, "attrs": dict(old.get("attrs", {}))}
+            block = node["attrs"].pop(BLOCK_ATTR, "")
+            inputs = [out.remap(entry) for entry in old["inputs"]]
+            if node["op"] == "null":
+                self._variable(node, out)
+            else:
+                self._operator(node, block, inputs, decisions[i], out)
+        rewritten = out.graph(graph)
+        if output_dtype:
+            rewritten["heads"] = [out.cast(head, output_dtype) for head in rewritten["heads"]]
+        return rewritten
+
+    def _variable(self, node: dict, out: "_Emitter") -> None:
+        dtype = self.param_dtypes.get(node["name"])
+        if dtype in MX_DTYPE_CODES:
+            node["attrs"]["__dtype__"] = MX_DTYPE_CODES[dtype]
+        out.add(node, [], dtype, dtype)
+
+    def _operator(
+        self, node: dict, block: str, inputs: List[list], decision: Decision, out: "_Emitter"
+    ) -> None:
+        """Add an operator with its inputs cast as its kind requires."""
+        rule = op_table.rule(node["op"])
+        castable = [k for k in range(len(inputs)) if k not in rule.uncast]
+        input_dtypes = [out.dtype_of(inputs[k]) for k in castable]
+        data_dtype = input_dtypes[0] if input_dtypes else None
+        dtype = self._dtype(decision, input_dtypes)
+
+        natively_mixed = decision.kind == "norm" and node["op"] in NATIVELY_MIXED
+        if natively_mixed:
+            # Only the data may be cast, and only by a pin: the parameters stay in float32.
+            castable = castable[:1]
+            dtype = self.policy.compute_dtype if decision.pinned else data_dtype
+        if self.casting and dtype not in (None, INTEGER):
+            for k in castable:
+                inputs[k] = out.cast(inputs[k], dtype)
+        if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
+            node["attrs"][ACCUMULATE_ATTR] = "float16"
+        if decision.pinned and dtype == "float32" and self.policy.compute_dtype == "bfloat16":
+            node["attrs"][PINNED_ATTR] = "float32"
+        if "subgraphs" in node:
+            # A loop or branch reads and returns float32; its body casts what it reads.
+            float32 = dict.fromkeys(self.param_dtypes, "float32")
+            inside = _Rewriter(self.policy, float32, (), self.keys)
+            node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
+            self.nodes += inside.nodes
+
+        dtypes = dtype, dtype
+        if decision.kind == "compute" and self.policy.studies:
+            node["attrs"][ROUNDING_ATTR] = self._rounding(node["op"], block, decision).to_text()
+            dtypes = self.policy.compute_dtype, self.policy.gradient_dtype
+        sources = {out.source_name(entry) for entry in inputs}
+        params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}
+        self.nodes.append(Node(node["name"], node["op"], block, *dtypes, params, decision))
+
+        if node["op"] in op_table.RETURNS_INTEGERS:
+            output_dtype = INTEGER
+        else:
+            output_dtype = _declared_dtype(node["attrs"], dtype)
+        # The other outputs of a BatchNorm are its statistics.
+        entry = out.add(node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
+        if decision.kind == "norm" and not natively_mixed and data_dtype in LOW_PRECISION:
+            # All later readers of the norm's output read a cast of it.
+            out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
+
+    def _rounding(self, op: str, block: str, decision: Decision) -> Rounding:
+        place = f"{block}:{op}"
+        self.keys[place] += 1
+        policy = self.policy
+        return Rounding(
+            f"{place}:{self.keys[place]}",
+            policy.compute_dtype,
+            policy.gradient_dtype,
+            decision.wide,
+        )
+
+    def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
+        """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
+        if decision.kind == "compute":
+            return self.product_dtype
+        if decision.kind != "uncast" and "float64" in input_dtypes:
+            return "float64"  # of a constant or a cast of the user's, who wants its digits
+        if decision.kind in ("float32", "norm"):
+            return "float32"
+        if decision.kind == "follow":
+            return input_dtypes[0] if input_dtypes else None
+        if decision.kind == "widest":
+            return _widest(input_dtypes)
+        return None  # uncast
+
+
+class _Emitter(Writer):
+    """The graph being written, with the dtypes of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes = []  # by new node: dtype of its first output, dtype of its other outputs
+        self.casts = {}  # (new node, output, dtype) -> entry of the cast
+
+    def add(self, node: dict, inputs: list, *dtypes: Optional[str]) -> list:
+        """Append the old graph's next node; `dtypes` as in `self.dtypes`. Return its entry."""
+        entry = self.copy(node, inputs)
+        self.numbers.append(entry[0])
+        self.dtypes.append(dtypes)
+        return entry
+
+    def dtype_of(self, entry: list) -> Optional[str]:
+        return self.dtypes[entry[0]][min(entry[1], 1)]
+
+    def cast(self, entry: list, dtype: str) -> list:
+        """Return `entry` in `dtype`; each tensor is cast to each dtype at most once."""
+        if self.dtype_of(entry) in (dtype, INTEGER):
+            return entry
+        key = (entry[0], entry[1], dtype)
+        if key not in self.casts:
+            name = f"{self.nodes[entry[0]]['name']}_{entry[1]}_cast_{dtype}"
+            self.casts[key] = self.emit("amp_cast", name, entry, dtype=dtype)
+            self.dtypes.append((dtype, dtype))
+        return self.casts[key]
+
+    def source_name(self, entry: list) -> str:
+        """Return the name of the node that a tensor comes from, before it was cast."""
+        return self.nodes[source_of(self.nodes, entry[0], ("amp_cast",))]["name"]
+
+
+def _widest(dtypes: List[Optional[str]]) -> Optional[str]:
+    """Return the widest of several dtypes; integers beside floats do not count."""
+    distinct = set(dtypes)
+    if len(distinct) > 1:
+        distinct.discard(INTEGER)
+    if len(distinct) > 1:
+        return "float32"  # the policy has one low precision, so another dtype is float32 or None
+    return next(iter(distinct), None)
+
+
+def _declared_dtype(attrs: dict, default: Optional[str]) -> Optional[str]:
+    """Return the dtype that an operator's own attribute gives its output."""
+    declared = attrs.get("out_dtype", attrs.get("dtype", "None"))
+    if declared in ("float64", "float32", *LOW_PRECISION):
+        return declared
+    return default if declared in ("None", "-1") else None

@@ -1,0 +1,215 @@
+"""What the programs share: their parser, readers for the values of options, errors and signals.
+
+This file needs the standard library alone.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import shutil
+import signal
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Tuple
+
+from gluon_amp.base.messages import UsageError
+
+WIDTH = 80  # columns of the help, even on a wider terminal
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Breaks lines at `WIDTH` columns, or at those of a narrower terminal, but no names."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, width=min(WIDTH, shutil.get_terminal_size().columns) - 2)
+
+    def _split_lines(self, text: str, width: int) -> List[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong option in one sentence, without the usage text."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        options.setdefault("formatter_class", HelpFormatter)
+        super().__init__(*arguments, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())  # an argument may hold line breaks
+        print(f"{self.prog}: {line[:1].lower()}{line[1:]}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def status_of(program: str, work: Callable[[], Optional[int]]) -> int:
+    """Do the work of a program; return its status, where None is 0.
+
+    After a `UsageError` or `OSError`, which is printed in one sentence, the status is 2.
+    """
+    try:
+        return work() or 0
+    except UsageError as error:
+        sentence = str(error)
+    except OSError as error:
+        file = f"{error.filename}: " if error.filename else ""  # a full disk has none
+        sentence = f"{file}{error.strerror or error}."
+    print(f"{program}: {sentence}", file=sys.stderr)
+    return 2
+
+
+@contextlib.contextmanager
+def handling_signals(numbers: Iterable[int], handler: Callable[[int, object], None]) -> Iterator:
+    """Handle signals in a with block; one that is ignored, as SIGHUP under nohup, stays ignored."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number, old in before.items() if old is not signal.SIG_IGN]
+    try:
+        for number in handled:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+# MXNet's operators read sizes as int32 and other numbers as float32; they reject subnormal ones.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
+
+
+def whole(low: int, high: Optional[int] = None) -> Callable[[str], int]:
+    """Return a function that reads a whole number from `low` to `high`, both included.
+
+    The default of `high` is MXNet's limit, `LARGEST_INT`.
+    """
+    most = LARGEST_INT if high is None else high
+    bounds = f"a whole number from {low} to {most}"
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= most:
+            open_ended = high is None and value < low
+            expected = f"a whole number of at least {low}" if open_ended else bounds
+            raise _unexpected(expected, text)
+        return value
+
+    return read
+
+
+def real(
+    low: float, high: Optional[float] = None, above: bool = False, below: bool = False
+) -> Callable[[str], float]:
+    """Return a function that reads a number from `low` to `high`.
+
+    Parameters
+    ----------
+    low : float
+    high : float, optional
+        The default is MXNet's limit, `LARGEST_FLOAT`.
+    above, below : bool
+        Whether `low`, or `high`, is excluded.
+    """
+    most = LARGEST_FLOAT if high is None else high
+    start = f"above {low:g}" if above else f"from {low:g}"
+    bounds = f"a number {start} {'up to below' if below else 'to'} {most:g}"
+    least = bounds if high is not None else f"a number {start if above else f'of at least {low:g}'}"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value < math.inf or (above and value == low):
+            raise _unexpected(least, text)
+        if value > most or (below and value == most):
+            raise _unexpected(bounds, text)
+        if 0 < abs(value) < SMALLEST_FLOAT:
+            raise _unexpected(f"{least}, and no closer to 0 than {SMALLEST_FLOAT:g}", text)
+        return value
+
+    return read
+
+
+def several(
+    read: Callable[[str], Any], expected: str, count: Optional[int] = None
+) -> Callable[[str], Tuple[Any, ...]]:
+    """Return a function that reads values separated by commas; empty text has no values.
+
+    Parameters
+    ----------
+    read : callable
+        Reads one value.
+    expected : str
+        What the error message says was expected.
+    count : int, optional
+        The required number of values.
+    """
+
+    def read_all(text: str) -> Tuple[Any, ...]:
+        try:
+            values = tuple(map(read, text.split(",") if text.strip() else ()))
+        except argparse.ArgumentTypeError:
+            raise _unexpected(expected, text) from None
+        if count not in (None, len(values)):
+            raise _unexpected(expected, text)
+        return values
+
+    return read_all
+
+
+def path(text: str) -> Path:
+    """Read the path of a file or folder, which need not exist; ``~`` is the home folder.
+
+    A path that is impossible for a file, or that this user may not access, is an error.
+    """
+    try:
+        result = Path(text).expanduser()
+        os.lstat(result)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # reading or writing there reports it, if it matters
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text[:99]!r}: {error.strerror}") from None
+    except (RuntimeError, ValueError) as error:  # no such user, a NUL
+        raise argparse.ArgumentTypeError(f"{text[:99]!r}: {error}".rstrip(".")) from None
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return result
+
+
+def input_file(text: str) -> Path:
+    """Read the path of an input file; a FIFO is an error, as reading it may never end."""
+    result = path(text)
+    if result.exists() and not result.is_file():
+        raise argparse.ArgumentTypeError(f"{result} is not a regular file")
+    return result
+
+
+def output_file(text: str) -> Path:
+    """Read the path of an output file; it must be possible to write it."""
+    result = path(text)
+    problem = ""
+    if result.is_dir():
+        problem = "is a directory, expected a file"
+    elif not result.parent.is_dir():
+        problem = f"cannot be written: there is no directory {result.parent}"
+    elif not os.access(result if result.exists() else result.parent, os.W_OK):
+        problem = "cannot be written: permission denied"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{result} {problem}")
+    return result
+
+
+def _unexpected(expected: str, text: str) -> argparse.ArgumentTypeError:
+    shown = text if len(text) < 100 else f"{text[:99]}…"
+    return argparse.ArgumentTypeError(f"expected {expected}, got {shown!r}")
+
+
+positive_int = whole(1)
+natural = whole(0)
+threads = whole(0, 1024)
+non_negative = real(0)
+positive = real(0, above=True)
+share = real(0, 1, below=True)

@@ -1,0 +1,27 @@
+"""`gluon-amp build`: build the C++ kernels for CPUs before the first training needs them."""
+
+from typing import Optional, Sequence
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.kernels import first_line, obtain
+from gluon_amp.kernels.build import BuildError
+from gluon_amp.training.command_line import Parser, status_of
+
+
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp build") -> int:
+    """Find or build the library and print its path; return the exit status."""
+    parser = Parser(
+        prog=prog,
+        description="Build the C++ kernels for CPUs, if they are not built yet, and print where "
+        "they are. It takes a minute or two.",
+    )
+    parser.parse_args(arguments)
+
+    def work() -> int:
+        try:
+            print(obtain.find_or_build())
+        except BuildError as error:
+            raise UsageError(f"the C++ kernels cannot be built: {first_line(error)}.") from None
+        return 0
+
+    return status_of(parser.prog, work)

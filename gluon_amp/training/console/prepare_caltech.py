@@ -1,0 +1,66 @@
+"""`gluon-amp prepare-caltech`: download Caltech-101 or Caltech-256 and pack it for training."""
+
+import argparse
+from pathlib import Path
+from typing import Optional, Sequence
+
+from gluon_amp.training.command_line import Parser, path
+from gluon_amp.training.data.prepare.caltech import DATASETS, PACKED, prepare
+from gluon_amp.training.data.prepare.commands import add_options, packing, run
+
+DESCRIPTION = """Download Caltech-101 or Caltech-256 and pack it for training. Steps that are
+complete are skipped, so an interrupted run can be resumed."""
+
+
+def read(arguments: Optional[Sequence[str]], prog: str) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = Parser(prog=prog, description=DESCRIPTION)
+    add = parser.add_argument
+    add("--dataset", choices=tuple(DATASETS), required=True)
+    add(
+        "--root",
+        type=path,
+        metavar="DIR",
+        help="folder for the archive, its images, and the packed images in DIR/rec "
+        "(default: ~/.mxnet/datasets/DATASET)",
+    )
+    add(
+        "--archive",
+        type=path,
+        metavar="FILE",
+        help="an archive that was downloaded already, with any name",
+    )
+    clutter = parser.add_mutually_exclusive_group()
+    clutter.add_argument(
+        "--include-clutter",
+        dest="clutter",
+        action="store_true",
+        default=None,
+        help="count clutter as a class (default for caltech256: 257 classes)",
+    )
+    clutter.add_argument(
+        "--no-clutter",
+        dest="clutter",
+        action="store_false",
+        help="leave out clutter (default for caltech101: 101 classes)",
+    )
+    numbers = ", ".join(f"{data.train_per_class} for {name}" for name, data in DATASETS.items())
+    add_options(parser, f"(default: {numbers})")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp prepare-caltech") -> int:
+    """Prepare the data set; return the exit status."""
+    options = read(arguments, prog)
+    root = (options.root or Path("~/.mxnet/datasets") / options.dataset).expanduser()
+    return run(
+        prog,
+        lambda: prepare(
+            DATASETS[options.dataset],
+            root,
+            packing(options),
+            clutter=options.clutter,
+            archive=options.archive,
+        ),
+        root / PACKED,
+    )

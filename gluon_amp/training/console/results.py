@@ -1,0 +1,166 @@
+"""`gluon-amp results`: train in several dtypes over seeds, and compare their accuracies.
+
+    gluon-amp results                  # handwritten digits, on any machine
+    gluon-amp results --recipe lstm    # text: Python's own sources
+    gluon-amp results --recipe imagenet -- --rec-train t.rec --rec-val v.rec
+
+Finished runs are not repeated; killed and failed runs resume. Options after -- go to every run.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Dict, Optional, Sequence, Tuple
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.command_line import Parser, path, positive, positive_int, whole
+from gluon_amp.training.runs.interruption import RunInterruptedError
+from gluon_amp.training.tables import figure, imagenet, render
+from gluon_amp.training.tables.recipes import EXPERIMENTS, Experiment
+from gluon_amp.training.tables.record import read_all, read_json
+from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
+from gluon_amp.training.tables.statistics import power, seeds_needed
+from gluon_amp.training.tables.table import Table, restored, tabulate
+
+TITLES = ", ".join(f"{each.name}: {each.title}" for each in EXPERIMENTS.values())
+MARGINS = ", ".join(f"{each.margin:g} {each.name}" for each in EXPERIMENTS.values())
+
+
+DESCRIPTION = """Train in float16, bfloat16 and float32 over several seeds, and compare their
+accuracies."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
+    """Return the options, and the arguments after ``--``, which are for the runs."""
+    arguments = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(prog=prog, description=DESCRIPTION)
+    add = parser.add_argument
+    add(
+        "--recipe",
+        choices=tuple(EXPERIMENTS),
+        metavar="NAME",
+        default="digits",
+        help=f"{TITLES} (default: %(default)s)",
+    )
+    add(
+        "--seeds",
+        type=positive_int,
+        metavar="N",
+        help="runs of each row (default: enough for 80 %% power at the margin)",
+    )
+    add(
+        "--margin",
+        type=positive,
+        metavar="POINTS",
+        help=f"smaller differences count as none (default: {MARGINS})",
+    )
+    count = {"type": whole(1, 1024), "default": 1, "metavar": "N"}
+    add("--devices", help="devices that share a batch (default: %(default)s)", **count)
+    add("--parallel", help="runs at a time; with more than one, no times are reported", **count)
+    add("--output", type=path, metavar="DIR", help="default: results/RECIPE")
+    add(
+        "--from-logs",
+        type=path,
+        metavar="DIR",
+        help="do not train; make the table of the runs in a directory",
+    )
+    add(
+        "--from-json",
+        type=path,
+        metavar="FILE",
+        help="do not train; write the files beside a results.json again, from its runs",
+    )
+    add(
+        "--published",
+        action="store_true",
+        help="print the table of MXNet's float16 FAQ, how to repeat it and what that should cost",
+    )
+    return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
+
+
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp results") -> int:
+    """Train and write the table; return the status of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options, extra = parse(arguments, prog)
+    experiment = EXPERIMENTS[options.recipe]
+    margin = options.margin or experiment.margin
+    if options.published:
+        print(imagenet.page(options.margin or EXPERIMENTS["imagenet"].margin), end="")
+        return 0
+    output = options.from_logs or options.output or Path("results") / options.recipe
+    try:
+        with interruptible():
+            if options.from_json:
+                written = read_json(options.from_json)
+                return show(restored(written), options.from_json.parent, **about(written))
+            if not options.from_logs:
+                sd, paired = deviation(experiment)
+                seeds = options.seeds or seeds_needed(sd, margin, paired)
+                with alone_in(output) as lock:
+                    print(plan(experiment, seeds, margin), flush=True)
+                    wanted = jobs(experiment, output, range(seeds), options.devices, extra)
+                    Runner(options.parallel, lock).train(wanted)
+            order = [configuration.name for configuration, _ in experiment.rows]
+            margins = (margin, experiment.cross_entropy_margin)
+            table = tabulate(read_all(output), order, *margins)
+            shown_command = " ".join(["gluon-amp results", *arguments])
+            return show(table, output, experiment.note, shown_command)
+    except UsageError as error:
+        return fail(prog, error, 2)
+    except OSError as error:  # a full disk has no file name
+        return fail(prog, f"{error.filename or output}: {error.strerror}.", 2)
+    except RuntimeError as error:
+        return fail(prog, error, 1)
+    except RunInterruptedError as error:
+        return fail(prog, error, error.status)
+
+
+def deviation(experiment: Experiment) -> Tuple[float, bool]:
+    """Return the standard deviation that decides the number of seeds, and whether it is paired."""
+    if experiment.paired_sd is not None:
+        return experiment.paired_sd, True
+    return experiment.sd, False
+
+
+def plan(experiment: Experiment, seeds: int, margin: float) -> str:
+    """Return what will be trained and which difference it can detect."""
+    sd, paired = deviation(experiment)
+    of = "differences of one seed" if paired else "seeds"
+    return (
+        f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows. At a standard "
+        f"deviation of {sd:g} points between {of}, they show equivalence within "
+        f"±{margin:g} points with a power of {100 * power(sd, margin, seeds, paired):.0f} %. The "
+        f"margin of the cross-entropy is ±{experiment.cross_entropy_margin:g} nats."
+    )
+
+
+def show(table: Table, output: Path, note: str, command: str) -> int:
+    """Write the table's files, print their paths and the table; return the status."""
+    for written in write(table, output, note, command):
+        print(written)
+    print("\n".join(["", render.markdown(table), note]).rstrip())
+    return 0
+
+
+def about(written: Dict) -> Dict[str, str]:
+    """Return what a results.json holds besides its table."""
+    return {name: str(written.get(name, "")) for name in ("note", "command")}
+
+
+def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ...]:
+    """Write the table as Markdown, JSON and CSV, and draw it as a PNG; return the paths."""
+    paths = tuple(output / f"results.{suffix}" for suffix in ("md", "json", "csv", "png"))
+    paths[0].write_text(render.page(table, note, command), encoding="utf-8")
+    values = {**table.as_dict(), "note": note, "command": command}
+    paths[1].write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    paths[2].write_text(render.as_csv(table))
+    figure.draw(table, paths[3])
+    return paths
+
+
+def fail(prog: str, message: object, status: int) -> int:
+    """Print an error message and return the status."""
+    print(f"{prog}: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,18 @@
+"""`gluon-amp train-lstm`: train a character language model in float32, float16 or bfloat16."""
+
+from typing import Optional, Sequence
+
+from gluon_amp.training.runs import script
+from gluon_amp.training.runs.language.recipe import read
+from gluon_amp.training.runs.language.run import train
+
+
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp train-lstm") -> int:
+    """Train; return the exit status."""
+
+    def work() -> None:
+        recipe = read(arguments, prog)
+        script.apply_wait_policy(recipe, arguments)
+        train(recipe)
+
+    return script.guarded(work, prog)

@@ -1,0 +1,131 @@
+"""Datasets whose random augmentation depends on the seed, the epoch and the image alone.
+
+With a process-wide random generator, an image's augmentation would depend on the worker and on
+everything drawn before, so a run could be neither repeated nor resumed. Here the index of an image
+includes the epoch, and every image has a generator of its own.
+"""
+
+from typing import Any, Callable, Sequence, Tuple
+
+import numpy as np
+
+from gluon_amp.training.data.decode import DecodeError, cv2
+from gluon_amp.training.data.imagenet_transforms import (
+    Preprocessing,
+    TrainingTransform,
+    ValidationTransform,
+)
+from gluon_amp.training.data.source import DataError, Images, Source, UnreadableImageError
+
+from mxnet.gluon.data import Dataset
+
+
+def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return the random generator of one image in one epoch."""
+    return np.random.default_rng((seed, epoch, index))
+
+
+class Augmented(Dataset):
+    """A dataset with random augmentation.
+
+    Parameters
+    ----------
+    images : Dataset
+        Items are ``(image, label)``.
+    augment : callable
+        ``augment(image, generator) -> image``, where `generator` is a `numpy.random.Generator`.
+    seed : int
+        Determines the augmentation.
+
+    Notes
+    -----
+    Its index is a position, ``epoch * len(dataset) + index``. In epoch 0 this is the index.
+    """
+
+    def __init__(
+        self, images: Dataset, augment: Callable[[Any, np.random.Generator], Any], seed: int
+    ):
+        self._images = images
+        self._augment = augment
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, position: int) -> Tuple[Any, Any]:
+        epoch, index = divmod(int(position), len(self))
+        image, label = self._images[index]
+        return self._augment(image, generator_of(self._seed, epoch, index)), label
+
+
+class EncodedImages:
+    """Base class of image files, in folders or packed in a record file."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, index: int) -> Tuple[bytes, int]:
+        """Return an image as it is stored, and its label. Threads may call this at once."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """Return a name of the image for messages: its path, or a record and its file."""
+        raise NotImplementedError
+
+
+class DecodedImages(Images):
+    """Image files, decoded and transformed.
+
+    Parameters
+    ----------
+    transform : TrainingTransform or ValidationTransform
+        ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
+    classes : int
+        Labels are 0 ... classes - 1.
+    seed : int, optional
+        Determines the augmentation; None if the transform has none.
+    """
+
+    def __init__(self, encoded: EncodedImages, transform: Any, classes: int, seed: Any = None):
+        self._encoded = encoded
+        self._transform = transform
+        self._classes = classes
+        self._seed = seed
+        self.shape = transform.shape
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        epoch, index = divmod(int(position), len(self))
+        generator = None if self._seed is None else generator_of(self._seed, epoch, index)
+        try:
+            encoded, label = self._encoded.read(index)
+            self._transform(encoded, generator, out)
+        except (DecodeError, OSError, cv2.error, MemoryError):  # MemoryError: an absurd size
+            raise UnreadableImageError(self._encoded.name(index)) from None
+        if not 0 <= label < self._classes:
+            raise DataError(
+                f"{self._encoded.name(index)} has the label {label}, but the {self._classes} "
+                f"classes have the labels 0 to {self._classes - 1}: pack the data again."
+            )
+        return label
+
+
+def imagenet_source(
+    train: EncodedImages,
+    val: EncodedImages,
+    classes: int,
+    class_names: Sequence[str],
+    seed: int,
+    preprocessing: Preprocessing,
+) -> Source:
+    """Return encoded images as a `Source`, with the transforms of ImageNet."""
+    return Source(
+        name="imagenet",
+        train=DecodedImages(train, TrainingTransform(preprocessing), classes, seed),
+        val=DecodedImages(val, ValidationTransform(preprocessing), classes),
+        classes=classes,
+        image_shape=(3, preprocessing.size, preprocessing.size),
+        class_names=tuple(class_names),
+    )

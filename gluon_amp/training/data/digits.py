@@ -1,0 +1,119 @@
+"""Scikit-learn's handwritten digits: real images without a download.
+
+1,797 images of 8×8 pixels in 17 grey levels and ten classes: the test part of the UCI data set
+"Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998).
+"""
+
+from typing import Sequence, Tuple
+
+import numpy as np
+
+from gluon_amp.training.data.datasets import Augmented
+from gluon_amp.training.data.enlarge import enlarge
+from gluon_amp.training.data.source import DataError, Source
+
+from mxnet.gluon.data import Dataset, SimpleDataset
+
+SIZE = 32
+WHITE = 16  # the highest of the 17 grey levels
+CLASSES = 10
+SPLIT_SEED = 0
+SHARE = 5  # one image in five is for validation
+SHIFT = 16  # images are shifted by up to size / SHIFT in each direction: 2 of 32 pixels
+MEAN, STD = 0.305, 0.324  # of the training pixels, divided by 255
+
+
+def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the 1,437 training and the 360 validation images.
+
+    The images are shuffled with a fixed seed and sorted by class; every fifth is for validation.
+    So the share of each class is exact to within one image.
+    """
+    # RandomState and not default_rng: numpy guarantees that its stream never changes
+    shuffled = np.random.RandomState(SPLIT_SEED).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    for_validation = np.arange(len(labels)) % SHARE == 0
+    return by_class[~for_validation], by_class[for_validation]
+
+
+def load_digits(
+    size: int = SIZE,
+) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
+    """Return ``(train_images, train_labels), (val_images, val_labels)``.
+
+    Parameters
+    ----------
+    size : int
+        Height and width of the images.
+
+    Returns
+    -------
+    images : ndarray
+        uint8, (1437, size, size) and (360, size, size), grey.
+    labels : ndarray
+        int32, 0..9.
+
+    Raises
+    ------
+    DataError
+        Scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError:
+        raise DataError(
+            "the handwritten digits come with scikit-learn, which is not installed: "
+            "run `pip install 'gluon-amp[data]'`."
+        ) from None
+    digits = load()
+    images, labels = enlarge(digits.images, size, WHITE), digits.target.astype(np.int32)
+    train, val = split(labels)
+    return (images[train], labels[train]), (images[val], labels[val])
+
+
+def normalise(image: np.ndarray) -> np.ndarray:
+    """Convert a grey uint8 image (H, W) to a normalised float32 RGB image (3, H, W)."""
+    grey = (image.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
+    return np.broadcast_to(grey, (3, *grey.shape))
+
+
+def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Shift a grey image by up to a sixteenth, fill with background, and normalise it."""
+    height, width = image.shape
+    most = height // SHIFT
+    top, left = generator.integers(0, 2 * most + 1, size=2)
+    return normalise(np.pad(image, most)[top : top + height, left : left + width])
+
+
+def _dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
+    return SimpleDataset(list(zip(images, labels)))
+
+
+def _only(
+    keep: Sequence[int], images: np.ndarray, labels: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray]:
+    kept = np.isin(labels, keep)
+    return images[kept], np.searchsorted(keep, labels[kept]).astype(np.int32)
+
+
+def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int = SIZE) -> Source:
+    """Return the digits as a `Source`.
+
+    Parameters
+    ----------
+    seed : int
+        Determines the random shifts, but not the split.
+    keep : sequence of int
+        The digits to use, in ascending order; labels are positions in it.
+    size : int
+        Height and width of the images.
+    """
+    train, val = (_only(keep, *part) for part in load_digits(size))
+    return Source(
+        name="digits",
+        train=Augmented(_dataset(*train), shift, seed),
+        val=_dataset(*val).transform_first(normalise, lazy=False),
+        classes=len(keep),
+        image_shape=(3, size, size),
+        class_names=tuple(map(str, keep)),
+    )

@@ -1,0 +1,260 @@
+"""Loads batches: in a seeded order for training, every image exactly once for validation."""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from gluon_amp.base.hardware import count_processors
+from gluon_amp.base.host import host_view
+from gluon_amp.training.data.source import DataError, Images, UnreadableImageError
+
+import mxnet as mx
+from mxnet.gluon.data import Dataset
+from mxnet.ndarray import NDArray
+
+PREFETCH = 2  # batches that are loaded ahead of the one that is needed
+TASK = 8  # images of one task of a worker
+NO_CLASS = -1  # label of an unreadable image, until the image is removed from its batch
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the indices of `length` images in an order that depends on (seed, epoch) alone."""
+    return np.random.default_rng((seed, epoch)).permutation(length)
+
+
+class _Items(Images):
+    """A dataset whose items are ``(image, label)``, as `Images`."""
+
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+        self.shape = np.shape(dataset[0][0])
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        image, label = self._dataset[position]
+        out[...] = image.asnumpy() if isinstance(image, NDArray) else image
+        return label
+
+
+class _Batch(NamedTuple):
+    arrays: List[NDArray]
+    images: np.ndarray
+    labels: np.ndarray
+    positions: List[int]
+    unreadable: Dict[int, str]
+    tasks: List[Future]
+
+
+class _Loader:
+    """Loads batches of positions in worker threads.
+
+    OpenCV and numpy release Python's global lock for decoding and arithmetic. So threads use all
+    cores, and unlike processes they write into the batch itself. Python holds the lock for 0.08 of
+    the 0.7 ms of an image (224 pixels, 2 cores), so more than a dozen threads do not help.
+
+    Attributes
+    ----------
+    batch_size : int
+    num_workers : int
+        Number of threads; 0 if the calling thread loads.
+    images : int
+        Images in a pass of this part; defined by each subclass.
+    """
+
+    images: int
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        num_workers: Optional[int] = None,
+        part_index: int = 0,
+        num_parts: int = 1,
+    ):
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected 1 or more.")
+        if not 0 <= part_index < num_parts:
+            raise ValueError(f"part_index is {part_index}, expected 0 to {num_parts - 1}.")
+        self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
+        self.num_workers = count_processors() if num_workers is None else num_workers
+        threads = self.num_workers
+        self._pool = ThreadPoolExecutor(threads, "gluon_amp_data") if threads else None
+        self.batch_size = batch_size
+        self._part = part_index, num_parts
+        self._unreadable: Dict[int, str] = {}  # by position, as names need not be unique
+
+    @property
+    def unreadable(self) -> List[str]:
+        """Names of the images that the latest pass could not read, sorted."""
+        return sorted(self._unreadable.values())
+
+    def __len__(self) -> int:
+        return -(-self.images // self.batch_size)
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
+        raise NotImplementedError
+
+    def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
+        self._unreadable = unreadable = {}
+        pending: Deque[_Batch] = deque()
+        try:
+            for first in range(0, len(positions), self.batch_size):
+                in_batch = positions[first : first + self.batch_size]
+                pending.append(self._start(in_batch, unreadable))
+                if len(pending) > (PREFETCH if self._pool else 0):
+                    yield self._finish(pending.popleft())
+            while pending:
+                yield self._finish(pending.popleft())
+        finally:
+            for batch in pending:  # the caller has stopped early
+                for task in batch.tasks:
+                    task.cancel()
+
+    def _start(self, positions: np.ndarray, unreadable: Dict[int, str]) -> _Batch:
+        count = len(positions)
+        arrays = [
+            mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
+            mx.nd.empty((count,), mx.cpu(), np.int32),
+        ]
+        # Workers write into the memory of the arrays. `mx.nd.from_numpy` also avoids a copy, but it
+        # calls into Python when MXNet frees the memory, perhaps in a thread while Python exits.
+        images, labels = (host_view(array).reshape(array.shape) for array in arrays)
+        batch = _Batch(arrays, images, labels, positions.tolist(), unreadable, [])
+        for first in range(0, count, TASK):
+            rows = range(first, min(first + TASK, count))
+            if self._pool:
+                batch.tasks.append(self._pool.submit(self._fill, batch, rows))
+            else:
+                self._fill(batch, rows)
+        return batch
+
+    def _fill(self, batch: _Batch, rows: Sequence[int]) -> None:
+        for row in rows:
+            out = batch.images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
+            batch.labels[row] = self._write(batch.positions[row], out, batch.unreadable)
+
+    @staticmethod
+    def _finish(batch: _Batch) -> List[NDArray]:
+        for task in batch.tasks:
+            task.result()
+        return batch.arrays
+
+
+class TrainingBatches(_Loader):
+    """Shuffled batches of a dataset, epoch by epoch.
+
+    The last batch of an epoch may be smaller. No image is dropped or moved to the next epoch, so
+    every epoch has the same number of batches and a schedule in epochs is exact. The content of a
+    batch depends only on the seed, the epoch and the number of the batch.
+
+    An image that cannot be read is replaced by the next readable one in the order of the dataset.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        `Images`, or a dataset of ``(image, label)`` that is also indexed by position.
+    batch_size : int
+        Images in a batch of all devices of this process.
+    seed : int
+        Determines the order.
+    num_workers : int, optional
+        Threads that load; 0 loads in the calling thread, None is one for each processor.
+    part_index, num_parts : int
+        Load part `part_index` of `num_parts`, for training in several processes. All parts have the
+        same number of images. If the images cannot be divided evenly, the first images of the epoch
+        are repeated at its end. Batch n of all parts together is batch n of a single process with
+        `num_parts` times the batch size.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int = 0,
+        num_workers: Optional[int] = None,
+        part_index: int = 0,
+        num_parts: int = 1,
+    ):
+        super().__init__(dataset, batch_size, num_workers, part_index, num_parts)
+        self.images = -(-len(self._images) // num_parts)
+        self._seed = seed
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[List[NDArray]]:
+        """Return the ``[images, labels]`` batches of epoch `number` from batch `start` on.
+
+        Both count from 0. Images are float32, labels int32, both on the CPU.
+
+        Raises
+        ------
+        DataError
+            Raised by the iterator: no image can be read, or a label is out of range.
+        """
+        length, (part, parts) = len(self._images), self._part
+        order = np.resize(epoch_order(length, self._seed, number), self.images * parts)
+        positions = order[part::parts] + number * length
+        return self._load(positions[start * self.batch_size :])
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
+        length = len(self._images)
+        epoch, index = divmod(position, length)
+        for offset in range(length):
+            candidate = (index + offset) % length
+            try:
+                return self._images.write(epoch * length + candidate, out)
+            except UnreadableImageError as error:
+                unreadable[candidate] = str(error)
+        raise _none_readable(length, unreadable)
+
+
+class ValidationBatches(_Loader):
+    """Batches with every image of a dataset exactly once in every pass; the last may be smaller.
+
+    An image that cannot be read is left out, so its batch is smaller, too.
+
+    `mx.io.ImageRecordIter` of MXNet 1.9.1 repeats images of the first batch to fill the last one,
+    skips them in the next pass, and its ``pad`` is wrong.
+
+    Parameters
+    ----------
+    dataset, batch_size, num_workers
+        As for `TrainingBatches`.
+    part_index, num_parts : int
+        Load every `num_parts`-th image from `part_index` on. The sizes of parts may differ by one.
+    """
+
+    @property
+    def images(self) -> int:
+        return len(self._positions())
+
+    def _positions(self) -> np.ndarray:
+        part, parts = self._part
+        return np.arange(part, len(self._images), parts)
+
+    def __iter__(self) -> Iterator[List[NDArray]]:
+        for images, labels in self._load(self._positions()):
+            readable = np.flatnonzero(labels.asnumpy() != NO_CLASS)
+            if len(readable) == len(labels):
+                yield [images, labels]
+            elif len(readable):
+                yield [
+                    mx.nd.array(array.asnumpy()[readable], dtype=array.dtype)
+                    for array in (images, labels)
+                ]
+        if self.images and len(self._unreadable) == self.images:
+            raise _none_readable(self.images, self._unreadable)
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
+        try:
+            return self._images.write(position, out)
+        except UnreadableImageError as error:
+            unreadable[position] = str(error)
+            return NO_CLASS
+
+
+def _none_readable(images: int, unreadable: Dict[int, str]) -> DataError:
+    example = min(unreadable.values())
+    return DataError(f"none of the {images} images can be read, for example {example}.")

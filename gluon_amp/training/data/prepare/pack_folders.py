@@ -1,0 +1,82 @@
+"""Packs folders of images, such as ImageNet's, into RecordIO."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, Sequence
+
+from gluon_amp.training.data.class_names import check_same_classes
+from gluon_amp.training.data.prepare.packing import Listing, Packing, pack, packed_with
+from gluon_amp.training.data.prepare.splitting import Tree, read_tree, shuffled
+from gluon_amp.training.data.source import DataError
+
+PARTS = ("train", "val")
+
+
+def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
+    """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or split and pack ``root/CLASS/*``.
+
+    Return the manifest, as `pack`.
+
+    Parameters
+    ----------
+    root : Path
+        Has ``train`` and ``val``, or, if the split has a number of images, the classes.
+    out : Path
+        The new folder. `gluon_amp.training.data.prepare.packing` lists its files.
+    packing : Packing
+        The classes and images to leave out are paths relative to `root`.
+
+    Raises
+    ------
+    DataError
+        The folders do not exist, their classes differ, an image is damaged, or `out` is a folder
+        with other content.
+    InUseError
+        Another process is writing the same folder.
+    """
+    listing = _list(root, out, packing)
+    options = {
+        "root": str(root.resolve()),
+        "without": sorted(packing.without),
+        **asdict(packing.split),
+        "files": {part: len(images) for part, images in listing.parts.items()},
+    }
+    return packed_with(out, options, packing) or pack(out, listing, options, packing)
+
+
+def _list(root: Path, out: Path, packing: Packing) -> Listing:
+    split, without = packing.split, packing.without
+    is_split = all((root / part).is_dir() for part in PARTS)
+    if split.per_class is not None or split.total is not None:
+        if is_split:
+            raise DataError(
+                f"{root} holds train and val, so it is split already: pass neither "
+                "--train-per-class nor --train-images."
+            )
+        if out.resolve().parent == root.resolve():
+            raise DataError(f"{out} would be a class of {root}: choose a folder outside it.")
+        tree = read_tree(root, without)
+        return Listing(root, tree.classes, split.divide(tree), tree.ignored)
+    if not is_split:
+        raise DataError(
+            f"{root} does not hold both train and val: to split the classes in it, pass "
+            "--train-per-class or --train-images."
+        )
+    trees = {part: _read_part(root, part, without) for part in PARTS}
+    for name in without:
+        if not name.startswith(tuple(f"{part}/" for part in PARTS)):
+            raise DataError(f"{root} holds train and val, so {name} should begin with one of them.")
+    check_same_classes(trees["train"].classes, trees["val"].classes, root / "train", root / "val")
+    images = {
+        part: [image._replace(name=f"{part}/{image.name}") for image in tree.images]
+        for part, tree in trees.items()
+    }
+    images["train"] = shuffled(images["train"], split.seed)
+    ignored = [f"{part}/{name}" for part, tree in trees.items() for name in tree.ignored]
+    return Listing(root, trees["val"].classes, images, ignored)
+
+
+def _read_part(root: Path, part: str, without: Sequence[str]) -> Tree:
+    prefix = f"{part}/"
+    in_part = [name[len(prefix) :] for name in without if name.startswith(prefix)]
+    return read_tree(root / part, in_part)

@@ -1,0 +1,221 @@
+"""Packs image files into RecordIO.
+
+The new folder has ``PART.rec`` and ``PART.idx`` for each part of the data set, which MXNet reads;
+``PART.lst``, im2rec's list of the images; ``classes.json``, the names of the classes by label; and
+``manifest.json``, the options and the sizes of the files.
+"""
+
+import functools
+import itertools
+import json
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+
+from gluon_amp.base.hardware import count_processors
+from gluon_amp.base.messages import some
+from gluon_amp.files import atomic
+from gluon_amp.training.data.class_names import write_classes
+from gluon_amp.training.data.decode import DecodeError, cv2, decode, require_opencv
+from gluon_amp.training.data.prepare.progress import bar
+from gluon_amp.training.data.prepare.splitting import Image, Split
+from gluon_amp.training.data.source import DataError, read_file
+
+from mxnet import recordio
+
+MANIFEST = "manifest.json"
+LONGEST = 65_500  # pixels of a side, libjpeg's JPEG_MAX_DIMENSION
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How an image is stored."""
+
+    resize: int = 256  # pixels of the shorter side; 0 keeps the file's own bytes
+    quality: int = 95  # of the JPEG, 1 to 100; unused if `resize` is 0
+
+    def __call__(self, encoded: bytes) -> bytes:
+        """Return the bytes to store, after decoding the image as a check.
+
+        Raises
+        ------
+        DecodeError
+            The bytes are not a whole image, or its longer side would be too long for a JPEG.
+        """
+        image = decode(encoded)
+        if not self.resize:
+            return encoded
+        height, width = image.shape[:2]
+        short = min(height, width)
+        if max(height, width) * self.resize // short > LONGEST:
+            raise DecodeError(f"its {width}×{height} pixels cannot be a JPEG of that shorter side")
+        if short != self.resize:
+            size = (width * self.resize // short, height * self.resize // short)
+            # for a smaller image, INTER_AREA averages; bilinear interpolation would cause aliasing
+            method = cv2.INTER_AREA if self.resize < short else cv2.INTER_CUBIC
+            image = cv2.resize(image, size, interpolation=method)
+        _, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, self.quality])
+        return jpeg.tobytes()
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What to pack and how, for any data set."""
+
+    split: Split = Split()  # which images are for training; its seed also determines their order
+    without: Sequence[str] = ()  # classes to leave out, or images as 'CLASS/FILE'
+    encoding: Encoding = Encoding()
+    workers: Optional[int] = None  # threads; None is one for each processor
+    overwrite: bool = False  # pack again what was packed with other options
+    log: Callable[[str], None] = print  # called with each line for the user
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images to pack."""
+
+    folder: Path  # their names are relative to it
+    classes: Sequence[str]  # names by label
+    parts: Mapping[str, Sequence[Image]]  # of 'train' and 'val', in the order of the files
+    ignored: Sequence[str] = ()  # names of other files
+
+
+def pack(
+    out: Path, listing: Listing, options: Mapping[str, Any], packing: Packing
+) -> Dict[str, Any]:
+    """Pack images into a new folder, which appears when all files are complete.
+
+    The same images and options give the same bytes (with the same version of OpenCV) for any number
+    of workers. Return the manifest.
+
+    Parameters
+    ----------
+    out : Path
+        The folder. An existing one is replaced.
+    options : mapping
+        The options that determine the content, as values for JSON, without those of the encoding;
+        `packed_with` compares them.
+
+    Raises
+    ------
+    DataError
+        A file is not a whole image.
+    InUseError
+        Another process is packing into this folder.
+    """
+    if listing.ignored:
+        packing.log(f"Ignored, as these are no images: {some(listing.ignored, 5)}.")
+    packing.log(f"Packing into {out} ...")
+    require_opencv()
+    workers = packing.workers or count_processors()
+    with atomic.folder(out) as folder, ThreadPoolExecutor(workers) as pool:
+        for name, images in listing.parts.items():
+            encode = functools.partial(_encode, listing.folder, packing.encoding)
+            encoded = _in_order(pool, encode, images, 4 * workers)
+            _write_part(folder / name, encoded, len(images))
+        write_classes(folder, listing.classes)
+        manifest = {
+            "options": {**options, **asdict(packing.encoding)},
+            "classes": len(listing.classes),
+            "images": {name: len(images) for name, images in listing.parts.items()},
+            "bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def packed_with(
+    out: Path, options: Mapping[str, Any], packing: Packing
+) -> Optional[Dict[str, Any]]:
+    """Return the manifest of a folder that is packed with these options; None if it is not packed.
+
+    None, too, for every folder that was packed, if it may be overwritten. The parameters are those
+    of `pack`.
+
+    Raises
+    ------
+    DataError
+        The folder was packed with other options or is damaged, and may not be overwritten. Or it
+        has other content, which is never overwritten.
+    """
+    path = out / MANIFEST
+    if not path.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise DataError(
+                f"{out} holds no {MANIFEST}, so it is not overwritten: choose another folder."
+            )
+        return None
+    if packing.overwrite:
+        return None
+    again = "pass --overwrite to pack again"
+    try:
+        manifest = json.loads(read_file(path))
+        before, sizes = dict(manifest["options"]), dict(manifest["bytes"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path} is damaged: {again}.") from None
+    now = {**options, **asdict(packing.encoding)}
+    for name in [*now, *before]:
+        if before.get(name) != now.get(name):
+            raise DataError(
+                f"{out} was packed with {name.replace('_', ' ')} {_text(before.get(name))}, not "
+                f"{_text(now.get(name))}: {again}, or choose another folder."
+            )
+    for name, size in sizes.items():
+        file = out / name
+        actual = file.stat().st_size if file.is_file() else None
+        if actual != size:
+            problem = "is missing" if actual is None else f"has {actual} bytes, expected {size}"
+            raise DataError(f"{file} {problem}: {again}.")
+    packing.log(f"{out} is packed already, with these options.")
+    return manifest
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _encode(folder: Path, encoding: Encoding, image: Image) -> bytes:
+    path = folder / image.name
+    try:
+        return encoding(read_file(path))
+    except DecodeError as error:
+        raise DataError(
+            f"{path} cannot be packed, {error}: replace it, or pass --without {image.name}."
+        ) from None
+
+
+def _write_part(stem: Path, encoded_images: Iterator[Tuple[Image, bytes]], total: int) -> None:
+    writer = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
+    try:
+        with open(f"{stem}.lst", "w", encoding="utf-8", errors="surrogateescape") as lines, bar(
+            f"packing {stem.name}", total
+        ) as progress:
+            for number, (image, encoded) in enumerate(encoded_images):
+                header = recordio.IRHeader(0, float(image.label), number, 0)
+                writer.write_idx(number, recordio.pack(header, encoded))
+                lines.write(f"{number}\t{image.label}\t{image.name}\n")
+                progress.update()
+    finally:
+        writer.close()
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    function: Callable[[Image], bytes],
+    images: Sequence[Image],
+    ahead: int,
+) -> Iterator[Tuple[Image, bytes]]:
+    """Map over images in parallel, in their order, at most `ahead` images before the caller."""
+    remaining = iter(images)
+    pending: Deque = deque()
+    while True:
+        for image in itertools.islice(remaining, ahead - len(pending)):
+            pending.append((image, pool.submit(function, image)))
+        if not pending:
+            return
+        image, result = pending.popleft()
+        yield image, result.result()

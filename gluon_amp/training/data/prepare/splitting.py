@@ -1,0 +1,173 @@
+"""Splits a folder of classes into images for training and images for validation."""
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from gluon_amp.training.data.folders import SUFFIXES
+from gluon_amp.training.data.source import DataError
+
+
+class Image(NamedTuple):
+    """An image file and its class."""
+
+    name: str  # 'CLASS/FILE', relative to the folder that holds the classes
+    label: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder of classes."""
+
+    folder: Path  # has a folder for each class
+    classes: Tuple[str, ...]  # sorted by their bytes; a label is the rank of a class
+    images: Tuple[Image, ...]  # by label, then by the bytes of the name
+    ignored: Tuple[str, ...]  # other files and folders in the folders of the classes
+
+    def count(self) -> List[int]:
+        """Return the number of images of each class."""
+        counts = Counter(image.label for image in self.images)
+        return [counts[label] for label in range(len(self.classes))]
+
+
+def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
+    """List the .jpg, .jpeg and .png files in ``folder/CLASS``.
+
+    Hidden files and folders are left out, and so are files beside the classes. Folders within a
+    class are ignored.
+
+    Parameters
+    ----------
+    folder : Path
+        Has a folder for each class.
+    without : collection of str
+        Classes to leave out, or images as ``CLASS/FILE``.
+
+    Raises
+    ------
+    DataError
+        There are no images, a class has none, the name of a class is not UTF-8, or a name in
+        `without` does not exist.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: expected one with a folder for each class.")
+    left_out = {name.rstrip("/") for name in without}
+    matched, images, ignored, classes = set(), [], [], []
+    for entry in _sorted(folder):
+        if not entry.is_dir():
+            continue
+        if entry.name in left_out:
+            matched.add(entry.name)
+            continue
+        if any("\ud800" <= letter <= "\udfff" for letter in entry.name):
+            raise DataError(f"{folder} holds a class {entry.name!a}, not in UTF-8: rename it.")
+        label = len(classes)
+        classes.append(entry.name)
+        for file in _sorted(entry):
+            name = f"{entry.name}/{file.name}"
+            if name in left_out:
+                matched.add(name)
+            elif file.is_file() and file.name.lower().endswith(SUFFIXES):
+                images.append(Image(name, label))
+            else:
+                ignored.append(name)
+    tree = Tree(folder, tuple(classes), tuple(images), tuple(ignored))
+    for missing in sorted(left_out - matched):
+        raise DataError(f"{folder} holds no {missing}, so it cannot be left out.")
+    if not classes:
+        raise DataError(f"{folder} holds no folders: expected one for each class.")
+    for name, images_of_class in zip(tree.classes, tree.count()):
+        if not images_of_class:
+            raise DataError(f"{folder}/{name} counts as a class but has no images: remove it.")
+    return tree
+
+
+def _sorted(folder: "os.PathLike[str]") -> List["os.DirEntry[str]"]:
+    visible = (entry for entry in os.scandir(folder) if not entry.name.startswith("."))
+    return sorted(visible, key=lambda entry: os.fsencode(entry.name))
+
+
+# ----------------------------------------------------------------------------------------- splits
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many images are for training; the others are for validation. At most one number is set.
+
+    Attributes
+    ----------
+    per_class : int or None
+        Images of each class. The draw from a class depends on the seed and on the file names in the
+        class alone, so other classes do not change it. A larger number draws the same images and
+        more.
+    total : int or None
+        Images in total, in proportion from each class: its exact share, rounded down, and one more
+        from the classes with the largest remainders.
+    seed : int
+        Determines which images are drawn.
+    """
+
+    per_class: Optional[int] = None
+    total: Optional[int] = None
+    seed: int = 0
+
+    def divide(self, tree: Tree) -> Dict[str, List[Image]]:
+        """Return the images for ``'train'``, shuffled, and for ``'val'``, in the tree's order.
+
+        Raises
+        ------
+        DataError
+            A class would have no images for training or none for validation.
+        """
+        if self.total is None:
+            return _draw(tree, _equal_quotas(tree, self.per_class), self.seed)
+        return _draw(tree, _proportional_quotas(tree, self.total), self.seed)
+
+
+def _equal_quotas(tree: Tree, images: int) -> List[int]:
+    least, name = min(zip(tree.count(), tree.classes))
+    if images >= least:
+        raise DataError(
+            f"{tree.folder}/{name} has {least} images, so {images} of each class for training "
+            f"would leave none for validation: choose at most {least - 1}."
+        )
+    return [images] * len(tree.classes)
+
+
+def _proportional_quotas(tree: Tree, images: int) -> List[int]:
+    counts, total = tree.count(), len(tree.images)
+    shares = [divmod(images * count, total) for count in counts]
+    quotas = [whole for whole, _ in shares]
+    by_remainder = sorted(range(len(counts)), key=lambda label: -shares[label][1])
+    for label in by_remainder[: images - sum(quotas)]:
+        quotas[label] += 1
+    for name, count, quota in zip(tree.classes, counts, quotas):
+        if not 0 < quota < count:
+            raise DataError(
+                f"{images} of all {total} images for training would be {quota} of the {count} in "
+                f"{tree.folder}/{name}: each class needs images for training and for validation."
+            )
+    return quotas
+
+
+def _draw(tree: Tree, quotas: Sequence[int], seed: int) -> Dict[str, List[Image]]:
+    counts = [0] * len(quotas)
+    train = []
+    for image in shuffled(tree.images, seed):
+        if counts[image.label] < quotas[image.label]:
+            counts[image.label] += 1
+            train.append(image)
+    drawn = set(train)
+    return {"train": train, "val": [image for image in tree.images if image not in drawn]}
+
+
+def shuffled(images: Iterable[Image], seed: int) -> List[Image]:
+    """Return images in a random order that does not depend on the version of Python or numpy."""
+
+    def key(image: Image) -> bytes:
+        return hashlib.sha256(b"%d %s" % (seed, os.fsencode(image.name))).digest()
+
+    return sorted(images, key=key)

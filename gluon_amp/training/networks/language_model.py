@@ -1,0 +1,40 @@
+"""A character language model."""
+
+from typing import List
+
+import mxnet as mx
+from mxnet import gluon, nd
+from mxnet.gluon import HybridBlock
+from mxnet.ndarray import NDArray
+
+States = List[NDArray]
+
+
+class LanguageModel(HybridBlock):
+    """Embedding, LSTM, and a dense layer that predicts the next character.
+
+    Parameters
+    ----------
+    classes : int
+        Number of characters.
+    embedding, hidden, layers : int
+        Size of a character's vector, size of an LSTM layer, and number of such layers.
+    """
+
+    def __init__(self, classes: int, embedding: int, hidden: int, layers: int):
+        super().__init__()
+        self.hidden, self.layers = hidden, layers
+        with self.name_scope():
+            self.embedding = gluon.nn.Embedding(classes, embedding)
+            self.lstm = gluon.rnn.LSTM(hidden, layers, layout="NTC", input_size=embedding)
+            self.decoder = gluon.nn.Dense(classes, flatten=False, in_units=hidden)
+
+    def begin(self, streams: int, device: mx.Context) -> States:
+        """Return hidden state and cell of new streams: zeros, (layers, streams, hidden)."""
+        shape = (self.layers, streams, self.hidden)
+        return [nd.zeros(shape, ctx=device) for _ in range(2)]
+
+    def hybrid_forward(self, F, inputs, hidden, cell):
+        """Return logits (streams, length, classes) of inputs (streams, length), and new states."""
+        features, (hidden, cell) = self.lstm(self.embedding(inputs), [hidden, cell])
+        return self.decoder(features), hidden, cell

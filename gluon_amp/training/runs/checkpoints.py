@@ -1,0 +1,298 @@
+"""The checkpoints of a run: which to keep, and from which to resume.
+
+A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run
+resumes, ``epoch003-sample00030720.ckpt``. Besides the network and the trainer it holds the results
+of all epochs so far, the counts of the unfinished one, and what the run trains on.
+
+Several workers have one file, too, which the first one writes with the counts and statistics of
+all. They are small, and one rename puts the whole set in place. It has no random states: those
+follow from the seed and the position (see `gluon_amp.training.runs.seeds`).
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.files.schema import COUNT, PLAIN, TEXT, Either, check
+from gluon_amp.trainer import Trainer
+from gluon_amp.training.runs.history import COUNTS, HISTORY, REAL
+
+from mxnet.gluon import Block
+
+logger = logging.getLogger("gluon_amp.training.runs")
+
+NAME = "epoch{:03d}-sample{:08d}.ckpt"
+PATTERN = re.compile(r"epoch(\d+)-sample(\d+)\.ckpt")
+BEST = "best.ckpt"
+LOCK = ".lock"
+
+# What must not change when a run is resumed, with the words for it in messages.
+SAME = {
+    "model": "the model {}",
+    "data": "the data set {}",
+    "classes": "{} classes",
+    "train_images": "{} training samples",
+    "dtype": "--dtype {}",
+}
+# What must not change either when it is resumed in the middle of an epoch.
+SAME_ORDER = {
+    "total_batch": "{} samples in an update",
+    "seed": "--seed {}",
+    "workers": "{} workers",
+}
+
+# What a checkpoint holds besides network and trainer; a language model's has one more field.
+_PROGRESS = {
+    "rate": REAL,
+    "history": HISTORY,
+    "workers": [{"counts": COUNTS, "statistics": TEXT}],
+}
+SCHEMA = {
+    "position": (COUNT, COUNT),
+    "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
+    "progress": Either("the progress of a run", (_PROGRESS, {**_PROGRESS, "state": [[[[REAL]]]]})),
+}
+
+
+class SavingError(RuntimeError):
+    """A checkpoint cannot be written; the message is one sentence."""
+
+
+class Position(NamedTuple):
+    """Where a run is: `samples` of `epoch` are done, by all workers together.
+
+    It counts samples, not batches, so that a run can continue with another batch size, such as 32
+    images at once instead of 2 times 16.
+    """
+
+    epoch: int
+    samples: int
+
+    def first_batch(self, batch: int, epoch: int) -> int:
+        """Return the number of the next batch.
+
+        Parameters
+        ----------
+        batch, epoch : int
+            Samples in a batch, of all workers together, and in an epoch.
+
+        Raises
+        ------
+        UsageError
+            The position is inside a batch of this size.
+        """
+        if self.samples >= epoch:
+            return -(-epoch // batch)
+        if self.samples % batch:
+            raise UsageError(
+                f"the checkpoint was written after {self.samples} samples of epoch {self.epoch}, "
+                f"which is inside a batch of {batch}: go on with batches that divide it."
+            )
+        return self.samples // batch
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that has been read, except for the network and the trainer.
+
+    Attributes
+    ----------
+    path : Path
+    position : Position
+    identity : dict
+        What the run trains on, for the keys of `SAME` and `SAME_ORDER`.
+    progress : dict
+        Whatever else the run restores (see `Checkpoints.save`).
+    """
+
+    path: Path
+    position: Position
+    identity: Dict[str, Any]
+    progress: Dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "Saved":
+        """Read a checkpoint.
+
+        Raises
+        ------
+        UsageError
+            The file is missing or incomplete, or is not the checkpoint of a run.
+        """
+        try:
+            extra = read_extra(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        try:
+            check(extra, SCHEMA, "extra")
+            saved = cls(path, Position(*extra["position"]), extra["identity"], extra["progress"])
+            saved._check_lengths()
+        except ValueError as error:
+            raise UsageError(
+                f"{path} is a checkpoint, but not of a run that can be resumed: {error}."
+            ) from None
+        return saved
+
+    def _check_lengths(self) -> None:
+        epochs = len(self.progress["history"]["validated"])
+        if epochs != self.position.epoch:
+            raise ValueError(f"it is of epoch {self.position.epoch} and has {epochs} validations")
+        workers = len(self.progress["workers"])
+        if workers != (self.identity["workers"] if self.position.samples else 1):
+            raise ValueError(f"it has the counts of {workers} workers")
+
+    def check(self, identity: Dict[str, Any]) -> None:
+        """Raise `UsageError` if a run with this identity cannot resume from the checkpoint."""
+        order = SAME_ORDER if self.position.samples else {}
+        for name, words in {**SAME, **order}.items():
+            saved, own = self.identity[name], identity[name]
+            if saved != own:
+                where = ", in the middle of an epoch" if name in order else ""
+                raise UsageError(
+                    f"{self.path} is of a run with {words.format(saved)}{where}, and this one has "
+                    f"{words.format(own)}: resume with the same."
+                )
+
+    def load(self, net: Block, trainer: Trainer) -> None:
+        """Restore the network and the trainer.
+
+        Raises
+        ------
+        UsageError
+            The checkpoint is of another network or another trainer.
+        """
+        # The schedule sets the rate for every batch; equal rates avoid a warning that they differ.
+        trainer.set_learning_rate(self.progress["rate"])
+        try:
+            load_checkpoint(self.path, net, trainer)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints in an existing folder: the newest `keep`, and the best."""
+
+    folder: Path
+    keep: int
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Prevent other processes from writing to the folder.
+
+        Raises
+        ------
+        UsageError
+            Another run writes to it.
+        """
+        with open(self.folder / LOCK, "ab+", buffering=0) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                other = lock.read().decode().strip()
+                raise UsageError(
+                    f"another run writes to {self.folder} ({other}): wait for its end, or give "
+                    "another --save-dir."
+                ) from None
+            with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+
+    def save(
+        self,
+        net: Block,
+        trainer: Trainer,
+        position: Position,
+        identity: Dict[str, Any],
+        progress: Dict[str, Any],
+        best: bool = False,
+    ) -> Path:
+        """Write a checkpoint, then remove the oldest ones until `keep` remain.
+
+        Parameters
+        ----------
+        progress : dict
+            The learning rate as ``rate``, and whatever else the run restores: numbers, strings,
+            None, and lists and dicts of them.
+        best : bool
+            Replace the best checkpoint, and remove none.
+
+        Raises
+        ------
+        SavingError
+            There is no room on the disk, for example; all earlier checkpoints are as they were.
+        """
+        path = self.folder / (BEST if best else NAME.format(*position))
+        extra = {"position": position, "identity": identity, "progress": progress}
+        try:
+            save_checkpoint(path, net, trainer, **extra)
+        except OSError as error:
+            # The reason is in parentheses in save_checkpoint's sentence.
+            reason = re.search(r"\((.*)\)", error.strerror or "")
+            raise SavingError(
+                f"{path} was not written ({reason[1] if reason else error}): earlier checkpoints "
+                "are as they were; make room and go on with --resume auto."
+            ) from None
+        earlier = [] if best else [old for at, old in self.existing() if at < position]
+        for old in earlier[: max(0, len(earlier) + 1 - self.keep)]:
+            old.unlink()
+        return path
+
+    def existing(self) -> List[Tuple[Position, Path]]:
+        """Return the checkpoints in the folder, the newest last, without the best."""
+        matches = [(PATTERN.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return sorted(
+            (Position(int(match[1]), int(match[2])), path) for match, path in matches if match
+        )
+
+    def check_unused(self) -> None:
+        """Raise `UsageError` if a new run would mix its checkpoints with those of another."""
+        if self.existing():
+            raise UsageError(
+                f"{self.folder} holds checkpoints of an earlier run: go on with it by --resume "
+                "auto, or give another --save-dir."
+            )
+
+    def check_last(self, saved: Saved) -> None:
+        """Raise `UsageError` if the folder holds later checkpoints than the one to resume from."""
+        if saved.path.resolve().parent != self.folder.resolve():
+            return
+        later = [path for at, path in self.existing() if at > saved.position]
+        if later:
+            raise UsageError(
+                f"{self.folder} holds later checkpoints than {saved.path.name}, such as "
+                f"{later[-1].name}: move them away, or give another --save-dir."
+            )
+
+    def newest(self) -> Optional[Saved]:
+        """Return the newest checkpoint that can be read, or None if the folder has none.
+
+        Raises
+        ------
+        UsageError
+            There are checkpoints, but none can be read.
+        """
+        existing = self.existing()
+        for _, path in reversed(existing):
+            try:
+                return Saved.read(path)
+            except UsageError as error:
+                logger.warning("Skipped: %s", error)
+        if existing:
+            raise UsageError(
+                f"{self.folder} holds {len(existing)} checkpoints and none can be read: give "
+                "another --save-dir."
+            )
+        return None

@@ -1,0 +1,56 @@
+"""The devices of a run."""
+
+from typing import List, Optional, Sequence
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.lowering import emulation
+from gluon_amp.policy import Policy
+
+import mxnet as mx
+
+
+def contexts(
+    gpus: Optional[Sequence[int]] = None,
+    num_gpus: Optional[int] = None,
+    cpus: Optional[int] = None,
+) -> List[mx.Context]:
+    """Return the devices to train on.
+
+    Parameters
+    ----------
+    gpus : sequence of int, optional
+        Numbers of the GPUs; empty for the CPU.
+    num_gpus : int, optional
+        Use the first `num_gpus` GPUs; 0 for the CPU. With neither option, all GPUs are used, or
+        the CPU if there is none.
+    cpus : int, optional
+        Use the CPU as this many devices, instead of GPUs.
+
+    Raises
+    ------
+    UsageError
+        There is no such GPU, or one is named twice.
+    """
+    if cpus:
+        return [mx.cpu(number) for number in range(cpus)]
+    count = mx.context.num_gpus()
+    if gpus is None:
+        gpus = range(count if num_gpus is None else num_gpus)
+    if len(set(gpus)) < len(gpus):
+        raise UsageError(f"--gpus {','.join(map(str, gpus))} names a GPU twice.")
+    for number in gpus:
+        if number >= count:
+            raise UsageError(
+                f"GPU {number} was asked for, but MXNet sees {count or 'no'} "
+                f"GPU{'s' if count > 1 else ''} here: leave out --gpus and --num-gpus"
+                f"{' to use what there is' if count else ' to train on the CPU'}."
+            )
+    return [mx.gpu(number) for number in gpus] or [mx.cpu()]
+
+
+def is_emulated(policy: Policy, devices: Sequence[mx.Context]) -> bool:
+    """Return whether one of the devices emulates a policy's dtype: its values, not its speed."""
+    dtype = policy.compute_dtype
+    return policy.studies or any(
+        emulation.is_emulated(dtype, device.device_type) for device in devices
+    )

@@ -1,0 +1,107 @@
+"""What the training loop needs of a network and its trainer: the interface of all engines."""
+
+from dataclasses import dataclass
+from typing import Iterator, List, Protocol, Sequence, Tuple
+
+from gluon_amp.trainer import StepReport, Trainer
+from gluon_amp.trainer.loss_scale import LossScale
+from gluon_amp.training.runs.history import Counts
+
+import mxnet as mx
+from mxnet.gluon import Block, Parameter
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+from mxnet.gluon.utils import split_and_load
+from mxnet.ndarray import NDArray
+
+Batch = Sequence[NDArray]
+
+
+class Engine(Protocol):
+    """A network that can be trained, on its devices."""
+
+    devices: Sequence[mx.Context]
+
+    @property
+    def trainer(self) -> Trainer:
+        """Updates the parameters."""
+
+    @property
+    def block(self) -> Block:
+        """What holds the parameters, for checkpoints."""
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        """BatchNorm's running statistics."""
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The trainer's loss scale."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Use this rate from the next step on."""
+
+    def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
+        """Update once on batches ``[images, labels]``, or skip the step where gradients overflowed.
+
+        Parameters
+        ----------
+        batches : list
+        epoch, number : int
+            The number of the first batch in this epoch.
+        counts : Counts
+            Correct answers and losses are added to it.
+        """
+
+    def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
+        """Yield labels (N,) and outputs (N, classes) for each device."""
+
+    def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
+        """Return the cross entropy of what `predict` yields: nats, float32 (N,).
+
+        It is that of the labels themselves, also where training smooths or mixes them.
+        """
+
+    def wait(self) -> None:
+        """Return when the last step is done."""
+
+
+@dataclass
+class TrainerEngine:
+    """What all engines with a Gluon network and a trainer have in common."""
+
+    net: Block
+    trainer: Trainer
+
+    def __post_init__(self) -> None:
+        self.trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
+
+    @property
+    def block(self) -> Block:
+        return self.net
+
+    @property
+    def loss_scale(self) -> LossScale:
+        return self.trainer.loss_scale
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.trainer.set_learning_rate(rate)
+
+    def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
+        return SoftmaxCrossEntropyLoss()(outputs.astype("float32"), labels)
+
+    def wait(self) -> None:
+        for array in self.trained[-1].list_data():  # the trainer updates it last
+            array.wait_to_read()
+
+
+def split(arrays: Sequence[NDArray], devices: Sequence[mx.Context]) -> List[List[NDArray]]:
+    """Copy a batch to the devices, in nearly equal parts.
+
+    Returns
+    -------
+    list of list of NDArray
+        The parts of each array, one for each device; a batch smaller than the number of devices
+        has fewer parts.
+    """
+    used = devices[: len(arrays[0])]
+    return [split_and_load(array, used, even_split=False) for array in arrays]

@@ -1,0 +1,79 @@
+"""Training by Gluon: a network and its trainer."""
+
+from dataclasses import dataclass
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+from gluon_amp.casting.statistics import is_statistic
+from gluon_amp.trainer import StepReport
+from gluon_amp.training.runs.engines.base import Batch, TrainerEngine, split
+from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.objective import Objective
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+
+@dataclass
+class GluonEngine(TrainerEngine):
+    """A network and its trainer.
+
+    Attributes
+    ----------
+    net : Block
+        Initialized on `devices`; float32 output. If a step has several batches, the ``grad_req`` of
+        its parameters is 'add'.
+    trainer : gluon_amp.Trainer
+        Over the parameters of `net`.
+    objective : Objective
+    devices : sequence of Context
+        Every batch is split over them.
+    workers : int
+        Number of such engines that train together.
+    clip : float, optional
+        Largest norm of the gradient of the mean loss.
+    """
+
+    objective: Objective
+    devices: Sequence[mx.Context]
+    workers: int = 1
+    clip: Optional[float] = None
+
+    @property
+    def statistics(self) -> List[Parameter]:
+        return [p for p in self.net.collect_params().values() if is_statistic(p)]
+
+    def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
+        passes = [
+            self._backward(batch, self.objective.weight(epoch, number + offset))
+            for offset, batch in enumerate(batches)
+        ]
+        size = self.workers * sum(len(batch[0]) for batch in batches)
+        if self.clip is not None:
+            self.trainer.clip_global_norm(self.clip, size)
+        report = self.trainer.step(size)
+        for param in self.trained:
+            if param.grad_req == "add":
+                param.zero_grad()
+        for labels, outputs, losses in passes:
+            for part in zip(labels, outputs):
+                counts.accuracy.update(*part)
+            if report.applied:
+                for loss in losses:
+                    counts.loss.update(loss)
+        return report
+
+    def _backward(self, batch: Batch, weight: float) -> Tuple[List, List, List]:
+        """Compute gradients; return labels, outputs and losses of each device."""
+        images, labels = split(batch, self.devices)
+        pairs = [self.objective.mixed(*part, weight) for part in zip(images, labels)]
+        with autograd.record():
+            outputs = [self.net(part) for part, _ in pairs]
+            losses = self.objective.losses(outputs, [target for _, target in pairs])
+        self.trainer.backward(losses)
+        return labels, outputs, losses
+
+    def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
+        for images, labels in zip(*split(batch, self.devices)):
+            yield labels, self.net(images)

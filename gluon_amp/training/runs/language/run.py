@@ -1,0 +1,228 @@
+"""One run of a language model: a recipe in, a summary out."""
+
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.casting.cast import cast
+from gluon_amp.inspection.describe import describe
+from gluon_amp.policy import Policy
+from gluon_amp.training.data.text import CLASSES, Chunks, open_text
+from gluon_amp.training.networks.language_model import LanguageModel
+from gluon_amp.training.runs import log, report
+from gluon_amp.training.runs.checkpoints import Position
+from gluon_amp.training.runs.devices import contexts
+from gluon_amp.training.runs.engines.build import build_trainer
+from gluon_amp.training.runs.engines.language import LanguageEngine
+from gluon_amp.training.runs.history import EpochResult, Validation
+from gluon_amp.training.runs.language.recipe import LanguageRecipe, learning_rate
+from gluon_amp.training.runs.loop import Loop
+from gluon_amp.training.runs.observe import check_compute_dtype, join_dtypes
+from gluon_amp.training.runs.outputs import Output, check_outputs, save_parameters
+from gluon_amp.training.runs.schedule import Schedule
+from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
+from gluon_amp.training.runs.training import Training
+from gluon_amp.training.workers.workers import Workers
+
+import mxnet as mx
+
+# Validation does not depend on the batch, so that the rows of a table are measured in the same way.
+VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
+
+PARAMETERS = "lstm-{}.params"
+BITS = "[Epoch %d] validation: bits per character=%f"
+# bfloat16 has no kernel of an LSTM, which then runs in float32.
+FLOAT16 = (
+    "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
+    "end of a chunk, are rounded; its state in between is not"
+)
+OPERATORS = ("Embedding", "RNN", "FullyConnected")
+
+
+@dataclass(frozen=True)
+class LanguageSummary(report.Summary):
+    """The results of a run on text, where an image is a character.
+
+    A few characters at the end of the training text may be left out, as they do not fill a chunk.
+
+    Attributes
+    ----------
+    bits_per_character : float
+        Mean cross entropy of the validation text after the last epoch, base 2.
+    """
+
+    bits_per_character: float
+
+    def scores(self) -> List[Tuple[str, object]]:
+        return [
+            ("observed", _in_words(self.observed_dtypes)),
+            ("top-1", f"{self.top1:.2f} % of the next characters"),
+            ("bits", f"{self.bits_per_character:.3f} per character"),
+            ("validated", f"{self.validated}/{self.val_images} characters"),
+        ]
+
+    def speed(self) -> str:
+        return f"{self.images_per_second:.0f} training characters/s"
+
+
+def _in_words(observed: Dict[str, str]) -> str:
+    return ", ".join(f"{op} {dtype}" for op, dtype in observed.items())
+
+
+class TextSize(NamedTuple):
+    """What a run reports of its text, in the words of image data (see `training.Data`)."""
+
+    name: str
+    classes: int
+    train_images: int
+    val_images: int
+
+
+def train(recipe: LanguageRecipe) -> LanguageSummary:
+    """Train and validate, epoch by epoch, and write what the recipe asks for.
+
+    The errors are those of `gluon_amp.training.runs.run.train`.
+    """
+    started = time.perf_counter()
+    check_outputs(recipe)
+    return prepare(recipe).run(started)
+
+
+def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
+    """Open the text and build the network, its engine and the loop.
+
+    Raises
+    ------
+    UsageError, DataError
+        The recipe cannot be followed.
+    TrainingError
+        The network computes in another dtype than requested.
+    """
+    if recipe.deterministic:
+        use_deterministic_algorithms()
+    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
+    streams = recipe.batch_size * len(devices)
+    text = open_text(recipe.characters)
+    batches = Chunks(text.train, streams, recipe.bptt, whole=True)
+    val_batches = Chunks(text.val, VALIDATION_STREAMS, VALIDATION_LENGTH, whole=False)
+    if not (len(batches) and len(val_batches)):
+        raise UsageError(
+            f"--characters {recipe.characters} are not enough for {streams} streams of "
+            f"{recipe.bptt} characters and a tenth as many for validation: give more."
+        )
+    set_seed(recipe.seed)
+    net = build_network(recipe, devices)
+    schedule = Schedule(learning_rate(recipe, streams), recipe.num_epochs, len(batches), "cosine")
+    trainer = build_trainer(recipe, net, schedule.rate)
+    return LanguageTraining(
+        recipe,
+        TextSize(text.name, CLASSES, len(text.train), val_batches.images),
+        observe(recipe, net, devices[0]),
+        devices,
+        Workers(),
+        Loop(
+            LanguageEngine(net, trainer, devices, recipe.clip_grad),
+            schedule,
+            records=log.Records(recipe.log_json),
+            log_interval=recipe.log_interval,
+            max_batches=recipe.max_batches,
+            unit="chars",
+            input_bound="",
+            seed=recipe.seed,
+        ),
+        batches,
+        val_batches,
+    )
+
+
+def build_network(recipe: LanguageRecipe, devices: Sequence[mx.Context]) -> LanguageModel:
+    """Return the network, initialized on the devices and cast."""
+    with mx.name.NameManager():  # the same names in every process
+        net = LanguageModel(CLASSES, recipe.embedding, recipe.hidden, recipe.layers)
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    try:
+        cast(net, recipe.dtype)
+    except ValueError as error:
+        raise UsageError(f"--dtype {recipe.dtype}: {error}") from None
+    net.hybridize(static_alloc=True)
+    return net
+
+
+def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> Dict[str, str]:
+    """Return the dtypes in which the network really computes."""
+    inputs = mx.nd.zeros((1, 2), ctx=device, dtype="int32")
+    rows = describe(net, inputs, *net.begin(1, device)).rows
+    observed = {
+        op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
+    }
+    check_compute_dtype(Policy(recipe.policy), observed["FullyConnected"], recipe.model)
+    return observed
+
+
+@dataclass
+class LanguageTraining(Training):
+    """A run of a language model that is ready to start."""
+
+    columns = (*log.COLUMNS, ("bits", 7, "{:.3f}"))
+
+    def cells(
+        self, epoch: int, result: EpochResult, validation: Optional[Validation]
+    ) -> List[object]:
+        bits = None if validation is None else _bits(validation)
+        return [*super().cells(epoch, result, validation), bits]
+
+    def plan(self) -> List[Tuple[str, object]]:
+        recipe, data = self.recipe, self.data
+        devices = f"{len(self.devices)} ({', '.join(map(str, self.devices))})"
+        clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
+        characters = f"{self.batches.images} training and {data.val_images} validation characters"
+        streams = f"{recipe.batch_size} streams per device × {devices}"
+        policy = Policy(recipe.policy)
+        how = report.arithmetic(policy, self.emulated)
+        if self.emulated and policy.compute_dtype == "float16":
+            how = FLOAT16
+        return [
+            ("batch", f"{streams}, {recipe.bptt} characters each"),
+            ("model", f"{recipe.model}, {data.classes} classes"),
+            ("data", f"{data.name}: {characters}"),
+            ("requested", f"{recipe.dtype}, {how}"),
+            ("observed", _in_words(self.observed)),
+            ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
+            ("optimizer", f"{self.optimizer_in_words()}{clipped}"),
+            ("seed", recipe.seed),
+        ]
+
+    def validate(self, epoch: int) -> Validation:
+        result = super().validate(epoch)
+        log.details(BITS, epoch, _bits(result))
+        return result
+
+    @property
+    def identity(self) -> Dict[str, Any]:
+        return {**super().identity, "total_batch": f"{self.total} × {self.recipe.bptt}"}
+
+    def progress(self, position: Position) -> Dict[str, Any]:
+        state = self.engine.state() if position.samples else []  # an epoch begins with zeros
+        return {**super().progress(position), "state": state}
+
+    def restore(self, progress: Dict[str, Any]) -> None:
+        super().restore(progress)
+        self.engine.restore(progress["state"])
+
+    def summary(self, last: Validation, started: float) -> LanguageSummary:
+        return LanguageSummary(bits_per_character=_bits(last), **self.results(last, started))
+
+    def outputs(self, summary: report.Summary) -> List[Output]:
+        outputs = super().outputs(summary)
+        if self.checkpoints:
+            params = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
+            outputs.append(Output(partial(save_parameters, self.engine.block, params)))
+        return outputs
+
+
+def _bits(validation: Validation) -> float:
+    """Return bits per character, from nats."""
+    return validation.cross_entropy / math.log(2)

@@ -1,0 +1,114 @@
+"""The network that a recipe describes, ready to train."""
+
+from typing import Iterable, List
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.casting.cast import cast
+from gluon_amp.trainer import Trainer
+from gluon_amp.training.data import TrainingBatches, open_digits
+from gluon_amp.training.networks import weights
+from gluon_amp.training.networks.head import freeze_features, freeze_statistics, head_of
+from gluon_amp.training.networks.models import build, full_name
+from gluon_amp.training.runs import log
+from gluon_amp.training.runs.engines.gluon import GluonEngine
+from gluon_amp.training.runs.loop import Loop
+from gluon_amp.training.runs.objective import Objective
+from gluon_amp.training.runs.recipe import Recipe
+from gluon_amp.training.runs.schedule import Schedule
+
+import mxnet as mx
+from mxnet.gluon import Block, HybridBlock, Parameter
+
+# Fine-tuning on the digits 5 to 9 begins with a network that has learned the digits 0 to 4.
+FEATURE_DIGITS = range(5)
+FEATURE_EPOCHS = 8
+
+
+def build_network(
+    recipe: Recipe, classes: int, image_size: int, devices: List[mx.Context]
+) -> HybridBlock:
+    """Return the network, initialized on the devices and cast.
+
+    It has `classes` outputs, for images of this height and width.
+
+    Raises
+    ------
+    UsageError
+        There is no such model, or a device cannot compute in the requested dtype.
+    """
+    model = full_name(recipe.model, recipe.num_layers)
+    with mx.name.NameManager():  # the same names in every process, and for every such network
+        net = build(model, classes)
+    if recipe.last_gamma:
+        weights.zero_last_gammas(net, model)
+    net.initialize(mx.init.MSRAPrelu(), ctx=devices)
+    _load_pretrained(net, recipe, model, classes, image_size)
+    if recipe.freeze_features or recipe.head_lr_mult != 1:
+        head = head_of(net, build(model, classes + 1))
+        for param in head:
+            param.lr_mult = recipe.head_lr_mult
+        if recipe.freeze_features:
+            freeze_features(net, head)
+    if recipe.freeze_statistics:
+        freeze_statistics(net)
+    if recipe.no_wd:
+        without_decay(net)
+    try:
+        cast(net, recipe.policy)
+    except ValueError as error:
+        raise UsageError(f"--dtype {recipe.dtype} --model {model}: {error}") from None
+    if recipe.mode == "hybrid":
+        net.hybridize(static_alloc=True)
+    if recipe.accumulate > 1:
+        accumulate_gradients(net.collect_params().values())
+    return net
+
+
+def _load_pretrained(
+    net: HybridBlock, recipe: Recipe, model: str, classes: int, image_size: int
+) -> None:
+    """Load the pretrained weights that the recipe names, if any."""
+    path = recipe.pretrained_file
+    if recipe.use_pretrained and not path and not recipe.from_scratch:
+        if recipe.dataset == "digits":
+            head = head_of(net, build(model, classes + 1))
+            weights.copy_features(digits_network(model, recipe.seed, image_size), net, head)
+            return
+        path = weights.pretrained_file(model, recipe.root)
+    if path:
+        weights.load_matching(net, path)
+
+
+def without_decay(net: Block) -> None:
+    """Exclude biases, gammas and betas from weight decay ("Bag of Tricks", He et al. 2019)."""
+    for name, param in net.collect_params().items():
+        if name.endswith(("bias", "gamma", "beta")):
+            param.wd_mult = 0.0
+
+
+def accumulate_gradients(params: Iterable[Parameter]) -> None:
+    """Make each backward pass add its gradients to those before it."""
+    for param in params:
+        if param.grad_req == "write":
+            param.grad_req = "add"
+
+
+def digits_network(model: str, seed: int, image_size: int) -> HybridBlock:
+    """Return a network that has learned the digits 0 to 4, in float32 on the CPU.
+
+    Fine-tuning on the other digits begins with it, so it works without a download.
+    """
+    source = open_digits(seed, FEATURE_DIGITS, image_size)
+    net = build(model, source.classes)
+    net.initialize(mx.init.MSRAPrelu())
+    net.hybridize(static_alloc=True)
+    batches = TrainingBatches(source.train, 64, seed, num_workers=0)
+    schedule = Schedule(0.1, FEATURE_EPOCHS, len(batches), "cosine", warmup_epochs=1)
+    settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}
+    trainer = Trainer(net.collect_params(), "sgd", settings)
+    engine = GluonEngine(net, trainer, Objective(source.classes), [mx.cpu()])
+    loop = Loop(engine, schedule, log_interval=0)
+    with log.silence():
+        for epoch in range(FEATURE_EPOCHS):
+            loop.train(batches, epoch)
+    return net

@@ -1,0 +1,93 @@
+"""Which dtypes a network really uses: observed on a batch, whatever was requested."""
+
+from typing import Dict, Iterable
+
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.messages import UsageError
+from gluon_amp.inspection.describe import describe
+from gluon_amp.policy import Policy
+from gluon_amp.training.data import Source, ValidationBatches
+from gluon_amp.training.runs.loop import TrainingError
+
+import mxnet as mx
+from mxnet.gluon import Block
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+
+LAYERS = ("Convolution", "FullyConnected")
+
+
+def join_dtypes(dtypes: Iterable[str]) -> str:
+    """Return the names of all different dtypes: 'float16+float32'."""
+    return "+".join(sorted(set(dtypes))) or "none"
+
+
+def check_compute_dtype(policy: Policy, observed: str, model: str) -> None:
+    """Raise `TrainingError` if a network computes in another dtype than requested."""
+    expected = [policy.compute_dtype]
+    if policy.keeps_ends_wide:
+        expected.append("float32")
+    if observed != join_dtypes(expected):
+        raise TrainingError(
+            f"{policy.compute_dtype} was requested, but {model} computes in {observed}."
+        )
+
+
+def observe(
+    net: Block, data: Source, device: mx.Context, model: str, policy: Policy
+) -> Dict[str, str]:
+    """Run two images of the data through a network and its loss, and return the dtypes observed.
+
+    The network predicts, so that its running statistics stay as they are.
+
+    Parameters
+    ----------
+    net : Block
+        Initialized.
+    data : Source
+    device : Context
+        One of the network's devices.
+    model : str
+        Name of the network, for messages.
+    policy : Policy
+        The requested one.
+
+    Returns
+    -------
+    dict
+        ``conv_weight``: dtype of the weights of convolutions and dense layers; ``conv_compute``:
+        dtype in which these compute; ``batchnorm``: dtype of BatchNorm's parameters; ``logits``;
+        ``loss``. Where layers differ, every dtype is named: 'float16+float32'.
+
+    Raises
+    ------
+    UsageError
+        The network is not a classifier of such images.
+    TrainingError
+        It computes in another dtype than requested.
+    """
+    batch = next(iter(ValidationBatches(data.val, 2, num_workers=0)))
+    images, labels = (array.as_in_context(device) for array in batch)
+    try:
+        rows = describe(net, images).rows
+        outputs = net(images)
+    except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
+        size = "×".join(map(str, data.image_shape))
+        reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
+        raise UsageError(f"{model} does not accept images of {size}: {reason}") from None
+    shape = getattr(outputs, "shape", None)
+    if shape != (len(images), data.classes):
+        raise UsageError(
+            f"the network returns {shape or 'several outputs'} for {len(images)} images of "
+            f"{data.classes} classes, so it cannot be trained on them."
+        )
+    layers = [row for row in rows if row.op in LAYERS]
+    norms = [row for row in rows if row.op == "BatchNorm"]
+    observed = {
+        "conv_weight": join_dtypes(dtype for row in layers for dtype in row.param_dtypes.values()),
+        "conv_compute": join_dtypes(row.compute_dtype for row in layers),
+        "batchnorm": join_dtypes(dtype for row in norms for dtype in row.param_dtypes.values()),
+        "logits": dtype_name(outputs.dtype),
+        "loss": dtype_name(SoftmaxCrossEntropyLoss()(outputs, labels).dtype),
+    }
+    check_compute_dtype(policy, observed["conv_compute"], model)
+    return observed

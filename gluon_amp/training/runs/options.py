@@ -1,0 +1,181 @@
+"""Options that image and language runs share.
+
+Each function adds options to a group of a parser, and returns the function that adds one more.
+"""
+
+import argparse
+import math
+from typing import Union
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.base.startup import waiting
+from gluon_amp.policy import PRESETS, Policy, near_preset
+from gluon_amp.training.command_line import (
+    input_file,
+    natural,
+    non_negative,
+    path,
+    positive,
+    positive_int,
+    several,
+    share,
+    whole,
+)
+from gluon_amp.training.runs.parser import Add, TrainingParser
+
+# The groups of the help, in its order.
+GROUPS = (MODEL, DATA, PRECISION, SCHEDULE, CHECKPOINTS, DEVICES, LOGS) = (
+    "model",
+    "data",
+    "precision",
+    "schedule",
+    "checkpoints",
+    "devices",
+    "logs and measurements",
+)
+
+# What options of a kind have in common.
+SWITCH = {"action": "store_true"}
+COUNT = {"type": positive_int, "metavar": "N"}
+NUMBER = {"type": natural, "metavar": "N"}
+INPUT = {"type": input_file, "metavar": "FILE"}
+OUTPUT = {"type": path, "metavar": "FILE"}
+FOLDER = {"type": path, "metavar": "DIR"}
+NORM = {"type": positive, "metavar": "NORM"}
+EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
+MOMENTUM = {"type": share, "metavar": "M"}
+DECAY = {"type": non_negative, "metavar": "WD"}
+
+
+def dtype(text: str) -> str:
+    """Read a policy's name, or a string such as 'compute=float8_e4m3,gradients=float8_e5m2'.
+
+    Of two names of one policy, the shorter one is returned.
+    """
+    if "=" in text:
+        try:
+            return Policy(text).name
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
+    if text not in PRESETS:
+        near = near_preset(text)
+        raise argparse.ArgumentTypeError(f"expected {', '.join(PRESETS)}, got {text[:99]!r}{near}")
+    return next(name for name in PRESETS if PRESETS[name] == PRESETS[text])
+
+
+def loss_scale(text: str) -> Union[str, float]:
+    """Read a loss scale: 'dynamic', 'none', or a power of two.
+
+    'dynamic:65536' is a dynamic one that begins at 65536.
+    """
+    if text in ("dynamic", "none"):
+        return text
+    kind, _, number = text.rpartition(":")
+    value = positive(number) if kind in ("", "dynamic") else 0.0
+    if math.frexp(value)[0] != 0.5 or not 2.0**-24 <= value <= 2.0**24:
+        raise argparse.ArgumentTypeError(
+            "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, or "
+            f"dynamic:1024 to begin there, got {text!r}"
+        )
+    return text if kind else value
+
+
+def checkpoint(text: str) -> str:
+    """Read 'auto', or the path of a checkpoint."""
+    return text if text == "auto" else str(input_file(text))
+
+
+device_numbers = several(natural, "the numbers of devices, as in 0,1")
+
+
+def add_precision(parser: TrainingParser) -> Add:
+    """Add the dtype and the loss scale."""
+    add = parser.group(PRECISION)
+    computed = (
+        "dtype of the matrix products; float16 keeps float16 parameters and float32 masters of "
+        "them, mixed_float16 and bfloat16 keep float32 parameters; KEY=DTYPE,... is any policy, "
+        "such as compute=float8_e4m3,gradients=float8_e5m2"
+    )
+    add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
+    scale = (
+        "factor of the loss (default: dynamic for float16, none for the others; the first dynamic "
+        "one is N, or found from the first gradients)"
+    )
+    add("--loss-scale", scale, type=loss_scale, metavar="dynamic[:N]|none|N")
+    return add
+
+
+def add_devices(parser: TrainingParser) -> Add:
+    """Add the choice of devices."""
+    add = parser.group(DEVICES)
+    first = "use the first N GPUs, 0 for the CPU (default: all GPUs)"
+    add("--num-gpus", first, type=whole(0, 1024), metavar="N")
+    add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
+    emulated = "train on N CPU devices, to test what several GPUs would do"
+    add("--cpus", emulated, type=whole(1, 1024), metavar="N")
+    waits = (
+        "how CPU threads wait for work: active is faster on an idle machine and very slow on a "
+        "busy one (default: OMP_WAIT_POLICY, or else that of MXNet)"
+    )
+    add("--wait-policy", waits, choices=waiting.POLICIES)
+    return add
+
+
+def add_random_numbers(parser: TrainingParser) -> None:
+    """Add what makes runs repeat."""
+    parser.group(SCHEDULE)("--seed", "seed of all random numbers", NUMBER, default=0)
+    add = parser.group(DEVICES)
+    repeats = (
+        "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
+        "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
+    )
+    add("--deterministic", repeats, SWITCH)
+
+
+def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
+    """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
+    add = parser.group(CHECKPOINTS)
+    saved = "save checkpoints and the trained float32 parameters here (default: do not save)"
+    add("--save-dir --model-prefix", saved, FOLDER)
+    add("--save-batches", "also save a checkpoint every N batches", COUNT)
+    add("--keep", kept, COUNT, default=3)
+    resumed = "resume from this checkpoint, or from the newest in SAVE_DIR, if there is one"
+    add("--resume", resumed, type=checkpoint, nargs="?", const="auto", metavar="auto|FILE")
+    return add
+
+
+def add_logs(parser: TrainingParser, interval: int) -> Add:
+    """Add what is logged and written; `interval` is the default of ``--log-interval``."""
+    add = parser.group(LOGS)
+    logged = "log every N batches, 0 for never"
+    add("--log-interval --disp-batches", logged, NUMBER, default=interval)
+    records = "append a line of JSON for each interval and epoch to this file"
+    add("--log-json", records, OUTPUT)
+    add("--summary-json", "write the results to this file", OUTPUT)
+    also = "also append the log to this file, with every line that a terminal does not show"
+    add("--logging-file", also, OUTPUT)
+    return add
+
+
+def add_trials(parser: TrainingParser) -> Add:
+    """Add the option that shortens a run."""
+    add = parser.group(LOGS)
+    add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", COUNT)
+    return add
+
+
+def check_devices(recipe: argparse.Namespace) -> None:
+    """Raise `UsageError` if options of devices contradict each other."""
+    if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):
+        gpus = ",".join(map(str, recipe.gpus))
+        raise UsageError(
+            f"--num-gpus {recipe.num_gpus} and --gpus {gpus} disagree: give one of them."
+        )
+    if recipe.cpus and (recipe.gpus or recipe.num_gpus):
+        raise UsageError("--cpus and GPUs were both asked for: give one of them.")
+
+
+def check_resume(recipe: argparse.Namespace) -> None:
+    """Raise `UsageError` if there is no folder to find the newest checkpoint in."""
+    if recipe.resume == "auto" and recipe.save_dir is None:
+        raise UsageError("--resume auto looks into --save-dir, which was not given.")

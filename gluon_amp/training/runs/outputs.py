@@ -1,0 +1,139 @@
+"""The files that a run writes: checked before it trains, written whole when it ends."""
+
+import contextlib
+import os
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, NamedTuple, Tuple
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.casting.cast import cast
+from gluon_amp.training.command_line import output_file
+from gluon_amp.training.runs import log
+from gluon_amp.training.runs.checkpoints import SavingError
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+
+class Output(NamedTuple):
+    """A file to write at the end of a run; a run fails without a required one."""
+
+    write: Callable[[], object]
+    required: bool = True
+
+
+def check_outputs(recipe: Any) -> None:
+    """Raise `UsageError` now for outputs that could not be written after hours of training.
+
+    The recipe may have only some of these options.
+    """
+    for name in ("summary_json", "log_json", "logging_file", "plot"):
+        path = getattr(recipe, name, None)
+        if path is not None:
+            _check_writable(path, f"--{name.replace('_', '-')}")
+    for name in ("save_dir", "tensorboard", "export"):
+        folder = getattr(recipe, name, None)
+        if folder is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{option} {folder} cannot be created: {error.strerror}.") from None
+        _check_writable(folder / "parameters", option)
+
+
+def _check_writable(path: Path, option: str) -> None:
+    try:
+        output_file(str(path))
+    except ArgumentTypeError as error:
+        raise UsageError(f"{option} {error}.") from None
+
+
+def write_outputs(outputs: List[Output]) -> None:
+    """Write all outputs that can be written.
+
+    Raises
+    ------
+    SavingError
+        A required one cannot be written; all others were tried, too.
+    """
+    errors = []
+    for output in outputs:
+        try:
+            output.write()
+        except SavingError as error:
+            log.logger.warning("%s", error)
+            errors += [error] if output.required else []
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Turn the errors of the system and of MXNet while a file is written into `SavingError`."""
+    try:
+        yield
+    except (OSError, mx.MXNetError) as error:
+        reason = getattr(error, "strerror", None) or "no room on the disk?"
+        raise SavingError(f"{what} cannot be written: {reason}.") from None
+
+
+def save_parameters(net: HybridBlock, path: Path) -> None:
+    """Write a network's float32 parameters, a whole file or none.
+
+    Raises
+    ------
+    SavingError
+        There is no room on the disk, for example.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with saving(str(path)):
+            net.save_parameters(str(unfinished))
+            mx.nd.load(str(unfinished))  # MXNet does not notice a full disk
+            os.replace(unfinished, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            unfinished.unlink()
+
+
+def export(
+    net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[int, ...]
+) -> List[Path]:
+    """Write ``NAME-POLICY`` and ``NAME-float32``, each a symbol and its parameters.
+
+    Stock MXNet loads both by `SymbolBlock.imports`. The network is in float32 afterwards, with
+    every bit of its masters.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Trained.
+    policy : str
+        The policy by which it was cast.
+    folder : Path
+        Created if it does not exist.
+    name : str
+    shape : tuple of int
+        (channels, height, width) of an image.
+
+    Raises
+    ------
+    SavingError
+        The files cannot be written.
+    """
+    paths = []
+    context = next(iter(net.collect_params().values())).list_ctx()[0]
+    for dtype in dict.fromkeys((policy, "float32")):
+        cast(net, dtype)
+        net.hybridize()
+        net(mx.nd.zeros((1, *shape), ctx=context)).wait_to_read()
+        prefix = folder / f"{name}-{dtype}"
+        with saving(f"--export {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            net.export(str(prefix), remove_amp_cast=False)  # the casts are the policy
+            mx.nd.load(f"{prefix}-0000.params")  # MXNet does not notice a full disk
+        paths += [Path(f"{prefix}-symbol.json"), Path(f"{prefix}-0000.params")]
+    return paths

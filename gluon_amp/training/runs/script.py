@@ -1,0 +1,104 @@
+"""What the training commands share: each error is one sentence, and has an exit status."""
+
+import json
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.base.startup import waiting
+from gluon_amp.training.data import DataError
+from gluon_amp.training.runs.checkpoints import SavingError
+from gluon_amp.training.runs.interruption import RunInterruptedError
+from gluon_amp.training.runs.loop import TrainingError
+from gluon_amp.training.runs.recipe import Recipe
+from gluon_amp.training.runs.run import train
+from gluon_amp.training.runs.speed import loading_speed, training_speed
+from gluon_amp.training.workers.workers import LostError, naming_lost_workers
+
+Read = Callable[[Optional[Sequence[str]], Optional[str]], Tuple[Recipe, Dict[str, Any]]]
+
+
+def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
+    """Run a training command of images.
+
+    Parameters
+    ----------
+    read : callable
+        Called with the arguments and `prog`; returns the recipe of a command line, and the options
+        that it sets.
+    arguments : sequence of str, optional
+        The command line; that of the process by default.
+    prog : str, optional
+        The program's name in its help and errors; that of the process by default.
+
+    Returns
+    -------
+    int
+        The exit status: 0; 2 if the options are wrong; 1 if training failed; 128 plus the number
+        of the signal that ended the run.
+    """
+
+    def work() -> None:
+        recipe, options = read(arguments, prog)
+        apply_wait_policy(recipe, arguments)
+        _run_images(recipe, options)
+
+    return guarded(work, prog)
+
+
+def apply_wait_policy(recipe: Namespace, arguments: Optional[Sequence[str]]) -> None:
+    """Start the program anew with its ``--wait-policy``; see `gluon_amp.base.startup.waiting`.
+
+    Raises
+    ------
+    UsageError
+        The arguments are not those of the process.
+    """
+    own = arguments is None or list(arguments) == sys.argv[len(sys.argv) - len(arguments) :]
+    if recipe.wait_policy and not own and waiting.VARIABLE not in os.environ:
+        raise UsageError(
+            f"--wait-policy {recipe.wait_policy} is for a process of its own: set "
+            f"{waiting.VARIABLE} before MXNet is imported."
+        )
+    waiting.apply(recipe.wait_policy)
+
+
+def _run_images(recipe: Recipe, options: Dict[str, Any]) -> None:
+    if recipe.benchmark:
+        print(json.dumps(training_speed(recipe, options), indent=2))
+    elif recipe.test_io:
+        print(json.dumps(loading_speed(recipe, options), indent=2))
+    else:
+        train(recipe, options)
+
+
+def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:
+    """Call the function that does the work of a command; return the exit status, as `run` does."""
+    prog = prog or Path(sys.argv[0]).name
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors print a line
+    try:
+        with naming_lost_workers():
+            work()
+        sys.stdout.flush()
+    except (UsageError, DataError) as error:
+        return _failed(prog, error, 2)
+    except (TrainingError, SavingError, LostError, FloatingPointError) as error:
+        return _failed(prog, error, 1)
+    except RunInterruptedError as error:
+        return _failed(prog, error, error.status)
+    except KeyboardInterrupt:
+        return _failed(prog, "interrupted before training began: nothing was saved.", 130)
+    except BrokenPipeError:
+        # The reader of the output has closed it. Without this, Python fails again at exit, when it
+        # flushes the output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 0
+
+
+def _failed(prog: str, sentence: object, status: int) -> int:
+    print(f"{prog}: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,95 @@
+"""The speed of training steps (`--benchmark`) and of loading images (`--test-io`), as JSON."""
+
+import statistics
+import time
+from typing import Any, Dict
+
+from gluon_amp.base import hardware
+from gluon_amp.trainer.loss_scale import NoLossScale
+from gluon_amp.training.data.input_speed import measure_input
+from gluon_amp.training.runs.devices import contexts
+from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.recipe import Recipe, for_data
+from gluon_amp.training.runs.run import prepare
+from gluon_amp.training.runs.sources import open_data
+
+import mxnet as mx
+
+# The first steps allocate memory; on a GPU, cuDNN also tests its algorithms in them.
+WARM_UP_STEPS = 3
+DEFAULT_STEPS = 20
+
+
+def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Train on random images and time every step (``--benchmark``).
+
+    Return, ready for JSON, the run, the observed dtypes, times in ms, and images/s at the median
+    time.
+
+    Raises
+    ------
+    UsageError
+        The run is impossible.
+    """
+    steps = WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)
+    run = prepare(recipe, options)
+    recipe = run.recipe
+    batch = next(iter(run.batches.epoch(0)))
+    counts = Counts()
+    seconds = []
+    for number in range(steps):
+        mx.nd.waitall()
+        start = time.perf_counter()
+        run.engine.set_learning_rate(run.schedule(0, 0))
+        report = run.engine.step([batch] * recipe.accumulate, 0, number, counts)
+        mx.nd.waitall()
+        seconds.append(time.perf_counter() - start)
+    measured = seconds[WARM_UP_STEPS:]
+    median = statistics.median(measured)
+    scale = run.engine.loss_scale
+    return {
+        "model": recipe.model,
+        "mode": recipe.mode,
+        "dtype": recipe.policy,
+        "observed_dtypes": run.observed,
+        "emulated": run.emulated,
+        "image_shape": list(run.data.image_shape),
+        "devices": ", ".join(map(str, run.devices)),
+        "batch_size": recipe.batch_size,
+        "total_batch": run.total,
+        "optimizer": recipe.optimizer,
+        "steps": len(measured),
+        "median_ms": 1e3 * median,
+        "fastest_ms": 1e3 * min(measured),
+        "slowest_ms": 1e3 * max(measured),
+        "images_per_second": run.total / median,
+        "peak_mebibytes": hardware.peak_mebibytes(),
+        "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
+        "skipped_steps": report.skipped_total,
+    }
+
+
+def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Load training images without training on them (``--test-io``).
+
+    Return, ready for JSON, the data, its batches, and images/s.
+
+    Raises
+    ------
+    UsageError, DataError
+        There is no such data.
+    """
+    source, _ = open_data(recipe, options)
+    recipe = for_data(recipe, options, source.name)
+    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
+    batch_size = recipe.batch_size * len(devices)
+    batches = recipe.max_batches or max(1, source.train_images // batch_size)
+    workers = recipe.num_workers
+    return {
+        "data": source.name,
+        "image_shape": list(source.image_shape),
+        "batch_size": batch_size,
+        "batches": batches,
+        "num_workers": hardware.count_processors() if workers is None else workers,
+        "images_per_second": measure_input(source, batch_size, batches, workers),
+    }

@@ -1,0 +1,320 @@
+"""A training run from its first epoch to its last file: the same for images and for text."""
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+
+from gluon_amp.base.hardware import peak_mebibytes
+from gluon_amp.base.messages import scale_text
+from gluon_amp.policy import Policy
+from gluon_amp.trainer.loss_scale import NoLossScale
+from gluon_amp.training.data import TrainingBatches, describe_unreadable
+from gluon_amp.training.data.text import Chunks
+from gluon_amp.training.runs import log, report
+from gluon_amp.training.runs.checkpoints import Checkpoints, Position
+from gluon_amp.training.runs.devices import is_emulated
+from gluon_amp.training.runs.engines.base import Engine
+from gluon_amp.training.runs.engines.build import optimizer_options
+from gluon_amp.training.runs.history import Counts, EpochResult, History, Validation
+from gluon_amp.training.runs.interruption import Interruption
+from gluon_amp.training.runs.keeper import Keeper
+from gluon_amp.training.runs.loop import Loop
+from gluon_amp.training.runs.outputs import Output, write_outputs
+from gluon_amp.training.runs.schedule import Schedule
+from gluon_amp.training.workers.workers import Workers, average_statistics
+
+import mxnet as mx
+
+
+class Data(Protocol):
+    """What a run reports of its data; `gluon_amp.training.data.Source` is one."""
+
+    name: str
+    classes: int
+    train_images: int
+    val_images: int
+
+
+@dataclass
+class Training:
+    """A run that is ready to start.
+
+    Attributes
+    ----------
+    recipe : Recipe or LanguageRecipe
+    data : Data
+    observed : dict of str to str
+        The dtypes that the network really uses.
+    devices : sequence of Context
+    workers : Workers
+    loop : Loop
+    batches : TrainingBatches or Chunks
+    val_batches : ValidationBatches or Chunks
+    notice : str, optional
+        A sentence to log before the plan.
+    history : History
+        Results of the epochs so far.
+    keeps_best : bool
+        Whether the checkpoint of the best epoch is kept besides the newest.
+    columns : sequence of log.Column
+        What a terminal shows of each epoch; `cells` returns their values.
+    """
+
+    keeps_best = False
+    columns = log.COLUMNS
+
+    recipe: Any
+    data: Data
+    observed: Dict[str, str]
+    devices: Sequence[mx.Context]
+    workers: Workers
+    loop: Loop
+    batches: Union[TrainingBatches, Chunks]
+    val_batches: Any
+    notice: Optional[str] = None
+    history: History = field(default_factory=History)
+
+    # ------------------------------------------------------------------ what images and text add
+
+    def plan(self) -> List[Tuple[str, object]]:
+        """Return what is going to happen, as names and texts."""
+        raise NotImplementedError
+
+    def summary(self, last: Validation, started: float) -> report.Summary:
+        """Return the summary of the run, which began at `started` and ended with a validation."""
+        raise NotImplementedError
+
+    def outputs(self, summary: report.Summary) -> List[Output]:
+        """Return the files to write at the end, the most important first."""
+        path = self.recipe.summary_json
+        return [Output(partial(summary.write, path))] if path else []
+
+    def save_epoch(self, epoch: int) -> None:
+        """Write what an epoch leaves besides its checkpoint, in the first worker."""
+
+    # ----------------------------------------------------------------------------------- the walk
+
+    def run(self, started: float) -> report.Summary:
+        """Train, validate, log, and write the outputs; `started` is by `time.perf_counter`."""
+        first = self.workers.first
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(log.to_stdout(self.recipe.logging_file, quiet=not first))
+            interruption = stack.enter_context(Interruption(quiet=not first))
+            if self.checkpoints and first and not self.recipe.eval_only:
+                stack.enter_context(self.checkpoints.locked())
+            last = self.train(interruption)
+            summary = self.summary(last, started)
+            self.loop.records.close()
+            log.logger.info("\n%s", summary)
+            if first:
+                write_outputs(self.outputs(summary))
+            interruption.leave_after("the run is over and everything was written")
+            return summary
+
+    def train(self, interruption: Interruption) -> Validation:
+        """Train and validate, epoch by epoch; return the validation of the final network."""
+        keeper = Keeper(
+            self.checkpoints,
+            self.engine.block,
+            self.engine.trainer,
+            self.identity,
+            self.progress,
+            interruption,
+            self.workers,
+            self.engine.statistics,
+            self.recipe.save_batches,
+            self.loop.accumulate,
+        )
+        with keeper.naming_last_good():
+            position, counts = self.begin(keeper)  # first, as it may refuse to resume
+            if self.notice:
+                log.logger.info("%s\n", self.notice)
+            log.logger.info("%s\n", report.table(self.plan()))
+            if self.recipe.eval_only:
+                finished = position.epoch if position.samples else max(position.epoch - 1, 0)
+                return self.validate(finished)
+            log.for_terminal(log.epoch_head(self.columns))
+            for epoch in range(position.epoch, self.recipe.num_epochs):
+                start = position.first_batch(*self.samples) if epoch == position.epoch else 0
+                self._train_epoch(keeper, epoch, start, counts if start else Counts())
+        last = self.history.validated[-1]
+        if last is None:  # the run was over already, and this epoch was not validated
+            return self.validate(len(self.history.validated) - 1)
+        return last
+
+    def _train_epoch(self, keeper: Keeper, epoch: int, start: int, counts: Counts) -> None:
+        history = self.history
+        result = self.loop.train(
+            self.batches,
+            epoch,
+            start,
+            counts,
+            lambda done, counts: keeper.after_update(done, self.position(epoch, done), counts),
+        )
+        if self.batches.unreadable:
+            log.logger.info(log.UNREADABLE, epoch, describe_unreadable(self.batches.unreadable))
+        history.trained.append(result)
+        average_statistics(self.engine.statistics, self.workers)
+        last = epoch + 1 == self.recipe.num_epochs
+        validates = last or (epoch + 1) % self.recipe.eval_frequency == 0
+        validation = self.validate(epoch) if validates else None
+        history.validated.append(validation)
+        log.for_terminal(log.epoch_line(self.columns, self.cells(epoch, result, validation)))
+        saves = last or (epoch + 1) % self.recipe.save_frequency == 0
+        if saves and self.workers.first:
+            self.save_epoch(epoch)
+        best = self.keeps_best and history.best_epoch == epoch
+        keeper.after_epoch(epoch, saves, last, best)
+
+    def cells(
+        self, epoch: int, result: EpochResult, validation: Optional[Validation]
+    ) -> List[object]:
+        """Return what a terminal shows of an epoch, in the order of `columns`."""
+        scale, loop = self.engine.loss_scale, self.loop
+        batches = min(len(self.batches), loop.max_batches or len(self.batches))
+        return [
+            epoch,
+            result.loss,
+            None if validation is None else 100 * validation.top1,
+            self.schedule(epoch, batches - 1),
+            None if isinstance(scale, NoLossScale) else scale_text(scale.scale),
+            result.skipped,
+            f"{result.images_per_second:.0f} {loop.unit}/s",
+            100 * result.waited / result.seconds,
+        ]
+
+    def validate(self, epoch: int) -> Validation:
+        """Validate the network as it is in this epoch."""
+        return self.loop.validate(self.val_batches, self.data.val_images, epoch)
+
+    # --------------------------------------------------------------------- checkpoints and resuming
+
+    def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
+        """Return where the run begins: at the start, or where a checkpoint was written."""
+        saved = None
+        if self.recipe.resume is not None:
+            saved, counts = keeper.resume(self.recipe.resume)
+        elif self.checkpoints and self.workers.first and not self.recipe.eval_only:
+            self.checkpoints.check_unused()
+        if saved is None:
+            return Position(0, 0), Counts()
+        self.restore(saved.progress)
+        log.logger.info(
+            "Going on from %s: epoch %d, %d samples done.\n", saved.path, *saved.position
+        )
+        return saved.position, counts
+
+    @property
+    def checkpoints(self) -> Optional[Checkpoints]:
+        """The checkpoints of the run; None if it saves nothing."""
+        folder = self.recipe.save_dir
+        return None if folder is None else Checkpoints(folder, self.recipe.keep)
+
+    @property
+    def identity(self) -> Dict[str, Any]:
+        """What a checkpoint must agree with (see `gluon_amp.training.runs.checkpoints.SAME`)."""
+        return {
+            "model": self.recipe.model,
+            "data": self.data.name,
+            "classes": self.data.classes,
+            "train_images": self.data.train_images,
+            "dtype": self.recipe.policy,
+            "total_batch": self.total,
+            "seed": self.recipe.seed,
+            "workers": self.workers.count,
+        }
+
+    def progress(self, position: Position) -> Dict[str, Any]:
+        """Return what the run restores besides its network and trainer."""
+        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
+        return {"history": self.history.state()}
+
+    def restore(self, progress: Dict[str, Any]) -> None:
+        """Restore what `progress` returned."""
+        self.history = History.restored(progress["history"])
+        self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
+
+    # --------------------------------------------------------------------------------- quantities
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the policy's dtype is emulated on a CPU."""
+        return is_emulated(Policy(self.recipe.policy), self.devices)
+
+    @property
+    def engine(self) -> Engine:
+        """What trains on a batch."""
+        return self.loop.engine
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of every batch."""
+        return self.loop.schedule
+
+    @property
+    def total(self) -> int:
+        """Images in one update: of all devices, workers, and accumulated batches."""
+        batch = self.recipe.batch_size * len(self.devices)
+        return batch * self.workers.count * self.loop.accumulate
+
+    @property
+    def samples(self) -> Tuple[int, int]:
+        """Samples in a batch and in an epoch, of all workers together."""
+        count = self.workers.count
+        return self.batches.batch_size * count, self.batches.images * count
+
+    def position(self, epoch: int, done: int) -> Position:
+        """Return where the run is after `done` batches of an epoch."""
+        batch, whole = self.samples
+        return Position(epoch, min(done * batch, whole))
+
+    def optimizer_in_words(self) -> str:
+        """Describe the optimizer and its loss scale for the plan."""
+        options = [f"{k} {v:g}" for k, v in optimizer_options(self.recipe).items()]
+        scale = self.engine.loss_scale
+        scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
+        return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
+
+    def results(self, last: Validation, started: float) -> Dict[str, Any]:
+        """Return the fields that the summaries of images and of text have in common."""
+        trained, scale = self.history.trained, self.engine.loss_scale
+        validated = self.history.validated or [last]  # --eval-only with an untrained network
+        seconds = sum(result.seconds for result in trained)
+        samples = sum(result.images for result in trained)
+        return {
+            "model": self.recipe.model,
+            "data": self.data.name,
+            "dtype": self.recipe.policy,
+            "observed_dtypes": self.observed,
+            "emulated": self.emulated,
+            "devices": ", ".join(map(str, self.devices)),
+            "batch_size": self.recipe.batch_size,
+            "total_batch": self.total,
+            "epochs": self.recipe.num_epochs,
+            "lr": self.schedule.rate,
+            "seed": self.recipe.seed,
+            "top1": 100 * last.top1,
+            "top5": 100 * last.top5,
+            "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
+            "cross_entropy": _finite(last.cross_entropy),
+            "cross_entropy_by_epoch": [v and _finite(v.cross_entropy) for v in validated],
+            "validated": last.images,
+            "val_images": self.data.val_images,
+            "train_images": self.data.train_images,
+            "train_loss": _finite(trained[-1].loss) if trained else None,
+            "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
+            "skipped_steps": self.loop.skipped,
+            "steps": self.loop.steps,
+            "images_per_second": samples / seconds if seconds else None,
+            "peak_mebibytes": peak_mebibytes(),
+            "train_seconds": seconds,
+            "seconds": time.perf_counter() - started,
+        }
+
+
+def _finite(value: float) -> Optional[float]:
+    """Return the value, or None if it is infinite or NaN, which JSON does not have."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,145 @@
+"""Draws a table: every run as a point, and the differences between rows within the margin."""
+
+import contextlib
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator, Optional, Tuple
+
+from gluon_amp.base.messages import from_extra
+from gluon_amp.inspection.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
+from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
+from gluon_amp.training.tables.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLE_WIDTH = 120  # characters that fit above the axes
+SPREAD = 0.22  # of the points of a row, to either side of its line
+# The attribute of a run, of a row and of a contrast, with the unit; the margin is the table's.
+METRICS: Tuple[Tuple[str, str, str], ...] = (
+    ("top1", "Top-1 accuracy (%)", "percentage points"),
+    ("cross_entropy", "Validation cross-entropy (nats)", "nats"),
+)
+
+
+def draw(table: Table, path: Path) -> None:
+    """Write a PNG with a row of panels for the accuracy, and one for the cross-entropy, if any.
+
+    The left panel has a point for each run and a line for each mean. The right one is a forest
+    plot: the differences with their intervals, and the margin as a band. A difference from the row
+    of the same batch is a full circle, one from a row of another batch an open one. If matplotlib
+    is not installed, that is a `UsageError`.
+    """
+    plot(table).savefig(path)
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the style of all figures: a context, or a decorator.
+
+    If matplotlib is not installed, that is a `UsageError`.
+    """
+    with from_extra("results", "matplotlib is not installed"):
+        import matplotlib.style
+    with matplotlib.style.context(STYLE):
+        yield
+
+
+@styled()
+def plot(table: Table) -> "Figure":
+    """Return the figure that `draw` writes."""
+    metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
+    height = 0.9 + len(metrics) * (1.1 + 0.6 * len(table.rows))
+    figure = new_figure(12, height)
+    panels = figure.subplots(len(metrics), 2, sharey="row", squeeze=False)
+    margins = {"top1": table.margin, "cross_entropy": table.cross_entropy_margin}
+    for (points, forest), (field, title, unit) in zip(panels, metrics):
+        _draw_runs(points, table, field, title)
+        _draw_differences(forest, table, field, margins[field], unit)
+    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{_when(table)}"
+    figure.suptitle(textwrap.fill(title, TITLE_WIDTH))
+    return figure
+
+
+def _when(table: Table) -> str:
+    days = sorted({run.date for run in table.runs if run.date})
+    return f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches, which needs no screen. Call it in `styled`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
+    # a seed has the same place in every row
+    seeds = sorted({run.seed for run in table.runs})
+    step = 2 * SPREAD / max(1, len(seeds) - 1)
+    for number, row in enumerate(table.rows):
+        values = [
+            (getattr(run, field), number - SPREAD + step * seeds.index(run.seed))
+            for run in table.runs
+            if run.configuration == row.configuration and run.failure is None
+        ]
+        points = [point for point in values if point[0] is not None]
+        colour = COLOURS.get(row.configuration.dtype, OTHER)
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        axes.scatter(xs, ys, s=12, color=colour, alpha=0.7)
+        summary = getattr(row, field)
+        if summary is not None:
+            ends = (number - 1.6 * SPREAD, number + 1.6 * SPREAD)
+            axes.vlines(summary.mean, *ends, color=colour, linewidth=1.6)
+    axes.set_yticks(range(len(table.rows)), [row.configuration.label for row in table.rows])
+    axes.set_ylim(len(table.rows) - 0.5, -0.5)
+    axes.set_xlabel(f"{title}: runs and mean")
+    axes.locator_params(axis="x", nbins=6)  # so that long numbers do not touch
+    axes.grid(axis="y", visible=False)
+
+
+def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, unit: str) -> None:
+    axes.axvspan(-margin, margin, color=BAND, zorder=0)
+    axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
+    furthest = margin
+    for number, row in enumerate(table.rows):
+        tested = [each for each in row.contrasts if getattr(each, field) is not None]
+        for place, contrast in enumerate(tested):
+            comparison = getattr(contrast, field)
+            height = number + 0.42 * (place - (len(tested) - 1) / 2)
+            colour = COLOURS.get(row.configuration.dtype, OTHER)
+            text = f"minus {contrast.label}:\n{comparison}"
+            face = colour if contrast.same_batch else "white"
+            extent = draw_difference(axes, comparison, height, colour, text, 7.5, face)
+            furthest = max(furthest, extent)
+    axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
+    axes.set_xlabel(f"Difference ({unit}), {CONFIDENCE:.0%} interval, margin ±{margin:g}")
+    axes.grid(axis="y", visible=False)
+
+
+def draw_difference(
+    axes: "Axes",
+    comparison: Comparison,
+    height: float,
+    colour: str,
+    text: str,
+    fontsize: float,
+    face: Optional[str] = None,
+) -> float:
+    """Draw a difference as a circle on its interval, with a text beside the axes.
+
+    `face` is the colour inside the circle, by default `colour`. Return the larger distance of the
+    interval's ends from 0.
+    """
+    low, high = comparison.low, comparison.high
+    if low is None:
+        low = high = comparison.difference
+    axes.hlines(height, low, high, color=colour, linewidth=1.6)
+    axes.plot(comparison.difference, height, "o", color=colour, markersize=5, markerfacecolor=face)
+    place = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    axes.annotate(text, (1.02, height), fontsize=fontsize, va="center", **place)
+    return max(-low, high)

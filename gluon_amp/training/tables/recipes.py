@@ -1,0 +1,195 @@
+"""What a table compares, as data: a command, the options of all runs, and those of each row.
+
+The first row is the reference. A batch is that of all devices together, as in MXNet's float16 FAQ.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Dict, Optional, Tuple
+
+from gluon_amp.training.tables.record import Configuration
+from gluon_amp.training.tables.statistics import CROSS_ENTROPY_MARGIN
+
+Options = Tuple[str, ...]
+
+# A killed run resumes from its last checkpoint.
+RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "1", "--resume", "auto")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The rows of one table and how to train them.
+
+    The command accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the lines of
+    `gluon_amp.training.runs.log`. The options of every run name the data set, so that a command's
+    default cannot change it; ``{folder}`` stands for the run's directory.
+    """
+
+    name: str  # on the command line
+    title: str  # above the table
+    command: str  # of `gluon-amp`
+    options: Options  # of every run
+    margin: float  # default of the equivalence test, percentage points of top-1
+    # Standard deviation between seeds, percentage points, from a pilot or a publication. It decides
+    # how many seeds are trained by default.
+    sd: float
+    rows: Tuple[Tuple[Configuration, Options], ...]  # each with its own options
+    note: str = ""  # what a reader has to know about the rows
+    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN  # the same for cross-entropies, nats
+    # Standard deviation of the differences between two rows with the same seed, percentage points,
+    # from a pilot. If there is one, it decides how many seeds are trained instead of `sd`.
+    paired_sd: Optional[float] = None
+
+
+# The ways to train of a row: the compute dtype, and the options that choose it. The static scale is
+# that of MXNet's float16 FAQ.
+PRECISIONS: Dict[str, Tuple[str, Options]] = {
+    "float32": ("float32", ("--dtype", "float32")),
+    "float16": ("float16", ("--dtype", "float16")),
+    "bfloat16": ("bfloat16", ("--dtype", "bfloat16")),
+    "mixed_float16": ("float16", ("--amp",)),
+    "float16, static scale": ("float16", ("--dtype", "float16", "--loss-scale", "128")),
+    # without the search for the first scale, as torch's GradScaler begins
+    "float16, first scale 65536": (
+        "float16",
+        ("--dtype", "float16", "--loss-scale", "dynamic:65536"),
+    ),
+    # the scale that the search finds for the LSTM, from the first step on, so that none is skipped
+    "float16, scale 16": ("float16", ("--dtype", "float16", "--loss-scale", "16")),
+    "tfloat32": ("tfloat32", ("--dtype", "compute=tfloat32")),
+    # E4M3 with gradients in E5M2, as the OCP's specification and Transformer Engine combine them
+    "float8": ("float8_e4m3", ("--dtype", "compute=float8_e4m3,gradients=float8_e5m2")),
+    "float8_e5m2": ("float8_e5m2", ("--dtype", "compute=float8_e5m2")),
+}
+
+
+def _rows(
+    *pairs: Tuple[str, int], rate: Optional[Tuple[float, int]] = None
+) -> Tuple[Tuple[Configuration, Options], ...]:
+    """Return a row for each of `PRECISIONS` and batch; the first pair is the reference.
+
+    `rate` is a learning rate and its batch, for a command whose learning rate does not follow the
+    linear scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    """
+    rows = []
+    for precision, batch in pairs:
+        dtype, options = PRECISIONS[precision]
+        if rate is not None:
+            options += ("--lr", f"{rate[0] * batch / rate[1]:g}")
+        name = f"{precision.replace(', ', '-').replace(' ', '-')}-{batch}"
+        label = f"{precision}, batch {batch}"
+        rows.append((Configuration(name, label, dtype, batch), options))
+    return tuple(rows)
+
+
+def _with_controls(batch: int, *more: str) -> Tuple[Tuple[str, int], ...]:
+    """Return pairs for `_rows`: every dtype and `more`, and at twice the batch two dtypes.
+
+    Without float32 at twice the batch, an effect of the batch looks like one of float16.
+    """
+    once = ("float32", "float16", "bfloat16", *more)
+    return (*((each, batch) for each in once), ("float32", 2 * batch), ("float16", 2 * batch))
+
+
+DIGITS = Experiment(
+    name="digits",
+    title="Handwritten digits",
+    command="train",
+    options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
+    margin=0.5,
+    # docs/results/digits/pilot.csv: the largest of its rows, and of the differences from the first
+    sd=0.40,
+    paired_sd=0.62,
+    rows=_rows(*_with_controls(64)),
+)
+
+STUDIED = ("float32", "tfloat32", "float8", "float8_e5m2")
+NOTE_ON_STUDY = (
+    "tfloat32 and float8 are emulated for study: the operands of matrix products and the gradients "
+    "of their results are rounded, and all else is float32. float8 is E4M3 with gradients in E5M2, "
+    "and float8_e5m2 is E5M2 with gradients in E5M2. Each 8-bit tensor has a scale by delayed "
+    "scaling. The first and the last product of the network stay in float32 in 8 bits, so that "
+    "{} are rounded."
+)
+
+
+def _in_formats_for_study(experiment: Experiment, batch: int, products: str) -> Experiment:
+    """Return a table of the same task in these formats; `products` says how many are rounded."""
+    return replace(
+        experiment,
+        name=f"{experiment.name}-formats",
+        title=f"{experiment.title} in formats for study",
+        rows=_rows(*((precision, batch) for precision in STUDIED)),
+        note=NOTE_ON_STUDY.format(products),
+    )
+
+
+DIGITS_FORMATS = _in_formats_for_study(DIGITS, 64, "8 of its 10 products")
+
+CALTECH101 = Experiment(
+    name="caltech101",
+    title="Fine-tuning on Caltech-101, small enough for a CPU",
+    command="fine-tune",
+    options=(
+        *"--dataset caltech101 --model mobilenet0.5 --input-size 96".split(),
+        *"--num-epochs 5 --confusions 0".split(),
+        *RESUME,
+    ),
+    margin=0.5,
+    # Assumed, as there is no pilot: the binomial standard deviation, in points, of an accuracy of
+    # 90 % on the 5,647 validation images of `gluon-amp prepare-caltech`, sqrt(0.9 * 0.1 / 5647).
+    sd=0.4,
+    rows=_rows(*_with_controls(32), rate=(0.01, 32)),
+)
+
+LSTM = Experiment(
+    name="lstm",
+    title="A character language model on Python's standard library",
+    command="train-lstm",
+    options=RESUME,
+    margin=0.5,
+    sd=0.2,  # above the 0.06 of a pilot of 4 seeds in float32, which are too few to rely on
+    rows=_rows(*_with_controls(32, "float16, first scale 65536", "float16, scale 16")),
+    note="With bfloat16 only the dense layer computes in bfloat16, and the LSTM in float32. The "
+    "emulated float16 LSTM rounds the inputs and outputs of a chunk, not its state in between.",
+)
+
+FASHION = Experiment(
+    name="fashion",
+    title="Fashion-MNIST",
+    command="train",
+    options=("--dataset", "fashion-mnist", *RESUME),
+    margin=0.3,
+    # docs/results/fashion/pilot.csv: 4 seeds of the first two rows, other seeds than the table's
+    sd=0.26,
+    paired_sd=0.25,
+    rows=_rows(*_with_controls(128, "mixed_float16", "float16, static scale")),
+)
+
+FASHION_FORMATS = _in_formats_for_study(FASHION, 128, "2 of its 4 products")
+
+IMAGENET = Experiment(
+    name="imagenet",
+    title="ImageNet as in MXNet's float16 FAQ",
+    command="train",
+    options=(
+        *"--dataset imagenet --model resnet50_v1 --num-epochs 90".split(),
+        *"--lr-mode step --lr-decay 0.1 --lr-decay-epoch 30,60,80".split(),
+        *RESUME,
+    ),
+    margin=0.3,
+    sd=0.098,  # NVIDIA's eight seeds of 90 epochs in float16 (DeepLearningExamples)
+    rows=_rows(("float32", 1024), ("float16", 1024), ("float16", 2048)),
+)
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        DIGITS,
+        DIGITS_FORMATS,
+        FASHION,
+        FASHION_FORMATS,
+        CALTECH101,
+        LSTM,
+        IMAGENET,
+    )
+}

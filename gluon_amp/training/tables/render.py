@@ -1,0 +1,316 @@
+"""Writes a table as Markdown and CSV."""
+
+import csv
+import io
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from gluon_amp.policy import study
+from gluon_amp.training.tables.record import RunRecord
+from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison, Spread, spread
+from gluon_amp.training.tables.table import Row, Table
+
+NONE = "–"
+
+
+def _percent(top1: Optional[Spread]) -> str:
+    if top1 is None:
+        return NONE
+    sd = "" if top1.sd is None else f" ± {top1.sd:.2f}"
+    return f"{top1.mean:.2f}{sd} %"
+
+
+def duration(seconds: Optional[float]) -> str:
+    """Return a time in seconds, minutes or hours."""
+    if seconds is None:
+        return NONE
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _speed_up(row: Row) -> str:
+    if row.speed_up is None:
+        return "emulated" if row.emulated else NONE
+    return "1" if row.speed_up == 1 else f"{row.speed_up:.2f}x"
+
+
+def _alone(row: Row, value: Optional[float]) -> Optional[float]:
+    """Return a time or rate if it can be compared with that of another row."""
+    return value if row.parallel == 1 else None
+
+
+def _memory(row: Row) -> str:
+    return NONE if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB"
+
+
+def _number(value: Optional[float], form: str) -> str:
+    return NONE if value is None else format(value, form)
+
+
+def difference(comparison: Comparison, digits: int = 2) -> str:
+    """Return a difference and its interval, if there is one. Zero is +0.00, never -0.00."""
+    low, high = comparison.low, comparison.high
+    interval = "" if low is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{round(comparison.difference, digits) + 0.0:+.{digits}f}{interval}"
+
+
+def _test(comparison: Optional[Comparison], field: str, form: str) -> str:
+    return _number(comparison and getattr(comparison, field), form)
+
+
+def _failures(row: Row) -> str:
+    runs = f"{len(row.failures)} failed: {'; '.join(sorted(set(row.failures)))}"
+    return runs.replace("|", "\\|")
+
+
+NAME_COLUMN = ("Configuration", lambda row: row.configuration.label)
+# The columns of MXNet's float16 FAQ.
+FAQ_COLUMNS: Sequence[Tuple[str, Callable[[Row], str]]] = (
+    ("Batch size", lambda row: str(row.configuration.batch)),
+    ("Data type", lambda row: row.configuration.dtype),
+    ("Top-1 accuracy", lambda row: _percent(row.top1)),
+    ("Time to train", lambda row: duration(_alone(row, row.seconds))),
+    ("Speed-up", _speed_up),
+)
+TEST_COLUMNS = (
+    "Configuration",
+    "Compared with",
+    "Seeds",
+    "{}",
+    f"Difference ({CONFIDENCE:.0%} interval)",
+    "Test",
+    "t",
+    "p (differ)",
+    "p (equivalent)",
+    "Verdict",
+)
+EPOCHS_COLUMNS = (
+    "Configuration",
+    "Compared with",
+    "Reached by",
+    "Epochs",
+    "Difference",
+    "p (fewer)",
+    "MLPerf's rule",
+    "p (more)",
+)
+COST_COLUMNS = (
+    NAME_COLUMN,
+    ("Samples/s", lambda row: _number(_alone(row, row.samples_per_second), ".0f")),
+    ("Peak memory", _memory),
+    ("Skipped steps", lambda row: _number(row.skipped, ".1f")),
+    ("Steps", lambda row: _number(row.steps, ".0f")),
+    ("Arithmetic", lambda row: "emulated" if row.emulated else "native"),
+)
+
+
+def grid(columns: Sequence[Tuple[str, Callable[[Row], str]]], rows: Sequence[Row]) -> str:
+    """Return rows as a Markdown table whose columns are also aligned in the source."""
+    titles = [title for title, _ in columns]
+    return aligned(titles, [[text(row) for _, text in columns] for row in rows])
+
+
+def aligned(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return cells as a Markdown table whose columns are also aligned in the source."""
+    cells = [titles, *cells]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def faq_table(table: Table) -> str:
+    """Return the rows with the columns of MXNet's float16 FAQ, as Markdown.
+
+    If two rows have the same batch and data type, a column with the rows' names comes first.
+    """
+    distinct = {(row.configuration.batch, row.configuration.dtype) for row in table.rows}
+    names = () if len(distinct) == len(table.rows) else (NAME_COLUMN,)
+    return grid((*names, *FAQ_COLUMNS), table.rows)
+
+
+def markdown(table: Table) -> str:
+    """Return the whole table, with its data set and hardware, and how to read it."""
+    return "\n\n".join([*_heading(table), faq_table(table), *_details(table)]) + "\n"
+
+
+def page(table: Table, note: str, command: str) -> str:
+    """Return results.md: the whole table, its figure, and the command that made it."""
+    title = f"# {table.model} on {table.data.partition(' (')[0]}"
+    parts = [title, markdown(table), note, "![Every run, and the differences](results.png)"]
+    return "\n\n".join([part.rstrip() for part in parts if part] + [f"Command: `{command}`.\n"])
+
+
+def _heading(table: Table) -> List[str]:
+    dates = sorted({run.date for run in table.runs if run.date})
+    versions = sorted({run.versions for run in table.runs if run.versions})
+    when = f" on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
+    how = f", with {'; and with '.join(versions)}" if versions else ""
+    where = f"*{table.source.capitalize()}* on {table.hardware}{when}{how}."
+    notes = [f"{table.model} on {table.data}. {where}"]
+    emulated = list(dict.fromkeys(r.configuration.dtype for r in table.rows if r.emulated))
+    native = dict.fromkeys(row.configuration.dtype for row in table.rows)
+    native = [dtype for dtype in native if dtype not in emulated]
+    studied = [dtype for dtype in emulated if dtype in study.FORMATS]
+    emulated = [dtype for dtype in emulated if dtype not in studied]
+    if studied:
+        notes.append(
+            f"{', '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*: the "
+            "times say nothing of a device."
+        )
+    if emulated:
+        natively = f" {' and '.join(native)} run{'' if native[1:] else 's'} natively."
+        notes.append(
+            f"{' and '.join(emulated)} {'are' if emulated[1:] else 'is'} *emulated* here: values "
+            "are rounded after every operator as on a GPU. The times are not a GPU's, so there is "
+            f"no speed-up.{natively if native else ''}"
+        )
+    seconds = [run.seconds for run in table.runs if run.failure is None]
+    if table.source == "measured" and None not in seconds:
+        notes.append(f"The {len(seconds)} runs trained for {duration(sum(seconds))} in all.")
+    parallel = max(row.parallel for row in table.rows)
+    if parallel > 1:
+        notes.append(
+            f"{parallel} runs at a time shared the machine, so the times of rows are not compared; "
+            "results.csv has those of the runs."
+        )
+    return notes
+
+
+def _details(table: Table) -> List[str]:
+    parts = []
+    if any(row.failures or (row.top1 and row.top1.sd is not None) for row in table.rows):
+        parts += _tests(table)
+    if any(contrast.epochs for row in table.rows for contrast in row.contrasts):
+        parts += _epochs(table)
+    if any(row.steps is not None for row in table.rows):
+        parts += [
+            "Means over the seeds. The time to train excludes validation. The peak memory is that "
+            "of the process.",
+            grid(COST_COLUMNS, table.rows),
+        ]
+    return parts
+
+
+def _tests(table: Table) -> List[str]:
+    """Return the tests of accuracies, and those of cross-entropies, if there are any."""
+    parts = [
+        "Each row is compared with the row of its own batch in the first row's data type, if there "
+        "is one, and with the first row. If both rows have the same seeds, runs with the same seed "
+        "are pairs. The verdict is “equivalent” if two one-sided tests (TOST) show a difference of "
+        "less than the margin at the 5 % level, “different” if the t test shows a difference, and "
+        "“undecided” if neither does. The margins are the recipe's, set before the runs, unless "
+        "the command below has a --margin.",
+        f"Top-1 accuracy, with a margin of {table.margin:g} percentage points:",
+        _test_table(table, "Top-1 accuracy", "top1", lambda row: _percent(row.top1), 2),
+    ]
+    without = [row.configuration.label for row in table.rows if row.seeds and not row.cross_entropy]
+    if len(without) < len(table.rows):
+        parts += [
+            f"Validation cross-entropy, with a margin of {table.cross_entropy_margin:g} nats:",
+            _test_table(table, "Cross-entropy", "cross_entropy", _cross_entropy, 4),
+        ]
+    if without:
+        parts.append(
+            f"A run has no finite validation cross-entropy in the log of: {'; '.join(without)}."
+        )
+    return parts
+
+
+def _cross_entropy(row: Row) -> str:
+    if row.cross_entropy is None:
+        return NONE
+    sd = "" if row.cross_entropy.sd is None else f" ± {row.cross_entropy.sd:.4f}"
+    return f"{row.cross_entropy.mean:.4f}{sd}"
+
+
+def _test_table(
+    table: Table, title: str, field: str, value: Callable[[Row], str], digits: int
+) -> str:
+    """Return a line for each contrast, and one for each row without any."""
+    lines = []
+    for row in table.rows:
+        for contrast in row.contrasts or (None,):
+            comparison = contrast and getattr(contrast, field)
+            tested = comparison is not None and comparison.low is not None
+            verdict = _failures(row) if row.failures else str(comparison or NONE)
+            lines.append(
+                (
+                    row.configuration.label,
+                    contrast.label if contrast else NONE,
+                    str(len(row.seeds)),
+                    value(row),
+                    difference(comparison, digits) if tested else NONE,
+                    ("paired" if comparison.paired else "Welch") if tested else NONE,
+                    _test(comparison, "t", ".2f"),
+                    _test(comparison, "p", ".3f"),
+                    _test(comparison, "p_tost", ".3f"),
+                    verdict,
+                )
+            )
+    return aligned([column.format(title) for column in TEST_COLUMNS], lines)
+
+
+def _epochs(table: Table) -> List[str]:
+    lines = []
+    for row in table.rows:
+        for contrast in row.contrasts or (None,):
+            test = contrast and contrast.epochs
+            rule = "accepted" if test and test.accepted else "refused"
+            reached = [epochs for epochs in row.epochs if epochs is not None]
+            mean = spread(reached) if reached else None
+            sd = "" if mean is None or mean.sd is None else f" ± {mean.sd:.1f}"
+            lines.append(
+                (
+                    row.configuration.label,
+                    contrast.label if contrast else NONE,
+                    f"{len(reached)} of {len(row.seeds)}",
+                    NONE if mean is None else f"{mean.mean:.1f}{sd}",
+                    NONE if test is None else f"{round(test.difference, 1) + 0.0:+.1f}",
+                    _number(test and test.p_fewer, ".3f"),
+                    rule if test and contrast.same_batch else NONE,
+                    _number(test and test.p_more, ".3f"),
+                )
+            )
+    return [
+        f"Epochs until the top-1 accuracy first is {table.target:.2f} %, the lowest with which a "
+        "run of the first row ended. The means are over the runs that reach it; the tests count "
+        "one epoch more than was trained for a run that does not. MLPerf's rule for reference "
+        "convergence points refuses runs that need fewer epochs than the reference at the same "
+        "batch (one-sided t test at the 5 % level); it does not refuse slower ones, which the last "
+        "column tests.",
+        aligned(EPOCHS_COLUMNS, lines),
+    ]
+
+
+def as_csv(table: Table) -> str:
+    """Return the runs of a table as CSV, a line for each; the numbers are not rounded."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _numbers(table.runs[0], table), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_numbers(run, table) for run in table.runs)
+    return text.getvalue()
+
+
+def _numbers(run: RunRecord, table: Table) -> Dict[str, object]:
+    finished = run.failure is None
+    return {
+        "source": table.source,
+        "configuration": run.configuration.name,
+        "batch": run.configuration.batch,
+        "dtype": run.configuration.dtype,
+        "emulated": run.emulated,
+        "seed": run.seed,
+        "top1": run.top1 if finished else None,
+        "cross_entropy": run.cross_entropy,
+        "epochs_to_target": None if table.target is None else run.epochs_to(table.target),
+        "seconds": run.seconds,
+        "samples_per_second": run.samples_per_second,
+        "peak_memory": run.peak_memory,
+        "skipped_steps": run.skipped,
+        "steps": run.steps,
+        "failure": run.failure,
+        "hardware": run.hardware,
+        "versions": run.versions,
+        "date": run.date,
+    }

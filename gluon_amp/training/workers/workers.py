@@ -1,0 +1,388 @@
+"""The workers of a run: one process, or several that train one network together.
+
+Several meet on MXNet's parameter server, as `gluon-amp launch` starts it, or through Horovod.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import threading
+import traceback
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Sequence,
+    Union,
+)
+
+import numpy as np
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.base.mxnet_internals import LIB, check_call
+from gluon_amp.training.workers.liveness import LostError, Watch, open_watch
+from gluon_amp.training.workers.ordered import OrderedStore
+from gluon_amp.training.workers.tasks import address
+
+import mxnet as mx
+from mxnet import nd
+from mxnet.base import KVStoreHandle, MXNetError
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+ALONE = ("device", "local", "nccl")
+PARAMETER_SERVER = ("dist_sync", "dist_device_sync")
+KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
+
+Arrays = Union[NDArray, List[NDArray]]
+
+# If one of these is missing, MXNet waits forever for a scheduler that does not exist.
+PS_VARIABLES = (
+    "DMLC_ROLE",
+    "DMLC_PS_ROOT_URI",
+    "DMLC_PS_ROOT_PORT",
+    "DMLC_NUM_WORKER",
+    "DMLC_NUM_SERVER",
+)
+
+# MXNet waits for the other workers when a store is freed, so only `leave` frees these.
+_STORES: List[mx.kvstore.KVStore] = []
+_WATCHES: List[Watch] = []
+
+GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
+
+# What MXNet's errors contain when Horovod has lost a worker: its own SHUT_DOWN_ERROR
+# (horovod/common/common.h), a source of Gloo, or an address in the errors of Gloo's
+# transport/tcp/pair.cc, as in "Read error [127.0.0.1]", from which MXNet removes the source.
+HOROVOD_LOST = re.compile(
+    r"Horovod has been shut down|/gloo/|"
+    r"(timeout|closed|writev|Read error|by peer|connect) \[[0-9a-f.:]+\]"
+)
+
+# Trainers use the keys from 0 on.
+FIRST_KEY = 10**6
+CHUNK = 2**22  # bytes in one message
+
+# Horovod reduces the gradients that are ready in one buffer. The order in which it adds those of
+# three or more workers depends on their place in the buffer, and so on time. Without a buffer, at a
+# threshold of 0, the sums repeat bit for bit.
+FUSION = "HOROVOD_FUSION_THRESHOLD"
+
+HOROVOD_MISSING = (
+    "Horovod is not installed: run `HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
+    "--no-build-isolation 'horovod==0.28.1'`, with numpy below 1.24 (docs/how_to/horovod.md), or "
+    "use --kv-store dist_sync"
+)
+
+
+class Workers:
+    """All workers of a run, as seen by one of them; this class is for a single worker.
+
+    `rank` is the number of this worker, counted from 0, and `count` the number of workers. The
+    trainer's argument is `kvstore`.
+    """
+
+    rank, count = 0, 1
+
+    def __init__(self, kvstore: Union[str, KVStoreBase] = "device"):
+        self.kvstore = kvstore
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the worker that logs and saves."""
+        return self.rank == 0
+
+    def step(self) -> ContextManager[None]:
+        """Return the context of a training step, in which this worker may wait for others."""
+        return contextlib.nullcontext()
+
+    def total(self, values: Sequence[float]) -> np.ndarray:
+        """Return the sums over all workers, in float64, once all have called it."""
+        return self.every(values).sum(axis=0)
+
+    def every(self, values: Sequence[float]) -> np.ndarray:
+        """Return the values of all workers, float64, one row each, once all have called it."""
+        return np.asarray([values], dtype=np.float64)
+
+    def from_first(self, data: bytes) -> bytes:
+        """Return the first worker's data; those of the others are ignored."""
+        return data
+
+
+class _Several(Workers):
+    """Several workers, which sum arrays by `KVStoreBase.pushpull`.
+
+    If `repeats`, the trainer's sums have the same bits in every run.
+    """
+
+    def __init__(self, store: KVStoreBase, rank: int, repeats: bool = False):
+        several = repeats and store.num_workers > 2
+        super().__init__(OrderedStore(store, rank) if several else store)
+        self._store = store
+        self.rank, self.count = rank, store.num_workers
+        self.watch: Optional[Watch] = None
+        self._keys: Dict[Any, int] = {}
+
+    def step(self) -> ContextManager[None]:
+        return self.watch.step() if self.watch else contextlib.nullcontext()
+
+    def every(self, values: Sequence[float]) -> np.ndarray:
+        # A parameter server sums in float32. To keep float64, each worker's bytes have their own
+        # row, which is zero in all other workers.
+        own = np.asarray(values, dtype=np.float64)
+        rows = np.zeros((self.count, own.nbytes), dtype=np.float16)
+        rows[self.rank] = np.frombuffer(own.tobytes(), dtype=np.uint8)
+        data = self._sum(rows).astype(np.uint8).tobytes()
+        return np.frombuffer(data, dtype=np.float64).reshape(self.count, -1)
+
+    def from_first(self, data: bytes) -> bytes:
+        length = int(self.total([len(data) if self.first else 0])[0])
+        # A parameter server accepts only floating-point numbers; float16 represents bytes exactly.
+        numbers = np.zeros(-(-length // CHUNK) * CHUNK, dtype=np.float16)
+        if self.first:
+            numbers[:length] = np.frombuffer(data, dtype=np.uint8)
+        for start in range(0, length, CHUNK):
+            numbers[start : start + CHUNK] = self._sum(numbers[start : start + CHUNK])
+        return numbers[:length].astype(np.uint8).tobytes()
+
+    def _sum(self, values: np.ndarray) -> np.ndarray:
+        kind = (values.shape, values.dtype)
+        array = nd.array(values, dtype=values.dtype)
+        with self.watch.exchange() if self.watch else contextlib.nullcontext():
+            if kind not in self._keys:
+                self._keys[kind] = FIRST_KEY + len(self._keys)
+                self._store.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
+            self._store.pushpull(self._keys[kind], array)
+            return array.asnumpy()
+
+
+class HorovodStore(KVStoreBase):
+    """Horovod as a key-value store, which sums the gradients of one device in each process.
+
+    A read of what it sums raises `MXNetError` if another worker is gone: see `naming_lost_workers`.
+
+    Raises
+    ------
+    UsageError
+        Horovod is not installed.
+    """
+
+    type = "horovod"
+
+    def __init__(self) -> None:
+        try:
+            import horovod.mxnet as horovod
+        except ImportError:
+            raise UsageError(f"--kv-store horovod: {HOROVOD_MISSING}.") from None
+        horovod.init()  # aborts the process after 30 s if the workers have not all met
+        self._horovod = horovod
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those of all machines."""
+        return self._horovod.rank()
+
+    @property
+    def num_workers(self) -> int:
+        """The number of processes."""
+        return self._horovod.size()
+
+    def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
+        """Copy the first worker's value to all workers."""
+        sent = self._horovod.broadcast(
+            value.as_nd_ndarray(), root_rank=0, name=str(key), priority=priority
+        )
+        _copy(sent, out)
+
+    def pushpull(
+        self, key: int, value: Arrays, out: Optional[Arrays] = None, priority: int = 0
+    ) -> None:
+        """Replace a value by its sum over all workers, or copy the sum to `out`."""
+        (array,) = value if isinstance(value, list) else [value]
+        total = array if out is None else array.copy()
+        self._horovod.allreduce_(total, op=self._horovod.Sum, name=str(key), priority=priority)
+        if out is not None:
+            _copy(total, out)
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Return whether it can update parameters: it cannot."""
+        return False
+
+
+def _copy(source: NDArray, targets: Arrays) -> None:
+    for target in targets if isinstance(targets, list) else [targets]:
+        source.as_nd_ndarray().copyto(target.as_nd_ndarray())
+
+
+@contextlib.contextmanager
+def naming_lost_workers() -> Iterator[None]:
+    """Raise `LostError` instead of the `MXNetError` that Horovod causes when a worker is gone.
+
+    MXNet raises it where an array is read, so this surrounds the whole training.
+    """
+    try:
+        yield
+    except MXNetError as error:
+        if not HOROVOD_LOST.search(str(error)):
+            raise
+        raise LostError(
+            "another worker has ended or cannot be reached, so this one ends too: see what it "
+            "said, and start all of them again, with --resume auto if they have a --save-dir."
+        ) from None
+
+
+def connect(
+    name: str,
+    devices: Sequence[mx.Context],
+    seconds: float = 300,
+    repeats: bool = False,
+    timeout: float = 0,
+) -> Workers:
+    """Connect to the other workers, if the store is for several.
+
+    Parameters
+    ----------
+    name : str
+        One of `KV_STORES`.
+    devices : sequence of Context
+        The devices on which this worker trains.
+    seconds : float
+        Time limit for all workers and servers to connect to the scheduler.
+    repeats : bool
+        With a parameter server, sum the gradients of three or more workers in a fixed order (see
+        `OrderedStore`). Those of two have the same bits in every run anyway.
+    timeout : float
+        With a parameter server, end this process a few seconds after another worker has ended, or
+        when one or a server has not answered for so many seconds; 0 to wait for ever. Horovod has
+        its own way to notice.
+
+    Raises
+    ------
+    UsageError
+        The launcher, Horovod or NCCL is missing.
+    LostError
+        Not all have connected in time.
+    """
+    if name in ALONE:
+        _check_alone(name, devices)
+        return Workers(name)
+    if name == "horovod":
+        if len(devices) > 1:
+            raise UsageError(
+                "--kv-store horovod trains on one device in each process: start as many processes "
+                "as there are devices."
+            )
+        if all(device.device_type == "cpu" for device in devices):  # where all else repeats too
+            os.environ.setdefault(FUSION, "0")
+        store = HorovodStore()
+        return _Several(store, store.rank)
+    _check_launched(name)
+    store = _create(name, seconds)
+    _STORES.append(store)
+    # Our launcher sets the worker's number; MXNet's own ranks follow the addresses.
+    workers = _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)), repeats)
+    if timeout and workers.count > 1:
+        host = os.environ.get("DMLC_NODE_HOST") or address(os.environ["DMLC_PS_ROOT_URI"])
+        workers.watch = open_watch(workers.rank, workers.count, host, workers.from_first, timeout)
+        _WATCHES.append(workers.watch)
+    return workers
+
+
+def _check_alone(name: str, devices: Sequence[mx.Context]) -> None:
+    for variable, others in (("DMLC_NUM_WORKER", "dist_sync"), ("HOROVOD_SIZE", "horovod")):
+        count = os.environ.get(variable, "1")
+        if count != "1":
+            raise UsageError(
+                f"--kv-store {name} trains alone, but {count} workers were started: use "
+                f"--kv-store {others}."
+            )
+    if name == "nccl":
+        if not mx.runtime.Features().is_enabled("NCCL"):
+            raise UsageError(
+                "--kv-store nccl: this MXNet was built without NCCL: use --kv-store device."
+            )
+        if any(device.device_type != "gpu" for device in devices):
+            raise UsageError("--kv-store nccl needs GPUs: use --kv-store device.")
+
+
+def _check_launched(name: str) -> None:
+    if not mx.runtime.Features().is_enabled("DIST_KVSTORE"):
+        raise UsageError(f"--kv-store {name}: this MXNet was built without a parameter server.")
+    missing = [variable for variable in PS_VARIABLES if not os.environ.get(variable)]
+    if missing:
+        raise UsageError(
+            f"--kv-store {name} needs servers, and {missing[0]} is not set: start with "
+            "`gluon-amp launch -n WORKERS -- COMMAND`, or use --kv-store device."
+        )
+
+
+def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
+    """Create MXNet's store, which waits until scheduler, servers and workers have connected."""
+    results: List[Any] = []  # the store, or the error
+
+    def create() -> None:
+        try:
+            results.append(mx.kv.create(name))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=create, daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+    if not results:
+        scheduler = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
+        raise LostError(
+            f"--kv-store {name}: not all of {os.environ['DMLC_NUM_WORKER']} workers and "
+            f"{os.environ['DMLC_NUM_SERVER']} servers have met at the scheduler {scheduler} within "
+            f"{seconds:g} s: see whether it can be reached from here, and what they say."
+        )
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -> None:
+    """Average the running statistics over all workers, so that they have the same network.
+
+    Before, each worker's statistics are those of the images on which it trained.
+    """
+    if workers.count == 1 or not params:
+        return
+    own = [np.mean([array.asnumpy() for array in p.list_data()], axis=0) for p in params]
+    mean = workers.total(np.concatenate([value.ravel() for value in own])) / workers.count
+    for param, value in zip(params, np.split(mean, np.cumsum([v.size for v in own])[:-1])):
+        param.set_data(nd.array(value.reshape(param.shape), dtype=param.dtype))
+
+
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a script's main function and end the process with its status.
+
+    When a worker exits, MXNet and Horovod wait for the others. A worker that fails does not wait,
+    since the others would wait for it.
+    """
+    try:
+        status = main()
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    several = os.environ.get("DMLC_ROLE") == "worker" or "HOROVOD_RANK" in os.environ
+    if status in (1, 2) and several:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(status)
+    for watch in _WATCHES:
+        # Once all have left, MXNet waits for nothing but the scheduler.
+        watch.leave(status, GOODBYE)
+    for store in _STORES:  # here, as it would abort the process when Python exits
+        check_call(LIB.MXKVStoreFree(store.handle))
+        store.handle = KVStoreHandle()
+    sys.exit(status)

@@ -1,0 +1,92 @@
+"""Names of mxnet.contrib.amp: the error says what to use, from the guide's own table."""
+
+import doctest
+import importlib
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.base import migration
+from tests import ROOT
+
+import mxnet.contrib.amp as contrib_amp
+
+PUBLIC = [name for name in dir(contrib_amp) if not name.startswith("_") and name != "amp"]
+HERE = ["init_trainer", "scale_loss", "unscale"]
+GONE = sorted({*PUBLIC, *contrib_amp.amp.__all__, "convert_bucketing_module"} - {*HERE})
+
+
+def test_the_guide_has_this_table():
+    page = (ROOT / "docs" / "guide" / "from_contrib_amp.md").read_text()
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", page, re.MULTILINE)
+    assert rows == [("`mxnet.contrib.amp`", "here"), *migration.ROWS]
+
+
+def test_every_public_name_of_contrib_amp_is_here_or_has_its_replacement():
+    assert len(GONE) > 12 and {"init", "convert_model", "list_lp16_ops", "lists"} < {*GONE}
+    assert all(hasattr(amp, name) for name in HERE)
+    for name in GONE:
+        message = re.escape(f"gluon_amp has no {name!r} of mxnet.contrib.amp: use ")
+        with pytest.raises(AttributeError, match=message):
+            getattr(amp, name)
+
+
+@pytest.mark.parametrize(
+    "name, use",
+    [
+        ("init", "amp.cast(net, 'mixed_float16'), for one net, at any time; "),
+        ("convert_model", "amp.symbolic.convert(symbol, policy)."),
+        ("convert_hybrid_block", "amp.cast(net, policy), and it still trains."),
+        ("list_fp32_ops", "amp.describe(net, data) for a net, "),
+    ],
+)
+def test_the_replacement_is_in_plain_text(name, use):
+    with pytest.raises(AttributeError, match=re.escape(f"contrib.amp: use {use}")):
+        getattr(amp, name)
+
+
+def test_what_the_table_recommends_exists():
+    for _, new in migration.ROWS:
+        for path in re.findall(r"\bamp\.([\w.]+)", new):
+            what = amp
+            for part in path.rstrip(".").split("."):
+                what = getattr(what, part)
+
+
+def test_an_import_shows_the_sentence_too():
+    with pytest.raises(ImportError, match="has no 'init' of mxnet.contrib.amp: use amp.cast"):
+        from gluon_amp import init  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'imit'"):
+        from gluon_amp import imit  # noqa: F401
+
+
+def test_other_names_get_near_matches():
+    with pytest.raises(AttributeError, match=r"no 'Trainr' \(did you mean 'Trainer' or "):
+        print(amp.Trainr)
+    with pytest.raises(AttributeError, match=r"has no 'xylophone'\.$"):
+        print(amp.xylophone)
+
+
+def test_what_looks_for_names_works_as_for_any_module():
+    assert not hasattr(amp, "init") and getattr(amp, "init", None) is None
+    assert not hasattr(amp, "__wrapped__")
+    assert not {*GONE} & {*dir(amp)}
+    names = {}
+    exec("from gluon_amp import *", names)
+    assert {*names} - {"__builtins__"} == {*amp.__all__}
+    assert importlib.import_module("gluon_amp.base.migration") is migration
+    from gluon_amp import checkpoint  # a room, which is no public name
+
+    assert checkpoint.__name__ == "gluon_amp.checkpoint"
+    assert pickle.loads(pickle.dumps(amp.Policy.parse("float16"))) == amp.Policy.parse("float16")
+    assert doctest.DocTestFinder(exclude_empty=False).find(amp)
+
+
+def test_a_submodule_that_is_not_imported_yet_still_is():
+    code = "import gluon_amp; from gluon_amp import commands; print(commands.__name__)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout == "gluon_amp.training.console\n", ran.stderr

@@ -1,0 +1,111 @@
+"""The engine's counters of writes: what counts, what does not, and what is not known."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gluon_amp  # noqa: F401
+from gluon_amp.base import writes
+from gluon_amp.base.writes import version
+from tests import ROOT
+
+from mxnet import autograd, nd
+
+
+def counted(array, change):
+    """Return by how much a change raises an array's version."""
+    array.wait_to_read()
+    before = version(array)
+    change(array)
+    nd.waitall()
+    return version(array) - before
+
+
+def fill(array):
+    array[:] = 2
+
+
+def grow(array):
+    array += 1
+
+
+WRITES = {
+    "setitem": fill,
+    "in place": grow,
+    "out=": lambda array: nd.zeros_like(array, out=array),
+    "copyto": lambda array: nd.ones((4,)).copyto(array),
+    "from numpy": lambda array: array._sync_copyfrom(nd.ones((4,)).asnumpy()),
+    "a view": lambda array: grow(array[1:2]),
+    "another shape": lambda array: grow(array.reshape((2, 2))),
+    "mx.np": lambda array: grow(array.as_np_ndarray()),
+}
+
+READS = {
+    "asnumpy": lambda array: array.asnumpy(),
+    "operator": lambda array: array + 1,
+    "copyto": lambda array: array.copyto(nd.zeros((4,))),
+    "view": lambda array: array[1:3],
+    "attach_grad": lambda array: array.attach_grad(),
+}
+
+
+@pytest.mark.parametrize("change", WRITES.values(), ids=WRITES)
+def test_every_write_counts_once(change):
+    assert counted(nd.ones((4,)), change) == 1
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_reads_do_not_count(read):
+    assert counted(nd.ones((4,)), read) == 0
+
+
+def test_the_version_of_a_view_is_that_of_its_memory():
+    array = nd.ones((4,))
+    array.wait_to_read()
+    assert version(array[2:3]) == version(array.reshape((2, 2))) == version(array)
+
+
+def test_a_backward_pass_writes_gradients_and_a_forward_pass_writes_nothing():
+    weight = nd.ones((2,))
+    weight.attach_grad()
+    gradient = weight.grad
+    gradient.wait_to_read()
+    weights, gradients = version(weight), version(gradient)
+    with autograd.record():
+        loss = (weight * 2).sum()
+    loss.backward()
+    nd.waitall()
+    assert (version(weight), version(gradient)) == (weights, gradients + 1)
+
+
+def test_an_array_that_is_being_written_has_no_version():
+    array = nd.ones((4,))
+    array.wait_to_read()
+    before = version(array)
+    with writes._held_write(array):
+        assert version(array) is None
+        assert version(array[1:2]) is None
+    assert version(array) == before + 1
+
+
+def test_nothing_is_known_where_the_counters_are_elsewhere(monkeypatch):
+    monkeypatch.setattr(writes, "_VAR_OF_CHUNK", 8)  # where the size of the memory is
+    monkeypatch.setattr(writes, "_readable", writes._readable.__wrapped__)
+    assert not writes._readable()
+    assert version(nd.ones((4,))) is None
+
+
+@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_all_engines_count(engine):
+    code = """
+import gluon_amp, mxnet as mx
+from gluon_amp.base.writes import version
+array = mx.nd.ones((4,)); array.wait_to_read(); before = version(array)
+array += 1; array.wait_to_read(); print(version(array) - before)
+"""
+    env = {**os.environ, "MXNET_ENGINE_TYPE": engine, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1"], done.stderr

@@ -1,0 +1,114 @@
+"""Folders of classes, and their split into training and validation images."""
+
+import collections
+import os
+
+import pytest
+
+from gluon_amp.training.data.prepare.splitting import Image, Split, read_tree, shuffled
+from tests.data.jpegs import write_classes_abc, write_jpeg
+from tests.data.refusal import refusal
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Three classes of 3, 4 and 5 images."""
+    return write_classes_abc(tmp_path / "data")
+
+
+def test_tree(root):
+    (root / "a" / "notes.txt").touch()
+    (root / "a" / "deep").mkdir()
+    write_jpeg(root / "a" / "deep" / "x.jpg", 0)
+    (root / "a" / ".hidden.jpg").touch()
+    (root / ".git").mkdir()
+    (root / "beside.jpg").touch()
+    (root / "B").mkdir()
+    (root / "B" / "x.PNG").touch()
+    (root / "B" / "y.JPeG").touch()
+    tree = read_tree(root)
+    assert tree.classes == ("B", "a", "b", "c")  # by bytes, as Python sorts and im2rec lists
+    assert tree.count() == [2, 3, 4, 5]
+    assert tree.images[:4] == (("B/x.PNG", 0), ("B/y.JPeG", 0), ("a/0.jpg", 1), ("a/1.jpg", 1))
+    assert tree.ignored == ("a/deep", "a/notes.txt")
+
+
+def test_left_out(root):
+    tree = read_tree(root, ["a/", "c/4.jpg"])
+    assert tree.classes == ("b", "c")
+    assert tree.count() == [4, 4]
+
+
+def test_refused_trees(root):
+    message = refusal(read_tree, root, ["c/5.jpg", "a"])
+    assert message == f"{root} holds no c/5.jpg, so it cannot be left out."
+    (root / "d").mkdir()
+    assert refusal(read_tree, root) == f"{root}/d counts as a class but has no images: remove it."
+    message = refusal(read_tree, root / "d")
+    assert message == f"{root}/d holds no folders: expected one for each class."
+    (root / os.fsdecode(b"\xe9")).mkdir()
+    message = refusal(read_tree, root, ["d"])
+    assert message == f"{root} holds a class '\\udce9', not in UTF-8: rename it."
+    assert refusal(read_tree, root / "e") == (
+        f"{root}/e is not a folder: expected one with a folder for each class."
+    )
+
+
+def names(images):
+    return sorted(image.name for image in images)
+
+
+def test_images_per_class(root):
+    parts = Split(per_class=2).divide(read_tree(root))
+    assert collections.Counter(image.label for image in parts["train"]) == {0: 2, 1: 2, 2: 2}
+    assert collections.Counter(image.label for image in parts["val"]) == {0: 1, 1: 2, 2: 3}
+    assert names(parts["train"] + parts["val"]) == names(read_tree(root).images)
+    assert parts["val"] == sorted(parts["val"], key=lambda image: image.name)
+
+
+def test_the_draw_never_changes(root):
+    """The names whose `printf '0 b/2.jpg' | sha256sum` is the smallest of their class, in order."""
+    train = [image.name for image in Split(per_class=1).divide(read_tree(root))["train"]]
+    assert train == ["b/2.jpg", "a/1.jpg", "c/4.jpg"]
+
+
+def test_the_draw_depends_on_seed_and_class_alone(root):
+    tree, fewer = read_tree(root), read_tree(root, ["b"])
+    draws = {seed: names(Split(per_class=2, seed=seed).divide(tree)["train"]) for seed in range(9)}
+    assert len({tuple(draw) for draw in draws.values()}) > 4
+    for seed, draw in draws.items():
+        of_fewer = names(Split(per_class=2, seed=seed).divide(fewer)["train"])
+        assert of_fewer == [name for name in draw if name[0] != "b"]
+        assert set(names(Split(per_class=1, seed=seed).divide(tree)["train"])) < set(draw)
+
+
+def test_train_order_mixes_the_classes():
+    images = [Image(f"{label}/{number}", label) for label in range(10) for number in range(100)]
+    labels = [image.label for image in shuffled(images, 0)]
+    assert shuffled(images[::-1], 0) == shuffled(images, 0) != shuffled(images, 1)
+    # in 1000 draws of 10 classes, 100 ± 9.5 neighbours have the same class
+    assert 60 < sum(a == b for a, b in zip(labels, labels[1:])) < 140
+
+
+@pytest.mark.parametrize(
+    ("total", "counts"),
+    [(3, [1, 1, 1]), (6, [2, 2, 2]), (7, [2, 2, 3]), (8, [2, 3, 3]), (9, [2, 3, 4])],
+)
+def test_images_in_total(root, total, counts):
+    """7 of 12 are 1.75, 2.33, 2.92 of 3, 4, 5: rounded down 1, 2, 2; the remainders decide."""
+    parts = Split(total=total).divide(read_tree(root))
+    drawn = collections.Counter(image.label for image in parts["train"])
+    assert [drawn[label] for label in range(3)] == counts
+    assert len(parts["val"]) == 12 - total
+
+
+def test_splits_that_leave_nothing(root):
+    assert refusal(Split(per_class=3).divide, read_tree(root)) == (
+        f"{root}/a has 3 images, so 3 of each class for training would leave none for validation: "
+        "choose at most 2."
+    )
+    for total, which in ((1, "0 of the 3 in {}/a"), (11, "3 of the 3 in {}/a")):
+        assert refusal(Split(total=total).divide, read_tree(root)) == (
+            f"{total} of all 12 images for training would be {which.format(root)}: each class "
+            "needs images for training and for validation."
+        )

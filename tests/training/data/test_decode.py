@@ -1,0 +1,145 @@
+"""Decoding: against OpenCV, at reduced sizes, and files that are not whole images."""
+
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+
+from gluon_amp.training.data import decode
+from gluon_amp.training.data.decode import DecodeError, decode_box, jpeg_size
+from tests.data.jpegs import jpeg, smooth
+from tests.images import picture, png
+
+
+def exif(encoded, orientation):
+    """Return a JPEG with an Exif orientation; 6 is a rotation by 90 degrees."""
+    tiff = b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + bytes([0, orientation]) + bytes(6)
+    body = b"Exif\0\0" + tiff
+    return encoded[:2] + b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body + encoded[2:]
+
+
+def whole(size):
+    return (0, 0, *size)
+
+
+@pytest.mark.parametrize("progressive", [0, 1])
+@pytest.mark.parametrize("size", [(1, 1), (37, 50), (300, 200)])
+def test_jpeg_size(size, progressive):
+    options = [cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
+    encoded = cv2.imencode(".jpg", smooth(*size), options)[1].tobytes()
+    assert jpeg_size(encoded) == jpeg_size(exif(encoded, 6)) == size
+
+
+@pytest.mark.parametrize("encoded", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\0\x10", png(picture(0))])
+def test_without_a_jpeg_header_there_is_no_size(encoded):
+    assert jpeg_size(encoded) is None
+
+
+def test_decode_is_that_of_opencv():
+    for encoded in (jpeg(smooth(30, 40)), png(picture(0))):
+        assert np.array_equal(decode.decode(encoded), cv2.imdecode(np.frombuffer(encoded, "u1"), 1))
+
+
+def test_a_grey_image_gets_three_colours():
+    grey = cv2.imencode(".jpg", smooth(16, 16)[..., 0])[1].tobytes()
+    image = decode.decode(grey)
+    assert image.shape == (16, 16, 3) and np.array_equal(image[..., 0], image[..., 2])
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [b"", b"no image", b"\xff\xd8\xff\xd9", jpeg(smooth(64, 64))[:-40], jpeg(smooth(64, 64))[:9]],
+    ids=["empty", "text", "nothing inside", "cut short", "header only"],
+)
+def test_an_incomplete_image_is_refused(encoded):
+    with pytest.raises(DecodeError):
+        decode.decode(encoded)
+
+
+def test_bytes_after_the_end_of_a_jpeg_are_allowed():
+    assert decode.decode(jpeg(smooth(20, 20)) + bytes(500)).shape == (20, 20, 3)
+
+
+@pytest.mark.parametrize(
+    "side, reduction", [(63, 1), (64, 2), (127, 2), (128, 4), (255, 4), (256, 8), (600, 8)]
+)
+def test_a_jpeg_is_decoded_at_the_smallest_sufficient_fraction(side, reduction):
+    part = decode_box(jpeg(smooth(side, side)), whole, target=32)
+    assert part.shape == (side // reduction, side // reduction, 3)
+    assert min(part.shape[:2]) >= 32 or reduction == 1
+
+
+def test_a_reduced_part_is_the_same_part():
+    image = smooth(160, 240)
+    box = (40, 80, 100, 120)
+    part = decode_box(jpeg(image), lambda _: box, target=40)
+    assert part.shape == (50, 60, 3)
+    expected = cv2.resize(image[40:140, 80:200], (60, 50), interpolation=cv2.INTER_AREA)
+    assert np.abs(part.astype(int) - expected).max() <= 4
+
+
+def test_a_png_is_decoded_whole():
+    image = picture(0, 64)
+    part = decode_box(png(image), lambda _: (2, 3, 50, 60), target=8)
+    assert np.array_equal(part[..., ::-1], image[2:52, 3:63])
+
+
+@pytest.mark.parametrize("orientation, rotation", [(1, None), (6, cv2.ROTATE_90_CLOCKWISE)])
+def test_a_part_of_a_rotated_jpeg_is_inside_it(orientation, rotation):
+    image = smooth(40, 80)
+    encoded = exif(jpeg(image), orientation)
+    upright = decode.decode(encoded)
+    expected = image if rotation is None else cv2.rotate(image, rotation)
+    assert np.abs(upright.astype(int) - expected).mean() < 2
+    part = decode_box(encoded, lambda _: (0, 20, 40, 60), target=400)
+    assert np.array_equal(part, upright[:, 20:80] if rotation is None else upright[20:80])
+
+
+def chunk(kind, data):
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+def palette_png(indices, colours, alphas):
+    """Encode an image of indices into a palette of (red, green, blue), with alphas."""
+    height, width = indices.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in indices.astype("u1"))
+    chunks = [
+        chunk(b"IHDR", header),
+        chunk(b"PLTE", bytes(np.ravel(colours).tolist())),
+        chunk(b"tRNS", bytes(alphas)) if alphas else b"",
+        chunk(b"IDAT", zlib.compress(rows)),
+        chunk(b"IEND", b""),
+    ]
+    return decode.PNG_START + b"".join(chunks)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_transparent_png_is_shown_on_white(dtype):
+    most = np.iinfo(dtype).max
+    pixels = np.array([[[0, 0, 0, 0], [0, most, 0, most], [most, 0, 0, most / 5]]], dtype)
+    encoded = cv2.imencode(".png", pixels)[1].tobytes()
+    assert decode.is_transparent(encoded)
+    # blue, green, red: white, green, and a fifth of blue on white
+    assert decode.decode(encoded)[0].tolist() == [[255] * 3, [0, 255, 0], [255, 204, 204]]
+
+
+def test_a_palette_may_be_transparent():
+    colours = [(10, 20, 30), (200, 100, 50)]
+    indices = np.array([[0, 1]])
+    assert decode.decode(palette_png(indices, colours, [])).tolist() == [
+        [[30, 20, 10], [50, 100, 200]]
+    ]
+    assert decode.decode(palette_png(indices, colours, [0])).tolist() == [
+        [[255, 255, 255], [50, 100, 200]]
+    ]
+
+
+def test_an_opaque_png_or_a_damaged_header_is_not_transparent():
+    assert not decode.is_transparent(png(picture(0)))
+    assert not decode.is_transparent(decode.PNG_START)
+    assert not decode.is_transparent(b"")
+    with pytest.raises(DecodeError):
+        decode.decode(decode.PNG_START + bytes(13) + b"\6tRNS")

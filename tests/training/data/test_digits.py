@@ -1,0 +1,76 @@
+"""Scikit-learn's digits: their fixed split, their enlargement and their augmentation."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from gluon_amp.training.data import open_digits
+from gluon_amp.training.data.digits import load_digits, normalise, shift
+from gluon_amp.training.data.enlarge import enlarge
+
+
+def test_digits_split_is_fixed():
+    (train, train_labels), (val, val_labels) = load_digits()
+    assert train.shape == (1437, 32, 32) and val.shape == (360, 32, 32)
+    assert np.bincount(train_labels).tolist() == [142, 146, 141, 147, 144, 146, 145, 143, 139, 144]
+    assert np.bincount(val_labels).tolist() == [36, 36, 36, 36, 37, 36, 36, 36, 35, 36]
+    assert zlib.crc32(train.tobytes()) == 4287450448
+    assert zlib.crc32(val.tobytes()) == 2809935326
+    assert zlib.crc32(train_labels.tobytes()) == 1747987181
+
+
+def test_no_digit_is_in_both_parts():
+    (train, _), (val, _) = load_digits()
+    seen = {image.tobytes() for image in train}
+    assert len(seen) + len({image.tobytes() for image in val} - seen) == 1797
+
+
+def test_enlarge_interpolates_between_pixels():
+    image = np.zeros((1, 8, 8))
+    image[0, 0, 0] = 16
+    corner = enlarge(image, 32, 16)[0, :8, 0]
+    assert corner.tolist() == [255, 255, 223, 159, 96, 32, 0, 0]
+    assert enlarge(np.full((1, 8, 8), 16.0), 32, 16).min() == 255
+
+
+@pytest.mark.parametrize("size", [64, 224, 299])
+def test_digits_of_any_size(size):
+    images = np.zeros((2, 8, 8))
+    images[0, 3:5] = 16  # two white rows of eight
+    images[1, :, 2] = 8
+    large = enlarge(images, size, 16)
+    assert large.shape == (2, size, size)
+    rows = [size * 7 // 16, size * 9 // 16 - 1]
+    assert large[0, rows[0] : rows[1] + 1].min() > 250 and large[0, 0].max() == 0
+    assert (large[0] == large[0, :, :1]).all()  # nothing changes along a row
+    # at most half of white, 127.5, which rounds to 128
+    assert 118 < large[1].max() <= 128 and (large[1] == large[1, :1]).all()
+    assert np.array_equal(large[0], large[0, ::-1])  # symmetric, as the image
+    source = open_digits(keep=(0, 1), size=size)
+    assert source.image_shape == (3, size, size) and source.train[0][0].shape == (3, size, size)
+
+
+def test_digits_are_normalised():
+    (train, _), _ = load_digits()
+    images = np.stack([normalise(image) for image in train])
+    assert images.dtype == np.float32 and images.shape == (1437, 3, 32, 32)
+    assert abs(images.mean()) < 0.01 and abs(images.std() - 1) < 0.01
+
+
+def test_shift_moves_by_up_to_two_pixels_and_keeps_the_rest():
+    image = np.zeros((32, 32), np.uint8)
+    image[16, 16] = 255
+    places = {
+        tuple(np.argwhere(shift(image, np.random.default_rng(seed))[0] > 0)[0])
+        for seed in range(300)
+    }
+    assert places == {(row, column) for row in range(14, 19) for column in range(14, 19)}
+
+
+def test_digits_source():
+    source = open_digits()
+    assert (source.train_images, source.val_images, source.classes) == (1437, 360, 10)
+    image, label = source.val[0]
+    assert image.shape == source.image_shape == (3, 32, 32)
+    assert image.dtype == np.float32 and 0 <= label < 10

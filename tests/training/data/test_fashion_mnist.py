@@ -1,0 +1,167 @@
+"""Fashion-MNIST: its files, its augmentation, its batches; and the real data where they are."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from gluon_amp.training.data import TrainingBatches, ValidationBatches, open_fashion_mnist
+from gluon_amp.training.data.fashion_mnist import (
+    CLASSES,
+    FOLDER,
+    PACKAGE,
+    PARTS,
+    FashionImages,
+    load_part,
+)
+from tests.data.refusal import refusal
+from tests.idx_files import idx, write_fashion
+
+BACKGROUND = np.float32(-0.286 / 0.353)
+WHITE = np.float32((1 - 0.286) / 0.353)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_the_source(tmp_path, compressed):
+    source = open_fashion_mnist(write_fashion(tmp_path, compressed=compressed))
+    assert (source.name, source.classes) == ("fashion-mnist", 10)
+    assert (source.train_images, source.val_images) == (40, 20)
+    assert source.class_names == CLASSES and len(set(CLASSES)) == 10
+    image, label = source.val[13]
+    assert image.shape == source.image_shape == (3, 28, 28) and label == 3
+    stored = load_part(tmp_path, "t10k")[0][13]
+    expected = (stored / 255 - 0.286) / 0.353
+    assert np.abs(image.asnumpy() - expected).max() < 1e-5
+
+
+def test_a_missing_file_names_the_package(tmp_path):
+    folder = write_fashion(tmp_path)
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert refusal(open_fashion_mnist, folder) == (
+        f"{folder} has no t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz: install the Debian "
+        f"package {PACKAGE}, or name a folder that has the four files of Fashion-MNIST."
+    )
+    assert PACKAGE in refusal(open_fashion_mnist, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "name, values, reason",
+    [
+        ("train-labels-idx1", np.zeros(39), "has 40 images, but"),
+        ("train-labels-idx1", np.full(40, 10), "has the label 10, but the 10 classes have"),
+        ("train-images-idx3", np.zeros((40, 32, 32)), "its items have 32×32 values, not 28×28"),
+        ("t10k-images-idx3", np.zeros(20), "it begins with 00000801"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, name, values, reason):
+    folder = write_fashion(tmp_path)
+    (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(idx(values)))
+    message = refusal(open_fashion_mnist, folder)
+    assert reason in message and f"{name}-ubyte.gz" in message and message.count(". ") == 0
+
+
+def dot(row, column):
+    image = np.zeros((1, 28, 28), np.uint8)
+    image[0, row, column] = 255
+    return image
+
+
+def test_augmentation_shifts_by_up_to_two_pixels_and_mirrors():
+    images = FashionImages(dot(10, 5), np.zeros(1, np.uint8), seed=0)
+    places = set()
+    for epoch in range(600):
+        pixels = images[epoch][0].asnumpy()
+        assert np.isclose(pixels, WHITE).sum() == 3  # one in each colour
+        assert np.isclose(pixels, BACKGROUND).sum() == 3 * (28 * 28 - 1)
+        places.add(tuple(np.argwhere(pixels[0] > 0)[0]))
+    rows, columns = range(8, 13), [*range(3, 8), *range(20, 25)]  # mirrored: 27 - column
+    assert places == {(row, column) for row in rows for column in columns}
+
+
+def test_a_shift_out_of_the_image_leaves_background():
+    images = FashionImages(dot(0, 0), np.zeros(1, np.uint8), seed=0)
+    sums = {int((images[epoch][0].asnumpy()[0] > 0).sum()) for epoch in range(100)}
+    assert sums == {0, 1}
+
+
+def test_augmentation_depends_on_seed_epoch_and_image_alone(tmp_path):
+    write_fashion(tmp_path)
+    one, again, other = (open_fashion_mnist(tmp_path, seed).train for seed in (3, 3, 4))
+    position = 40 * 2 + 7  # image 7 of epoch 2
+    image = one[position][0].asnumpy()
+    one[1]  # what was read before does not matter
+    assert np.array_equal(one[position][0].asnumpy(), image)
+    assert np.array_equal(again[position][0].asnumpy(), image)
+    changed = [not np.array_equal(other[80 + n][0].asnumpy(), one[80 + n][0].asnumpy())
+               for n in range(40)]  # fmt: skip
+    assert sum(changed) > 20
+
+
+def test_validation_is_every_image_once_and_as_it_is(tmp_path):
+    source = open_fashion_mnist(write_fashion(tmp_path, val=23))
+    pixels, labels = load_part(tmp_path, "t10k")
+    expected = (pixels / 255 - 0.286) / 0.353
+    for parts in (1, 3):
+        seen = {}
+        for part in range(parts):
+            row = part
+            batches = ValidationBatches(source.val, 4, num_workers=2, part_index=part,
+                                        num_parts=parts)  # fmt: skip
+            for images, batch_labels in batches:
+                for image, label in zip(images.asnumpy(), batch_labels.asnumpy()):
+                    assert np.abs(image - expected[row]).max() < 1e-5
+                    seen[row] = label
+                    row += parts
+        assert [seen[row] for row in range(23)] == labels.tolist()
+
+
+def test_two_workers_share_the_batches_of_one(tmp_path):
+    source = open_fashion_mnist(write_fashion(tmp_path))
+    alone = [batch[0].asnumpy() for batch in TrainingBatches(source.train, 8, 5, 0).epoch(1)]
+    halves = [
+        [batch[0].asnumpy() for batch in TrainingBatches(source.train, 4, 5, 0, part, 2).epoch(1)]
+        for part in range(2)
+    ]
+    assert len(alone) == len(halves[0]) == 5
+    for whole, first, second in zip(alone, *halves):
+        assert np.array_equal(whole[0::2], first) and np.array_equal(whole[1::2], second)
+
+
+def test_larger_images_for_networks_that_need_them(tmp_path):
+    source = open_fashion_mnist(write_fashion(tmp_path), size=56)
+    assert source.image_shape == (3, 56, 56)
+    (native, _), _ = load_part(tmp_path, "t10k"), None
+    large = source.val[0][0].asnumpy()[0] * 0.353 + 0.286
+    # twice as large: a pixel is between its nearest neighbours, with weights 3/4 and 1/4
+    weights = np.array([[9, 3], [3, 1]]) / 16
+    expected = (weights * native[0, 5:7, 5:7]).sum() / 255
+    assert large[11, 11] == pytest.approx(expected, abs=0.51 / 255)
+    train, _ = source.train[0]
+    assert train.shape == (3, 56, 56)
+
+
+# ------------------------------------------------------------------------------- the real data
+
+real = pytest.mark.skipif(not FOLDER.exists(), reason=f"Debian's {PACKAGE} is not installed")
+
+
+@real
+def test_the_real_files():
+    (train, train_labels), (val, val_labels) = (load_part(FOLDER, part) for part in PARTS)
+    assert train.shape == (60_000, 28, 28) and val.shape == (10_000, 28, 28)
+    assert np.bincount(train_labels).tolist() == [6000] * 10
+    assert np.bincount(val_labels).tolist() == [1000] * 10
+    assert abs(train.mean() / 255 - 0.286) < 0.0005 and abs(train.std() / 255 - 0.353) < 0.0005
+    # boots are the brightest of the shoes, and bags fill more of the image than trousers
+    means = [val[val_labels == label].mean() for label in range(10)]
+    by_name = dict(zip(CLASSES, means))
+    assert by_name["Sandal"] < by_name["Sneaker"] < by_name["Ankle boot"]
+    assert by_name["Trouser"] < by_name["Bag"] < by_name["Pullover"] + 30
+
+
+@real
+def test_validation_of_the_real_data_is_exact():
+    source = open_fashion_mnist()
+    labels = [batch[1].asnumpy() for batch in ValidationBatches(source.val, 384, num_workers=0)]
+    assert sum(map(len, labels)) == 10_000 and len(labels[-1]) == 10_000 % 384
+    assert np.array_equal(np.concatenate(labels), load_part(FOLDER, "t10k")[1])

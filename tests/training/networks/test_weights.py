@@ -1,0 +1,100 @@
+"""The weights a network begins with."""
+
+import pytest
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.networks import weights as network_weights
+from gluon_amp.training.networks.models import build
+from gluon_amp.training.runs.network import without_decay
+
+import mxnet as mx
+from mxnet import nd
+
+
+@pytest.mark.parametrize(
+    "name, blocks",
+    [("resnet18_v1", 8), ("resnet50_v1", 16), ("resnet50_v1b", 16), ("cifar_resnet8_v1", 3)],
+)
+def test_last_gammas_are_zero_and_others_one(name, blocks):
+    net = build(name, 10)
+    assert network_weights.zero_last_gammas(net, name) == blocks
+    net.initialize()
+    gammas = [p for n, p in net.collect_params().items() if n.endswith("gamma")]
+    size = 32 if name.startswith("cifar") else 64
+    net(nd.zeros((1, 3, size, size)))
+    zeros = [gamma for gamma in gammas if not gamma.data().asnumpy().any()]
+    assert len(zeros) == blocks
+    others = [gamma for gamma in gammas if gamma not in zeros]
+    assert all((gamma.data().asnumpy() == 1).all() for gamma in others)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18_v2", "mobilenet0.25"])
+def test_networks_without_such_blocks_are_refused(name):
+    with pytest.raises(UsageError, match=f"--last-gamma: {name} has no residual blocks"):
+        network_weights.zero_last_gammas(build(name, 10), name)
+
+
+def test_no_decay_of_biases_and_norms():
+    net = build("resnet18_v1", 10)
+    without_decay(net)
+    for name, param in net.collect_params().items():
+        assert param.wd_mult == (1.0 if name.endswith(("weight", "mean", "var")) else 0.0)
+
+
+def saved(tmp_path, name="resnet18_v1", classes=10):
+    net = build(name, classes)
+    net.initialize(mx.init.Xavier())
+    net(nd.zeros((1, 3, 32, 32)))
+    path = tmp_path / "net.params"
+    net.save_parameters(str(path))
+    return net, path
+
+
+def test_weights_for_other_classes_leave_the_head_alone(tmp_path):
+    source, path = saved(tmp_path)
+    net = build("resnet18_v1", 7)
+    net.initialize(mx.init.Xavier())
+    net(nd.zeros((1, 3, 32, 32)))
+    assert network_weights.load_matching(net, path) == ["output.weight", "output.bias"]
+    ours, its = net.features.collect_params(), source.features.collect_params()
+    for a, b in zip(ours.values(), its.values()):
+        assert a.data().asnumpy().tobytes() == b.data().asnumpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda folder: folder / "none.params", "none.params cannot be read as parameters"),
+        (
+            lambda folder: (folder / "a.params", (folder / "a.params").write_bytes(b"x"))[0],
+            "a.params cannot be read as parameters",
+        ),
+        (lambda folder: _list_file(folder), "holds arrays without names"),
+    ],
+)
+def test_files_that_are_no_parameters(tmp_path, make, sentence):
+    net = build("resnet18_v1", 7)
+    net.initialize()
+    with pytest.raises(UsageError, match=sentence):
+        network_weights.load_matching(net, make(tmp_path))
+
+
+def _list_file(folder):
+    nd.save(str(folder / "list.params"), [nd.zeros(1)])
+    return folder / "list.params"
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    _, path = saved(tmp_path)
+    net = build("mobilenet0.25", 10)
+    net.initialize()
+    with pytest.raises(UsageError, match="is of another network: only 1 of 28 layers fit"):
+        network_weights.load_matching(net, path)
+
+
+def test_a_dead_host_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
+    with pytest.raises(UsageError, match="cannot be downloaded .*MXNET_GLUON_REPO to a mirror"):
+        network_weights.zoo_file("resnet18_v1", tmp_path)
+    with pytest.raises(UsageError, match="no zoo has weights of cifar_resnet8_v1"):
+        network_weights.zoo_file("cifar_resnet8_v1", tmp_path)

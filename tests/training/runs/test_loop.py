@@ -1,0 +1,235 @@
+"""The training loop and its log lines."""
+
+import logging
+import re
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.training.data import (
+    Preprocessing,
+    RecordFiles,
+    Source,
+    TrainingBatches,
+    ValidationBatches,
+    open_digits,
+    open_records,
+)
+from gluon_amp.training.data.datasets import Augmented
+from gluon_amp.training.runs import log
+from gluon_amp.training.runs.engines.gluon import GluonEngine
+from gluon_amp.training.runs.loop import Loop, TrainingError
+from gluon_amp.training.runs.objective import Objective
+from gluon_amp.training.runs.schedule import Schedule
+from tests.images import write_records
+from tests.log_lines import Lines
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+from mxnet.gluon.data import SimpleDataset
+
+
+@pytest.fixture
+def lines():
+    handler = Lines()
+    log.logger.addHandler(handler)
+    log.logger.setLevel(logging.INFO)
+    yield handler.lines
+    log.logger.removeHandler(handler)
+    log.logger.setLevel(logging.NOTSET)
+
+
+class PastFloat16(Objective):
+    def losses(self, outputs, targets):
+        return [output.sum(axis=1) * 1e30 for output in outputs]
+
+
+def blobs(count=10, seed=0):
+    """Return labelled points in three clusters."""
+    generator = np.random.RandomState(seed)
+    labels = np.arange(count, dtype=np.int32) % 3
+    points = generator.randn(count, 4).astype("float32") + 3 * np.eye(4, dtype="float32")[labels]
+    return SimpleDataset(list(zip(points, labels)))
+
+
+def small_net(devices):
+    mx.random.seed(1)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, activation="relu", in_units=4), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    return net
+
+
+def small_loop(devices=None, dtype="float32", rate=0.1, objective=None, **options):
+    devices = devices or [mx.cpu()]
+    net = amp.cast(small_net(devices), dtype)
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate, "momentum": 0.9})
+    engine = GluonEngine(net, trainer, objective or Objective(3), devices)
+    return Loop(engine, Schedule(rate, 5, 3, "constant"), **options)
+
+
+def batches_of(data, size=4):
+    return TrainingBatches(Augmented(data, lambda image, _: image, 0), size)
+
+
+def parameters(net):
+    return [param.data(param.list_ctx()[0]).asnumpy() for param in net.collect_params().values()]
+
+
+def test_an_epoch_is_what_a_plain_gluon_loop_does():
+    data, loop = blobs(), small_loop()
+    result = loop.train(batches_of(data), 0)
+
+    net = small_net(mx.cpu())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    total = right = 0
+    for points, labels in batches_of(data).epoch(0):
+        with autograd.record():
+            outputs = net(points)
+            loss = loss_fn(outputs, labels)
+        loss.backward()
+        trainer.step(len(points))
+        total += loss.sum().asscalar()
+        right += (outputs.argmax(axis=1).asnumpy() == labels.asnumpy()).sum()
+    for ours, plain in zip(parameters(loop.engine.net), parameters(net)):
+        assert np.allclose(ours, plain, rtol=1e-6, atol=1e-7)
+    assert (result.images, result.skipped) == (10, 0)
+    assert result.loss == pytest.approx(total / 10, rel=1e-5)
+    assert result.accuracy == right / 10
+
+
+def test_two_devices_do_what_one_does():
+    """12 images in batches of 4 and over 2 devices: 2 each."""
+    data = blobs(12)
+    one, two = small_loop(), small_loop([mx.cpu(0), mx.cpu(1)])
+    for epoch in range(2):
+        a, b = one.train(batches_of(data), epoch), two.train(batches_of(data), epoch)
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+        assert b.accuracy == a.accuracy
+    for single, double in zip(parameters(one.engine.net), parameters(two.engine.net)):
+        assert np.allclose(single, double, rtol=1e-5, atol=1e-6)
+    for param in two.engine.net.collect_params().values():
+        first, second = param.list_data()
+        assert np.array_equal(first.asnumpy(), second.asnumpy())
+
+
+def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
+    data = blobs(9)
+    loop = small_loop([mx.cpu(0), mx.cpu(1)])
+    assert loop.train(batches_of(data), 0).images == 8
+    assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_validation_is_the_mean_cross_entropy_of_every_image(devices):
+    """Batches of 4, 4 and 1, with smoothed labels in training, against float64."""
+    data = blobs(9)
+    objective = Objective(3, smoothing=0.1)
+    loop = small_loop([mx.cpu(i) for i in range(devices)], objective=objective)
+    result = loop.validate(ValidationBatches(data, 4), 9, 0)
+    points, labels = (np.array(part) for part in zip(*data))
+    outputs = loop.engine.net(nd.array(points)).asnumpy().astype("float64")
+    right = outputs[np.arange(9), labels]
+    expected = np.log(np.exp(outputs).sum(axis=1)) - right
+    assert result.cross_entropy == pytest.approx(expected.mean(), rel=1e-6)
+
+
+def test_max_batches():
+    loop = small_loop(max_batches=2)
+    assert loop.train(batches_of(blobs()), 0).images == loop.images(batches_of(blobs())) == 8
+    assert loop.steps == 2
+
+
+def test_log_lines_are_gluoncvs(lines):
+    loop = small_loop(log_interval=2)
+    trained = loop.train(batches_of(blobs()), 3)
+    checked = loop.validate(ValidationBatches(blobs(), 4), 10, 3)
+    batch, training, speed, scale, waited, *advice, validation, validated = lines
+    assert advice in ([], [log.INPUT_BOUND])
+    head, rate, metric, lr = batch.split("\t")
+    assert head == "Epoch[3] Batch [1]"
+    assert rate.startswith("Speed: ") and rate.endswith(" samples/sec")
+    assert float(rate.split()[1]) > 0
+    assert metric.startswith("accuracy=0.") and lr == "lr=0.100000"
+    assert training == f"[Epoch 3] training: accuracy={trained.accuracy:f}"
+    images = int(trained.images_per_second)
+    assert speed == f"[Epoch 3] speed: {images} samples/sec\ttime cost: {trained.seconds:f}"
+    loss = f"loss={trained.loss:f}"
+    assert scale == f"[Epoch 3] {loss}\tloss scale: 1\tskipped steps: 0 (0 in all)"
+    assert re.fullmatch(r"\[Epoch 3\] waited for data: \d+ % of the time", waited)
+    assert validation == f"[Epoch 3] validation: err-top1={1 - checked.top1:f} err-top5=0.000000"
+    assert validated == "[Epoch 3] validated 10/10"
+
+
+def test_advice_fits_80_columns_behind_the_loggers_name():
+    text = logging.Formatter(logging.BASIC_FORMAT).format(
+        logging.LogRecord(log.logger.name, logging.INFO, "", 0, log.INPUT_BOUND, (), None)
+    )
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_skipped_step_is_logged_and_counted(lines):
+    loop = small_loop(dtype="float16", log_interval=0)
+    # gradients past 65504, at every scale
+    loop.engine.objective = PastFloat16(3)
+    result = loop.train(batches_of(blobs()), 0)
+    assert (result.skipped, loop.skipped, loop.steps) == (3, 3, 3)
+    assert np.isnan(result.loss)
+    assert lines[0].startswith(
+        "Epoch[0] Batch [0] skipped: loss scale 65536 -> 32768, overflow in dense"
+    )
+    (line,) = [line for line in lines if "in all" in line]
+    assert line.endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
+
+
+def test_a_loss_that_is_no_number_stops_the_run():
+    loop = small_loop(rate=1e30)
+    with pytest.raises(TrainingError, match="the loss became nan in epoch"):
+        for epoch in range(3):
+            loop.train(batches_of(blobs()), epoch)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
+    for part in ("train", "val"):
+        write_records(tmp_path, part, range(10))
+    paths = [tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx")]
+    source: Source = open_records(RecordFiles(*paths), preprocessing=Preprocessing(24))
+    contexts_used = [mx.cpu(number) for number in range(devices)]
+    net = nn.HybridSequential()
+    net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 24 * 24))
+    net.initialize(ctx=contexts_used)
+    loop = small_loop(contexts_used)
+    loop.engine.net = net
+    batches = ValidationBatches(source.val, 4)
+    passes = [loop.validate(batches, 10, epoch) for epoch in range(5)]
+    assert {validation.images for validation in passes} == {10}
+    assert len(set(passes)) == 1
+
+    images = nd.stack(*[source.val[n][0] for n in range(10)])
+    answers = net(images.as_in_context(contexts_used[0])).argmax(axis=1).asnumpy()
+    assert passes[0].top1 == (answers == np.arange(10)).mean()
+
+
+def test_validation_must_count_every_image():
+    with pytest.raises(TrainingError, match="validated 10 images, but there are 11"):
+        small_loop().validate(ValidationBatches(blobs(), 4), 11, 0)
+
+
+def test_the_digits_can_be_learned():
+    """Every third digit, a dense layer, four epochs: far above chance in float16."""
+    source = open_digits()
+    data = SimpleDataset([source.train[n] for n in range(0, 1437, 3)])
+    net = nn.HybridSequential()
+    net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 32 * 32))
+    net.initialize(mx.init.Xavier())
+    loop = small_loop(dtype="float16")
+    loop.engine.net = amp.cast(net, "float16")
+    loop.engine.trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    loop.schedule = Schedule(0.01, 4, 8, "constant")
+    for epoch in range(4):
+        loop.train(batches_of(data, 64), epoch)
+    assert loop.validate(ValidationBatches(source.val, 100), 360, 0).top1 > 0.8

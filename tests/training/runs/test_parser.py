@@ -1,0 +1,86 @@
+"""The parser of training runs: its help, and which options a command line sets."""
+
+import argparse
+
+import pytest
+
+from gluon_amp.training.runs.language import recipe as language_recipe
+from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.recipe import Recipe, defaults, fine_tuning_parser, train_parser
+
+PARSERS = [train_parser, fine_tuning_parser, language_recipe.parser]
+
+
+@pytest.fixture
+def parser():
+    parser = TrainingParser(prog="train", description="Train.")
+    add = parser.add_argument
+    add("--rate", "-r", type=float, default=0.5, metavar="RATE", help="step size (default: any)")
+    add("--sizes", default=(1, 2), metavar="N,N", help="sizes, as in --sizes 1,2")
+    add("--gpus", type=int, metavar="N", help="how many GPUs (default: all)")
+    add("--quiet", action="store_true", help="print nothing")
+    add("--seed", type=int, default=0, metavar="N", help="seed")
+    return parser
+
+
+def test_the_help_shows_each_default_and_each_metavar_once(parser, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    usage, description, options = parser.format_help().split("\n\n", 2)
+    assert (usage, description) == ("usage: train [OPTION ...]", "Train.")
+    assert options.split(":\n", 1)[1] == (
+        "  -h, --help       show this help message and exit\n"
+        "  --rate, -r RATE  step size (default: 0.5)\n"
+        "  --sizes N,N      sizes, as in --sizes 1,2 (default: 1,2)\n"
+        "  --gpus N         how many GPUs (default: all)\n"
+        "  --quiet          print nothing\n"
+        "  --seed N         seed (default: 0)\n"
+    )
+
+
+def test_long_lists_of_aliases_are_wrapped_between_them(parser, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    aliases = [f"--a-rather-long-name-{n}" for n in range(4)]
+    parser.add_argument(*aliases, type=int, metavar="N", help="any")
+    lines = parser.format_help().splitlines()
+    assert "  --a-rather-long-name-0, --a-rather-long-name-1, --a-rather-long-name-2," in lines
+    assert "    --a-rather-long-name-3 N" in lines
+
+
+@pytest.mark.parametrize("make", PARSERS)
+def test_the_help_of_every_script_fits_80_columns_and_explains_every_option(make, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = make()
+    text = parser.format_help()
+    assert max(map(len, text.splitlines())) <= 80
+    for action in parser._actions:
+        if action.help != argparse.SUPPRESS:
+            assert action.help and ", ".join(action.option_strings[:2]) in text
+
+
+def test_only_what_is_on_the_command_line_is_explicit(parser):
+    defaults = {"rate": 0.5, "sizes": (1, 2), "gpus": None, "quiet": False, "seed": 0}
+    assert parser.parse_explicit([]) == (defaults, {})
+    line = ["--seed", "0", "-r", "0.5", "--quiet"]
+    assert parser.parse_explicit(line) == (defaults, {"seed": 0, "rate": 0.5, "quiet": True})
+
+
+def test_a_refused_option_names_its_replacement(parser, capsys):
+    parser.refuse("--speed", "use --rate RATE")
+    for line in (["--speed"], ["--speed", "3", "4"], ["--speed=3"]):
+        with pytest.raises(SystemExit) as stop:
+            parser.parse_explicit(line)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == (
+            "train: --speed is not an option here: use --rate RATE.\n"
+        )
+    assert "--speed" not in parser.format_help()
+
+
+def test_a_recipe_has_the_defaults_and_is_replaced_as_a_whole():
+    assert vars(Recipe()) == defaults()
+    recipe = Recipe(batch_size=3)
+    changed = recipe.replace(seed=7)
+    assert (recipe.seed, changed.seed, changed.batch_size) == (0, 7, 3)
+    assert changed == Recipe(batch_size=3, seed=7) != recipe
+    with pytest.raises(TypeError, match="a recipe has no option 'batchsize'"):
+        recipe.replace(batchsize=4)

@@ -1,0 +1,45 @@
+"""The learning rate of every batch."""
+
+import pytest
+
+from gluon_amp.training.runs.schedule import Schedule
+
+
+@pytest.mark.parametrize(
+    "epoch, rate",
+    [(0, 1), (29, 1), (30, 0.1), (59, 0.1), (60, 0.01), (79, 0.01), (80, 1e-3), (89, 1e-3)],
+)
+def test_step_decays_at_the_first_batch_of_its_epoch(epoch, rate):
+    schedule = Schedule(1.0, 90, 5004, "step")
+    assert schedule(epoch, 0) == pytest.approx(rate)
+    assert schedule(epoch, 5003) == pytest.approx(rate)
+
+
+def test_warm_up_rises_to_the_full_rate():
+    schedule = Schedule(0.8, 90, 4, "step", warmup_epochs=2)
+    rates = [schedule(epoch, batch) for epoch in range(3) for batch in range(4)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8])
+
+
+@pytest.mark.parametrize(
+    "mode, rates",
+    [
+        ("cosine", [1, 0.853553, 0.5, 0.146447]),
+        ("linear", [1, 0.75, 0.5, 0.25]),
+        ("poly", [1, 0.5625, 0.25, 0.0625]),
+        ("constant", [1, 1, 1, 1]),
+    ],
+)
+def test_shapes_fall_from_the_end_of_the_warm_up(mode, rates):
+    schedule = Schedule(1.0, 4, 2, mode, warmup_epochs=2)
+    assert [schedule(e, b) for e in (2, 3) for b in (0, 1)] == pytest.approx(rates, abs=1e-6)
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused():
+    with pytest.raises(ValueError, match="warmup_epochs is 2, expected fewer than the 2 epochs"):
+        Schedule(1.0, 2, 1, "cosine", warmup_epochs=2)
+
+
+def test_the_epoch_in_which_the_warm_up_ends_goes_on_at_the_full_rate():
+    schedule = Schedule(0.6, 2, 6, "constant", warmup_epochs=0.5)
+    assert [schedule(0, n) for n in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.6, 0.6])

@@ -1,0 +1,116 @@
+"""The figure of a table: its points, intervals and margin, and a layout without overlaps."""
+
+import dataclasses
+import itertools
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+from gluon_amp.inspection.figures import COLOURS
+from gluon_amp.training.tables.figure import draw, plot
+from gluon_amp.training.tables.record import Configuration
+from gluon_amp.training.tables.table import tabulate
+from tests.results.example_runs import ORDER, run, three_seeds
+
+
+def two_rows():
+    runs = [*three_seeds("float32-1024"), *three_seeds("float16-1024", (97.4, 98.0, 98.3))]
+    return tabulate(runs, ORDER, 0.5, 0.01)
+
+
+def test_the_points_are_the_runs():
+    (top1, _), (cross_entropy, _) = grid_of(plot(two_rows()))
+    first, second = top1.collections[0], top1.collections[2]
+    assert first.get_offsets()[:, 0].tolist() == [97.5, 98.0, 98.5]
+    assert second.get_offsets()[:, 0].tolist() == [97.4, 98.0, 98.3]
+    heights = first.get_offsets()[:, 1]
+    assert (second.get_offsets()[:, 1] - heights).tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert cross_entropy.collections[0].get_offsets()[:, 0].tolist() == [0.25, 0.2, 0.15]
+    assert [text.get_text() for text in top1.get_yticklabels()] == ["float32", "float16"]
+
+
+def grid_of(figure):
+    """The panels, as rows of two."""
+    axes = figure.get_axes()
+    return list(zip(axes[::2], axes[1::2]))
+
+
+def test_the_forest_has_the_intervals_and_the_margin():
+    table = two_rows()
+    for (_, forest), field, margin in zip(
+        grid_of(plot(table)), ("top1", "cross_entropy"), (0.5, 0.01)
+    ):
+        comparison = getattr(table.rows[1].contrasts[0], field)
+        (interval,) = forest.collections[0].get_segments()
+        assert interval[:, 0].tolist() == [comparison.low, comparison.high]
+        assert interval[0, 1] == 1  # beside the second row
+        assert any(
+            line.get_xdata()[0] == comparison.difference and line.get_marker() == "o"
+            for line in forest.lines
+            if len(line.get_xdata()) == 1
+        )
+        band = forest.patches[0].get_extents().transformed(forest.transData.inverted())
+        assert (band.x0, band.x1) == pytest.approx((-margin, margin))
+        low, high = forest.get_xlim()
+        assert low < min(comparison.low, -margin) and high > max(comparison.high, margin)
+
+
+def test_rows_without_cross_entropy_have_one_row_of_panels(tmp_path):
+    runs = [dataclasses.replace(each, cross_entropies=()) for each in two_rows().runs]
+    figure = plot(tabulate(runs, ORDER, 0.5))
+    assert len(figure.get_axes()) == 2
+
+
+def test_one_run_is_drawn(tmp_path):
+    draw(tabulate([run()], ORDER, 0.5), tmp_path / "one.png")
+    picture = imread(tmp_path / "one.png")[..., :3]
+    assert (abs(picture - to_rgb(COLOURS["float32"])).max(axis=2) < 0.02).any()
+
+
+def eight_rows():
+    dtypes = ("float32", "float16", "bfloat16", "mixed_float16")
+    rows = [
+        Configuration(f"{dtype}-{batch}", f"{dtype}, batch {batch}", dtype, batch)
+        for batch in (64, 128)
+        for dtype in dtypes
+    ]
+    runs = [
+        run(seed=seed, top1=98 + number / 10 + seed * (0.1 + number / 50), configuration=row)
+        for number, row in enumerate(rows)
+        for seed in range(3)
+    ]
+    return tabulate(runs, [row.name for row in rows], 0.5)
+
+
+@pytest.mark.parametrize("make", [two_rows, eight_rows])
+def test_no_text_overlaps_another_or_is_cut_off(make):
+    figure = plot(make())
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [figure._suptitle]
+    for points, forest in grid_of(figure):
+        texts += points.get_yticklabels()
+        for axes in (points, forest):
+            low, high = axes.get_xlim()  # matplotlib keeps hidden labels beyond the limits
+            shown = [
+                text for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high
+            ]
+            texts += [*axes.texts, axes.xaxis.label, *shown]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    width, height = figure.canvas.get_width_height()
+    for box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+    for one, other in itertools.combinations(boxes, 2):
+        overlap = one.intersection(one, other)
+        assert overlap is None or min(overlap.width, overlap.height) < 2
+    for points, forest in grid_of(figure):
+        assert points.get_window_extent().x1 <= forest.get_window_extent().x0
+
+
+def test_a_long_title_is_not_cut_off(tmp_path):
+    draw(tabulate([run(model="a network of a long name " * 5)], ORDER, 0.5), tmp_path / "one.png")
+    picture = imread(tmp_path / "one.png")[..., :3]
+    above = (picture[:20] < 0.5).any(axis=(0, 2))  # columns with ink
+    assert above.sum() > 100
+    assert not above[:4].any() and not above[-4:].any()

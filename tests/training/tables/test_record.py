@@ -1,0 +1,85 @@
+"""Records of runs, read from their files."""
+
+import json
+
+import pytest
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.runs import log
+from gluon_amp.training.tables.record import read, read_all, read_log
+from tests.results.example_runs import CONFIGURATIONS, run, write_run
+
+
+def test_a_run_is_read_from_its_files(tmp_path):
+    record = read(write_run(tmp_path / "a", "float16-1024", 76.34, 7.3))
+    assert record.configuration == CONFIGURATIONS["float16-1024"]
+    assert record.top1 == pytest.approx(76.34)
+    assert len(record.errors) == 90
+    assert record.errors[0] == pytest.approx(23.66 + 89)
+    assert record.seconds == pytest.approx(7.3 * 3600)
+    assert (record.cross_entropies[0], len(record.cross_entropies)) == (1.5, 90)
+    assert record.cross_entropy == pytest.approx(1.5 - 89 / 90)
+    assert (record.versions, record.date) == ("MXNet 1.9.1", "2026-01-31")
+    assert (record.skipped, record.steps, record.samples_per_second) == (3, 112680, 2714.0)
+
+
+def test_a_run_from_before_the_cross_entropy_was_recorded_is_read(tmp_path):
+    folder = write_run(tmp_path / "a", "float16-1024", 76.34, 7.3, epochs=2)
+    for name, fields in [("summary", ["cross_entropy_by_epoch"]), ("run", ["versions", "date"])]:
+        values = json.loads((folder / f"{name}.json").read_text())
+        for field in fields:
+            del values[field]
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    record = read(folder)
+    assert (record.cross_entropies, record.cross_entropy) == ((), None)
+    assert (record.versions, record.date) == ("", "")
+
+
+@pytest.mark.parametrize("top1, epochs", [(49.0, 1), (50.0, 1), (50.1, 2), (98.0, 2), (98.1, None)])
+def test_epochs_to_an_accuracy(top1, epochs):
+    assert run(top1=98.0).epochs_to(top1) == epochs
+
+
+def test_an_epoch_that_was_trained_again_counts_once():
+    lines = [
+        log.SPEED % (0, 100, 10.0),
+        log.VALIDATION % (0, 0.5, 0.1),
+        log.SPEED % (1, 100, 11.0),  # killed here, and resumed from epoch 0's checkpoint
+        log.SPEED % (1, 100, 12.0),
+        log.VALIDATION % (1, 0.25, 0.1),
+    ]
+    assert read_log("\n".join(lines)) == {
+        "error": {0: 50.0, 1: 25.0},
+        "seconds": {0: 10.0, 1: 12.0},
+    }
+
+
+def test_a_log_without_the_last_epoch_is_refused(tmp_path):
+    folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
+    text = (folder / "log.txt").read_text()
+    (folder / "log.txt").write_text(text[: text.rindex("[Epoch 1] validation")])
+    with pytest.raises(UsageError, match="no validation of epoch 1: remove"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "run.json", "log.txt"])
+def test_a_missing_or_damaged_file_is_named(tmp_path, name):
+    folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
+    (folder / name).write_text("{")
+    with pytest.raises(UsageError, match="damaged|no validation"):
+        read(folder)
+    (folder / name).unlink()
+    with pytest.raises(UsageError, match=f"{name} cannot be read: No such file"):
+        read(folder)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
+    (folder / "run.json").write_text('{"seed": 0}')
+    with pytest.raises(UsageError, match="is not a run of `gluon-amp results`: 'configuration'"):
+        read(folder)
+
+
+def test_an_empty_folder_has_no_runs(tmp_path):
+    with pytest.raises(UsageError, match="holds no finished run"):
+        read_all(tmp_path)
