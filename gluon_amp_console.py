@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 import textwrap
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import List, Optional, Sequence
 
@@ -29,6 +29,9 @@ COMMANDS = {
     "results": "train in several dtypes over seeds, and compare their accuracies",
     "launch": "start a distributed run, here or on several machines",
 }
+
+# The launcher starts processes that train, and does not train itself.
+WITHOUT_MXNET = ("launch",)
 
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
@@ -63,14 +66,24 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
         return 0
     if name not in COMMANDS:
         return _refused(prog, f"there is no command {name!r}{_did_you_mean(name)}.")
+    module = f"gluon_amp.training.console.{name.replace('-', '_')}"
+    if name in WITHOUT_MXNET:
+        enter_without_mxnet()
+        return importlib.import_module(module).main(rest, f"{prog} {name}")
     try:
         import gluon_amp  # noqa: F401
     except ImportError as error:  # MXNet is missing or cannot be loaded
         return _refused(prog, error)
     from gluon_amp.training.workers.workers import leave
 
-    command = importlib.import_module(f"gluon_amp.training.console.{name.replace('-', '_')}")
+    command = importlib.import_module(module)
     return leave(functools.partial(command.main, rest, f"{prog} {name}"))
+
+
+def enter_without_mxnet() -> None:
+    """Make `gluon_amp` a package whose rooms can be imported, without what its import does."""
+    if "gluon_amp" not in sys.modules:
+        sys.modules["gluon_amp"] = module_from_spec(find_spec("gluon_amp"))
 
 
 def usage(prog: str) -> str:

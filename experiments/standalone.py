@@ -1,21 +1,27 @@
-"""The modules of gluon_amp that need the standard library alone, for programs without MXNet.
+"""The modules of gluon_amp that need no MXNet, for programs without it.
 
 Importing gluon_amp imports MXNet. MXNet may not be installed where a program runs, and in the
 process that compares benchmarks it would hold memory and threads.
 """
 
-import importlib.util
-from types import ModuleType
+import importlib
+import sys
 
-from experiments import ROOT
+from gluon_amp_console import enter_without_mxnet
 
+_imported_before = "gluon_amp" in sys.modules
+enter_without_mxnet()
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "gluon_amp" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+command_line, figures, hardware, waiting = (
+    importlib.import_module(f"gluon_amp.{name}")
+    for name in (
+        "training.command_line",
+        "inspection.figures",
+        "base.hardware",
+        "base.startup.waiting",
+    )
+)
 
-
-command_line, figures, hardware = (_load(n) for n in ("command_line", "figures", "hardware"))
-waiting = _load("startup/waiting")
+if not _imported_before:  # a later `import gluon_amp` in this process is the usual one
+    for _name in [name for name in sys.modules if name.split(".")[0] == "gluon_amp"]:
+        del sys.modules[_name]

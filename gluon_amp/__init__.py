@@ -20,28 +20,37 @@
   `CheckpointHandler`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`, `unscale`.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from gluon_amp.base import startup
 
 startup.import_mxnet()
 
-from gluon_amp import kernels, optimizer, symbolic
-from gluon_amp.base import migration
+from gluon_amp import kernels, optimizer
 from gluon_amp.base.dtypes import bits, float_table
 from gluon_amp.casting.cast import cast, policy_of
-from gluon_amp.casting.input_gradient import input_gradient
-from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
-from gluon_amp.checkpoint.estimator import BatchProcessor, CheckpointHandler, GradientUpdateHandler
-from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
-from gluon_amp.inspection.check import check
-from gluon_amp.inspection.describe import describe
-from gluon_amp.inspection.diagnose import Diagnosis, diagnose
-from gluon_amp.inspection.doctor import doctor
-from gluon_amp.inspection.gradient_report import gradient_report
-from gluon_amp.inspection.watch import watch
 from gluon_amp.policy import Policy
 from gluon_amp.trainer import StepReport, Trainer
-from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+
+if TYPE_CHECKING:  # see `__getattr__`
+    from gluon_amp import symbolic
+    from gluon_amp.casting.input_gradient import input_gradient
+    from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
+    from gluon_amp.checkpoint.estimator import (
+        BatchProcessor,
+        CheckpointHandler,
+        GradientUpdateHandler,
+    )
+    from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
+    from gluon_amp.inspection.check import check
+    from gluon_amp.inspection.describe import describe
+    from gluon_amp.inspection.diagnose import Diagnosis, diagnose
+    from gluon_amp.inspection.doctor import doctor
+    from gluon_amp.inspection.gradient_report import gradient_report
+    from gluon_amp.inspection.watch import watch
+    from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
 
 kernels.load_if_built()
 
@@ -80,6 +89,38 @@ __all__ = [
     "watch",
 ]
 
+# What a training can do without, by the module that has it: it is imported when it is first used.
+_WHEN_USED = {
+    "BatchProcessor": "checkpoint.estimator",
+    "CheckpointHandler": "checkpoint.estimator",
+    "Diagnosis": "inspection.diagnose",
+    "GradientUpdateHandler": "checkpoint.estimator",
+    "accumulation_dtype": "inspection.accumulation_dtype",
+    "check": "inspection.check",
+    "describe": "inspection.describe",
+    "diagnose": "inspection.diagnose",
+    "doctor": "inspection.doctor",
+    "gradient_report": "inspection.gradient_report",
+    "init_trainer": "trainer.contrib_amp",
+    "input_gradient": "casting.input_gradient",
+    "load_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
+    "scale_loss": "trainer.contrib_amp",
+    "unscale": "trainer.contrib_amp",
+    "watch": "inspection.watch",
+}
+
 
 def __getattr__(name: str):
+    if name == "symbolic":
+        return importlib.import_module("gluon_amp.symbolic")
+    if name in _WHEN_USED:
+        module = importlib.import_module(f"gluon_amp.{_WHEN_USED[name]}")
+        return globals().setdefault(name, getattr(module, name))
+    from gluon_amp.base import migration
+
     raise migration.unknown_name(name, __all__)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ import pytest
 import gluon_amp as amp
 import gluon_amp_console as console
 from tests import ROOT
-from tests.recipes.scripts import environment
+from tests.training.runs.scripts import environment
 
 HIDDEN = """
 import sys, importlib.abc

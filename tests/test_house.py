@@ -81,7 +81,7 @@ def lint(checkout, *command):
 @pytest.mark.parametrize(
     "path, line",
     [
-        ("gluon_amp/policy/graph.py", "from gluon_amp.trainer import Trainer"),
+        ("gluon_amp/policy/cast_pass.py", "from gluon_amp.trainer import Trainer"),
         ("gluon_amp/training/data/loader.py", "from gluon_amp.policy import Policy"),
         ("gluon_amp/trainer/window.py", "from gluon_amp.inspection import describe"),
         ("gluon_amp/training/runs/loop.py", "import gluon_amp.training.tables"),

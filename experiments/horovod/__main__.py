@@ -22,7 +22,7 @@ from gluon_amp.training.command_line import Parser, output_file, path, status_of
 from gluon_amp.training.tables.machine import describe_cpu
 
 DTYPES = ("float16", "bfloat16")
-TESTS = ["tests/distributed/test_horovod.py", "tests/documents/test_how_to.py"]
+TESTS = ["tests/training/workers/test_horovod.py", "tests/documents/test_how_to.py"]
 
 PAGE = """# Horovod with two workers
 

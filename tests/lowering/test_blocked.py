@@ -15,7 +15,7 @@ from gluon_amp.graph import to_json
 from gluon_amp.lowering import blocked
 from tests.lowering import printed
 from tests.marks import needs_layout
-from tests.recipes.scripts import skip_without_native_bfloat16
+from tests.training.runs.scripts import skip_without_native_bfloat16
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -7,7 +7,7 @@ from gluon_amp import graph
 from gluon_amp.lowering import blocked, lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.marks import needs_layout
-from tests.recipes.scripts import skip_without_native_bfloat16
+from tests.training.runs.scripts import skip_without_native_bfloat16
 
 import mxnet as mx
 from mxnet import nd

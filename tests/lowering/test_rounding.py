@@ -7,7 +7,7 @@ from gluon_amp import kernels
 from gluon_amp.base.formats import FORMATS, FloatFormat, rounded
 from gluon_amp.lowering.emulation import ROUND, ROUND_RELU, rounding_attrs
 from tests.float_values import beside, every_value
-from tests.lowering.test_native import operator
+from tests.kernels.test_kernels import operator
 from tests.marks import needs_library
 
 import mxnet as mx

@@ -127,9 +127,9 @@ def page(margin: float) -> str:
         "## What was measured here",
         "Nothing was measured on a GPU or on ImageNet. On CPUs:",
         "- The rows' options, learning rates and batches are those of the FAQ, and files with the "
-        "published figures give the published table (`tests/results/`).\n"
+        "published figures give the published table (`tests/training/tables/`).\n"
         "- The activations in float32 agree within 10 % with the memory that MXNet plans for the "
-        "same graph (`tests/results/test_imagenet.py`).\n"
+        "same graph (`tests/training/tables/test_imagenet.py`).\n"
         "- ResNet-50 v1 casts and trains in float16, emulated: "
         "[zoo_coverage.md](zoo_coverage.md), [step.md](../benchmarks/step.md).\n"
         "- The same command trains smaller data to the accuracy of float32: "

@@ -8,7 +8,7 @@ import pytest
 from gluon_amp.base.startup import waiting
 from gluon_amp.training.runs import script
 from gluon_amp.training.runs.recipe import read, read_fine_tuning
-from tests.recipes.scripts import load
+from tests.training.runs.scripts import load
 
 
 class StartedError(Exception):

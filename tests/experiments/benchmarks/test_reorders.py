@@ -8,7 +8,7 @@ import pytest
 from experiments.benchmarks import reorders
 from experiments.benchmarks.measure import BenchmarkError
 from experiments.benchmarks.suites import Case
-from tests.recipes.scripts import skip_without_native_bfloat16
+from tests.training.runs.scripts import skip_without_native_bfloat16
 
 PRINTED = """dnnl_verbose,info,cpu,runtime:OpenMP
 dnnl_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:a:f0 dst_bf16::blocked:a:f0,,,64,9.0

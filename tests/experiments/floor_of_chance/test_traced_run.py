@@ -11,7 +11,7 @@ import pytest
 from experiments.floor_of_chance.compare import distances, identical, read_trace
 from experiments.floor_of_chance.rows import SCRIPT
 from experiments.floor_of_chance.traced_run import disturbed, main
-from tests.recipes.scripts import environment
+from tests.training.runs.scripts import environment
 
 EPOCHS, BATCHES = 2, 3
 SMALL = f"--dataset digits --num-epochs {EPOCHS} --max-batches {BATCHES} --warmup-epochs 0".split()

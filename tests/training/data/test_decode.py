@@ -9,8 +9,8 @@ import pytest
 
 from gluon_amp.training.data import decode
 from gluon_amp.training.data.decode import DecodeError, decode_box, jpeg_size
-from tests.data.jpegs import jpeg, smooth
 from tests.images import picture, png
+from tests.training.data.jpegs import jpeg, smooth
 
 
 def exif(encoded, orientation):

@@ -14,8 +14,8 @@ from gluon_amp.training.data.fashion_mnist import (
     FashionImages,
     load_part,
 )
-from tests.data.refusal import refusal
 from tests.idx_files import idx, write_fashion
+from tests.training.data.refusal import refusal
 
 BACKGROUND = np.float32(-0.286 / 0.353)
 WHITE = np.float32((1 - 0.286) / 0.353)

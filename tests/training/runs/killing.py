@@ -7,7 +7,7 @@ import sys
 import time
 
 from gluon_amp.checkpoint.contents import read as read_checkpoint
-from tests.recipes.scripts import environment
+from tests.training.runs.scripts import environment
 
 # Two epochs of four batches; the images are shifted and mixed, and a checkpoint holds two batches.
 OPTIONS = """

@@ -18,7 +18,7 @@ from gluon_amp.training.runs import recipe
 from gluon_amp.training.runs.language import recipe as language_recipe
 from gluon_amp.training.workers import tasks
 from tests import ROOT
-from tests.recipes import scripts
+from tests.training.runs import scripts
 
 # The command that runs each script, and each experiment that has one of its own.
 COMMANDS = {

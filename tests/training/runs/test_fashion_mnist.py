@@ -6,7 +6,7 @@ import pytest
 
 from gluon_amp.training.data.fashion_mnist import FOLDER, PACKAGE
 from tests.idx_files import write_fashion
-from tests.recipes import scripts
+from tests.training.runs import scripts
 
 
 @pytest.fixture

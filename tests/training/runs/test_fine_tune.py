@@ -15,9 +15,9 @@ from gluon_amp.training.runs.confusions import worst
 from gluon_amp.training.runs.outputs import export
 from gluon_amp.training.runs.recipe import FINE_TUNING, Recipe, read_fine_tuning
 from tests.images import picture, write_folders, write_records
-from tests.recipes.network.efficientnet_lite_reference import seeded_weights
-from tests.recipes.scripts import load
 from tests.torch_files import as_zip
+from tests.training.networks.efficientnet_lite_reference import seeded_weights
+from tests.training.runs.scripts import load
 
 import mxnet as mx
 from mxnet import gluon, nd

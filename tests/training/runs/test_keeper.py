@@ -26,7 +26,7 @@ from gluon_amp.training.runs.recipe import read
 from gluon_amp.training.runs.script import run as run_script
 from gluon_amp.training.workers.workers import Workers
 from tests import ROOT
-from tests.recipes.scripts import environment
+from tests.training.runs.scripts import environment
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests import ROOT
-from tests.recipes.scripts import OF_THE_CLOCK, environment
+from tests.training.runs.scripts import OF_THE_CLOCK, environment
 
 from mxnet import nd
 

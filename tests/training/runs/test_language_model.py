@@ -29,7 +29,7 @@ from gluon_amp.training.runs.engines.language import LanguageEngine
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.meters import Mean
 from tests import ROOT
-from tests.recipes.scripts import OF_THE_CLOCK, environment, load
+from tests.training.runs.scripts import OF_THE_CLOCK, environment, load
 
 import mxnet as mx
 from mxnet import nd

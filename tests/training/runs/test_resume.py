@@ -27,7 +27,7 @@ from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import step_seed
 from gluon_amp.training.workers.workers import Workers
 from tests import ROOT
-from tests.recipes.scripts import OF_THE_CLOCK, environment
+from tests.training.runs.scripts import OF_THE_CLOCK, environment
 
 import mxnet as mx
 from mxnet import autograd, nd

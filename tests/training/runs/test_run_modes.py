@@ -13,7 +13,7 @@ import gluon_amp  # noqa: F401
 from gluon_amp.lowering.emulation import is_emulated
 from tests import ROOT
 from tests.images import write_folders, write_records
-from tests.recipes.scripts import environment, load
+from tests.training.runs.scripts import environment, load
 
 pytestmark = pytest.mark.usefixtures("no_imagenet")
 SCRIPT = ROOT / "scripts" / "train_imagenet.py"

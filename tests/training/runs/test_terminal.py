@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gluon_amp.training.runs import log
-from tests.recipes.scripts import environment
+from tests.training.runs.scripts import environment
 
 SHORT = "train --dataset digits --num-epochs 2 --max-batches 2 --dtype float16 --log-interval 1"
 # GluonCV's lines and our own, for files and programs

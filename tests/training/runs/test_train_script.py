@@ -11,7 +11,7 @@ import gluon_amp  # noqa: F401
 from gluon_amp.lowering.emulation import is_emulated
 from tests import ROOT
 from tests.images import write_folders, write_records
-from tests.recipes.scripts import environment, load
+from tests.training.runs.scripts import environment, load
 
 import mxnet as mx
 from gluoncv.model_zoo import get_cifar_resnet

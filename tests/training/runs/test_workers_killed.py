@@ -9,8 +9,8 @@ import pytest
 
 from gluon_amp.training.workers.tasks import free_port
 from tests import ROOT
-from tests.recipes.killing import OPTIONS, SCRIPT, checkpoints, finish, run
-from tests.recipes.scripts import environment
+from tests.training.runs.killing import OPTIONS, SCRIPT, checkpoints, finish, run
+from tests.training.runs.scripts import environment
 
 LAUNCH = [sys.executable, str(ROOT / "scripts" / "launch.py")]
 BOUND = 15  # seconds from a death to the end of the launcher, which gives the others six

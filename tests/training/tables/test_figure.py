@@ -11,7 +11,7 @@ from gluon_amp.inspection.figures import COLOURS
 from gluon_amp.training.tables.figure import draw, plot
 from gluon_amp.training.tables.record import Configuration
 from gluon_amp.training.tables.table import tabulate
-from tests.results.example_runs import ORDER, run, three_seeds
+from tests.training.tables.example_runs import ORDER, run, three_seeds
 
 
 def two_rows():

@@ -7,7 +7,7 @@ import pytest
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.runs import log
 from gluon_amp.training.tables.record import read, read_all, read_log
-from tests.results.example_runs import CONFIGURATIONS, run, write_run
+from tests.training.tables.example_runs import CONFIGURATIONS, run, write_run
 
 
 def test_a_run_is_read_from_its_files(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from gluon_amp.training.tables.record import read_all
 from gluon_amp.training.tables.render import as_csv, duration, faq_table, markdown
 from gluon_amp.training.tables.table import published, tabulate
-from tests.results.example_runs import (
+from tests.training.tables.example_runs import (
     CONFIGURATIONS,
     ORDER,
     run,

@@ -10,7 +10,7 @@ from gluon_amp.training.console import results as command
 from gluon_amp.training.tables.recipes import EXPERIMENTS
 from gluon_amp.training.tables.record import RUN
 from gluon_amp.training.tables.runs import Runner, alone_in, jobs
-from tests.results.example_runs import write_run
+from tests.training.tables.example_runs import write_run
 
 SHORT = ("--num-epochs", "1", "--warmup-epochs", "0", "--max-batches", "1")
 

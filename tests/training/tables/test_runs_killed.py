@@ -20,7 +20,7 @@ from gluon_amp.training.tables.recipes import EXPERIMENTS
 from gluon_amp.training.tables.record import LOG, RUN, SUMMARY, read
 from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
 from tests import ROOT
-from tests.results.example_runs import write_run
+from tests.training.tables.example_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 

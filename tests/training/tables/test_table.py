@@ -9,7 +9,7 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.training.tables.record import Configuration, RunRecord, read, read_all
 from gluon_amp.training.tables.render import faq_table, markdown
 from gluon_amp.training.tables.table import restored, tabulate
-from tests.results.example_runs import (
+from tests.training.tables.example_runs import (
     CONFIGURATIONS,
     ORDER,
     V100,

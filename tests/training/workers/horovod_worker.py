@@ -11,7 +11,7 @@ import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.runs.script import guarded
 from gluon_amp.training.workers.workers import HorovodStore, connect, leave
-from tests.distributed.agreement import agreement
+from tests.training.workers.agreement import agreement
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments.horovod.launch import Kill, run
-from tests.distributed.agreement import OF_TWO
-from tests.recipes.scripts import OF_THE_CLOCK
+from tests.training.runs.scripts import OF_THE_CLOCK
+from tests.training.workers.agreement import OF_TWO
 
 from mxnet import nd
 
@@ -21,7 +21,7 @@ pytest.importorskip("horovod.mxnet", reason="Horovod is not installed: run `make
 pytestmark = pytest.mark.slow
 
 PYTHON = Path(sys.executable)
-MODULE = ["-m", "tests.distributed.horovod_worker"]
+MODULE = ["-m", "tests.training.workers.horovod_worker"]
 LOST = "another worker has ended or cannot be reached, so this one ends too"
 BOUND = 90  # seconds in which a job ends after it has lost a worker
 

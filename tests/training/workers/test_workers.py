@@ -19,7 +19,7 @@ from gluon_amp.training.workers.workers import (
     naming_lost_workers,
 )
 from tests import ROOT
-from tests.distributed.agreement import OF_TWO
+from tests.training.workers.agreement import OF_TWO
 
 import mxnet as mx
 from mxnet import gluon
@@ -164,7 +164,7 @@ AGREE = """
     import mxnet as mx
     from mxnet import autograd, gluon
     from gluon_amp.training.workers.workers import connect, leave
-    from tests.distributed.agreement import agreement
+    from tests.training.workers.agreement import agreement
 
     def main():
         workers = connect("dist_sync", [mx.cpu()])

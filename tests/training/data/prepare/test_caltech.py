@@ -22,8 +22,8 @@ from gluon_amp.training.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.training.data.prepare.packing import Encoding, Packing
 from gluon_amp.training.data.prepare.splitting import Image, Split, Tree
 from tests import ROOT
-from tests.data.prepare.serving import serve
-from tests.data.refusal import refusal
+from tests.training.data.prepare.serving import serve
+from tests.training.data.refusal import refusal
 
 cv2 = pytest.importorskip("cv2")
 

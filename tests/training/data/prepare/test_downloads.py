@@ -21,8 +21,8 @@ from gluon_amp.training.data.prepare.downloads import (
     md5_of,
 )
 from gluon_amp.training.data.source import DataError
-from tests.data.prepare.serving import serve
-from tests.data.refusal import refusal
+from tests.training.data.prepare.serving import serve
+from tests.training.data.refusal import refusal
 
 DATA = bytes(range(256)) * 12_000  # 3 MB: more than one block
 SENT = 17 * CHUNK  # bytes that arrive before the connection breaks

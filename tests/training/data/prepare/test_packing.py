@@ -28,9 +28,9 @@ from gluon_amp.training.data.prepare.splitting import Split, read_tree
 from gluon_amp.training.data.records import open_records
 from gluon_amp.training.data.source import DataError
 from tests import ROOT
-from tests.data.jpegs import write_classes_abc, write_jpeg
-from tests.data.refusal import refusal
 from tests.images import picture, png, record_files
+from tests.training.data.jpegs import write_classes_abc, write_jpeg
+from tests.training.data.refusal import refusal
 
 import mxnet as mx
 from mxnet import recordio

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from gluon_amp.training.data.prepare.splitting import Image, Split, read_tree, shuffled
-from tests.data.jpegs import write_classes_abc, write_jpeg
-from tests.data.refusal import refusal
+from tests.training.data.jpegs import write_classes_abc, write_jpeg
+from tests.training.data.refusal import refusal
 
 
 @pytest.fixture
