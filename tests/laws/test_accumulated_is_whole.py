@@ -1,0 +1,143 @@
+"""Law 9: gradients of parts add up to the gradient of the whole batch."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gluon_amp as amp
+from tests.laws.training import LOW_PRECISION, OPTIMIZERS, parameter, run, values
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import HybridBlock, nn
+
+law = settings(deadline=None, derandomize=True, max_examples=12)
+names = st.sampled_from(sorted(OPTIMIZERS))
+
+
+class Loop(HybridBlock):
+    """A dense layer in the body of a loop, over the rows of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        def body(row, state):
+            return self.dense(row.expand_dims(0)), state
+
+        out, _ = F.contrib.foreach(body, x, [])
+        return out.reshape((-1, 3))
+
+
+def convolutions():
+    net = nn.HybridSequential()
+    net.add(nn.HybridLambda(lambda F, x: x.reshape((-1, 1, 2, 2))))
+    net.add(nn.Conv2D(8, 2, padding=1, in_channels=1), nn.PReLU(), nn.Flatten())
+    net.add(nn.Dense(3, in_units=72))
+    return net
+
+
+def dense():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, activation="tanh", in_units=4), nn.Dense(3, in_units=5))
+    return net
+
+
+@pytest.mark.parametrize("make", [dense, convolutions, Loop])
+@pytest.mark.parametrize("policy", LOW_PRECISION)
+def test_parts_of_a_batch(policy, make):
+    mx.random.seed(1)
+    net = make()
+    net.initialize(mx.init.Xavier())
+    amp.cast(net, policy)
+    x = nd.array(np.random.RandomState(0).normal(size=(8, 4)))
+    net(x)
+    found = []
+    for parts, grad_req in ((1, "write"), (2, "add"), (4, "add")):
+        for param in net.collect_params().values():
+            param.grad_req = grad_req
+            param.zero_grad()
+        rows = 8 // parts
+        for part in range(parts):
+            with autograd.record():
+                loss = (net(x[part * rows : (part + 1) * rows]) ** 2).sum()
+            loss.backward()
+        found.append({n: p.grad().asnumpy().astype("f8") for n, p in net.collect_params().items()})
+    whole = found[0]
+    rounding = 2**-7 if policy == "bfloat16" else 2**-10  # of the parts' gradients
+    for parts in found[1:]:
+        for name, gradient in whole.items():
+            distance = np.linalg.norm(parts[name] - gradient) / np.linalg.norm(gradient)
+            assert distance < 2 * rounding, name
+
+
+@law
+@given(names, st.integers(2, 5), st.data())
+def test_across_a_change_of_scale(name, parts, data):
+    change = data.draw(st.integers(1, parts - 1))
+    factors = np.random.RandomState(parts).randint(-64, 65, (parts, 5)) / 128.0
+    results = []
+    for accumulated in (True, False):
+        p = parameter("p", np.linspace(-1, 1, 5), grad_req="add" if accumulated else "write")
+        loss_scale = amp.DynamicLossScale(init_scale=64)
+        trainer = amp.Trainer([p], name, OPTIMIZERS[name], loss_scale=loss_scale)
+        for _ in range(2):
+            if accumulated:
+                for part, factor in enumerate(factors):
+                    if part == change:
+                        loss_scale.update(False)  # as another trainer that shares it may do
+                    run(trainer, [(p, factor)], step=False)
+                report = trainer.step(parts)
+                p.grad()[:] = 0
+            else:
+                report = run(trainer, [(p, factors.sum(axis=0))], parts)
+            assert report.applied
+        results.append(trainer.master_params()["p"].asnumpy())
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_window_keeps_its_scale_and_the_next_one_has_the_new():
+    p = parameter("p", [0.0], grad_req="add")
+    trainer = amp.Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=amp.DynamicLossScale(64))
+    run(trainer, [(p, [1.0])], step=False)
+    trainer.loss_scale.update(False)
+    run(trainer, [(p, [1.0])], step=False)
+    assert p.grad().asnumpy().item() == 128.0
+    report = trainer.step(1)
+    assert (values(p)[0], report.loss_scale, report.next_loss_scale) == (-2.0, 64.0, 32.0)
+    p.grad()[:] = 0
+    assert run(trainer, [(p, [1.0])]).loss_scale == 32.0
+
+
+def test_an_overflow_in_one_part_discards_the_window():
+    p = parameter("p", [0.0], grad_req="add")
+    trainer = amp.Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=64)
+    run(trainer, [(p, [np.inf])], step=False)
+    assert not run(trainer, [(p, [1.0])]).applied
+    assert run(trainer, [(p, [1.0])]).applied
+    assert values(p)[0] == -1.0
+
+
+@pytest.mark.parametrize("policy", LOW_PRECISION)
+def test_parts_of_a_batch_in_a_module(policy):
+    data = np.random.RandomState(0).normal(size=(4, 4)).astype("f4")
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    symbol = mx.sym.MakeLoss(mx.sym.square(symbol))
+    found = []
+    for rows, grad_req in ((4, "write"), (2, "add")):
+        module = amp.symbolic.Module(symbol, label_names=None, policy=policy)
+        module.bind([("data", (rows, 4))], grad_req=grad_req)
+        mx.random.seed(2)
+        module.init_params(mx.init.Xavier())
+        for start in range(0, 4, rows):
+            batch = mx.io.DataBatch([nd.array(data[start : start + rows])])
+            module.forward_backward(batch)
+        found.append(kinds_of_gradients(module))
+    np.testing.assert_allclose(*found, rtol=2**-6, atol=2**-9)
+
+
+def kinds_of_gradients(module):
+    return np.concatenate([grad[0].asnumpy().ravel() for grad in module._exec_group.grad_arrays])
