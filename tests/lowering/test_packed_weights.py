@@ -283,3 +283,31 @@ def test_the_gradient_of_the_data_reads_the_same_weight(element, channels, filte
     assert np.abs(kept).max() > 1
     np.testing.assert_array_equal(kept, gradient_of_data(*case, variable=False))
     np.testing.assert_array_equal(2 * kept, gradient_of_data(*case, variable=True, written=True))
+
+
+FORKS = """
+import os
+import gluon_amp as amp
+import mxnet as mx
+net = amp.cast(mx.gluon.nn.Dense(64, in_units=64), "float16")
+net.initialize()
+data = mx.nd.ones((64, 64))
+for _ in range(20):
+    net.weight.set_data(mx.nd.ones((64, 64)))  # it is packed again, in the engine
+    out = net(data)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    out.wait_to_read()
+    assert net(data)[0, 0].asscalar() == 64
+print("ended")
+"""
+
+
+def test_a_fork_while_the_engine_packs_a_weight():
+    """As of the workers of a DataLoader. MXNet waits before a fork until its engine is idle."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "ended\n", done.stderr

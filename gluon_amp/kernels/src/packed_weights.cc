@@ -382,9 +382,13 @@ void forget_expired() {
   }
 }
 
+// Held while the thread forgets, and during a fork. Lock it before the other mutex.
+std::mutex forgetting_mutex;
+
 void keep_forgetting() {
   for (;;) {
     std::this_thread::sleep_for(kInterval);
+    std::lock_guard<std::mutex> no_fork(forgetting_mutex);
     std::lock_guard<std::mutex> lock(mutex);
     forget_expired();
     if (cache().empty()) {
@@ -398,11 +402,13 @@ void keep_forgetting() {
 void forget_when_expired() {
   if (forgetting) return;
   forgetting = true;
-  // A child process has the memory of its parent, but not this thread.
-  static const int handlers = pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+  // A child process has the memory of its parent, but not this thread. Before a fork, MXNet waits until
+  // its engine is idle, and this handler runs before that: it must not hold what an operator locks.
+  static const int handlers = pthread_atfork([] { forgetting_mutex.lock(); },
+                                             [] { forgetting_mutex.unlock(); },
                                              [] {
                                                forgetting = false;
-                                               mutex.unlock();
+                                               forgetting_mutex.unlock();
                                              });
   (void)handlers;
   std::thread(keep_forgetting).detach();
