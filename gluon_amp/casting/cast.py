@@ -5,7 +5,7 @@ import warnings
 from typing import Dict, Tuple, Union
 
 from gluon_amp import kernels
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
     INPUT_DTYPES,
@@ -138,7 +138,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     outside = [p.name for params in parameters_of_python_code(net).values() for p in params]
     if outside:
         warnings.warn(
-            f"The cast leaves out {some(outside)}, which Python code of plain Blocks "
+            f"The cast leaves out {first_few(outside)}, which Python code of plain Blocks "
             "uses: write these Blocks as HybridBlocks with a hybrid_forward.",
             stacklevel=2,
         )
