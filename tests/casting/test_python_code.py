@@ -8,7 +8,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.classes import stock_class
-from tests.casting.nets import POLICIES, backward, images
+from tests.casting.nets import backward
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -46,19 +46,24 @@ def data(n=4):
     return nd.array(np.random.RandomState(0).normal(size=(n, 3)))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(
+    "code, policy", [("shape", "float16"), ("values", "mixed_float16"), ("asnumpy", "bfloat16")]
+)
 def test_a_root_that_cannot_be_traced(code, policy):
     net = odd(code)
-    expected = net(data()).asnumpy()
+    expected = backward(net, data()).asnumpy()
+    gradients = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
     amp.cast(net, policy)
     assert stock_class(net) is Odd
     assert dtype_name(net.weight.dtype) == "float32"  # its own code reads it
     assert dtype_name(net.first.weight.dtype) == amp.Policy.parse(policy).param_dtype
     with pytest.warns(UserWarning, match="Block net cannot be traced .* run as Python code"):
-        out = net(data())
+        out = backward(net, data())
     assert out.dtype == np.float32
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.03, atol=0.03)
+    for name, param in net.collect_params().items():
+        found = param.grad().asnumpy()
+        np.testing.assert_allclose(found, gradients[name], rtol=0.05, atol=0.05)
 
     rows = amp.describe(net).rows
     assert [(row.block, row.op) for row in rows] == [
@@ -69,18 +74,6 @@ def test_a_root_that_cannot_be_traced(code, policy):
     assert rows[0].compute_dtype == "float32"
     assert {row.compute_dtype for row in rows[1:]} == {amp.Policy.parse(policy).compute_dtype}
     assert "cannot be traced" in rows[0].reason
-
-
-@pytest.mark.filterwarnings("ignore:Block")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_gradients_are_those_of_float32(policy):
-    net = odd()
-    backward(net, data())
-    expected = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
-    amp.cast(net, policy)
-    backward(net, data())
-    for name, param in net.collect_params().items():
-        np.testing.assert_allclose(param.grad().asnumpy(), expected[name], rtol=0.05, atol=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:Block")
@@ -130,16 +123,13 @@ def test_one_warning_for_nested_blocks_and_all_modes():
 
 
 @pytest.mark.filterwarnings("ignore:Block")
-@pytest.mark.parametrize("deferred", [True, False])
-def test_before_shapes_are_known(arrays, deferred):
-    inputs = (0, 0) if deferred else (3, 4)
-
+def test_before_shapes_are_known(arrays):
     class Net(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
             with self.name_scope():
-                self.first = nn.Dense(8, in_units=inputs[0])
-                self.last = nn.Dense(2, flatten=False, in_units=inputs[1])
+                self.first = nn.Dense(8)
+                self.last = nn.Dense(2, flatten=False)
 
         def hybrid_forward(self, F, x):
             return self.last(self.first(x).reshape((x.shape[0], 2, 4)))
@@ -208,25 +198,8 @@ def test_an_error_of_the_users_code_is_raised_and_not_remembered():
     with pytest.raises(AttributeError, match="no_such_method"):
         net(data())
     net.code = lambda F, x: F.relu(x)
-    net(data())
+    net(data())  # which can be traced
     assert "(Python code)" not in [row.op for row in amp.describe(net).rows]
-
-
-@pytest.mark.filterwarnings("ignore:Block")
-def test_training_saving_and_undoing(tmp_path):
-    net = amp.cast(odd(), "float16")
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8.0)
-    before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
-    with autograd.record():
-        loss = (net(data()) ** 2).sum(axis=1)
-    trainer.backward(loss)
-    assert trainer.step(4).applied
-    assert all((p.data().asnumpy() != before[n]).any() for n, p in net.collect_params().items())
-    net.save_parameters(str(tmp_path / "net"))
-    stock = odd()
-    stock.load_parameters(str(tmp_path / "net"))
-    amp.cast(net, "float32")  # it is no longer hybridized, as before the cast
-    assert np.array_equal(net(data()).asnumpy(), stock(data()).asnumpy())
 
 
 @pytest.mark.filterwarnings("ignore:Block")
@@ -240,18 +213,3 @@ def test_it_has_no_graph_to_export_and_diagnose_works(tmp_path):
     bad = data()
     bad[0, 0] = 1e30
     assert amp.diagnose(net, loss, bad, nd.ones((4, 2)), loss_scale=8.0).verdict != "ok"
-
-
-@pytest.mark.filterwarnings("ignore:Block")
-def test_gluoncvs_group_norm():
-    """It asks for the shape and the device of its input."""
-    from gluoncv.nn import GroupNorm
-
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 1, in_channels=3), GroupNorm(ngroups=2, in_channels=8), nn.Dense(2))
-    net.initialize()
-    expected = net(images()).asnumpy()
-    amp.cast(net, "float16")
-    np.testing.assert_allclose(net(images()).asnumpy(), expected, rtol=0.01, atol=0.01)
-    ops = [row.op for row in amp.describe(net).rows]
-    assert ops == ["(Python code)", "Convolution", "(Python code)", "FullyConnected"]
