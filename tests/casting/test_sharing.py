@@ -1,7 +1,6 @@
 """Nets that share or copy parameters of a cast net, as predictors and tied weights do."""
 
 import _thread
-import copy
 import gc
 import threading
 import warnings
@@ -11,7 +10,6 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.parameters import CastParameter, dtype_of
-from tests.casting.nets import POLICIES
 
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
@@ -55,9 +53,8 @@ def trained(policy):
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_net_that_is_not_cast_reads_shared_parameters_in_float32(policy, hybridized):
-    net, step, _ = trained(policy)
+def test_a_net_that_is_not_cast_reads_shared_parameters_in_float32(hybridized):
+    net, step, _ = trained("float16")
     predictor = Predictor(prefix="net_", params=net.collect_params())
     predictor.hybridize(hybridized)
     assert predictor.body.weight is net.body.weight
@@ -70,36 +67,7 @@ def test_a_net_that_is_not_cast_reads_shared_parameters_in_float32(policy, hybri
         assert out.dtype == np.float32
         np.testing.assert_allclose(out.asnumpy(), body @ weights[2].T + weights[3], rtol=1e-5)
         step()
-    expected = "float16" if policy == "float16" else "float32"
-    assert dtype_of(net.body.weight) == expected and net.body.weight.dtype == expected
-    assert np.dtype(net.body.weight.data().dtype) == expected
-
-
-@pytest.mark.parametrize("cast_too", [False, True])
-def test_both_kinds_of_arrays(cast_too, arrays):
-    class Net(gluon.HybridBlock):
-        def __init__(self, **options):
-            super().__init__(**options)
-            with self.name_scope():
-                self.dense = nn.Dense(2, in_units=3, prefix="dense_")
-
-        def hybrid_forward(self, F, x):
-            return self.dense(x)
-
-    net, x = Net(prefix="net_"), arrays.ones((4, 3))
-    net.initialize()
-    expected = net(x).asnumpy()
-    amp.cast(net, "float16")
-    other = Net(prefix="net_", params=net.collect_params())
-    if cast_too:
-        amp.cast(other, "float16")
-    for hybridized in (False, True):
-        other.hybridize(hybridized or cast_too)
-        out = other(x)
-        assert type(out) is type(x) and out.dtype == np.float32
-        np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.01, atol=1e-3)
-    amp.cast(net, "float32")
-    assert dtype_of(net.dense.weight) == ("float16" if cast_too else "float32")
+    assert net.body.weight.dtype == "float16" and net.body.weight.data().dtype == np.float16
 
 
 def test_gradients_through_a_net_that_is_not_cast():
@@ -114,11 +82,10 @@ def test_gradients_through_a_net_that_is_not_cast():
     assert trainer.step(1).applied
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_two_cast_nets_share_the_masters(policy, tmp_path):
-    net, step, trainer = trained(policy)
+def test_two_cast_nets_share_the_masters(tmp_path):
+    net, step, trainer = trained("float16")
     predictor = Predictor(prefix="net_", params=net.collect_params())
-    amp.cast(predictor, policy)
+    amp.cast(predictor, "float16")
     before = predictor(data()).asnumpy()
     step()
     assert (predictor(data()).asnumpy() != before).any()
@@ -134,15 +101,13 @@ def test_two_cast_nets_share_the_masters(policy, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["net", "predictor"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_undoing_the_cast_of_one_net_leaves_the_other(policy, first):
-    net, step, _ = trained(policy)
+def test_undoing_the_cast_of_one_net_leaves_the_other(first):
+    net, step, _ = trained("float16")
     predictor = Predictor(prefix="net_", params=net.collect_params())
-    amp.cast(predictor, policy)
+    amp.cast(predictor, "float16")
     expected = predictor(data()).asnumpy()
-    dtype = dtype_of(net.body.weight)
     amp.cast(net if first == "net" else predictor, "float32")
-    assert dtype_of(net.body.weight) == dtype
+    assert dtype_of(net.body.weight) == "float16"
     assert isinstance(net.body.weight, CastParameter)
     np.testing.assert_allclose(predictor(data()).asnumpy(), expected, rtol=0.01, atol=0.01)
     step()
@@ -204,29 +169,6 @@ def test_a_generator_and_a_discriminator_share_an_embedding():
     assert isinstance(one.embed.weight, CastParameter) and type(one.out.weight) is gluon.Parameter
     amp.cast(two, "float32")
     assert type(one.embed.weight) is gluon.Parameter
-
-
-def test_copies_by_file(tmp_path):
-    net, _, trainer = trained("float16")
-    net.save_parameters(str(tmp_path / "net"))
-    predictor = Predictor(prefix="other_")
-    predictor.load_parameters(str(tmp_path / "net"))
-    masters = trainer.master_params()
-    assert np.array_equal(
-        predictor.body.weight.data().asnumpy(), masters["net_body_weight"].asnumpy()
-    )
-    amp.cast(predictor, "float16")
-    predictor.load_parameters(str(tmp_path / "net"))
-    assert predictor(data()).dtype == np.float32
-
-
-def test_copies_of_a_net_share_nothing():
-    net, _, _ = trained("float16")
-    twin = copy.deepcopy(net)
-    amp.cast(twin, "float32")
-    assert dtype_of(twin.body.weight) == "float32" and dtype_of(net.body.weight) == "float16"
-    amp.cast(net, "float32")
-    assert dtype_of(net.body.weight) == "float32"
 
 
 def test_a_parameter_of_another_shape_is_still_refused():
