@@ -68,20 +68,17 @@ NETS = {
 }
 
 
-def trained(name, policy):
+def trained(name):
     make, data = NETS[name]
     net = make()
     net.initialize(mx.init.Xavier())
-    amp.cast(net, policy)
+    amp.cast(net, "float16")
     x, labels = data(), nd.array([0, 1, 2, 3])
-    scale = {} if policy == "bfloat16" else {"loss_scale": 128}
-    trainer = amp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, **scale)
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-    for _ in range(3):
-        with autograd.record():
-            loss = loss_fn(net(x), labels)
-        trainer.backward(loss)
-        assert trainer.step(4).applied
+    trainer = amp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=128)
+    with autograd.record():
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), labels)
+    trainer.backward(loss)
+    assert trainer.step(4).applied
     return net, x
 
 
@@ -96,12 +93,11 @@ def opset(monkeypatch):
 
 
 @pytest.mark.usefixtures("opset")
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
 @pytest.mark.parametrize("name", NETS)
-def test_an_exported_model_computes_what_the_float32_net_computes(name, policy, tmp_path):
+def test_an_exported_model_computes_what_the_float32_net_computes(name, tmp_path):
     from onnx.reference import ReferenceEvaluator
 
-    net, x = trained(name, policy)
+    net, x = trained(name)
     low = net(x).asnumpy()
     path = str(tmp_path / "net")
     net.export(path)

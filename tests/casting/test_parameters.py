@@ -1,13 +1,10 @@
 """All ways to save a cast net write float32 masters, and all ways to load one set them."""
 
-import pickle
-import time
-
 import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.base.host import host_copy, host_view
+from gluon_amp.base.host import host_copy
 from gluon_amp.casting.parameters import dtype_of
 from tests import kinds
 
@@ -99,40 +96,29 @@ def save_by_name(net, path):
     save(path, {p.name: p.data() for p in net.collect_params().values()})
 
 
-def by_parameter_dict(net, path):
-    net.collect_params().save(path)
-
-
-def by_the_deprecated_name(net, path):
-    with pytest.warns(UserWarning, match="deprecated"):
-        net.save_params(path)
-
-
 SAVERS = {
     "save_parameters": lambda net, path: net.save_parameters(path),
     "deduplicate": lambda net, path: net.save_parameters(path, deduplicate=True),
-    "ParameterDict.save": by_parameter_dict,
-    "save_params": by_the_deprecated_name,
+    "ParameterDict.save": lambda net, path: net.collect_params().save(path),
 }
 LOADERS = {
     "save_parameters": lambda net, path: net.load_parameters(path),
     "deduplicate": lambda net, path: net.load_parameters(path),
     "ParameterDict.save": lambda net, path: net.collect_params().load(path),
-    "save_params": lambda net, path: net.load_parameters(path),
 }
 
 
-# -------------------------------------------------------------------------------------- saving
-
-
 # A stock SymbolBlock cannot load what its own save_parameters writes: the names have no dots.
-# Its ParameterDict saves arrays of mx.nd only.
-PAIRS = [("nd", kind, save) for kind in ("HybridBlock", "Block") for save in SAVERS]
-PAIRS += [("nd", "SymbolBlock", "ParameterDict.save")]
-PAIRS += [("np", "HybridBlock", "save_parameters"), ("np", "Block", "deduplicate")]
-
-
-@pytest.mark.parametrize("arrays, kind, save", PAIRS, indirect=["arrays"])
+@pytest.mark.parametrize(
+    "arrays, kind, save",
+    [
+        ("nd", "HybridBlock", "save_parameters"),
+        ("nd", "Block", "deduplicate"),
+        ("nd", "SymbolBlock", "ParameterDict.save"),
+        ("np", "HybridBlock", "save_parameters"),
+    ],
+    indirect=["arrays"],
+)
 def test_stock_mxnet_loads_the_masters_whatever_saves_them(arrays, kind, save, tmp_path):
     net, trainer = trained(NETS[kind])
     path = str(tmp_path / "a.params")
@@ -152,8 +138,16 @@ def test_stock_mxnet_loads_the_masters_whatever_saves_them(arrays, kind, save, t
     assert {dtype_of(net.collect_params()[name]) for name in low} == {"float16"}
 
 
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize(
+    "arrays, kind, policy",
+    [
+        ("nd", "HybridBlock", "float16"),
+        ("np", "Block", "float16"),
+        ("nd", "SymbolBlock", "float16"),
+        ("nd", "HybridBlock", "bfloat16"),
+    ],
+    indirect=["arrays"],
+)
 def test_a_stock_file_is_loaded_into_a_cast_net_by_all_ways(arrays, kind, policy, tmp_path):
     stock = initialized(NETS[kind], seed=1)
     expected = weights_of(stock)
@@ -212,14 +206,11 @@ CASES += [(2, amp.Trainer, "ParameterDict.load"), (2, amp.Trainer, "set_data")]
 
 
 @pytest.mark.parametrize("steps, build, setter", CASES)
-@pytest.mark.parametrize("kind", ["HybridBlock", "Block"])
-def test_loaded_values_become_the_masters_and_are_saved_again(
-    arrays, kind, steps, build, setter, tmp_path
-):
+def test_loaded_values_become_the_masters_and_are_saved_again(steps, build, setter, tmp_path):
     path = str(tmp_path / "a.params")
-    stock = initialized(NETS[kind], seed=1)
+    stock = initialized(hybrid, seed=1)
     stock.save_parameters(path)
-    net = amp.cast(initialized(NETS[kind]), "float16")
+    net = amp.cast(initialized(hybrid), "float16")
     options = {"learning_rate": 1e-3, "multi_precision": True}
     trainer = build(net.collect_params(), "sgd", options)
     train(net, trainer, steps)
@@ -264,8 +255,15 @@ def test_masters_are_saved_and_come_back_with_the_undo(build, tmp_path):
     np.testing.assert_array_equal(net[0].weight.data().asnumpy(), master)
 
 
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "rmsprop", "adagrad", "ftrl", "signum"])
-@pytest.mark.parametrize("build", [amp.Trainer, gluon.Trainer])
+@pytest.mark.parametrize(
+    "build, name",
+    [
+        (amp.Trainer, "adam"),
+        (gluon.Trainer, "sgd"),  # an array in place of a pair
+        (gluon.Trainer, "adam"),  # a pair in the layout of (master, momentum)
+        (gluon.Trainer, "rmsprop"),
+    ],
+)
 def test_states_of_a_trainer_from_before_the_cast_are_not_taken_for_masters(build, name, tmp_path):
     net = initialized(hybrid)
     params = list(net.collect_params().values())
@@ -295,8 +293,9 @@ def flat(state):
     return [] if state is None else [state]
 
 
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "rmsprop", "adagrad", "ftrl", "lamb"])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "name, frozen", [("sgd", False), ("adam", True), ("rmsprop", False), ("lamb", False)]
+)
 def test_masters_of_each_optimizer(name, frozen, tmp_path):
     net = amp.cast(initialized(hybrid), "float16")
     options = {"learning_rate": 1e-3, "multi_precision": True}
@@ -332,7 +331,7 @@ def test_a_trainer_of_two_nets_whose_parameters_have_the_same_names(tmp_path):
         np.testing.assert_array_equal(saved.astype(np.float16), weight)
 
 
-def test_several_devices(arrays, tmp_path):
+def test_several_devices(tmp_path):
     contexts = [mx.cpu(0), mx.cpu(1)]
     net = initialized(hybrid)
     net.collect_params().reset_ctx(contexts)
@@ -395,9 +394,9 @@ def test_a_parameters_arrays_keep_its_dtype_and_kind(arrays, move):
     assert kinds_of(net[0]) == {type(arrays.ones((1,)))}
 
 
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
-def test_parameters_keep_their_kind_of_array_when_a_cast_is_undone_after_training(arrays, policy):
-    net, trainer = trained(hybrid, policy)
+@kinds.only_np
+def test_parameters_keep_their_kind_of_array_when_a_cast_is_undone_after_training(arrays):
+    net, trainer = trained(hybrid)
     masters_before = {name: m.asnumpy() for name, m in trainer.master_params().items()}
     assert kinds_of(net) == {type(arrays.ones((1,)))}
     amp.cast(net, "float32")
@@ -408,22 +407,6 @@ def test_parameters_keep_their_kind_of_array_when_a_cast_is_undone_after_trainin
         assert float(arrays.sum(param.data()).asnumpy()) == pytest.approx(values.sum(), abs=1e-5)
 
 
-def test_both_exports_after_training(arrays, tmp_path):
-    net, trainer = trained(hybrid)
-    net(data())
-    name = net[0].weight.name
-    master = trainer.master_params()[name].asnumpy()
-    net.export(str(tmp_path / "wide"))
-    wide = nd.load(str(tmp_path / "wide-0000.params"))
-    np.testing.assert_array_equal(wide[f"arg:{name}"].asnumpy(), master)
-    net.export(str(tmp_path / "low"), remove_amp_cast=False)
-    low = nd.load(str(tmp_path / "low-0000.params"))
-    np.testing.assert_array_equal(low[f"arg:{name}"].asnumpy(), net[0].weight.data().asnumpy())
-    assert low[f"arg:{name}"].dtype == np.float16
-    net.save_parameters(str(tmp_path / "a.params"))  # float32 again
-    assert nd.load(str(tmp_path / "a.params"))["0.weight"].dtype == np.float32
-
-
 def test_the_undo_gives_parameters_their_own_class_back():
     net = initialized(hybrid)
     before = [type(p) for p in net.collect_params().values()]
@@ -432,67 +415,3 @@ def test_the_undo_gives_parameters_their_own_class_back():
     amp.cast(net, "float32")
     assert [type(p) for p in net.collect_params().values()] == before
     assert all("_amp_gradient_dtype" not in vars(p) for p in net.collect_params().values())
-
-
-# ------------------------------------------------------------- reading right after inference
-
-
-class Slow(mx.operator.CustomOp):
-    """Reads its input for a fifth of a second."""
-
-    ended = False
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        time.sleep(0.2)
-        Slow.ended = True
-        self.assign(out_data[0], req[0], in_data[0])
-
-
-@mx.operator.register("slow_reader")
-class SlowProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        return Slow()
-
-
-def save_checkpoint(net, path):
-    amp.save_checkpoint(path, net, amp.Trainer(net.collect_params(), "sgd"))
-
-
-READERS = {
-    "host_copy": lambda net, path: host_copy(net.weight.data()),
-    "host_view": lambda net, path: host_view(net.weight.data()),
-    "save_checkpoint": save_checkpoint,
-    "pickle": lambda net, path: pickle.dumps(net),
-    "cast": lambda net, path: amp.cast(net, "bfloat16"),
-}
-
-
-@pytest.mark.parametrize("read", READERS)
-def test_a_host_read_waits_for_operators_that_read_the_array(read, tmp_path):
-    net = amp.cast(nn.Dense(2, in_units=2), "mixed_float16")
-    net.initialize()
-    nd.waitall()
-    Slow.ended = False
-    out = nd.Custom(net.weight.data(), op_type="slow_reader")
-    READERS[read](net, str(tmp_path / "checkpoint"))
-    assert Slow.ended
-    out.wait_to_read()
-
-
-@pytest.mark.parametrize("read", [host_copy, lambda w: host_view(w).reshape(w.shape).copy()])
-def test_weights_read_while_inference_reorders_them(read):
-    """`asnumpy` alone gets a garbled array in about one of ten of these passes."""
-    channels = 256
-    x = mx.random.uniform(shape=(1, channels, 16, 16))
-    weight = mx.random.normal(shape=(channels, channels, 3, 3))
-    expected = weight.asnumpy()
-    for _ in range(20):
-        layer = nn.Conv2D(channels, 3, padding=1, in_channels=channels, use_bias=False)
-        layer.initialize(mx.init.Zero())
-        layer.hybridize()
-        layer.weight.set_data(weight)
-        nd.waitall()
-        layer(x)
-        until = time.perf_counter() + 0.02
-        while time.perf_counter() < until:
-            assert np.array_equal(read(layer.weight.data()), expected)
