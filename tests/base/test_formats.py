@@ -123,9 +123,8 @@ def test_a_format_without_subnormals_has_zero_there():
     assert flushed.smallest_subnormal == 2.0**-126
 
 
-@pytest.mark.parametrize("saturates", [False, True])
-@pytest.mark.parametrize("subnormals", [True, False])
-@pytest.mark.parametrize("name", SPECIFIED)
+@pytest.mark.parametrize("saturates, subnormals", [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float8_e4m3"])
 def test_arrays_are_rounded_as_numbers(name, subnormals, saturates):
     format_ = FORMATS[name]._replace(subnormals=subnormals)
     few = FORMATS["bfloat16" if format_.bits > 16 else name]

@@ -51,14 +51,13 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("change", WRITES.values(), ids=WRITES)
-def test_every_write_counts_once(change):
-    assert counted(nd.ones((4,)), change) == 1
-
-
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_reads_do_not_count(read):
-    assert counted(nd.ones((4,)), read) == 0
+def test_every_write_counts_once_and_reads_do_not():
+    assert {name: counted(nd.ones((4,)), change) for name, change in WRITES.items()} == (
+        dict.fromkeys(WRITES, 1)
+    )
+    assert {name: counted(nd.ones((4,)), read) for name, read in READS.items()} == (
+        dict.fromkeys(READS, 0)
+    )
 
 
 def test_the_version_of_a_view_is_that_of_its_memory():
@@ -97,7 +96,7 @@ def test_nothing_is_known_where_the_counters_are_elsewhere(monkeypatch):
     assert version(nd.ones((4,))) is None
 
 
-@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine"])
 def test_all_engines_count(engine):
     code = """
 import gluon_amp, mxnet as mx
