@@ -11,7 +11,7 @@ from gluon_amp.base import writes
 from gluon_amp.base.writes import version
 from tests import ROOT
 
-from mxnet import autograd, nd
+from mxnet import nd
 
 
 def counted(array, change):
@@ -64,19 +64,6 @@ def test_the_version_of_a_view_is_that_of_its_memory():
     array = nd.ones((4,))
     array.wait_to_read()
     assert version(array[2:3]) == version(array.reshape((2, 2))) == version(array)
-
-
-def test_a_backward_pass_writes_gradients_and_a_forward_pass_writes_nothing():
-    weight = nd.ones((2,))
-    weight.attach_grad()
-    gradient = weight.grad
-    gradient.wait_to_read()
-    weights, gradients = version(weight), version(gradient)
-    with autograd.record():
-        loss = (weight * 2).sum()
-    loss.backward()
-    nd.waitall()
-    assert (version(weight), version(gradient)) == (weights, gradients + 1)
 
 
 def test_an_array_that_is_being_written_has_no_version():

@@ -90,11 +90,11 @@ MASK = np.array(
 )
 
 
-def assert_as_float32(middle, mask=MASK, array=nd.array):
+def assert_as_float32(middle, mask=MASK):
     mx.random.seed(1)
     net = Net(middle)
     net.initialize(mx.init.Uniform(0.5))
-    inputs = [array(X)] if mask is None else [array(X), array(mask)]
+    inputs = [nd.array(X)] if mask is None else [nd.array(X), nd.array(mask)]
     net.hybridize()
     expected = closeness.measure(net, inputs)
     allowed = closeness.bounds(net, inputs, expected, "float16")
@@ -118,24 +118,13 @@ def rows(F, mask):
     return F.broadcast_like(row, F.batch_dot(column, row))
 
 
-def padded(F, h):
-    pad_width = (0,) * 6 + (0, 4)
-    return F.Pad(F.expand_dims(h, 1), mode="constant", pad_width=pad_width, constant_value=1e5)
-
-
 EPSILONS = {
     "log of clip": lambda F, h: F.log(F.clip(F.sigmoid(h * 60), 1e-12, 1)),
     "log of maximum": lambda F, h: F.log(F.maximum(F.relu(h), 1e-9)),
     "log of sum": lambda F, h: F.log(F.relu(h) + 1e-7),
-    "1/clip": lambda F, h: F.log(1 / F.clip(F.relu(h), 1e-9, 1e9)),
-    "ratio": lambda F, h: F.log1p(F.relu(h) / (F.relu(-h) + 1e-5)),
     "clip with the bounds of float32": lambda F, h: F.clip(h, -3.4e38, 3.4e38),
     "scaled down and up": lambda F, h: F.reshape(h * 1e-8, (0, 0, -1)) * 1e8,
-    "scaled up and down": lambda F, h: F.transpose(h * 1e6, axes=(0, 1, 2)) / 1e6,
     "larger than a bound": lambda F, h: F.where(h * 1e4 * 1e4 > 1e5, h, F.zeros_like(h)),
-    "hard sigmoid": lambda F, h: F.hard_sigmoid(h, alpha=1e5, beta=0.5),
-    "leaky": lambda F, h: F.LeakyReLU(h, act_type="leaky", slope=1e-6) * 1e3,
-    "padded, then summed": lambda F, h: F.sum(padded(F, h), axis=1) * 1e-5,
 }
 
 
@@ -148,13 +137,10 @@ def test_epsilons_and_bounds(name):
 MASKS = {
     "where": lambda F, s, m, c: F.where(m, s, F.ones_like(s) * c),
     "where zeros minus": lambda F, s, m, c: F.where(m, s, F.zeros_like(s) + c),
-    "where of low": lambda F, s, m, c: F.where(m, s, F.ones_like(s * 0.5) * c),
     "broadcast_add": lambda F, s, m, c: F.broadcast_add(s, (1 - m) * c),
     "add twice": lambda F, s, m, c: s + (1 - m) * c + (1 - m) * c,
     "comparison": lambda F, s, m, c: s + (F.sigmoid(m) < 0.6) * c,
-    "minus": lambda F, s, m, c: s * m - (1 - m) * -c,
     "maximum": lambda F, s, m, c: F.broadcast_minimum(s, (m * 2 - 1) * -c),
-    "fed": lambda F, s, m, c: s + F.broadcast_mul(1 - m, F.full((1, 1, 1), c)),
 }
 
 
@@ -169,73 +155,14 @@ def test_attention_masks(name, value):
     assert_as_float32(middle)
 
 
-@pytest.mark.parametrize("name", ["where", "where zeros minus"])
-def test_infinite_masks_give_what_float32_gives(name):
+def test_infinite_masks_give_what_float32_gives():
     """Softmax is NaN in the row that is masked completely, and finite in the other rows."""
 
     def middle(F, h, mask):
-        return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), float("-inf")), h)
+        return attend(F, MASKS["where"](F, scores(F, h), rows(F, mask), float("-inf")), h)
 
     assert_as_float32(middle)
     assert_as_float32(middle, mask=np.where(MASK.any(1, keepdims=True), MASK, 1))
-
-
-def test_a_mask_behind_other_operators():
-    """The masked scores are scaled, reshaped and dropped out before the softmax."""
-
-    def middle(F, h, mask):
-        mask = F.broadcast_like(F.expand_dims(mask, axis=2), h)
-        masked = F.where(mask, h, F.ones_like(h) * -1e9)
-        moved = F.reshape(F.transpose(masked, axes=(0, 2, 1)), (0, 0, 2, -1))
-        moved = F.Dropout(F.concat(moved, moved * 0.5, dim=0), p=0.0)
-        return F.expand_dims(F.mean(F.softmax(moved, axis=-1), axis=(1, 2)), 1)
-
-    assert_as_float32(middle, mask=np.where(MASK.any(1, keepdims=True), MASK, 1))
-
-
-def test_values_of_sequence_mask_and_pad():
-    def sequence(F, h, mask):
-        lengths = F.BlockGrad(F.sum(mask, axis=1))  # MXNet does not write their gradient
-        masked = F.SequenceMask(h, lengths, use_sequence_length=True, axis=1, value=-1e9)
-        return F.softmax(masked, axis=1)
-
-    def pad(F, h):
-        options = {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 1, 2, 2)}
-        wide = F.Pad(F.expand_dims(h, axis=1), constant_value=-1e9, **options)
-        return F.squeeze(F.softmax(wide, axis=3), axis=1)
-
-    assert_as_float32(sequence)
-    assert_as_float32(pad, mask=None)
-
-
-def test_a_mask_that_is_fed_as_data():
-    def added(F, h, mask):
-        return attend(F, F.broadcast_add(scores(F, h), F.expand_dims(mask, 1)), h)
-
-    assert_as_float32(added, mask=(1 - MASK) * -1e9)
-    assert_as_float32(added, mask=np.where(MASK, 0, -np.inf).astype("f4"))
-
-
-NUMPY = {
-    "clip": lambda np, npx, h: np.log(np.clip(npx.sigmoid(h * 60), 1e-12, 1)),
-    "pad": lambda np, npx, h: npx.softmax(
-        np.pad(h, ((0, 0), (0, 0), (1, 1)), constant_values=-1e9), axis=2
-    ),
-    "nan_to_num": lambda np, npx, h: np.minimum(
-        np.nan_to_num(h / np.zeros_like(h), posinf=1e9, neginf=-1e9) * 1e-9, 1
-    ),
-    "where": lambda np, npx, h: npx.softmax(np.where(np.abs(h) > 0.1, h, -1e9), axis=1),
-    "full_like": lambda np, npx, h: np.where(h > 0, h, np.full_like(h, -1e9)) * 1e-9,
-}
-
-
-@pytest.mark.parametrize("name", NUMPY)
-def test_operators_of_mx_np_that_have_names_of_their_own(name):
-    def middle(F, h):
-        return NUMPY[name](F.np, F.npx, h)
-
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        assert_as_float32(middle, mask=None, array=mx.np.array)
 
 
 def test_ordinary_constants_drag_nothing_into_float32():
@@ -260,11 +187,3 @@ def test_float32_ends_at_the_next_product():
     out = mx.sym.FullyConnected(mx.sym.relu(h + 1e-12), num_hidden=4, name="b")
     _, nodes = cast_pass.plan(mx.sym.tanh(out), FLOAT16, {})
     assert [n.dtype for n in nodes] == ["float16", "float32", "float32", "float16", "float16"]
-
-
-def test_sums_over_windows_run_in_float32():
-    h = mx.sym.Convolution(mx.sym.var("x"), kernel=(1, 1), num_filter=4)
-    for kind, dtype in (("sum", "float32"), ("lp", "float32"), ("avg", "float16")):
-        pooled = mx.sym.Pooling(h, kernel=(2, 2), pool_type=kind, p_value=2)
-        _, nodes = cast_pass.plan(pooled, FLOAT16, {})
-        assert nodes[-1].dtype == dtype

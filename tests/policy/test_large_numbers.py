@@ -87,30 +87,13 @@ WITH_IDS = {
     "take": lambda F, column, ids: F.take(column, ids),
     "pick": lambda F, column, ids: F.pick(F.tile(column.reshape((1, ROWS)), (3, 1)), ids),
     "gather_nd": lambda F, column, ids: F.gather_nd(column, ids.reshape((1, 3))),
-    "scatter_nd": lambda F, column, ids: F.scatter_nd(
-        F.slice_axis(column, axis=0, begin=1, end=4), ids.reshape((1, 3)), shape=(ROWS, 1)
-    ),
     "one_hot": lambda F, column, ids: F.argmax(F.one_hot(ids, ROWS), axis=1),
-    "index_copy": lambda F, column, ids: F.contrib.index_copy(
-        column, F.cast(ids, "int32"), F.slice_axis(column, axis=0, begin=1, end=4)
-    ),
     "SequenceMask": lambda F, column, ids: F.SequenceMask(
         F.tile(column, (1, 3)), ids, use_sequence_length=True, value=-1
     ),
-    "SequenceLast": lambda F, column, ids: F.SequenceLast(
-        F.tile(column, (1, 3)), ids, use_sequence_length=True
-    ),
-    "SequenceReverse": lambda F, column, ids: F.SequenceReverse(
-        F.tile(column, (1, 3)), ids, use_sequence_length=True
-    ),
     "slice_like": lambda F, column, ids: F.slice_like(column, F.one_hot(ids, 2049), axes=(0,)),
     "arange_like": lambda F, column, ids: F.contrib.arange_like(column, axis=0),
-    "argmax": lambda F, column, ids: F.argmax(with_a_peak(F, column, ids), axis=0),
     "topk": lambda F, column, ids: F.topk(with_a_peak(F, column, ids), axis=0),
-    "ravel": lambda F, column, ids: F.ravel_multi_index(F.stack(ids * 0 + 1, ids), shape=(2, ROWS)),
-    "softmax_cross_entropy": lambda F, column, ids: F.softmax_cross_entropy(
-        F.tile(column.reshape((1, ROWS)), (3, 1)), F.cast(ids, "float32")
-    ),
     "arithmetic with ids": lambda F, column, ids: F.take(column, ids.reshape((3, 1)) - 1),
 }
 

@@ -144,22 +144,6 @@ def test_only_cu117_misses_cusparse(tmp_path, packages):
 
 
 @needs_cc
-def test_later_libraries_find_the_loaded_ones(tmp_path, packages):
-    """A library in any folder that needs all of them can be loaded, as libmxnet.so can."""
-    install(tmp_path, "mxnet-cu117")
-    build(tmp_path / "libcuda.so.1")
-    later = tmp_path / "later.so"
-    needed = [packages / "nvidia" / one.folder / "lib" / one.soname for one in LIBRARIES]
-    (tmp_path / "empty.c").touch()
-    command = ["cc", "-shared", str(tmp_path / "empty.c"), "-Wl,--no-as-needed"]
-    subprocess.run([*command, *map(str, needed), "-o", str(later)], check=True)
-    load = f"\nimport ctypes; ctypes.CDLL({str(later)!r})"
-    options = {"LD_LIBRARY_PATH": str(tmp_path)}
-    assert run(code="import ctypes" + load, **options).returncode == 1
-    assert run(tmp_path, packages, code=PRELOAD + load, **options).returncode == 0
-
-
-@needs_cc
 def test_symbols_are_global_as_if_mxnet_were_linked_with_them(tmp_path, packages):
     install(tmp_path, "mxnet-cu117")
     build(tmp_path / "libcuda.so.1")
@@ -168,11 +152,6 @@ def test_symbols_are_global_as_if_mxnet_were_linked_with_them(tmp_path, packages
     done = run(tmp_path, packages, code=PRELOAD + look, LD_LIBRARY_PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str([11] * 12)
-
-
-def test_the_wheel_of_this_environment_is_found():
-    wheels = cuda_libraries.installed_wheels()
-    assert len(wheels) == 1 and wheels[0] in cuda_libraries.WHEELS
 
 
 def test_every_library_has_its_package_in_setup_py():
