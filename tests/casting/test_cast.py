@@ -1,8 +1,5 @@
 """The cast of a net: scope, undo, every kind of block, and errors for bad input."""
 
-import copy
-import warnings
-
 import numpy as np
 import pytest
 
@@ -69,26 +66,6 @@ def test_mixed_policies_keep_float32_parameters_and_gradients(policy):
     assert set(dtypes_of(net).values()) == {"float32"}
     assert backward(net, images()).dtype == np.float32
     assert net[0].weight.grad().dtype == np.float32
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_results_are_near_float32(policy):
-    net, x = small_net(), images()
-    expected = backward(net, x).asnumpy()
-    gradient = net[0].weight.grad().asnumpy()
-    amp.cast(net, policy)
-    unit = {"float16": 2**-11, "bfloat16": 2**-8}[amp.Policy.parse(policy).compute_dtype]
-    got = backward(net, x).asnumpy()
-    assert 0 < np.abs(got - expected).max() < 8 * unit * np.abs(expected).max()
-    got = net[0].weight.grad().asnumpy()
-    assert 0 < np.abs(got - gradient).max() < 64 * unit * np.abs(gradient).max()
-
-
-def test_float16_and_mixed_float16_compute_the_same():
-    x = images()
-    net = small_net()
-    low = amp.cast(copy.deepcopy(net), "float16")(x).asnumpy()
-    assert np.array_equal(amp.cast(net, "mixed_float16")(x).asnumpy(), low)
 
 
 def test_float16_data_gives_what_float32_data_gives():
@@ -227,30 +204,24 @@ def test_parameters_of_other_dtypes():
     assert net.ids.data().dtype == np.int32
 
 
-class WithFloat64(gluon.HybridBlock):
-    """2⁴⁰ times what a float64 constant exceeds 1 by, which is 1, plus the outputs of a layer."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(2, in_units=2, weight_initializer="zeros")
-            value = nd.full((1, 2), 1 + 2**-40, dtype="float64")
-            self.table = self.params.get_constant("table", value)
-
-    def hybrid_forward(self, F, x, table):
-        ones = F.cast(F.ones_like(x), "float64")
-        return self.dense(x) + F.cast(F.broadcast_sub(table, ones) * 2.0**40, "float32")
-
-
 @pytest.mark.parametrize("policy", ["float16", "compute=float8_e4m3,gradients=float32"])
 def test_a_constant_in_float64_keeps_its_digits(policy):
-    net = WithFloat64()
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(1, in_units=1, weight_initializer="zeros")
+                value = nd.full((1, 1), 1 + 2**-40, dtype="float64")
+                self.table = self.params.get_constant("table", value)
+
+        def hybrid_forward(self, F, x, table):
+            beyond = F.broadcast_sub(table, F.cast(F.ones_like(x), "float64")) * 2.0**40
+            return self.dense(x) + F.cast(beyond, "float32")
+
+    net = Net()
     net.initialize()
     amp.cast(net, policy)
-    with autograd.record():
-        out = net(nd.ones((1, 2)))
-    out.backward()
-    assert out.asnumpy().tolist() == [[1, 1]]
+    assert net(nd.ones((1, 1))).asscalar() == 1
     assert net.table.data().dtype == np.float64
 
 
@@ -287,14 +258,6 @@ def test_bfloat16_on_a_gpu_is_refused_with_the_reason():
         amp.cast(net, "bfloat16")
     assert type(net) is nn.Dense
     amp.cast(net, "float16")
-
-
-def test_no_warnings_of_our_own():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        net = amp.cast(small_net(), "float16")
-        backward(net, images())
-        amp.describe(net)
 
 
 # ---------------------------------------------------------------------------------- policy_of

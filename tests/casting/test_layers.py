@@ -9,7 +9,7 @@ from tests import kinds
 from tests.casting.nets import backward
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 from mxnet.gluon import nn, rnn
 
 
@@ -66,24 +66,14 @@ def test_weights_tied_to_an_embedding_stay_float32_and_are_cast_in_the_graph():
 # Each beside a layer of another kind; which operators need float32 is tested in `tests/policy`
 LAYERS = [
     ("float16", lambda: nn.LayerNorm(), (2, 6)),
-    ("bfloat16", lambda: nn.LayerNorm(), (2, 6)),
-    ("float16", lambda: nn.BatchNorm(), (2, 4, 3, 3)),
     ("float16", lambda: nn.GroupNorm(2), (2, 4, 3, 3)),
     ("bfloat16", lambda: nn.InstanceNorm(), (2, 4, 3, 3)),
-    ("float16", lambda: gluon.contrib.nn.SyncBatchNorm(num_devices=1), (2, 4, 3, 3)),
-    ("float16", lambda: nn.HybridLambda(lambda F, x: F.LRN(x, nsize=3)), (2, 4, 3, 3)),
     ("mixed_float16", lambda: nn.PReLU(), (2, 4)),
-    ("bfloat16", lambda: nn.SELU(), (2, 4)),
-    ("float16", lambda: nn.Swish(), (2, 4)),
-    ("float16", lambda: nn.Conv1D(3, 3), (2, 4, 8)),
     ("bfloat16", lambda: nn.Conv2D(4, 3, groups=4), (2, 4, 8, 8)),
-    ("mixed_float16", lambda: nn.Conv3D(3, 2), (2, 2, 4, 4, 4)),
     ("float16", lambda: nn.Conv1DTranspose(3, 3), (2, 4, 8)),
     ("bfloat16", lambda: nn.Conv2DTranspose(3, 3), (2, 4, 8, 8)),
-    ("float16", lambda: nn.MaxPool1D(), (2, 4, 8)),
     ("bfloat16", lambda: nn.AvgPool2D(), (2, 4, 8, 8)),
     ("float16", lambda: nn.ReflectionPad2D(1), (2, 4, 8, 8)),
-    ("bfloat16", lambda: gluon.contrib.nn.PixelShuffle2D(2), (2, 4, 3, 3)),
 ]
 
 
@@ -159,37 +149,6 @@ def test_a_recurrent_layer_without_states_inside_a_net(arrays, layer, policy):
     assert np.abs(one - expected[:, :1]).max() < 0.01
 
 
-@pytest.mark.parametrize(
-    "cell, policy",
-    [(rnn.RNNCell, "mixed_float16"), (rnn.LSTMCell, "float16"), (rnn.GRUCell, "bfloat16")],
-)
-def test_recurrent_cells_unrolled(cell, policy):
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.cell = rnn.HybridSequentialRNNCell()
-                self.cell.add(cell(5))
-                self.cell.add(rnn.ResidualCell(cell(5)))
-                self.cell.add(rnn.DropoutCell(0.1))
-
-        def hybrid_forward(self, F, x):
-            outs, _ = self.cell.unroll(3, x, layout="NTC", merge_outputs=True)
-            return outs
-
-    net = Net()
-    net.initialize()
-    x = nd.random.normal(shape=(2, 3, 5))
-    expected = net(x).asnumpy()
-    amp.cast(net, policy)
-    assert np.abs(net(x).asnumpy() - expected).max() < 0.02
-    assert backward(net, x).dtype == np.float32
-    products = [r for r in amp.describe(net).rows if r.op == "FullyConnected"]
-    assert {r.compute_dtype for r in products} == {amp.Policy.parse(policy).compute_dtype}
-    if policy == "float16":
-        assert net.cell[0].i2h_weight.dtype == "float16"
-
-
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 def test_a_cell_in_a_symbolic_loop(policy):
     class Loop(gluon.HybridBlock):
@@ -211,63 +170,3 @@ def test_a_cell_in_a_symbolic_loop(policy):
     assert net.cell.i2h_weight.grad().asnumpy().any()
     products = {r.compute_dtype for r in amp.describe(net).rows if r.op == "FullyConnected"}
     assert products == {amp.Policy.parse(policy).compute_dtype}
-
-
-def test_a_cell_called_step_by_step():
-    net = rnn.LSTMCell(5, input_size=4)
-    net.initialize()
-    x = nd.random.normal(shape=(2, 4))
-    expected, _ = net(x, net.begin_state(2))
-    expected = expected.asnumpy()
-    amp.cast(net, "float16")
-    assert net.i2h_weight.dtype == "float16"
-    out, states = net(x, net.begin_state(2))
-    out2, _ = net(x, states)
-    assert np.abs(out.asnumpy() - expected).max() < 1e-3
-    assert out2.dtype == np.float32
-
-
-def test_attention_with_interleaved_products():
-    class Attention(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.qkv = nn.Dense(24, flatten=False)
-
-        def hybrid_forward(self, F, x):
-            qkv = self.qkv(x)
-            scores = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=2)
-            weights = F.softmax(scores)
-            return F.contrib.interleaved_matmul_selfatt_valatt(qkv, weights, heads=2)
-
-    net = Attention()
-    net.initialize()
-    x = nd.random.normal(shape=(3, 2, 8))
-    expected = net(x).asnumpy()
-    amp.cast(net, "float16")
-    assert np.abs(net(x).asnumpy() - expected).max() < 1e-3
-    backward(net, x)
-    ran = {row.op: row.compute_dtype for row in amp.describe(net).rows}
-    assert ran["_contrib_interleaved_matmul_selfatt_qk"] == "float16"
-    assert ran["softmax"] == "float32"
-
-
-def test_a_loss_inside_the_net_is_float32_and_its_epsilon_survives():
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = nn.Dense(3)
-                self.loss = gluon.loss.SigmoidBCELoss(from_sigmoid=True)
-
-        def hybrid_forward(self, F, x, label):
-            return self.loss(F.sigmoid(self.dense(x) * 100), label)
-
-    net = Net()
-    net.initialize(mx.init.One())
-    amp.cast(net, "float16")
-    with autograd.record():
-        loss = net(nd.ones((2, 2)), nd.zeros((2, 3)))  # sigmoid is exactly 1: log(1 - 1 + eps)
-    loss.backward()
-    assert np.isfinite(loss.asnumpy()).all()
-    assert loss.asscalar() if loss.size == 1 else loss.asnumpy().min() > 20

@@ -8,7 +8,7 @@ from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, npx
-from mxnet.gluon import nn, rnn
+from mxnet.gluon import nn
 
 
 @pytest.fixture(autouse=True)
@@ -43,58 +43,8 @@ class Encoder(nn.HybridBlock):
         return self.out(F.np.concatenate(statistics, axis=1))
 
 
-def masked_softmax(x, lengths):
-    shape = x.shape
-    x = npx.sequence_mask(
-        x.reshape(-1, shape[-1]), lengths.repeat(shape[1]), True, value=-1e6, axis=1
-    )
-    return npx.softmax(x).reshape(shape)
-
-
-class Translator(nn.Block):
-    """A plain Block: GRUs with attention, whose Python code calls `mx.np` and `npx`."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.encoder = nn.Embedding(9, 4), rnn.GRU(6)
-        self.query, self.key = (nn.Dense(5, flatten=False, use_bias=False) for _ in range(2))
-        self.score, self.decoder = nn.Dense(1, flatten=False, use_bias=False), rnn.GRU(6)
-        self.out = nn.Dense(9, flatten=False)
-
-    def forward(self, tokens, lengths):
-        x = self.embedding(tokens).swapaxes(0, 1)
-        encoded, state = self.encoder(x, self.encoder.begin_state(batch_size=x.shape[1]))
-        encoded = encoded.swapaxes(0, 1)
-        outputs = []
-        for step in x:
-            query = mx.np.expand_dims(self.query(state[0][-1]), 1)
-            features = mx.np.tanh(
-                mx.np.expand_dims(query, 2) + mx.np.expand_dims(self.key(encoded), 1)
-            )
-            weights = masked_softmax(mx.np.squeeze(self.score(features), -1), lengths)
-            context = npx.batch_dot(weights, encoded)
-            step = mx.np.concatenate((context, mx.np.expand_dims(step, 1)), -1)
-            output, state = self.decoder(step.swapaxes(0, 1), state)
-            outputs.append(output)
-        return self.out(mx.np.concatenate(outputs, 0))
-
-
 def tokens():
     return [kinds.array(np.random.RandomState(0).randint(0, 11, (3, 6)), dtype="int32")]
-
-
-def sentences():
-    ids = np.random.RandomState(0).randint(0, 9, (3, 5))
-    return [kinds.array(ids, dtype="int32"), kinds.array([2, 5, 3])]
-
-
-NETS = {
-    "Encoder": (Encoder, tokens),
-    "Translator": (Translator, sentences),
-}
-
-
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def run(net, data):
@@ -111,63 +61,25 @@ def run(net, data):
     return out.asnumpy().ravel(), np.concatenate(grads)
 
 
-@pytest.mark.parametrize(
-    "name, when, policy",
-    [
-        ("Encoder", "before initialize", "float16"),
-        ("Encoder", "after a pass", "bfloat16"),
-        ("Translator", "before initialize", "bfloat16"),
-        ("Translator", "after a pass", "float16"),
-    ],
-)
-def test_outputs_and_gradients_are_near_those_of_float32(name, when, policy):
-    make, data = NETS[name]
-
+@pytest.mark.parametrize("when", ["before initialize", "after a pass"])
+def test_outputs_and_gradients_are_near_those_of_float32(when):
     def new(policy):
         mx.random.seed(3)
-        net = make()
+        net = Encoder()
         if policy and when == "before initialize":
             amp.cast(net, policy)
         net.initialize(mx.init.Uniform(0.5))
         if policy and when == "after a pass":
-            net(*data())
+            net(*tokens())
             amp.cast(net, policy)
         return net
 
-    expected = run(new(None), data())
-    net = new(policy)
-    for found, wide in zip(run(net, data()), expected):
-        assert 0 < np.linalg.norm(found - wide) < 16 * UNIT[policy] * np.linalg.norm(wide)
+    expected = run(new(None), tokens())
+    net = new("float16")
+    for found, wide in zip(run(net, tokens()), expected):
+        assert 0 < np.linalg.norm(found - wide) < 2.0**-7 * np.linalg.norm(wide)
     amp.cast(net, "float32")
-    run(net, data())
-
-
-class Masked(nn.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(3, in_units=4, flatten=False)
-
-    def hybrid_forward(self, F, x, mask):
-        x = self.dense(x)
-        picked = F.np.where(F.np.expand_dims(mask, 2), x, F.np.zeros_like(x))
-        return picked + x * F.np.expand_dims(mask, 2) / F.np.sum(mask)
-
-
-@pytest.mark.parametrize(
-    "dtype, policy", [("bool", "float16"), ("bool", "bfloat16"), ("int64", "float16")]
-)
-def test_a_mask_may_be_booleans(dtype, policy):
-    net = Masked()
-    net.initialize(mx.init.Uniform(0.5))
-    x = kinds.array(np.random.RandomState(0).normal(size=(2, 3, 4)))
-    mask = mx.np.array([[True, False, True], [True, True, False]]).astype(dtype)
-    expected = net(x, mask).asnumpy()
-    amp.cast(net, policy)
-    with autograd.record():
-        out = net(x, mask)
-    out.backward()
-    assert 0 < np.linalg.norm(out.asnumpy() - expected) < 16 * UNIT[policy]
-    assert np.isfinite(net.dense.weight.grad().asnumpy()).all()
+    run(net, tokens())
 
 
 def test_an_export_runs_in_stock_mxnet(tmp_path):

@@ -127,23 +127,6 @@ def test_with_a_driver_all_of_them_are_loaded(tmp_path, packages, wheel):
 
 
 @needs_cc
-def test_only_cu117_misses_cusparse(tmp_path, packages):
-    build(tmp_path / "driver" / "libcuda.so.1")
-    driver = str(tmp_path / "driver")
-    shutil.copytree(packages / "nvidia", tmp_path / "some" / "nvidia")
-    shutil.rmtree(tmp_path / "some" / "nvidia" / "cusparse")
-    install(tmp_path / "cu112", "mxnet-cu112")
-    done = run(tmp_path / "cu112", tmp_path / "some", LD_LIBRARY_PATH=driver)
-    assert done.returncode == 0, done.stderr
-    install(tmp_path / "cu117", "mxnet-cu117")
-    if run(tmp_path, code="import ctypes; ctypes.CDLL('libcusparse.so.11')").returncode:
-        message = sentence(run(tmp_path / "cu117", tmp_path / "some", LD_LIBRARY_PATH=driver))
-        assert message.startswith(
-            "mxnet-cu117 needs libcusparse.so.11, which could not be loaded ("
-        )
-
-
-@needs_cc
 def test_symbols_are_global_as_if_mxnet_were_linked_with_them(tmp_path, packages):
     install(tmp_path, "mxnet-cu117")
     build(tmp_path / "libcuda.so.1")
