@@ -1,10 +1,7 @@
 """A cast net is pickled and copied like a stock one; the copy is cast and shares nothing."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,16 +12,6 @@ from gluon_amp.casting.parameters import dtype_of
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-
-
-class PlainBlock(gluon.Block):
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.part = nn.Dense(3, in_units=4)
-
-    def forward(self, x):
-        return self.part(x) * 2
 
 
 class Parent(gluon.HybridBlock):
@@ -76,7 +63,6 @@ NETS = {
     "Dense": lambda: nn.Dense(3, in_units=4),
     "convolutions": convolutions,
     "SymbolBlock": symbol_block,
-    "PlainBlock": PlainBlock,
     "Parent": Parent,
     "OwnState": OwnState,
 }
@@ -136,10 +122,8 @@ def arrays_of(net):
     [
         ("Dense", "float16", "pickle 2"),
         ("convolutions", "float16", "pickle 5"),
-        ("convolutions", "mixed_float16", "deepcopy"),
-        ("convolutions", "bfloat16", "pickle 2"),
+        ("convolutions", "bfloat16", "deepcopy"),
         ("SymbolBlock", "float16", "pickle 5"),
-        ("PlainBlock", "float16", "deepcopy"),
         ("Parent", "float16", "pickle 5"),
         ("OwnState", "float16", "pickle 5"),
     ],
@@ -163,21 +147,6 @@ def test_a_copy_of_a_trained_net(kind, policy, copier):
     amp.cast(twin, "float32")
     assert {dtype_of(p) for p in theirs.values()} == {"float32"}
     assert_same([array.asnumpy() for array in arrays_of(net)], before)
-
-
-@pytest.mark.parametrize(
-    "kind, initialize", [("convolutions", True), ("convolutions", False), ("SymbolBlock", False)]
-)
-def test_a_copy_of_a_net_that_has_not_run(kind, initialize):
-    net = amp.cast(NETS[kind](), "float16")
-    if initialize:
-        net.initialize()
-    twin = COPIERS["pickle 5"](net)
-    if not initialize:
-        twin.initialize()
-    twin(data(kind))
-    low = {dtype_of(p) for name, p in twin.collect_params().items() if name.endswith("weight")}
-    assert low == {"float16"}
 
 
 @pytest.mark.parametrize("copier", ["pickle 5", "deepcopy"])
@@ -212,32 +181,24 @@ def test_a_shallow_copy_shares_parameters_and_no_traces():
     assert net(one).asscalar() == 3
 
 
-def test_gradients_and_their_modes_are_copied():
+@pytest.mark.parametrize("initialize", [True, False])
+def test_a_copy_of_a_net_whose_shapes_are_not_known(initialize):
+    net = amp.cast(convolutions(), "float16")
+    if initialize:
+        net.initialize()
+    twin = pickle.loads(pickle.dumps(net))
+    if not initialize:
+        twin.initialize()
+    twin(data("convolutions"))
+    assert twin[0].weight.data().dtype == twin[3].weight.data().dtype == np.float16
+
+
+@pytest.mark.parametrize("copier", ["pickle 5", "deepcopy"])
+def test_gradients_and_their_modes_are_copied(copier):
     net, _ = trained("Dense")
     net.collect_params().setattr("grad_req", "add")
     outputs_and_gradients(net, data())
-    for twin in (COPIERS["pickle 5"](net), copy.deepcopy(net)):
-        once = net.weight.grad().asnumpy()
-        np.testing.assert_array_equal(twin.weight.grad().asnumpy(), once)
-        outputs_and_gradients(twin, data())
-        np.testing.assert_array_equal(twin.weight.grad().asnumpy(), 2 * once)
-
-
-@pytest.mark.slow
-def test_another_process_reads_it(tmp_path):
-    """The new process has imported nothing, as with `multiprocessing`'s spawn."""
-    net, _ = trained("Dense")
-    (tmp_path / "net").write_bytes(pickle.dumps(net))
-    np.save(tmp_path / "x.npy", data().asnumpy())
-    code = (
-        "import pickle, numpy as np\n"
-        "net = pickle.load(open('net', 'rb'))\n"
-        "import mxnet as mx\n"
-        "np.save('out.npy', net(mx.nd.array(np.load('x.npy'))).asnumpy())\n"
-        "print(net.weight.dtype)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    printed = subprocess.check_output(command, cwd=tmp_path, env=environment)
-    assert b"float16" in printed
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), net(data()).asnumpy())
+    twin, once = COPIERS[copier](net), net.weight.grad().asnumpy()
+    np.testing.assert_array_equal(twin.weight.grad().asnumpy(), once)
+    outputs_and_gradients(twin, data())
+    np.testing.assert_array_equal(twin.weight.grad().asnumpy(), 2 * once)

@@ -10,7 +10,7 @@ from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
-from mxnet.gluon import nn, rnn
+from mxnet.gluon import nn
 
 
 class OwnNumbers(mx.init.Initializer):
@@ -33,20 +33,6 @@ class Net(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         return self.last(self.norm(self.known(self.own(x))))
-
-
-class Plain(gluon.Block):
-    """A plain Block, with a parameter of its own that no HybridBlock reads, and an LSTM."""
-
-    def __init__(self):
-        super().__init__(prefix="plain_")
-        with self.name_scope():
-            self.scale = self.params.get("scale", shape=(4, 4))
-            self.rnn = rnn.LSTM(3, i2h_bias_initializer=mx.init.LSTMBias(1 / 3))
-            self.net = Net()
-
-    def forward(self, x):
-        return self.net(self.rnn(x * self.scale.data()[0]))
 
 
 DATA = np.random.RandomState(0).normal(size=(3, 2, 4))
@@ -96,13 +82,6 @@ def test_the_seed_gives_the_weights_of_float32(arrays, initializer, cast_first):
     net, then = first_values(Net, initializer, "float16", cast_first)
     assert_rounded_once(net, expected)
     np.testing.assert_array_equal(then, later)  # shuffles and dropout masks agree as well
-
-
-def test_the_seed_gives_the_weights_of_float32_in_a_plain_block(arrays):
-    expected, later = first_values(Plain, mx.init.Xavier())
-    net, then = first_values(Plain, mx.init.Xavier(), "float16")
-    assert_rounded_once(net, expected)
-    np.testing.assert_array_equal(then, later)
 
 
 class OwnOrder(gluon.HybridBlock):
