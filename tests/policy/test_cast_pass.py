@@ -5,6 +5,7 @@ import pytest
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
@@ -43,9 +44,17 @@ def casts(symbol):
 
 def test_products_run_in_float16_and_the_output_is_float32():
     symbol = dense(mx.sym.relu(dense(var("x"), "a"), name="r"), "b")
+    before = symbol.tojson()
     dtypes = runs_in(symbol)
     assert (dtypes["a"], dtypes["r"], dtypes["b"]) == ("float16",) * 3
     assert dtypes["b_0_cast_float32"] == "float32"
+    _, nodes = cast_pass.plan(symbol, FLOAT16, {"a_w": "float16"})
+    assert [(n.name, n.op, n.dtype, n.params) for n in nodes] == [
+        ("a", "FullyConnected", "float16", {"a_w": "float16"}),
+        ("r", "relu", "float16", {}),
+        ("b", "FullyConnected", "float16", {}),
+    ]
+    assert symbol.tojson() == before
 
 
 def test_each_tensor_is_cast_once():
@@ -53,13 +62,6 @@ def test_each_tensor_is_cast_once():
     symbol = mx.sym.Group([dense(x, "a"), dense(x, "b")])
     cast, _ = apply(symbol)
     assert casts(cast) == ["x_0_cast_float16", "a_0_cast_float32", "b_0_cast_float32"]
-
-
-def test_the_original_symbol_is_left_alone():
-    symbol = dense(var("x"), "a")
-    before = symbol.tojson()
-    apply(symbol)
-    assert symbol.tojson() == before
 
 
 def test_float32_parameters_are_cast_in_the_graph_and_float16_ones_are_not():
@@ -134,12 +136,8 @@ def test_merges_of_float16_and_float32_are_float32(merge, swap):
     _, outputs, _ = cast.infer_type(**dict.fromkeys(inputs, "float32"), **dtypes)
     assert outputs == [np.float32]
     assert runs_in(mx.sym.broadcast_add(low, low, name="sum"))["sum"] == "float16"
-
-
-def test_raw_data_merged_with_float16_works_whatever_is_fed():
-    symbol = mx.sym.broadcast_add(dense(var("x"), "a"), var("x"), name="sum")
-    assert runs_in(symbol)["sum"] == "float32"
-    assert runs_in(symbol, x="float16")["sum"] == "float32"
+    raw = mx.sym.broadcast_add(low, var("x"), name="sum")
+    assert runs_in(raw)["sum"] == runs_in(raw, x="float16")["sum"] == "float32"
 
 
 def test_ids_and_indices_are_never_cast():
@@ -227,14 +225,6 @@ def test_the_float32_policy_changes_nothing():
     ]
 
 
-def test_stripping_the_casts_gives_the_float32_graph_back():
-    symbol = mx.sym.softmax(dense(dense(var("x"), "a"), "b"), name="out")
-    cast, _ = apply(symbol)
-    plain = mx.sym.load_json(cast.tojson(remove_amp_cast=True))
-    assert plain.list_inputs() == symbol.list_inputs()
-    assert casts(plain) == []
-
-
 def test_the_bodies_of_loops_are_cast_too():
     def step(data, state):
         out = mx.sym.FullyConnected(
@@ -249,24 +239,8 @@ def test_the_bodies_of_loops_are_cast_too():
     body = loop["subgraphs"][0]["nodes"]
     assert {n["attrs"]["dtype"] for n in body if n["op"] == "amp_cast"} == {"float16", "float32"}
     x, s, w = (mx.nd.random.normal(shape=shape) for shape in ((3, 2, 4), (2, 4), (4, 4)))
-    actual = cast_and_run(cast, x=x, s=s, w=w)
+    lowered = lower(cast, dict.fromkeys("xsw", "float32"), "cpu")
+    actual = lowered.eval(ctx=mx.cpu(), x=x, s=s, w=w)[0].asnumpy()
     expected = outs.eval(ctx=mx.cpu(), x=x, s=s, w=w)[0].asnumpy()
     assert np.abs(actual - expected).max() < 0.02
     assert not np.array_equal(actual, expected)
-
-
-def cast_and_run(symbol, **arrays):
-    from gluon_amp.lowering import lower
-
-    symbol = lower(symbol, {name: a.dtype for name, a in arrays.items()}, "cpu")
-    return symbol.eval(ctx=mx.cpu(), **arrays)[0].asnumpy()
-
-
-def test_plan_returns_how_each_operator_runs():
-    symbol = mx.sym.softmax(dense(var("x"), "a"), name="s")
-    _, nodes = cast_pass.plan(symbol, FLOAT16, {"a_w": "float16"})
-    assert [(n.name, n.op, n.dtype, n.params) for n in nodes] == [
-        ("a", "FullyConnected", "float16", {"a_w": "float16"}),
-        ("s", "softmax", "float32", {}),
-    ]
-    assert nodes[1].decision.reason == FLOAT16.why("softmax")
