@@ -38,7 +38,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
 
 
-def some(names: Sequence[str], limit: int = 3) -> str:
+def first_few(names: Sequence[str], limit: int = 3) -> str:
     """Return names as a list of at most `limit`, as in `'a, b and 7 more'`."""
     shown = ", ".join(names[:limit])
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown

@@ -27,7 +27,6 @@ from gluon_amp.casting.parameters import (
     saved_as_stored,
     unbind_parameter,
 )
-from gluon_amp.casting.python_code import run_as_python
 from gluon_amp.casting.sharing import not_shared, remove_user
 from gluon_amp.casting.traces import Binding
 from gluon_amp.casting.tracing import (
@@ -135,8 +134,20 @@ class Cast(Mixin):
         return super()._call_cached_op(*for_gluon(args))
 
     def _run_as_python(self, args, error):
+        """Call `hybrid_forward` on arrays, as Gluon does if a net is not hybridized.
+
+        The children return the policy's output dtype, so the block's own code computes in it: its
+        parameters are cast to it, and float data too.
+        """
         binding = self._amp
-        out = run_as_python(self, args, binding.policy.output_dtype)
+
+        def in_output_dtype(array):
+            name, wanted = dtype_name(array.dtype), binding.policy.output_dtype
+            return array.astype(wanted) if "float" in name and name != wanted else array
+
+        context = next(arrays_in(args)).context
+        own = {name: in_output_dtype(p.data(context)) for name, p in self._reg_params.items()}
+        out = self.hybrid_forward(mx.nd, *map_arrays(args, in_output_dtype), **own)
         # not before the call, which fails too where the user's code is wrong
         binding.untraceable = error.path, error.reason
         warnings.warn(

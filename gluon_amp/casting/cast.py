@@ -1,11 +1,10 @@
 """Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
 
-import contextlib
 import warnings
 from typing import Dict, Tuple, Union
 
 from gluon_amp import kernels
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
     INPUT_DTYPES,
@@ -27,6 +26,7 @@ from gluon_amp.casting.sharing import not_shared
 from gluon_amp.casting.stale_trainer import guard_trainers
 from gluon_amp.casting.tracing import (
     Block,
+    TraceError,
     hybrid_blocks,
     parameters_of_python_code,
     symbol_of,
@@ -121,6 +121,11 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     own = not_shared(params, [block for _, block in hybrid])
     changed = [p for p in own if dtype_of(p) != dtypes.get(id(p), dtype_of(p))]
 
+    # Nothing above changes the net, and nothing below raises. The order matters:
+    # - `guard_trainers` records the dtypes from before the cast, so it comes first.
+    # - `watch` changes the class of stock parameters only, so it comes before `bind_parameter`.
+    # - All blocks are unbound before one is bound: the end of a block's cast also ends that of the
+    #   slices which have the block, and these may be blocks of this net.
     guard_trainers(params)
     statistics.watch(params)
     for param in changed:
@@ -129,16 +134,16 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
         if policy.compute_dtype == "bfloat16":
             to_plain_layout(param)
         bind_parameter(param, policy.gradient_dtype)
-    ends = _ends(hybrid)
     for _, block in hybrid:
         unbind(block)
+    ends = _ends(hybrid)
     for path, block in hybrid:
         bind(block, path, policy, ends[path])
     net.apply(clear)
     outside = [p.name for params in parameters_of_python_code(net).values() for p in params]
     if outside:
         warnings.warn(
-            f"The cast leaves out {some(outside)}, which Python code of plain Blocks "
+            f"The cast leaves out {first_few(outside)}, which Python code of plain Blocks "
             "uses: write these Blocks as HybridBlocks with a hybrid_forward.",
             stacklevel=2,
         )
@@ -205,9 +210,11 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
             continue
         stored = {}
         if policy.param_dtype != "float32":
-            # if tracing fails, float32 is always correct: the graph casts it
-            with contextlib.suppress(Exception):
+            try:
                 symbol, inputs = symbol_of(path, block)
+            except TraceError:
+                pass  # float32 is always correct: a graph casts it, and Python code reads it
+            else:
                 stored = cast_pass.parameter_dtypes(symbol, policy, inputs)
         for param in own:
             wanted = stored.get(param.name, "float32")

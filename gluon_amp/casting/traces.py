@@ -23,7 +23,7 @@ MAX_CONSTANTS = 8
 
 
 class TraceKey(NamedTuple):
-    """The circumstances of a forward pass on which the graph that runs depends.
+    """What the graph of a forward pass depends on.
 
     A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
     depends on the rest. `device`, `dtypes` and `sparse` are those of the arrays; symbols have none.
@@ -52,11 +52,11 @@ class Binding:
         The block's path in the net that was cast.
     policy : Policy
     ends : tuple of str
-        Whether the block has the first product of the net, and the last one: see `cast_pass.ENDS`.
+        Those of `cast_pass.ENDS` that the block contains: the net's first and last product.
     child_paths : dict of str to str
-        The paths of those children, by name, which have others than their names give: a slice's.
+        The paths of children, by name, where they differ from the names, as in a slice.
     slices : set of Block
-        The slices of containers that have the block, whose casts end with its own.
+        The slices of containers that contain the block. Their casts end when its cast ends.
     scales : Scales, or None
         Those of the block's tensors, if the policy studies formats.
     hybridized : bool

@@ -224,15 +224,21 @@ def traced(
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:
-    """Trace a block by itself; return the symbol and the names of its inputs."""
+    """Trace a block by itself; return the symbol and the names of its inputs.
+
+    Raises `TraceError`.
+    """
     if isinstance(block, mx.gluon.SymbolBlock):
         inputs, symbol = block._cached_graph
         return symbol, {s.name for s in inputs}
-    args = _symbol_inputs(block)
-    out = traced(block, path, lambda: block.forward(*args))  # without hooks, which expect arrays
-    names = {s.name for s in flatten(args, "input")[0]}
-    out = flatten(out, "output")[0]
-    return mx.sym.Group(out, check_same_symbol_type(out)), names
+
+    def run():
+        args = _symbol_inputs(block)
+        out, _ = flatten(block.forward(*args), "output")  # without hooks, which expect arrays
+        names = {s.name for s in flatten(args, "input")[0]}
+        return mx.sym.Group(out, check_same_symbol_type(out)), names
+
+    return traced(block, path, run)
 
 
 def _symbol_inputs(block: HybridBlock) -> list:

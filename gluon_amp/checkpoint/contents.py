@@ -4,7 +4,7 @@ from typing import Dict, List, NamedTuple
 
 import numpy as np
 
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.files import archive
 from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Either, Mapping, check
@@ -96,8 +96,8 @@ def trained_names(params, trainer) -> List[str]:
     outside = [param.name for param in trainer.parameters if id(param) not in names]
     if outside:
         raise ValueError(
-            f"The trainer updates {some(outside)}, which are not in this net: pass a Block that "
-            "holds all the parameters of the trainer."
+            f"The trainer updates {first_few(outside)}, which are not in this net: pass a Block "
+            "that holds all the parameters of the trainer."
         )
     return [names[id(param)] for param in trainer.parameters]
 

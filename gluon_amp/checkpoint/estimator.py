@@ -9,7 +9,7 @@ Each class replaces MXNet's class of the same name; all other handlers are MXNet
 import os
 import re
 
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting.arguments import map_arrays
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.trainer.scaled_steps import check_scaled
@@ -121,7 +121,7 @@ class GradientUpdateHandler(stock.GradientUpdateHandler, stock.TrainBegin, stock
                 "[Epoch %d] Step skipped: gradients of %s overflowed at loss scale %g; next scale "
                 "%g",
                 self.current_epoch,
-                some(report.overflow),
+                first_few(report.overflow),
                 report.loss_scale,
                 report.next_loss_scale,
             )

@@ -7,7 +7,7 @@ from typing import Dict, List
 import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind_for
-from gluon_amp.base.messages import did_you_mean, some
+from gluon_amp.base.messages import did_you_mean, first_few
 from gluon_amp.checkpoint.contents import (
     Saved,
     parameters_of,
@@ -162,12 +162,12 @@ def _check_parameters(path, saved: Saved, params) -> None:
     surplus = [name for name in saved.parameters if name not in params]
     if missing:
         raise ValueError(
-            f"{path} is of another net, since it has no {some(missing)}"
+            f"{path} is of another net, since it has no {first_few(missing)}"
             f"{did_you_mean(missing[0], surplus)}: load it into a net of the saved structure."
         )
     if surplus:
         raise ValueError(
-            f"{path} is of another net, since this one has no {some(surplus)}: load it into a "
+            f"{path} is of another net, since this one has no {first_few(surplus)}: load it into a "
             "net of the saved structure."
         )
     for name, param in params.items():
@@ -227,7 +227,7 @@ def _check_trained(path, saved, trained) -> None:
     if different:
         raise ValueError(
             f"The trainer saved in {path} had {len(saved)} parameters and this one has "
-            f"{len(trained)}, different in {some(sorted(different))}: build it with the same."
+            f"{len(trained)}, different in {first_few(sorted(different))}: build it with the same."
         )
 
 

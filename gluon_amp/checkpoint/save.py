@@ -6,7 +6,7 @@ from typing import Dict, Optional, Tuple
 import numpy as np
 
 from gluon_amp.base.host import host_copy
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.checkpoint.contents import FILE, parameters_of, policies_of, trained_names
 from gluon_amp.checkpoint.names import STEP, numbered
@@ -103,7 +103,7 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
     missing = [name for name, param in params.items() if param._data is None]
     if missing:
         raise ValueError(
-            f"{some(missing)} have no values yet: initialize the net and run it on some data "
+            f"{first_few(missing)} have no values yet: initialize the net and run it on some data "
             "before saving it."
         )
     # This syncs the masters, so it comes before `state_dict`.

@@ -1,4 +1,4 @@
-"""Attributes of our own in a graph: what the cast pass tells the lowering."""
+"""Attributes of our own in a graph, which the cast pass writes and the lowering reads."""
 
 import json
 from typing import NamedTuple, Optional, Tuple
@@ -34,7 +34,7 @@ class Rounding(NamedTuple):
     compute, gradients : str
         The formats of the operands, and of the gradient of the result.
     wide : tuple of str
-        Directions whose product reads neither rounded.
+        The directions, as in `policy.study.DIRECTIONS`, in which the product stays in float32.
     """
 
     key: str

@@ -369,15 +369,8 @@ RULES.update(
 
 # Operators whose gradient is zero
 STOPS = frozenset(
-    (
-        "BlockGrad",
-        "_equal_scalar",
-        "_greater_equal_scalar",
-        "_greater_scalar",
-        "_lesser_equal_scalar",
-        "_lesser_scalar",
-        "ones_like",
-        "sign",
-        "zeros_like",
-    )
+    """
+    BlockGrad _equal_scalar _greater_equal_scalar _greater_scalar _lesser_equal_scalar
+    _lesser_scalar ones_like sign zeros_like
+    """.split()
 )

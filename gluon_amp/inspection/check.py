@@ -7,7 +7,7 @@ exact, `trainer_findings` at the trainer.
 from typing import Iterator, List, Optional
 
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
@@ -111,7 +111,7 @@ def _loss_head(net: gluon.Block, outputs: List[nd.NDArray]) -> Iterator[Finding]
 def _outside(net: gluon.Block) -> Iterator[Finding]:
     if any(binding_of(block) for _, block in hybrid_blocks(net)):
         for path, params in parameters_of_python_code(net).items():
-            names = some([param.name for param in params], limit=2)
+            names = first_few([param.name for param in params], limit=2)
             yield Finding(
                 "outside",
                 path,

@@ -5,7 +5,7 @@ from typing import Iterator, List
 
 import numpy as np
 
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.casting.parameters import contexts_of, dtype_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.inspection.findings import Finding
@@ -41,7 +41,7 @@ def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Findi
         yield Finding(
             "frozen",
             "",
-            f"the trainer holds {some(frozen, limit=2)} with grad_req='null', never updated",
+            f"the trainer holds {first_few(frozen, limit=2)} with grad_req='null', never updated",
             "set grad_req='write' to train them, or leave them out of the trainer",
         )
     held = set(map(id, parameters))
@@ -51,7 +51,7 @@ def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Findi
         yield Finding(
             "frozen",
             "",
-            f"the trainer does not hold {some(not_held, limit=2)}, so they stay as they are",
+            f"the trainer does not hold {first_few(not_held, limit=2)}, so they stay as they are",
             "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
         )
 

@@ -46,18 +46,6 @@ CONSTANTS: Dict[str, Tuple[str, ...]] = {
     op: tuple(attributes.split()) for attributes, ops in _GROUPS for op in ops.split()
 }
 
-# (operator, attribute) of numbers that are not combined with a tensor's values, and why
-NOT_VALUES: Dict[Tuple[str, str], str] = {
-    ("Dropout", "p"): "a probability; the factor 1/(1-p) overflows only for p above 0.99998",
-    ("RNN", "p"): "a probability, as Dropout's",
-    ("_random_negative_binomial_like", "p"): "a probability",
-    ("_contrib_BilinearResize2D", "scale_height"): "sets the size of the output",
-    ("_contrib_BilinearResize2D", "scale_width"): "sets the size of the output",
-    # with a tolerance of 0 or inf, the result is the same for any two float16 values
-    ("_contrib_allclose", "rtol"): "a tolerance",
-    ("_contrib_allclose", "atol"): "a tolerance",
-}
-
 
 def unfit(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     """Return a constant of a node that float16 cannot hold, None if there is none.

@@ -491,38 +491,22 @@ GROUPS = (
 
 # Positions of the inputs that are never cast, and what they are. A node lists no gaps for optional
 # inputs: `CTCLoss` has its two lengths at 2 and 3, or one of them at 2.
-UNCAST = {
-    "CTCLoss": (1, 2, 3),  # labels, lengths
-    "Embedding": (0,),  # ids
-    "RNN": (4,),  # lengths; a GRU has them at 3, where a cast is exact up to 2048 steps
-    "SequenceLast": (1,),  # lengths
-    "SequenceMask": (1,),  # lengths
-    "SequenceReverse": (1,),  # lengths
-    "_contrib_SparseEmbedding": (0,),  # ids
-    "_contrib_boolean_mask": (1,),  # mask
-    "_contrib_hawkesll": (5,),  # marks
-    "_contrib_index_copy": (1,),  # indices
-    "_npi_bincount": (0,),  # whole numbers to count
-    "_npi_boolean_mask_assign_scalar": (1,),  # mask
-    "_npi_boolean_mask_assign_tensor": (1,),  # mask
-    "_npi_delete": (1,),  # indices
-    "_npi_insert_tensor": (2,),  # indices
-    "_npi_where": (0,),  # condition
-    "_npi_where_lscalar": (0,),  # condition
-    "_npi_where_rscalar": (0,),  # condition
-    "_scatter_set_nd": (2,),  # indices
-    "_sparse_retain": (1,),  # rows
-    "batch_take": (1,),  # indices
-    "broadcast_like": (1,),  # only its shape is read
-    "gather_nd": (1,),  # indices
-    "pick": (1,),  # indices
-    "reshape_like": (1,),  # only its shape is read
-    "scatter_nd": (1,),  # indices
-    "slice_like": (1,),  # only its shape is read
-    "softmax": (1,),  # lengths
-    "take": (1,),  # indices
-    "where": (0,),  # condition
-}
+_UNCAST = (
+    ((0,), "Embedding _contrib_SparseEmbedding"),  # ids
+    ((0,), "_npi_bincount"),  # whole numbers to count
+    ((0,), "_npi_where _npi_where_lscalar _npi_where_rscalar where"),  # condition
+    ((1,), "SequenceLast SequenceMask SequenceReverse softmax"),  # lengths
+    ((4,), "RNN"),  # lengths; a GRU has them at 3, where a cast is exact up to 2048 steps
+    ((1, 2, 3), "CTCLoss"),  # labels, lengths
+    ((1,), "_contrib_index_copy _npi_delete batch_take gather_nd pick scatter_nd take"),  # indices
+    ((2,), "_npi_insert_tensor _scatter_set_nd"),  # indices
+    ((1,), "_sparse_retain"),  # rows
+    ((1,), "_contrib_boolean_mask _npi_boolean_mask_assign_scalar"),  # mask
+    ((1,), "_npi_boolean_mask_assign_tensor"),  # mask
+    ((5,), "_contrib_hawkesll"),  # marks
+    ((1,), "broadcast_like reshape_like slice_like"),  # only its shape is read
+)
+UNCAST = {op: positions for positions, ops in _UNCAST for op in ops.split()}
 
 # Operators that return float16 values for float16 values even if they compute in float32: they move
 # values, choose among them or return small integers. Operators that are exact for some attributes

@@ -12,7 +12,7 @@ from gluon_amp import kernels
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import wait_until_unused
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.base.writes import version
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.lowering import delayed_scaling
@@ -270,7 +270,7 @@ class ScaledSteps(ScaledGradients):
 
     def _report_skip(self, report: StepReport, limit: str, cause: str) -> None:
         """Log a skip, call `on_skip`, and raise after too many skips in a row."""
-        names = some(report.overflow, limit=5)
+        names = first_few(report.overflow, limit=5)
         logger.info(
             "Step skipped: gradients of %s overflowed at loss scale %g; next scale %g, %d skipped "
             "so far.",

@@ -43,16 +43,6 @@ def test_the_peak_is_in_mebibytes(tmp_path, monkeypatch):
     assert hardware.peak_mebibytes() is None
 
 
-def test_no_amx_on_another_system(monkeypatch):
-    monkeypatch.setattr(hardware.platform, "system", lambda: "Darwin")
-    assert not hardware.has_amx()
-
-
-def test_no_amx_on_another_architecture(monkeypatch):
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "aarch64")
-    assert not hardware.has_amx()
-
-
 def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
@@ -90,12 +80,15 @@ def test_dnnl_max_cpu_isa_limits_what_onednn_may_use(isa, excluded, monkeypatch)
     assert hardware.has_amx() == (not excluded)
 
 
-@pytest.mark.parametrize("lacking", sorted(hardware.AMX_FLAGS))
-def test_amx_needs_all_of_its_flags(lacking, monkeypatch):
+def test_amx_needs_linux_on_an_x86_64_cpu_with_all_of_its_flags(monkeypatch):
+    has = {"system": "Linux", "machine": "x86_64", "flags": frozenset(AMX_CPU)}
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(hardware.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(AMX_CPU))
+    monkeypatch.setattr(hardware.platform, "system", lambda: has["system"])
+    monkeypatch.setattr(hardware.platform, "machine", lambda: has["machine"])
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: has["flags"])
     assert hardware.has_amx()
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(AMX_CPU - {lacking}))
-    assert not hardware.has_amx()
+    lacking = [("flags", frozenset(AMX_CPU - {flag})) for flag in sorted(hardware.AMX_FLAGS)]
+    for key, value in [("system", "Darwin"), ("machine", "aarch64"), *lacking]:
+        with monkeypatch.context() as other:
+            other.setitem(has, key, value)
+            assert not hardware.has_amx(), value

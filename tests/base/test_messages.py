@@ -2,7 +2,7 @@
 
 import pytest
 
-from gluon_amp.base.messages import close_matches, did_you_mean, some
+from gluon_amp.base.messages import close_matches, did_you_mean, first_few
 
 
 def test_near_names_are_offered_in_their_own_spelling():
@@ -27,8 +27,8 @@ def test_only_two_thousand_names_are_compared():
     [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b, c"), (list("abcde"), "a, b, c and 2 more")],
 )
 def test_lists_are_cut(names, expected):
-    assert some(names) == expected
+    assert first_few(names) == expected
 
 
 def test_the_limit_of_a_list():
-    assert some(["a", "b", "c"], limit=2) == "a, b and 1 more"
+    assert first_few(["a", "b", "c"], limit=2) == "a, b and 1 more"

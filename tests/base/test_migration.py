@@ -4,8 +4,6 @@ import doctest
 import importlib
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -84,9 +82,3 @@ def test_what_looks_for_names_works_as_for_any_module():
     assert checkpoint.__name__ == "gluon_amp.checkpoint"
     assert pickle.loads(pickle.dumps(amp.Policy.parse("float16"))) == amp.Policy.parse("float16")
     assert doctest.DocTestFinder(exclude_empty=False).find(amp)
-
-
-def test_a_submodule_that_is_not_imported_yet_still_is():
-    code = "import gluon_amp; from gluon_amp import commands; print(commands.__name__)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert ran.stdout == "gluon_amp.training.console\n", ran.stderr

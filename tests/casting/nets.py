@@ -1,5 +1,7 @@
 """Small nets and data, and a training pass."""
 
+import warnings
+
 import numpy as np
 
 from gluon_amp.base.dtypes import dtype_name
@@ -38,3 +40,17 @@ def backward(net, *inputs):
 
 def dtypes_of(net):
     return {name.split("_", 1)[1]: dtype_name(p.dtype) for name, p in net.collect_params().items()}
+
+
+def exported(net, folder, **options):
+    """Export a net to `folder`/net-*, and return the text of its graph."""
+    net.export(str(folder / "net"), **options)
+    return (folder / "net-symbol.json").read_text()
+
+
+def imported(folder, inputs=("data",)):
+    """Return what `exported` wrote, as stock MXNet reads it."""
+    files = str(folder / "net-symbol.json"), list(inputs), str(folder / "net-0000.params")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the data's dtype
+        return mx.gluon.SymbolBlock.imports(*files)

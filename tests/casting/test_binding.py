@@ -12,40 +12,30 @@ import gluon_amp as amp
 from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.policy import Policy
-from tests.casting.nets import POLICIES, backward, images, small_net
+from tests.casting.nets import backward, exported, images, imported, small_net
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
+
+STUDY = "compute=float8_e4m3,gradients=float8_e5m2"
 
 
 def test_every_cast_block_has_a_binding_and_no_other_block():
     net, other = nn.HybridSequential(), nn.Dense(2)
     net.add(nn.Dense(2, in_units=2))
     net.initialize()
-    assert binding_of(net) is binding_of(net[0]) is None
-
     amp.cast(net, "mixed_float16")
     assert binding_of(net).policy == binding_of(net[0]).policy == Policy.parse("mixed_float16")
     assert (binding_of(net).path, binding_of(net[0]).path) == ("", "0")
     assert binding_of(net).graph is None  # it has not run yet
     net(nd.ones((1, 2)))
-    inputs, symbol = binding_of(net).graph
-    assert [variable.name for variable in inputs] == ["data"]
     assert [node.op for node in binding_of(net).nodes] == ["FullyConnected"]
-    assert "amp_cast" in symbol.tojson(remove_amp_cast=False)
-    assert binding_of(other) is None
-
     amp.cast(net, "float32")
-    assert binding_of(net) is binding_of(net[0]) is None
+    assert binding_of(net) is binding_of(net[0]) is binding_of(other) is None
 
 
-def test_a_plain_block_has_no_binding_and_its_hybrid_parts_have():
-    net = gluon.nn.Sequential()
-    net.add(nn.Dense(2))
-    amp.cast(net)
-    assert binding_of(net) is None
-    assert binding_of(net[0]).path == "0"
+SUBCLASSES = []
 
 
 class Encoder(abc.ABC, gluon.HybridBlock):
@@ -55,6 +45,9 @@ class Encoder(abc.ABC, gluon.HybridBlock):
         super().__init__()
         self.dense = nn.Dense(2, in_units=2)
 
+    def __init_subclass__(cls):
+        SUBCLASSES.append(cls.__name__)
+
     def hybrid_forward(self, F, x):
         return self.dense(x)
 
@@ -63,48 +56,39 @@ class Encoder(abc.ABC, gluon.HybridBlock):
         """Return the number of outputs."""
 
 
-class WideEncoder(Encoder):
-    def forward(self, x):
-        return super().forward(x)
-
+class PlainEncoder(Encoder):
     def width(self):
         return 2
 
 
-@pytest.mark.parametrize("forward", [Encoder.forward, WideEncoder.forward])
-def test_a_block_of_an_abstract_class(forward):
-    # with a `forward` of its own, the block is a stock parent, and its child is cast
-    cls = type("Net", (WideEncoder,), {"forward": forward})
+class WideEncoder(PlainEncoder):
+    """With a `forward` of its own it is not cast, but its child is."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("cls", [PlainEncoder, WideEncoder])
+def test_a_block_of_an_abstract_class_that_registers_its_subclasses(cls):
     net = cls()
     net.initialize(mx.init.One())
     net.hybridize()
     amp.cast(net, "float16")
     assert net(nd.ones((1, 2))).asnumpy().tolist() == [[2, 2]]
-    assert isinstance(net, Encoder)
-    assert (binding_of(net) is None) == (forward is WideEncoder.forward)
-    assert binding_of(net.dense) is not None
+    assert isinstance(net, Encoder) and binding_of(net.dense) is not None
+    assert (binding_of(net) is None) == (cls is WideEncoder)
     amp.cast(net, "float32")
     assert type(net) is cls
+    assert SUBCLASSES == ["PlainEncoder", "WideEncoder"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_with_hybridize_before_or_after(when):
-    net, x = small_net(), images()
-    if when == "before":
-        net.hybridize(static_alloc=True, static_shape=True)
-        net(x)
-    amp.cast(net, "float16")
+def test_options_of_hybridize_stay_and_a_cast_net_stays_hybridized_until_the_undo(caplog):
+    net = small_net()
+    net.hybridize(static_alloc=True, static_shape=True)
+    amp.cast(net)
     flags = dict(net._flags)
-    if when == "before":
-        assert flags["static_alloc"] and flags["static_shape"]
-    else:
-        net.hybridize(static_alloc=True, static_shape=True)
-    assert backward(net, x).dtype == np.float32
-
-
-def test_a_cast_net_stays_hybridized_until_its_cast_is_undone(caplog):
-    net = amp.cast(small_net())
-    net.hybridize()
+    assert flags["static_alloc"] and flags["static_shape"]
+    assert backward(net, images()).dtype == np.float32
     with warnings.catch_warnings(), caplog.at_level("INFO", "gluon_amp"):
         warnings.simplefilter("error")
         net.hybridize(active=False)
@@ -114,8 +98,20 @@ def test_a_cast_net_stays_hybridized_until_its_cast_is_undone(caplog):
     assert not net._active and not net[0]._active
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "compute=float8_e4m3,gradients=float8_e5m2"])
-@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_undoing_a_cast_restores_whether_the_net_was_hybridized(hybridized):
+    net = small_net()
+    net.hybridize(hybridized)
+    amp.cast(amp.cast(net, "float16"), "bfloat16")
+    assert net._active and net[0]._active
+    amp.cast(copy.deepcopy(net), "float32")
+    amp.cast(net, "float32")
+    assert net._active == net[0]._active == hybridized
+    amp.cast(net, "float16").hybridize()
+    assert amp.cast(net, "float32")._active
+
+
+@pytest.mark.parametrize("policy, deferred", [("float16", True), (STUDY, False)])
 def test_slices_compute_what_the_net_computes(policy, deferred):
     net = nn.HybridSequential()
     net.add(nn.Dense(8, activation="relu"), nn.HybridSequential(), nn.Dense(3))
@@ -136,20 +132,11 @@ def test_slices_compute_what_the_net_computes(policy, deferred):
     np.testing.assert_array_equal(copied.asnumpy(), expected)
     start.summary(x)
     assert amp.policy_of(start) == amp.policy_of(net)
-    assert [row.block for row in amp.describe(end, nd.ones((1, 8))).rows] == ["2"]
+    assert [row.block for row in amp.describe(end, nd.ones((1, 8))).rows] == ["2"]  # for pins
 
     amp.cast(net, "float32")
     assert amp.policy_of(start) == amp.policy_of(middle) == Policy()
     np.testing.assert_array_equal(end(middle(start(x))).asnumpy(), net(x).asnumpy())
-
-
-def test_a_slice_keeps_the_pins_of_the_net():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=4), nn.Dense(4, in_units=4))
-    net.initialize()
-    amp.cast(net, Policy.parse("float16").pin(blocks=["^1$"]))
-    (row,) = amp.describe(net[1:], nd.ones((1, 4))).rows
-    assert (row.block, row.compute_dtype) == ("1", "float32")
 
 
 def test_a_slice_cast_to_float32_has_the_masters():
@@ -165,64 +152,11 @@ def test_a_slice_cast_to_float32_has_the_masters():
     assert trainer.loss_scale.scale == 1
 
 
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_data_in_memory_that_processes_share(policy):
-    net = nn.Dense(2, in_units=3)
-    net.initialize()
-    amp.cast(net, policy)
-    x = nd.ones((1, 3))
-    shared = net(x.as_in_context(mx.Context("cpu_shared", 0)))
+def test_data_in_memory_that_processes_share():
+    net = amp.cast(small_net(), "float16")
+    shared = net(images().as_in_context(mx.Context("cpu_shared", 0)))
     assert shared.context == mx.cpu()
-    np.testing.assert_array_equal(shared.asnumpy(), net(x).asnumpy())
-
-
-class Parent(gluon.HybridBlock):
-    def __init__(self, child):
-        super().__init__()
-        self.child = child
-
-    def hybrid_forward(self, F, x):
-        return self.child(x)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "compute=float8_e4m3,gradients=float8_e5m2",
-        "compute=float16,accumulate=float16",
-        Policy.parse("bfloat16").pin(blocks=["^1$"]),
-    ],
-)
-@pytest.mark.parametrize("container", [lambda net: net, Parent])
-def test_an_exported_cast_graph_has_no_attributes_of_ours(policy, container, tmp_path):
-    net = nn.HybridSequential()
-    net.add(*(nn.Dense(2, in_units=2) for _ in range(3)))
-    net.initialize()
-    amp.cast(net, policy)
-    saved = container(net)
-    saved.hybridize()
-    saved(nd.ones((1, 2)))
-    saved.export(str(tmp_path / "net"), remove_amp_cast=False)
-    text = (tmp_path / "net-symbol.json").read_text()
-    assert "FullyConnected" in text
-    assert "gluon_amp" not in text
-
-
-def test_batch_size_may_change():
-    net = amp.cast(small_net(), "float16")
-    net.hybridize(static_alloc=True, static_shape=True)
-    whole = net(images(6)).asnumpy()
-    for n in (1, 4, 6):
-        assert np.array_equal(net(images(6)[:n]).asnumpy(), whole[:n])
-
-
-def test_summary_prints_and_changes_nothing(arrays, capsys):
-    net = amp.cast(small_net(), "float16")
-    out = net(images()).asnumpy()
-    net.summary(images())
-    assert "Conv2D-1" in capsys.readouterr().out
-    assert net[0].weight.dtype == "float16"
-    assert np.array_equal(net(images()).asnumpy(), out)
+    np.testing.assert_array_equal(shared.asnumpy(), net(images()).asnumpy())
 
 
 def test_several_contexts():
@@ -239,123 +173,126 @@ def test_several_contexts():
     assert np.array_equal(net(parts[1]).asnumpy(), whole[2:])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_export_loads_and_runs_in_stock_mxnet(policy, tmp_path):
-    net, x = small_net(), images()
-    expected = net(x).asnumpy()
-    amp.cast(net, policy)
-    net(x)
-    net.export(str(tmp_path / "net"))
-    text = (tmp_path / "net-symbol.json").read_text()
-    assert "amp" not in text and "Cast" not in text
-    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    block = gluon.SymbolBlock.imports(*files)
-    assert np.abs(block(x).asnumpy() - expected).max() < 1e-3
-
-    symbol, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
-    module = mx.mod.Module(symbol, label_names=None)
-    module.bind([("data", x.shape)], for_training=False)
-    module.set_params(args, auxs)
-    module.forward(mx.io.DataBatch([x]))
-    assert np.abs(module.get_outputs()[0].asnumpy() - block(x).asnumpy()).max() < 1e-6
-
-
-def test_a_float16_export_is_imported_and_becomes_float32_again(tmp_path):
-    """Its casts go with its float16 weights: they would feed float32 weights float16 data."""
-    net, x = amp.cast(small_net(), "float16"), images()
-    expected = net(x).asnumpy()
-    net.export(str(tmp_path / "net"), remove_amp_cast=False)
-    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MXNet's, of the data's dtype
-        block = gluon.SymbolBlock.imports(*files)
-    amp.cast(block, "float32")
-    assert {np.dtype(p.dtype).name for p in block.collect_params().values()} == {"float32"}
-    casts = [n for n in graph.to_json(block._cached_graph[1])["nodes"] if n["op"] == "amp_cast"]
-    assert [cast["attrs"]["dtype"] for cast in casts] == [
-        "float32"
-    ]  # MXNet keeps that of an output
-    found = block(x)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found.asnumpy(), expected, atol=5e-3)
-    np.testing.assert_allclose(amp.cast(block, "float16")(x).asnumpy(), expected, atol=5e-3)
-
-
-def test_export_of_the_float16_model_is_a_float16_graph(tmp_path):
+def test_summary_prints_and_changes_nothing(capsys):
     net = amp.cast(small_net(), "float16")
-    net(images())
-    net.export(str(tmp_path / "net"), remove_amp_cast=False)
-    symbol, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
-    assert args["net_conv0_weight"].dtype == np.float16
-    assert args["net_batchnorm0_gamma"].dtype == np.float32
-    ops = {node["op"] for node in graph.to_json(symbol)["nodes"]}
-    assert "amp_cast" in ops and "Cast" not in ops  # no emulation in it
-    internals = symbol.get_internals()
-    types = {name: a.dtype for name, a in {**args, **auxs}.items()}
-    _, found, _ = internals.infer_type(data="float32", **types)
-    outputs = dict(zip(internals.list_outputs(), found))
-    assert outputs["net_conv0_fwd_output"] == np.float16
-    assert outputs["net_dense0_fwd_output"] == np.float16
-    assert found[-1] == np.float32
+    out = net(images()).asnumpy()
+    net.summary(images())
+    assert "Conv2D-1" in capsys.readouterr().out
+    assert net[0].weight.dtype == "float16"
+    assert np.array_equal(net(images()).asnumpy(), out)
 
 
 @pytest.mark.parametrize(
-    "x, text",
+    "dtype, text",
     [
-        (nd.ones((2, 3, 8, 8), dtype="float64"), "got float64 data, expected float32 or float16"),
-        (nd.ones((2, 3, 8, 8), dtype="int32"), "got int32 data, .* pass float32 data"),
-        (nd.ones((2, 3, 8, 8), dtype="uint8"), "got uint8 data, .* pass float32 data"),
+        ("float64", "got float64 data, expected float32 or float16"),
+        ("int32", "got int32 data, .* pass float32 data"),
     ],
 )
-@pytest.mark.parametrize("policy", POLICIES)
-def test_data_of_other_dtypes_gets_one_sentence_at_once(policy, x, text):
-    net = amp.cast(small_net(), policy)
+def test_data_of_other_dtypes_gets_one_sentence_at_once(dtype, text):
+    net = amp.cast(small_net(), "float16")
     for _ in range(2):
         with pytest.raises(TypeError, match=text) as caught:
-            net(x)
+            net(nd.ones((2, 3, 8, 8), dtype=dtype))
         assert "\n" not in str(caught.value)
     assert net(images()).dtype == np.float32  # and the net still works
 
 
 def test_gluons_own_cast_on_a_cast_net_is_refused():
-    net = amp.cast(small_net(), "float16")
     with pytest.raises(RuntimeError, match="call amp.cast"):
-        net.cast("float32")
+        amp.cast(small_net(), "float16").cast("float32")
 
 
-def partitioned(net, how, x):
-    options = {"static_alloc": True, "static_shape": True}
-    calls = {
-        "optimize_for": lambda: net.optimize_for(x, backend="MKLDNN"),
-        "quantize": lambda: net.optimize_for(x, backend="MKLDNN_QUANTIZE", clear=True, **options),
-        "positional": lambda: net.hybridize(True, "MKLDNN", True, True, True, 2, None, None),
-        "keywords": lambda: net.hybridize(active=True, backend="MKLDNN", clear=False, **options),
-        "option": lambda: net.optimize_for(x, backend="MKLDNN", level="1"),
-        "unknown": lambda: net.hybridize(True, "NoSuchBackend"),
-    }
-    calls[how]()
+# ------------------------------------------------------------------------------------- exports
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(
-    "how", ["optimize_for", "quantize", "positional", "keywords", "option", "unknown"]
-)
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_an_export_loads_and_runs_in_stock_mxnet(policy, tmp_path):
+    net, x = small_net(), images()
+    expected = net(x).asnumpy()
+    amp.cast(net, policy)
+    net(x)
+    text = exported(net, tmp_path)
+    assert "amp" not in text and "Cast" not in text
+    assert np.abs(imported(tmp_path)(x).asnumpy() - expected).max() < 1e-3
+
+
+def test_an_export_with_casts_is_a_float16_graph_that_becomes_float32_again(tmp_path):
+    net, x = amp.cast(small_net(), "float16"), images()
+    expected = net(x).asnumpy()
+    text = exported(net, tmp_path, remove_amp_cast=False)
+    assert '"amp_cast"' in text and '"Cast"' not in text and "gluon_amp" not in text
+    symbol, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    assert args["net_conv0_weight"].dtype == np.float16
+    assert args["net_batchnorm0_gamma"].dtype == np.float32
+    internals = symbol.get_internals()
+    types = {name: a.dtype for name, a in {**args, **auxs}.items()}
+    _, found, _ = internals.infer_type(data="float32", **types)
+    outputs = dict(zip(internals.list_outputs(), found))
+    assert outputs["net_conv0_fwd_output"] == outputs["net_dense0_fwd_output"] == np.float16
+    assert found[-1] == np.float32
+
+    # Its casts go with its float16 weights: they would feed float32 weights float16 data.
+    block = amp.cast(imported(tmp_path), "float32")
+    assert {np.dtype(p.dtype).name for p in block.collect_params().values()} == {"float32"}
+    casts = [n for n in graph.to_json(block._cached_graph[1])["nodes"] if n["op"] == "amp_cast"]
+    assert [cast["attrs"]["dtype"] for cast in casts] == ["float32"]  # MXNet keeps an output's
+    for policy in ("float32", "float16"):
+        out = amp.cast(block, policy)(x)
+        assert out.dtype == np.float32
+        np.testing.assert_allclose(out.asnumpy(), expected, atol=5e-3)
+
+
+def test_an_exported_graph_of_a_format_for_study_has_no_attributes_of_ours(tmp_path):
+    net = amp.cast(small_net(), STUDY)
+    net(images())
+    text = exported(net, tmp_path, remove_amp_cast=False)
+    assert "FullyConnected" in text and "gluon_amp" not in text
+
+
+class AsksForTheMode(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x * 2 if autograd.is_training() else x * 3
+
+
+@pytest.mark.parametrize("modes", [(False, True), (True, False), (True,)])
+def test_an_export_is_that_of_inference_if_it_has_run(modes, tmp_path):
+    net, one = amp.cast(AsksForTheMode(), "float16"), nd.ones((1,))
+    for training in modes:
+        with autograd.record() if training else autograd.pause():
+            net(one)
+    exported(net, tmp_path)
+    symbol = mx.sym.load(str(tmp_path / "net-symbol.json"))
+    assert symbol.eval(data=one)[0].asscalar() == (3 if False in modes else 2)
+    assert net(one).asscalar() == 3  # the net itself runs as before
+
+
+# ------------------------------------------------------------------------------------ backends
+
+STATIC = {"static_alloc": True, "static_shape": True}
+BACKENDS = {
+    "optimize_for": lambda net, x: net.optimize_for(x, backend="MKLDNN"),
+    "quantize": lambda net, x: net.optimize_for(x, backend="MKLDNN_QUANTIZE", clear=True, **STATIC),
+    "positional": lambda net, x: net.hybridize(True, "MKLDNN", True, True, True, 2, None, None),
+    "keywords": lambda net, x: net.hybridize(active=True, backend="MKLDNN", **STATIC),
+    "unknown": lambda net, x: net.hybridize(True, "NoSuchBackend"),
+}
+
+
+@pytest.mark.parametrize("how, policy", zip(BACKENDS, ["float16", "bfloat16"] * 2 + ["float16"]))
 def test_a_backend_changes_neither_results_nor_gradients_nor_files(how, policy, tmp_path):
     net, x = amp.cast(small_net(), policy), images()
     backward(net, x)
     gradient = net[0].weight.grad().asnumpy()
     expected = net(x).asnumpy()
-    partitioned(net, how, x)
+    BACKENDS[how](net, x)
     np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=0.01, atol=0.01)
     net[0].weight.zero_grad()
     backward(net, x)
     assert np.array_equal(net[0].weight.grad().asnumpy(), gradient)
     found = net(x).asnumpy()
-    net.export(str(tmp_path / "net"))
-    assert "mkldnn" not in (tmp_path / "net-symbol.json").read_text()
-    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    block = gluon.SymbolBlock.imports(*files)
-    np.testing.assert_allclose(block(x).asnumpy(), found, rtol=0.01, atol=0.01)
+    assert "mkldnn" not in exported(net, tmp_path)
+    np.testing.assert_allclose(imported(tmp_path)(x).asnumpy(), found, rtol=0.01, atol=0.01)
     net.hybridize()
     np.testing.assert_allclose(net(x).asnumpy(), found, rtol=0.01, atol=0.01)
 
@@ -371,43 +308,10 @@ def test_a_backend_partitions_the_graph_that_runs(monkeypatch):
 
     monkeypatch.setattr(mx.sym.Symbol, "optimize_for", optimize_for)
     net.optimize_for(x, backend="MKLDNN", level="1")
+    net(x)
+    backward(net, x)  # not for training: its gradients would be zero
+    net.hybridize()
+    net(x)
     assert backends == [("MKLDNN", {"level": "1"})]
-    net(x)
-    backward(net, x)
-    assert len(backends) == 1  # not again, and not for training: its gradients would be zero
-    net.hybridize()
-    net(x)
-    assert len(backends) == 1
-
-
-def test_a_backend_before_shapes_are_known(arrays):
-    net, x = nn.HybridSequential(), arrays.array(images().asnumpy())
-    net.add(nn.Conv2D(8, 3, activation="relu"), nn.Dense(2))
-    net.initialize()
-    amp.cast(net, "float16")
-    net.optimize_for(x, backend="MKLDNN")
-    out = net(x)
-    assert type(out) is type(x)
-    net.hybridize()
-    np.testing.assert_allclose(out.asnumpy(), net(x).asnumpy(), rtol=0.01, atol=0.01)
-
-
-@pytest.mark.parametrize("backend", [None, ""])
-def test_optimize_for_without_a_backend(backend):
-    net = amp.cast(small_net(), "float16")
     with pytest.raises(ValueError, match="backend"):
-        net.optimize_for(images(), backend=backend)
-
-
-def test_undoing_a_cast_restores_whether_the_net_was_hybridized():
-    for hybridized in (False, True):
-        net = small_net()
-        net.hybridize(hybridized)
-        amp.cast(amp.cast(net, "float16"), "bfloat16")
-        assert net._active and net[0]._active
-        amp.cast(copy.deepcopy(net), "float32")
-        amp.cast(net, "float32")
-        assert net._active == net[0]._active == hybridized
-    net = amp.cast(small_net(), "float16")
-    net.hybridize()
-    assert amp.cast(net, "float32")._active
+        net.optimize_for(x)

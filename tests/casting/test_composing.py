@@ -1,66 +1,19 @@
-"""Calls of a cast net on symbols, by a user and by a parent that is not cast."""
+"""Calls of a cast net on symbols, and what a parent that is not cast runs and saves."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import POLICIES, backward, images, small_net
+from tests.casting.nets import backward, exported, images, imported, small_net
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-
-
-def test_a_cast_part_of_a_hybridized_net_that_is_not_cast():
-    class Parent(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.body, self.head = nn.Dense(8, in_units=3), nn.Dense(2, in_units=8)
-
-        def hybrid_forward(self, F, x):
-            return self.head(self.body(x))
-
-    net = Parent()
-    net.initialize()
-    amp.cast(net.body, "float16")
-    x = nd.random.normal(shape=(2, 3))
-    expected = net(x).asnumpy()
-    net.hybridize()
-    assert np.array_equal(backward(net, x).asnumpy(), expected)
-    assert net.body.weight.grad().dtype == np.float16
-    assert net.head.weight.grad().dtype == np.float32
-
-
-def nested(child, prefixes):
-    """Return blocks of these prefixes around a child, the outermost hybridized."""
-    for prefix in prefixes:
-        outer = nn.HybridSequential(prefix=prefix)
-        outer.add(child)
-        child = outer
-    child.hybridize()
-    return child
-
-
-@pytest.mark.parametrize("prefixes", [[""], ["", "outer_"], ["middle_", ""], ["", ""]])
-def test_a_parent_created_after_the_cast_whatever_its_prefix(prefixes, tmp_path):
-    child, x = amp.cast(small_net(), "float16"), images()
-    expected = child(x).asnumpy()
-    parent = nested(child, prefixes)
-    assert np.array_equal(parent(x).asnumpy(), expected)
-    parent.export(str(tmp_path / "net"))
-    assert "gluon_amp" not in (tmp_path / "net-symbol.json").read_text()
-
-
-def test_parents_in_several_threads():
-    x = images()
-    children = [amp.cast(small_net(), "float16") for _ in range(8)]
-    expected = [child(x).asnumpy() for child in children]
-    with ThreadPoolExecutor(4) as threads:
-        outputs = threads.map(lambda child: nested(child, [""])(x).asnumpy(), children)
-        assert all(map(np.array_equal, outputs, expected))
+from mxnet.gluon.contrib.estimator import CheckpointHandler
 
 
 def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
@@ -75,14 +28,13 @@ def test_calling_a_cast_net_on_symbols_gives_its_cast_graph():
         assert found[-1] == np.float32
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_symbol_block_of_a_part_of_a_cast_net(arrays, policy):
-    net, x = amp.cast(small_net(), policy), images()
+def test_a_symbol_block_of_a_part_of_a_cast_net(arrays):
+    net, x = amp.cast(small_net(), "float16"), images()
     expected = net(x).asnumpy()
     data = mx.sym.var("data")
     data = data.as_np_ndarray() if arrays is mx.np else data
     block = gluon.SymbolBlock(net(data), [data], params=net.collect_params())
-    amp.cast(block, policy)
+    amp.cast(block, "float16")
     assert np.array_equal(block(x).asnumpy(), expected)
     assert block.params["net_conv0_weight"] is net[0].weight
 
@@ -97,14 +49,13 @@ def test_calling_a_cast_net_on_symbols_twice_gives_two_graphs(arrays):
     assert np.array_equal(net(x).asnumpy(), expected)
 
 
-def test_calling_a_cast_net_on_symbols_it_does_not_read(arrays):
+def test_calling_a_cast_net_on_symbols_it_does_not_read():
     class First(gluon.HybridBlock):
         def hybrid_forward(self, F, x, lengths):
             return x * 2
 
     net = amp.cast(First(), "float16")
     symbols = [mx.sym.var(name) for name in ("x", "lengths")]
-    symbols = [s.as_np_ndarray() for s in symbols] if arrays is mx.np else symbols
     assert net(*symbols).list_inputs() == ["x"]
 
 
@@ -116,3 +67,194 @@ def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
     net = amp.cast(Net(), "float16")
     double, (triple,) = net(mx.sym.var("x"))
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
+
+
+# ------------------------------------------------------------ parents that are not cast
+
+
+class Parent(gluon.HybridBlock):
+    def __init__(self, child):
+        super().__init__(prefix="parent_")
+        with self.name_scope():
+            self.child = child
+            self.head = nn.Dense(2)
+
+    def hybrid_forward(self, F, x, shift=None):
+        hidden = self.child(x)
+        return self.head(hidden if shift is None else hidden + shift), hidden
+
+
+def test_a_parent_computes_what_its_parts_compute():
+    net, x = Parent(amp.cast(small_net(), "float16")), images()
+    net.head.initialize()
+    expected = net(x)[0].asnumpy()
+    net.hybridize()
+    assert np.array_equal(net(x)[0].asnumpy(), expected)
+    backward(net, x)
+    assert net.child[0].weight.grad().dtype == np.float16
+    assert net.head.weight.grad().dtype == np.float32
+
+
+def nested(child, prefixes):
+    """Return blocks of these prefixes around a child, the outermost hybridized."""
+    for prefix in prefixes:
+        outer = nn.HybridSequential(prefix=prefix)
+        outer.add(child)
+        child = outer
+    child.hybridize()
+    return child
+
+
+@pytest.mark.parametrize("prefixes", [[""], ["middle_", ""], ["", ""]])
+def test_a_parent_created_after_the_cast_whatever_its_prefix(prefixes, tmp_path):
+    child, x = amp.cast(small_net(), "float16"), images()
+    expected = child(x).asnumpy()
+    parent = nested(child, prefixes)
+    assert np.array_equal(parent(x).asnumpy(), expected)
+    assert is_stock(exported(parent, tmp_path))
+
+
+def test_parents_in_several_threads():
+    x = images()
+    children = [amp.cast(small_net(), "float16") for _ in range(8)]
+    expected = [child(x).asnumpy() for child in children]
+    with ThreadPoolExecutor(4) as threads:
+        outputs = threads.map(lambda child: nested(child, [""])(x).asnumpy(), children)
+        assert all(map(np.array_equal, outputs, expected))
+
+
+def parent():
+    net = Parent(amp.cast(small_net("child_"), "float16"))
+    net.head.initialize(mx.init.Uniform(0.5))
+    net.hybridize()
+    return net
+
+
+def is_stock(text):
+    return "gluon_amp" not in text and "amp_cast" not in text and '"__dtype__": "2"' not in text
+
+
+def test_an_export_holds_the_plain_graph_and_the_masters(arrays, tmp_path):
+    net, x = parent(), images()
+    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 2.0**-13}, loss_scale=None)
+    with autograd.record():
+        loss = net(x)[0].sum()
+    trainer.backward(loss)
+    trainer.step(1)
+    expected = [y.asnumpy() for y in net(x)]
+    assert is_stock(exported(net, tmp_path))
+    stock = imported(tmp_path)
+    for name, master in trainer.master_params().items():
+        assert np.array_equal(stock.collect_params()[name].data().asnumpy(), master.asnumpy())
+    for found, y in zip(stock(x), expected):
+        np.testing.assert_allclose(found.asnumpy(), y, rtol=0.02, atol=0.02)
+    for found, y in zip(net(x), expected):
+        assert np.array_equal(found.asnumpy(), y)  # the net itself runs as before
+
+
+def test_the_float16_model_of_a_parent(tmp_path):
+    net = parent()
+    net(images())
+    text = exported(net, tmp_path, remove_amp_cast=False)
+    assert '"amp_cast"' in text and "gluon_amp" not in text
+    _, args, _ = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    assert args["child_conv0_weight"].dtype == np.float16
+    assert args["parent_dense0_weight"].dtype == np.float32
+
+
+def test_an_export_of_a_parent_with_several_inputs(tmp_path):
+    net, x, shift = parent(), images(), nd.array([[1.0, 2, 3, 4]] * 2)
+    expected = net(x, shift)[0].asnumpy()
+    assert is_stock(exported(net, tmp_path))
+    found = imported(tmp_path, ("data0", "data1"))(x, shift)[0]
+    np.testing.assert_allclose(found.asnumpy(), expected, rtol=0.01, atol=0.01)
+
+
+def test_what_else_mxnet_saves_of_a_graph(tmp_path):
+    for net in (parent(), amp.cast(small_net(), "float16")):
+        net(images())
+        net.save(str(tmp_path / "all"))
+        model = json.loads((tmp_path / "all-model.json").read_text())
+        (saved,) = model.values()
+        assert "Convolution" in saved["symbol"] and is_stock(saved["symbol"])
+
+        estimator = SimpleNamespace(net=net)  # all of one that `_save_symbol` reads
+        CheckpointHandler(str(tmp_path), model_prefix="kept")._save_symbol(estimator)
+        assert is_stock((tmp_path / "kept-symbol.json").read_text())
+
+
+def test_a_parent_has_its_own_class_whenever_it_has_no_graph(tmp_path):
+    net, x = parent(), images()
+    assert type(net) is Parent
+    expected = net(x)[0].asnumpy()
+    assert isinstance(net, Parent) and type(net).__name__ == "Parent"
+    net.hybridize()
+    assert type(net) is Parent
+    with pytest.raises(RuntimeError, match="first call block.hybridize"):
+        net.export(str(tmp_path / "net"))
+    assert np.array_equal(net(x)[0].asnumpy(), expected)
+    amp.cast(net, "float16")
+    net(x)
+    assert is_stock(exported(net, tmp_path))
+    assert type(amp.cast(net, "float32")) is Parent
+
+
+def test_the_symbol_of_a_cast_net_is_saved_as_a_float32_graph(tmp_path):
+    net, x = amp.cast(small_net(), "float16"), images()
+    expected = net(x).asnumpy()
+    exported(net, tmp_path)  # for the parameters
+    net(mx.sym.var("data")).save(str(tmp_path / "net-symbol.json"))
+    text = (tmp_path / "net-symbol.json").read_text()
+    assert "float16" not in text and '"__dtype__": "2"' not in text
+    found = imported(tmp_path)(x).asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
+
+
+class Face(gluon.HybridBlock):
+    """A small ArcFace: a convolution, a norm, PReLU, and the cosine to each identity."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.features = nn.HybridSequential()
+            self.features.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.PReLU(), nn.Dropout(0.4))
+            self.features.add(nn.Dense(8))
+            self.weight = self.params.get("weight", shape=(5, 8))
+
+    def hybrid_forward(self, F, x, weight):
+        # the exporter knows the norm over channels only
+        embedding = F.L2Normalization(F.expand_dims(self.features(x), 2), mode="channel")
+        embedding = F.reshape(embedding, (-1, 8))
+        return F.FullyConnected(embedding, weight, num_hidden=5, no_bias=True, flatten=False)
+
+
+def test_mxnets_own_exporter_writes_an_onnx_model_of_the_masters(tmp_path, monkeypatch):
+    """It fails on float16 weights and casts (deepinsight/insightface 1945)."""
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    # MXNet's exporter declares the opset of the installed onnx. 17 is the last that has all
+    # operators as MXNet 1.9.1 writes them.
+    monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: 17)
+    monkeypatch.setattr(onnx.checker.DEFAULT_CONTEXT, "opset_imports", {"": 17})
+    net, x, path = Face(), images(), str(tmp_path / "net")
+    net.initialize(mx.init.Xavier())
+    amp.cast(net, "float16")
+    net(x)
+    trainer = amp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=128)
+    with autograd.record():
+        loss = net(x)[:, 0].sum()
+    trainer.backward(loss)
+    assert trainer.step(1).applied
+    net(x)
+    exported(net, tmp_path)
+    files = f"{path}-symbol.json", f"{path}-0000.params"
+    mx.onnx.export_model(*files, [x.shape], [np.float32], f"{path}.onnx")
+    model = onnx.load(f"{path}.onnx")
+    model.opset_import[0].version = 17
+    onnx.checker.check_model(model)
+    kinds_of_weights = {one.data_type for one in model.graph.initializer}
+    assert kinds_of_weights <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
+    (result,) = ReferenceEvaluator(model).run(None, {"data": x.asnumpy()})
+    amp.cast(net, "float32")  # which keeps every bit of the masters
+    np.testing.assert_allclose(result, net(x).asnumpy(), atol=2e-6)

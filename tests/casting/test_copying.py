@@ -1,44 +1,17 @@
 """A cast net is pickled and copied like a stock one; the copy is cast and shares nothing."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
-from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
-from mxnet.gluon import nn, rnn
-
-POLICIES = ("float16", "mixed_float16", "bfloat16")
-
-
-class Constants(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.shift = self.params.get_constant("shift", [[1.0, 2.0, 3.0, 4.0]])
-            self.dense = nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x, shift):
-        return self.dense(F.broadcast_add(x, shift))
-
-
-class PlainBlock(gluon.Block):
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.part = nn.Dense(3, in_units=4)
-
-    def forward(self, x):
-        return self.part(x) * 2
+from mxnet.gluon import nn
 
 
 class Parent(gluon.HybridBlock):
@@ -81,13 +54,6 @@ def convolutions():
     return net
 
 
-def shared():
-    net = nn.HybridSequential()
-    first = nn.Dense(4, in_units=4, prefix="first_")
-    net.add(first, nn.Dense(4, in_units=4, params=first.params))
-    return net
-
-
 def symbol_block():
     out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
     return gluon.SymbolBlock(out, [mx.sym.var("data")])
@@ -96,27 +62,23 @@ def symbol_block():
 NETS = {
     "Dense": lambda: nn.Dense(3, in_units=4),
     "convolutions": convolutions,
-    "shared": shared,
     "SymbolBlock": symbol_block,
-    "LSTM": lambda: rnn.LSTM(3, input_size=4),
-    "Constants": Constants,
-    "PlainBlock": PlainBlock,
     "Parent": Parent,
     "OwnState": OwnState,
 }
-SHAPES = {"convolutions": (2, 4, 6, 6), "LSTM": (5, 2, 4)}
 
 
-def by_pickle(protocol):
-    return lambda net: pickle.loads(pickle.dumps(net, protocol))
-
-
-COPIERS = {f"pickle {k}": by_pickle(k) for k in range(pickle.HIGHEST_PROTOCOL + 1)}
-COPIERS["deepcopy"] = copy.deepcopy
+COPIERS = {
+    "pickle 2": lambda net: pickle.loads(pickle.dumps(net, 2)),
+    "pickle 5": lambda net: pickle.loads(pickle.dumps(net, 5)),
+    "deepcopy": copy.deepcopy,
+}
 
 
 def data(kind="Dense"):
-    return nd.array(np.random.RandomState(0).normal(size=SHAPES.get(kind, (2, 4))))
+    return nd.array(
+        np.random.RandomState(0).normal(size=(2, 4, 6, 6) if kind == "convolutions" else (2, 4))
+    )
 
 
 def outputs_and_gradients(net, x):
@@ -155,9 +117,17 @@ def arrays_of(net):
     return [array for p in net.collect_params().values() for array in p.list_data()]
 
 
-@pytest.mark.parametrize("copier", ["pickle 2", "pickle 4", "deepcopy"])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize(
+    "kind, policy, copier",
+    [
+        ("Dense", "float16", "pickle 2"),
+        ("convolutions", "float16", "pickle 5"),
+        ("convolutions", "bfloat16", "deepcopy"),
+        ("SymbolBlock", "float16", "pickle 5"),
+        ("Parent", "float16", "pickle 5"),
+        ("OwnState", "float16", "pickle 5"),
+    ],
+)
 def test_a_copy_of_a_trained_net(kind, policy, copier):
     net, trainer = trained(kind, policy)
     twin = COPIERS[copier](net)
@@ -179,32 +149,19 @@ def test_a_copy_of_a_trained_net(kind, policy, copier):
     assert_same([array.asnumpy() for array in arrays_of(net)], before)
 
 
-@pytest.mark.parametrize("copier", COPIERS)
-def test_every_protocol(copier):
-    net, _ = trained("Dense")
-    twin = COPIERS[copier](net)
-    assert_same(outputs_and_gradients(twin, data()), outputs_and_gradients(net, data()))
-
-
-@pytest.mark.parametrize("copier", ["pickle 4", "deepcopy"])
-@pytest.mark.parametrize("initialize", [False, True])
-@pytest.mark.parametrize("kind", NETS)
-def test_a_copy_of_a_net_that_has_not_run(kind, initialize, copier):
-    net = amp.cast(NETS[kind](), "float16")
-    if initialize:
-        net.initialize()
-    twin = COPIERS[copier](net)
-    if not initialize:
-        twin.initialize()
-    twin(data(kind))
-    low = {dtype_of(p) for name, p in twin.collect_params().items() if name.endswith("weight")}
-    assert low == {"float16"}
-
-
-def test_shared_parameters_stay_shared_in_the_copy():
-    net, _ = trained("shared")
-    for twin in (COPIERS["pickle 4"](net), copy.deepcopy(net)):
-        assert twin[0].weight is twin[1].weight
+@pytest.mark.parametrize("copier", ["pickle 5", "deepcopy"])
+def test_a_copy_keeps_the_kind_of_arrays(copier):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net, x = NETS["convolutions"](), mx.np.array(data("convolutions").asnumpy())
+        net.initialize(mx.init.Uniform(0.5))
+        amp.cast(net, "float16")
+        outputs_and_gradients(net, x)
+        twin = COPIERS[copier](net)
+        assert_same(outputs_and_gradients(twin, x), outputs_and_gradients(net, x))
+        amp.cast(twin, "float32")
+        params = [p for p in twin.collect_params().values() if p.grad_req != "null"]
+        held = [array for p in params for array in (p.data(), *p.list_grad())]
+        assert {type(array) for array in held} == {mx.np.ndarray}
 
 
 class AsksForTheMode(gluon.HybridBlock):
@@ -224,65 +181,24 @@ def test_a_shallow_copy_shares_parameters_and_no_traces():
     assert net(one).asscalar() == 3
 
 
-def test_gradients_and_their_modes_are_copied():
+@pytest.mark.parametrize("initialize", [True, False])
+def test_a_copy_of_a_net_whose_shapes_are_not_known(initialize):
+    net = amp.cast(convolutions(), "float16")
+    if initialize:
+        net.initialize()
+    twin = pickle.loads(pickle.dumps(net))
+    if not initialize:
+        twin.initialize()
+    twin(data("convolutions"))
+    assert twin[0].weight.data().dtype == twin[3].weight.data().dtype == np.float16
+
+
+@pytest.mark.parametrize("copier", ["pickle 5", "deepcopy"])
+def test_gradients_and_their_modes_are_copied(copier):
     net, _ = trained("Dense")
     net.collect_params().setattr("grad_req", "add")
     outputs_and_gradients(net, data())
-    for twin in (COPIERS["pickle 4"](net), copy.deepcopy(net)):
-        once = net.weight.grad().asnumpy()
-        np.testing.assert_array_equal(twin.weight.grad().asnumpy(), once)
-        outputs_and_gradients(twin, data())
-        np.testing.assert_array_equal(twin.weight.grad().asnumpy(), 2 * once)
-
-
-@pytest.mark.parametrize("copier", ["pickle 4", "deepcopy"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_copy_keeps_the_kind_of_arrays(arrays, policy, copier):
-    net = NETS["convolutions"]()
-    net.initialize(mx.init.Uniform(0.5))
-    amp.cast(net, policy)
-    x = kinds.array(data("convolutions").asnumpy())
-    outputs_and_gradients(net, x)
-    twin = COPIERS[copier](net)
-    assert_same(outputs_and_gradients(twin, x), outputs_and_gradients(net, x))
-    amp.cast(twin, "float32")
-    for param in twin.collect_params().values():
-        held = [param.data(), *(param.list_grad() if param.grad_req != "null" else ())]
-        assert {type(array) for array in held} == {type(arrays.ones((1,)))}
-
-
-def test_another_process_reads_it(tmp_path):
-    """The new process has imported nothing, as with `multiprocessing`'s spawn."""
-    net, _ = trained("Dense")
-    (tmp_path / "net").write_bytes(pickle.dumps(net))
-    np.save(tmp_path / "x.npy", data().asnumpy())
-    code = (
-        "import pickle, numpy as np\n"
-        "net = pickle.load(open('net', 'rb'))\n"
-        "import mxnet as mx\n"
-        "np.save('out.npy', net(mx.nd.array(np.load('x.npy'))).asnumpy())\n"
-        "print(net.weight.dtype)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    printed = subprocess.check_output(command, cwd=tmp_path, env=environment)
-    assert b"float16" in printed
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), net(data()).asnumpy())
-
-
-def test_a_class_that_registers_its_subclasses_does_not_see_the_cast():
-    names = []
-
-    class Registered(gluon.HybridBlock):
-        def __init_subclass__(cls, **kwargs):
-            names.append(cls.__name__)
-
-        def hybrid_forward(self, F, x):
-            return x * 2
-
-    class Doubled(Registered):
-        pass
-
-    net = amp.cast(Doubled(), "float16")
-    assert net(nd.ones((1,))).asscalar() == 2
-    assert names == ["Doubled"]
+    twin, once = COPIERS[copier](net), net.weight.grad().asnumpy()
+    np.testing.assert_array_equal(twin.weight.grad().asnumpy(), once)
+    outputs_and_gradients(twin, data())
+    np.testing.assert_array_equal(twin.weight.grad().asnumpy(), 2 * once)

@@ -1,13 +1,10 @@
 """All ways to save a cast net write float32 masters, and all ways to load one set them."""
 
-import pickle
-import time
-
 import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.base.host import host_copy, host_view
+from gluon_amp.base.host import host_copy
 from gluon_amp.casting.parameters import dtype_of
 from tests import kinds
 
@@ -15,20 +12,8 @@ import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
-
-class OwnForward(gluon.Block):
-    """A plain Block around HybridBlocks."""
-
-    def __init__(self):
-        super().__init__(prefix="own_")
-        with self.name_scope():
-            self.first = nn.Dense(4, in_units=3, activation="relu")
-            self.second = nn.HybridSequential()
-            with self.second.name_scope():
-                self.second.add(nn.Dense(4, in_units=4), nn.BatchNorm(in_channels=4))
-
-    def forward(self, x):
-        return self.second(self.first(x) + 1)
+OPTIONS = {"learning_rate": 1e-3, "multi_precision": True}
+DEVICES = [mx.cpu(0), mx.cpu(1)]
 
 
 def hybrid():
@@ -40,49 +25,41 @@ def hybrid():
 
 
 def symbol_block():
-    x = data = mx.sym.var("data")
-    x = mx.sym.FullyConnected(x, num_hidden=4, name="fc0")
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc0")
     x = mx.sym.FullyConnected(mx.sym.relu(x), num_hidden=2, name="fc1")
-    if mx.util.is_np_array():
-        x, data = x.as_np_ndarray(), data.as_np_ndarray()
-    return gluon.SymbolBlock(x, [data])
-
-
-NETS = {"HybridBlock": hybrid, "Block": OwnForward, "SymbolBlock": symbol_block}
+    return gluon.SymbolBlock(x, [mx.sym.var("data")])
 
 
 def data(seed=0):
     return kinds.array(np.random.RandomState(seed).normal(size=(4, 3)))
 
 
-def initialized(make, seed=0):
+def initialized(make=hybrid, seed=0, ctx=None):
     mx.random.seed(seed)
     net = make()
-    net.initialize(mx.init.Uniform(1))
+    net.initialize(mx.init.Uniform(1), ctx)
     net(data())
     return net
 
 
-def train(net, trainer, steps=3):
+def train(net, trainer, steps=3, ctx=(None,)):
     for step in range(steps):
         with autograd.record():
-            loss = (net(data(step)) ** 2).mean()
-        if isinstance(trainer, amp.Trainer):
-            trainer.backward(loss)
-        else:
-            loss.backward()
-        trainer.step(1)
+            inputs = [data(step).as_in_context(one or mx.cpu()) for one in ctx]
+            losses = [(net(x) ** 2).mean() for x in inputs]
+        getattr(trainer, "backward", autograd.backward)(losses)
+        trainer.step(len(losses))
 
 
-def trained(make, policy="float16"):
-    """A cast net and its Trainer after steps too small for float16 weights."""
-    net = amp.cast(initialized(make), policy)
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3, "momentum": 0.9})
-    train(net, trainer)
+def trained(make=hybrid, build=amp.Trainer, optimizer="sgd", ctx=None):
+    """A cast net and its trainer after steps too small for float16 weights."""
+    net = amp.cast(initialized(make, ctx=ctx), "float16")
+    trainer = build(net.collect_params(), optimizer, OPTIONS)
+    train(net, trainer, ctx=ctx or (None,))
     return net, trainer
 
 
-def weights_of(net):
+def values_of(net):
     return {p.name: host_copy(p.data()) for p in net.collect_params().values()}
 
 
@@ -93,137 +70,96 @@ def kinds_of(net):
     return {type(held) for held in [*(p.data() for p in params), *grads]}
 
 
-def save_by_name(net, path):
-    """Save a stock net's parameters by their names, as ParameterDict.save cannot do of mx.np."""
-    save = mx.npx.save if mx.util.is_np_array() else nd.save
-    save(path, {p.name: p.data() for p in net.collect_params().values()})
+def states_of(trainer):
+    """Return copies of all arrays in the states of a trainer's optimizer."""
+
+    def flat(state):
+        if isinstance(state, (list, tuple)):
+            return [array for item in state for array in flat(item)]
+        return [] if state is None else [host_copy(state)]
+
+    return flat([state for updater in trainer._updaters for state in updater.states.values()])
 
 
-def by_parameter_dict(net, path):
-    net.collect_params().save(path)
-
-
-def by_the_deprecated_name(net, path):
-    with pytest.warns(UserWarning, match="deprecated"):
-        net.save_params(path)
-
-
-SAVERS = {
-    "save_parameters": lambda net, path: net.save_parameters(path),
-    "deduplicate": lambda net, path: net.save_parameters(path, deduplicate=True),
-    "ParameterDict.save": by_parameter_dict,
-    "save_params": by_the_deprecated_name,
-}
-LOADERS = {
-    "save_parameters": lambda net, path: net.load_parameters(path),
-    "deduplicate": lambda net, path: net.load_parameters(path),
-    "ParameterDict.save": lambda net, path: net.collect_params().load(path),
-    "save_params": lambda net, path: net.load_parameters(path),
-}
-
-
-# -------------------------------------------------------------------------------------- saving
+def set_data(net, values):
+    for param, value in zip(net.collect_params().values(), values):
+        param.set_data(value)
 
 
 # A stock SymbolBlock cannot load what its own save_parameters writes: the names have no dots.
-# Its ParameterDict saves arrays of mx.nd only.
-PAIRS = [("nd", kind, save) for kind in ("HybridBlock", "Block") for save in SAVERS]
-PAIRS += [("nd", "SymbolBlock", "ParameterDict.save")]
-PAIRS += [("np", "HybridBlock", "save_parameters"), ("np", "Block", "deduplicate")]
-
-
-@pytest.mark.parametrize("arrays, kind, save", PAIRS, indirect=["arrays"])
-def test_stock_mxnet_loads_the_masters_whatever_saves_them(arrays, kind, save, tmp_path):
-    net, trainer = trained(NETS[kind])
-    path = str(tmp_path / "a.params")
-    SAVERS[save](net, path)
-    stock = initialized(NETS[kind], seed=1)
-    LOADERS[save](stock, path)
-    wide = {name: array.asnumpy() for name, array in trainer.master_params().items()}
-    weights, loaded = weights_of(net), weights_of(stock)
-    assert list(loaded) == list(weights)
+@pytest.mark.parametrize(
+    "arrays, make, save, load",
+    [
+        ("nd", hybrid, "save_parameters", "load_parameters"),
+        ("np", hybrid, "save_parameters", "load_parameters"),
+        ("nd", hybrid, "save", "load"),  # of the ParameterDict
+        ("nd", symbol_block, "save", "load"),
+    ],
+    indirect=["arrays"],
+)
+def test_stock_mxnet_loads_the_masters_whatever_saves_them(arrays, make, save, load, tmp_path):
+    net, trainer = trained(make)
+    path, stock = str(tmp_path / "a.params"), initialized(make, seed=1)
+    for one, do in ((net, save), (stock, load)):
+        getattr(one if do.endswith("parameters") else one.collect_params(), do)(path)
+    low, loaded = values_of(net), values_of(stock)
     assert {array.dtype.name for array in loaded.values()} == {"float32"}
-    for name, values in wide.items():
-        np.testing.assert_array_equal(loaded[name], values)
-    low = [name for name, array in weights.items() if array.dtype == np.float16]
-    assert low
-    for name in low:  # else the test could not tell a master from its rounding
-        assert (wide[name] != weights[name].astype(np.float32)).any()
-    assert {dtype_of(net.collect_params()[name]) for name in low} == {"float16"}
+    for name, master in trainer.master_params().items():
+        np.testing.assert_array_equal(loaded[name], master.asnumpy())
+        if low[name].dtype == np.float16:  # else it could not be told from its rounding
+            assert (loaded[name] != low[name]).any()
 
 
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
-@pytest.mark.parametrize("kind", NETS)
-def test_a_stock_file_is_loaded_into_a_cast_net_by_all_ways(arrays, kind, policy, tmp_path):
-    stock = initialized(NETS[kind], seed=1)
-    expected = weights_of(stock)
-    own, full = str(tmp_path / "own.params"), str(tmp_path / "full.params")
-    stock.save_parameters(own)
-    save_by_name(stock, full)
+@pytest.mark.parametrize(
+    "arrays, make, policy",
+    [
+        ("nd", hybrid, "float16"),
+        ("np", hybrid, "float16"),
+        ("nd", symbol_block, "float16"),
+        ("nd", hybrid, "bfloat16"),
+    ],
+    indirect=["arrays"],
+)
+def test_a_stock_file_is_loaded_into_a_cast_net_by_all_ways(arrays, make, policy, tmp_path):
+    stock, path = initialized(make, seed=1), str(tmp_path / "a.params")
+    expected = values_of(stock)
+    stock.save_parameters(path)
+    nd.save(path + ".names", {name: nd.array(values) for name, values in expected.items()})
     by_block = [
-        lambda net: net.load_parameters(own),
-        lambda net: net.load_parameters(own, cast_dtype=False),
-        lambda net: net.load_parameters(own, cast_dtype=True, dtype_source="saved"),
+        lambda net: net.load_parameters(path),
+        lambda net: net.load_parameters(path, cast_dtype=True, dtype_source="saved"),
     ]
-    ways = [
-        *(by_block if kind != "SymbolBlock" else ()),
-        lambda net: net.collect_params().load(full),
-        lambda net: net.collect_params().load(full, cast_dtype=True, dtype_source="current"),
-        lambda net: net.collect_params().load_dict(nd.load(full)),
-        lambda net: set_data(net, nd.load(full)),
-        lambda net: set_data(net, mx.npx.load(full) if arrays is mx.np else expected),
-    ]
-    for load in ways:
-        net = amp.cast(initialized(NETS[kind]), policy)
+    for load in [
+        *(by_block if make is hybrid else ()),
+        lambda net: net.collect_params().load(path + ".names"),
+        lambda net: set_data(net, nd.load(path + ".names").values()),
+        lambda net: set_data(net, expected.values()),  # of numpy
+    ]:
+        net = amp.cast(initialized(make), policy)
         dtypes = {p.name: dtype_of(p) for p in net.collect_params().values()}
         load(net)
         assert {p.name: dtype_of(p) for p in net.collect_params().values()} == dtypes
         assert kinds_of(net) == {type(arrays.ones((1,)))}
-        for name, values in weights_of(net).items():
+        for name, values in values_of(net).items():
             assert values.dtype == np.dtype(dtypes[name])
             np.testing.assert_array_equal(values, expected[name].astype(values.dtype))
 
 
-def set_data(net, values):
-    for name, param in net.collect_params().items():
-        param.set_data(values[name])
-
-
-def load_parameters(net, stock, path):
-    stock.save_parameters(path)
-    net.load_parameters(path)
-
-
-def load_by_name(net, stock, path):
-    save_by_name(stock, path)
-    net.collect_params().load(path)
-
-
-SETTERS = {
-    "load_parameters": load_parameters,
-    "ParameterDict.load": load_by_name,
-    "set_data": lambda net, stock, path: set_data(net, weights_of(stock)),
-}
-# steps of training before the values are set, Trainer, how they are set
-CASES = [
-    (steps, build, "load_parameters") for steps in (0, 2) for build in (amp.Trainer, gluon.Trainer)
-]
-CASES += [(2, amp.Trainer, "ParameterDict.load"), (2, amp.Trainer, "set_data")]
-
-
-@pytest.mark.parametrize("steps, build, setter", CASES)
-@pytest.mark.parametrize("kind", ["HybridBlock", "Block"])
-def test_loaded_values_become_the_masters_and_are_saved_again(
-    arrays, kind, steps, build, setter, tmp_path
-):
+@pytest.mark.parametrize(
+    "steps, build, load",
+    [
+        (0, amp.Trainer, lambda net, path: net.load_parameters(path)),  # the optimizer has no state
+        (2, gluon.Trainer, lambda net, path: net.load_parameters(path)),
+        (2, amp.Trainer, lambda net, path: set_data(net, nd.load(path).values())),
+    ],
+)
+def test_loaded_values_become_the_masters_and_are_saved_again(steps, build, load, tmp_path):
     path = str(tmp_path / "a.params")
-    stock = initialized(NETS[kind], seed=1)
-    stock.save_parameters(path)
-    net = amp.cast(initialized(NETS[kind]), "float16")
-    options = {"learning_rate": 1e-3, "multi_precision": True}
-    trainer = build(net.collect_params(), "sgd", options)
+    initialized(seed=1).save_parameters(path)
+    net = amp.cast(initialized(), "float16")
+    trainer = build(net.collect_params(), "sgd", OPTIONS)
     train(net, trainer, steps)
-    SETTERS[setter](net, stock, path + ".set")
+    load(net, path)
     net.save_parameters(path + ".again")
     saved, again = nd.load(path), nd.load(path + ".again")
     for name, array in saved.items():
@@ -238,7 +174,7 @@ def test_loaded_values_become_the_masters_and_are_saved_again(
 
 
 def test_a_float16_file_leaves_the_bits_of_masters_that_it_agrees_with(tmp_path):
-    net, trainer = trained(hybrid)
+    net, trainer = trained()
     path = str(tmp_path / "a.params")
     wide = {name: array.asnumpy() for name, array in trainer.master_params().items()}
     nd.save(path, {name: nd.array(values, dtype="float16") for name, values in wide.items()})
@@ -248,100 +184,48 @@ def test_a_float16_file_leaves_the_bits_of_masters_that_it_agrees_with(tmp_path)
             np.testing.assert_array_equal(array.asnumpy(), wide[name])
 
 
-@pytest.mark.parametrize("build", [amp.Trainer, gluon.Trainer])
-def test_masters_are_saved_and_come_back_with_the_undo(build, tmp_path):
-    net = amp.cast(initialized(hybrid), "float16")
-    options = {"learning_rate": 1e-3, "multi_precision": True}
-    trainer = build(net.collect_params(), "adam", options)
-    train(net, trainer)
-    index = [p.name for p in trainer._params].index(net[0].weight.name)
-    master = trainer._updaters[0].states[index][0].asnumpy()
+@pytest.mark.parametrize("optimizer, ctx", [("adam", None), ("sgd", DEVICES)])
+def test_masters_of_a_stock_trainer_are_saved_and_come_back_with_the_undo(optimizer, ctx, tmp_path):
+    """With several devices, a stock trainer's kvstore updates, and has the states."""
+    net, trainer = trained(hybrid, gluon.Trainer, optimizer, ctx)
+    weight = net[0].weight
+    updater = trainer._kvstore._updater if ctx else trainer._updaters[0]
+    state = updater.states[trainer._params.index(weight)]
+    master = state[1 if optimizer == "sgd" else 0].asnumpy()
+    assert (master != host_copy(weight.data())).any()
     net.save_parameters(str(tmp_path / "a.params"))
     saved = nd.load(str(tmp_path / "a.params"))["0.weight"].asnumpy()
     np.testing.assert_array_equal(saved, master)
-    assert (saved != net[0].weight.data().asnumpy()).any()
     amp.cast(net, "float32")
-    np.testing.assert_array_equal(net[0].weight.data().asnumpy(), master)
+    np.testing.assert_array_equal(weight.data().asnumpy(), master)
 
 
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "rmsprop", "adagrad", "ftrl", "signum"])
-@pytest.mark.parametrize("build", [amp.Trainer, gluon.Trainer])
-def test_states_of_a_trainer_from_before_the_cast_are_not_taken_for_masters(build, name, tmp_path):
-    net = initialized(hybrid)
-    params = list(net.collect_params().values())
-    options = {"learning_rate": 1e-3, "multi_precision": True}
-    if name in ("sgd", "nag", "signum"):
-        options["momentum"] = 0.9
-    train(net, build(params, name, options))
-    states = params[0]._trainer._updaters[0].states
+@pytest.mark.parametrize(
+    "build, name, options",
+    [
+        (amp.Trainer, "adam", {}),
+        (gluon.Trainer, "sgd", {"momentum": 0.9}),  # an array in place of a pair
+        (gluon.Trainer, "adam", {}),  # a pair in the layout of (master, momentum)
+    ],
+)
+def test_states_from_before_the_cast_are_not_taken_for_masters(build, name, options, tmp_path):
+    net, path = initialized(), str(tmp_path / "a.params")
+    trainer = build(net.collect_params(), name, {**OPTIONS, **options})
+    train(net, trainer)
     amp.cast(net, "float16")
-    low = weights_of(net)
-    path = str(tmp_path / "a.params")
-    before = [host_copy(array) for state in states.values() for array in flat(state)]
+    low, before = values_of(net), states_of(trainer)
     net.collect_params().save(path)
     for parameter, values in nd.load(path).items():
         np.testing.assert_array_equal(values.asnumpy(), low[parameter].astype(np.float32))
     net.collect_params().load(path)
-    after = [host_copy(array) for state in states.values() for array in flat(state)]
-    assert all(np.array_equal(a, b) for a, b in zip(before, after))
+    assert all(np.array_equal(a, b) for a, b in zip(before, states_of(trainer)))
     amp.cast(net, "float32")
-    for parameter, values in weights_of(net).items():
+    for parameter, values in values_of(net).items():
         np.testing.assert_array_equal(values, low[parameter].astype(np.float32))
 
 
-def flat(state):
-    if isinstance(state, (list, tuple)):
-        return [array for item in state for array in flat(item)]
-    return [] if state is None else [state]
-
-
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "rmsprop", "adagrad", "ftrl", "lamb"])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_masters_of_each_optimizer(name, frozen, tmp_path):
-    net = amp.cast(initialized(hybrid), "float16")
-    options = {"learning_rate": 1e-3, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), name, options)
-    train(net, trainer)
-    if frozen:
-        net.collect_params().setattr("grad_req", "null")
-    path = str(tmp_path / "a.params")
-    net.collect_params().save(path)
-    saved, low = nd.load(path), weights_of(net)
-    float16 = [k for k, values in low.items() if values.dtype == np.float16]
-    for parameter in float16:
-        values = saved[parameter].asnumpy()
-        np.testing.assert_array_equal(values.astype(np.float16), low[parameter])
-        index = [p.name for p in trainer._params].index(parameter)
-        held = [array.asnumpy() for array in flat(trainer._updaters[0].states[index])]
-        assert any(np.array_equal(array, values) for array in held)
-    assert any((saved[k].asnumpy() != low[k]).any() for k in float16)
-
-
-def test_a_trainer_of_two_nets_whose_parameters_have_the_same_names(tmp_path):
-    nets = [amp.cast(initialized(hybrid, seed), "float16") for seed in (0, 1)]
-    params = [p for net in nets for p in net.collect_params().values()]
-    trainer = gluon.Trainer(params, "sgd", {"learning_rate": 1e-3, "multi_precision": True})
-    with autograd.record():
-        loss = sum((net(data()) ** 2).mean() for net in nets)
-    loss.backward()
-    trainer.step(1)
-    for k, net in enumerate(nets):
-        net.save_parameters(str(tmp_path / f"{k}.params"))
-        saved = nd.load(str(tmp_path / f"{k}.params"))["0.weight"].asnumpy()
-        weight = net[0].weight.data().asnumpy()
-        np.testing.assert_array_equal(saved.astype(np.float16), weight)
-
-
-def test_several_devices(arrays, tmp_path):
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net = initialized(hybrid)
-    net.collect_params().reset_ctx(contexts)
-    amp.cast(net, "float16")
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}, loss_scale=128)
-    with autograd.record():
-        losses = [(net(data().as_in_context(ctx)) ** 2).mean() for ctx in contexts]
-    trainer.backward(losses)
-    assert trainer.step(2).applied
+def test_masters_on_several_devices(tmp_path):
+    net, trainer = trained(ctx=DEVICES)
     master = trainer.master_params()[net[0].weight.name].asnumpy()
     path = str(tmp_path / "a.params")
     net.save_parameters(path)
@@ -349,150 +233,33 @@ def test_several_devices(arrays, tmp_path):
     net.load_parameters(path)
     index = trainer._params.index(net[0].weight)
     held = [updater.states[index][0] for updater in trainer._updaters]
-    assert [array.context for array in held] == contexts
-    for array in held:
-        np.testing.assert_array_equal(array.asnumpy(), master)
+    assert [array.context for array in held] == DEVICES
+    assert all(np.array_equal(array.asnumpy(), master) for array in held)
 
 
-def test_masters_on_a_kvstore_that_updates(tmp_path):
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net = initialized(hybrid)
-    net.collect_params().reset_ctx(contexts)
-    amp.cast(net, "float16")
-    options = {"learning_rate": 1e-3, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)  # on the kvstore by default
-    with autograd.record():
-        losses = [(net(data().as_in_context(ctx)) ** 2).mean() for ctx in contexts]
-    autograd.backward(losses)
-    trainer.step(2)
-    index = trainer._params.index(net[0].weight)
-    _, master = trainer._kvstore._updater.states[index]
-    net.save_parameters(str(tmp_path / "a.params"))
-    saved = nd.load(str(tmp_path / "a.params"))["0.weight"].asnumpy()
-    np.testing.assert_array_equal(saved, master.asnumpy())
-    assert (saved != net[0].weight.data(contexts[0]).asnumpy()).any()
+def test_arrays_keep_dtype_and_kind_when_they_are_moved_or_set_before_their_shape_is_known(arrays):
+    def check(param, expected, context):
+        weight = param.data()
+        assert (weight.context, param.grad().dtype) == (context, np.float16)
+        assert type(weight) is type(param.grad()) is type(arrays.ones((1,)))
+        assert weight.dtype == np.float16 and np.array_equal(weight.asnumpy(), expected)
 
-
-@pytest.mark.parametrize("move", ["reset_ctx", "set_data before the shape is known"])
-def test_a_parameters_arrays_keep_its_dtype_and_kind(arrays, move):
-    if move == "reset_ctx":
-        net = amp.cast(initialized(hybrid), "float16")
-        before = net[0].weight.data().asnumpy()
-        net[0].weight.reset_ctx([mx.cpu(1)])
-        expected, context = before, mx.cpu(1)
-    else:
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4))
-        net.initialize()
-        amp.cast(net, "float16")
-        net[0].weight.set_data(nd.full((4, 3), 0.1))
-        net(data())
-        expected, context = np.full((4, 3), 0.1, np.float16), mx.cpu()
-    weight = net[0].weight.data()
-    assert weight.dtype == np.float16 and weight.context == context
-    assert net[0].weight.grad().dtype == np.float16
-    np.testing.assert_array_equal(weight.asnumpy(), expected)
-    assert kinds_of(net[0]) == {type(arrays.ones((1,)))}
-
-
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
-def test_parameters_keep_their_kind_of_array_when_a_cast_is_undone_after_training(arrays, policy):
-    net, trainer = trained(hybrid, policy)
-    masters_before = {name: m.asnumpy() for name, m in trainer.master_params().items()}
-    assert kinds_of(net) == {type(arrays.ones((1,)))}
-    amp.cast(net, "float32")
-    assert kinds_of(net) == {type(arrays.ones((1,)))}
-    for name, values in masters_before.items():
-        param = net.collect_params()[name]
-        np.testing.assert_array_equal(param.data().asnumpy(), values)
-        assert float(arrays.sum(param.data()).asnumpy()) == pytest.approx(values.sum(), abs=1e-5)
-
-
-def test_both_exports_after_training(arrays, tmp_path):
-    net, trainer = trained(hybrid)
+    net = amp.cast(initialized(), "float16")
+    before = net[0].weight.data().asnumpy()
+    net[0].weight.reset_ctx([mx.cpu(1)])
+    check(net[0].weight, before, mx.cpu(1))
+    net = amp.cast(nn.Dense(4), "float16")
+    net.initialize()
+    net.weight.set_data(nd.full((4, 3), 0.1))
     net(data())
-    name = net[0].weight.name
-    master = trainer.master_params()[name].asnumpy()
-    net.export(str(tmp_path / "wide"))
-    wide = nd.load(str(tmp_path / "wide-0000.params"))
-    np.testing.assert_array_equal(wide[f"arg:{name}"].asnumpy(), master)
-    net.export(str(tmp_path / "low"), remove_amp_cast=False)
-    low = nd.load(str(tmp_path / "low-0000.params"))
-    np.testing.assert_array_equal(low[f"arg:{name}"].asnumpy(), net[0].weight.data().asnumpy())
-    assert low[f"arg:{name}"].dtype == np.float16
-    net.save_parameters(str(tmp_path / "a.params"))  # float32 again
-    assert nd.load(str(tmp_path / "a.params"))["0.weight"].dtype == np.float32
+    check(net.weight, np.full((4, 3), 0.1, np.float16), mx.cpu())
 
 
 def test_the_undo_gives_parameters_their_own_class_back():
-    net = initialized(hybrid)
+    net = initialized()
     before = [type(p) for p in net.collect_params().values()]
     amp.cast(net, "float16")
     assert all(isinstance(p, gluon.Parameter) for p in net.collect_params().values())
     amp.cast(net, "float32")
     assert [type(p) for p in net.collect_params().values()] == before
     assert all("_amp_gradient_dtype" not in vars(p) for p in net.collect_params().values())
-
-
-# ------------------------------------------------------------- reading right after inference
-
-
-class Slow(mx.operator.CustomOp):
-    """Reads its input for a fifth of a second."""
-
-    ended = False
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        time.sleep(0.2)
-        Slow.ended = True
-        self.assign(out_data[0], req[0], in_data[0])
-
-
-@mx.operator.register("slow_reader")
-class SlowProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        return Slow()
-
-
-def save_checkpoint(net, path):
-    amp.save_checkpoint(path, net, amp.Trainer(net.collect_params(), "sgd"))
-
-
-READERS = {
-    "host_copy": lambda net, path: host_copy(net.weight.data()),
-    "host_view": lambda net, path: host_view(net.weight.data()),
-    "save_checkpoint": save_checkpoint,
-    "pickle": lambda net, path: pickle.dumps(net),
-    "cast": lambda net, path: amp.cast(net, "bfloat16"),
-}
-
-
-@pytest.mark.parametrize("read", READERS)
-def test_a_host_read_waits_for_operators_that_read_the_array(read, tmp_path):
-    net = amp.cast(nn.Dense(2, in_units=2), "mixed_float16")
-    net.initialize()
-    nd.waitall()
-    Slow.ended = False
-    out = nd.Custom(net.weight.data(), op_type="slow_reader")
-    READERS[read](net, str(tmp_path / "checkpoint"))
-    assert Slow.ended
-    out.wait_to_read()
-
-
-@pytest.mark.parametrize("read", [host_copy, lambda w: host_view(w).reshape(w.shape).copy()])
-def test_weights_read_while_inference_reorders_them(read):
-    """`asnumpy` alone gets a garbled array in about one of ten of these passes."""
-    channels = 256
-    x = mx.random.uniform(shape=(1, channels, 16, 16))
-    weight = mx.random.normal(shape=(channels, channels, 3, 3))
-    expected = weight.asnumpy()
-    for _ in range(20):
-        layer = nn.Conv2D(channels, 3, padding=1, in_channels=channels, use_bias=False)
-        layer.initialize(mx.init.Zero())
-        layer.hybridize()
-        layer.weight.set_data(weight)
-        nd.waitall()
-        layer(x)
-        until = time.perf_counter() + 0.02
-        while time.perf_counter() < until:
-            assert np.array_equal(read(layer.weight.data()), expected)

@@ -8,10 +8,10 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.classes import stock_class
-from tests.casting.nets import POLICIES, backward, images
+from tests.casting.nets import backward
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 
@@ -46,19 +46,24 @@ def data(n=4):
     return nd.array(np.random.RandomState(0).normal(size=(n, 3)))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(
+    "code, policy", [("shape", "float16"), ("values", "mixed_float16"), ("asnumpy", "bfloat16")]
+)
 def test_a_root_that_cannot_be_traced(code, policy):
     net = odd(code)
-    expected = net(data()).asnumpy()
+    expected = backward(net, data()).asnumpy()
+    gradients = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
     amp.cast(net, policy)
     assert stock_class(net) is Odd
     assert dtype_name(net.weight.dtype) == "float32"  # its own code reads it
     assert dtype_name(net.first.weight.dtype) == amp.Policy.parse(policy).param_dtype
     with pytest.warns(UserWarning, match="Block net cannot be traced .* run as Python code"):
-        out = net(data())
+        out = backward(net, data())
     assert out.dtype == np.float32
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.03, atol=0.03)
+    for name, param in net.collect_params().items():
+        found = param.grad().asnumpy()
+        np.testing.assert_allclose(found, gradients[name], rtol=0.05, atol=0.05)
 
     rows = amp.describe(net).rows
     assert [(row.block, row.op) for row in rows] == [
@@ -72,26 +77,13 @@ def test_a_root_that_cannot_be_traced(code, policy):
 
 
 @pytest.mark.filterwarnings("ignore:Block")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_gradients_are_those_of_float32(policy):
-    net = odd()
-    backward(net, data())
-    expected = {name: p.grad().asnumpy() for name, p in net.collect_params().items()}
-    amp.cast(net, policy)
-    backward(net, data())
-    for name, param in net.collect_params().items():
-        np.testing.assert_allclose(param.grad().asnumpy(), expected[name], rtol=0.05, atol=0.05)
-
-
-@pytest.mark.filterwarnings("ignore:Block")
 def test_the_largest_parts_that_can_be_traced_are_cast():
     net = nn.HybridSequential()
-    inner = nn.HybridSequential()
+    inner, middle = nn.HybridSequential(), nn.HybridSequential()
     inner.add(nn.Dense(3, in_units=3), nn.Activation("relu"))
-    middle = nn.HybridSequential()
-    middle.add(nn.Dense(3, in_units=3), odd())
-    net.add(inner, middle, nn.Dense(2, in_units=2))
-    net.initialize()
+    middle.add(nn.Dense(3, in_units=3), Odd(CODES["shape"]))
+    net.add(inner, middle)
+    net.initialize(mx.init.Xavier())
     expected = net(data()).asnumpy()
     amp.cast(net, "float16")
     description = amp.describe(net, data())
@@ -104,7 +96,6 @@ def test_the_largest_parts_that_can_be_traced_are_cast():
         ("1.1", "(Python code)"),
         ("1.1.first", "FullyConnected"),
         ("1.1.last", "FullyConnected"),
-        ("2", "FullyConnected"),
     ]
     reasons = {row.block: row.reason for row in description.rows}
     assert "inside it" not in reasons["1.1"]
@@ -130,16 +121,13 @@ def test_one_warning_for_nested_blocks_and_all_modes():
 
 
 @pytest.mark.filterwarnings("ignore:Block")
-@pytest.mark.parametrize("deferred", [True, False])
-def test_before_shapes_are_known(arrays, deferred):
-    inputs = (0, 0) if deferred else (3, 4)
-
+def test_before_shapes_are_known(arrays):
     class Net(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
             with self.name_scope():
-                self.first = nn.Dense(8, in_units=inputs[0])
-                self.last = nn.Dense(2, flatten=False, in_units=inputs[1])
+                self.first = nn.Dense(8)
+                self.last = nn.Dense(2, flatten=False)
 
         def hybrid_forward(self, F, x):
             return self.last(self.first(x).reshape((x.shape[0], 2, 4)))
@@ -166,38 +154,16 @@ def test_outputs_that_gluon_does_not_trace():
         def hybrid_forward(self, F, x):
             return self.wrap(self.dense(x))
 
-    for wrap, unwrap in (
-        (lambda y: (y, None), lambda out: out[0]),
-        (lambda y: {"scores": y}, lambda out: out["scores"]),
-        (lambda y: (y, 4), lambda out: out[0]),
+    for wrap, key in (
+        (lambda y: (y, None), 0),
+        (lambda y: {"scores": y}, "scores"),
+        (lambda y: (y, 4), 0),
     ):
         net = Net(wrap)
         net.initialize()
-        expected = unwrap(net(data())).asnumpy()
+        expected = net(data())[key].asnumpy()
         amp.cast(net, "float16")
-        np.testing.assert_allclose(unwrap(net(data())).asnumpy(), expected, rtol=0.01, atol=0.01)
-
-
-def test_a_block_that_can_be_traced_in_one_mode_only():
-    class Detector(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = nn.Dense(4, in_units=3)
-
-        def hybrid_forward(self, F, x):
-            scores = self.dense(x)
-            return scores if autograd.is_training() else scores.reshape((x.shape[0], 2, 2))
-
-    net = Detector()
-    net.initialize()
-    amp.cast(net, "float16")
-    for _ in range(2):
-        assert backward(net, data()).shape == (4, 4)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert net(data()).shape == (4, 2, 2)
-    assert [row.op for row in amp.describe(net).rows] == ["(Python code)", "FullyConnected"]
+        np.testing.assert_allclose(net(data())[key].asnumpy(), expected, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:Block")
@@ -208,50 +174,13 @@ def test_an_error_of_the_users_code_is_raised_and_not_remembered():
     with pytest.raises(AttributeError, match="no_such_method"):
         net(data())
     net.code = lambda F, x: F.relu(x)
-    net(data())
+    net(data())  # which can be traced
     assert "(Python code)" not in [row.op for row in amp.describe(net).rows]
 
 
 @pytest.mark.filterwarnings("ignore:Block")
-def test_training_saving_and_undoing(tmp_path):
-    net = amp.cast(odd(), "float16")
-    trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8.0)
-    before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
-    with autograd.record():
-        loss = (net(data()) ** 2).sum(axis=1)
-    trainer.backward(loss)
-    assert trainer.step(4).applied
-    assert all((p.data().asnumpy() != before[n]).any() for n, p in net.collect_params().items())
-    net.save_parameters(str(tmp_path / "net"))
-    stock = odd()
-    stock.load_parameters(str(tmp_path / "net"))
-    amp.cast(net, "float32")  # it is no longer hybridized, as before the cast
-    assert np.array_equal(net(data()).asnumpy(), stock(data()).asnumpy())
-
-
-@pytest.mark.filterwarnings("ignore:Block")
-def test_it_has_no_graph_to_export_and_diagnose_works(tmp_path):
+def test_it_has_no_graph_to_export(tmp_path):
     net = amp.cast(odd(), "float16")
     net(data())
     with pytest.raises(ValueError, match="Block net cannot be traced"):
         net.export(str(tmp_path / "net"))
-    loss = gluon.loss.L2Loss()
-    assert amp.diagnose(net, loss, data(), nd.ones((4, 2)), loss_scale=8.0).verdict == "ok"
-    bad = data()
-    bad[0, 0] = 1e30
-    assert amp.diagnose(net, loss, bad, nd.ones((4, 2)), loss_scale=8.0).verdict != "ok"
-
-
-@pytest.mark.filterwarnings("ignore:Block")
-def test_gluoncvs_group_norm():
-    """It asks for the shape and the device of its input."""
-    from gluoncv.nn import GroupNorm
-
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 1, in_channels=3), GroupNorm(ngroups=2, in_channels=8), nn.Dense(2))
-    net.initialize()
-    expected = net(images()).asnumpy()
-    amp.cast(net, "float16")
-    np.testing.assert_allclose(net(images()).asnumpy(), expected, rtol=0.01, atol=0.01)
-    ops = [row.op for row in amp.describe(net).rows]
-    assert ops == ["(Python code)", "Convolution", "(Python code)", "FullyConnected"]

@@ -5,6 +5,7 @@ import pytest
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
@@ -43,9 +44,17 @@ def casts(symbol):
 
 def test_products_run_in_float16_and_the_output_is_float32():
     symbol = dense(mx.sym.relu(dense(var("x"), "a"), name="r"), "b")
+    before = symbol.tojson()
     dtypes = runs_in(symbol)
     assert (dtypes["a"], dtypes["r"], dtypes["b"]) == ("float16",) * 3
     assert dtypes["b_0_cast_float32"] == "float32"
+    _, nodes = cast_pass.plan(symbol, FLOAT16, {"a_w": "float16"})
+    assert [(n.name, n.op, n.dtype, n.params) for n in nodes] == [
+        ("a", "FullyConnected", "float16", {"a_w": "float16"}),
+        ("r", "relu", "float16", {}),
+        ("b", "FullyConnected", "float16", {}),
+    ]
+    assert symbol.tojson() == before
 
 
 def test_each_tensor_is_cast_once():
@@ -53,13 +62,6 @@ def test_each_tensor_is_cast_once():
     symbol = mx.sym.Group([dense(x, "a"), dense(x, "b")])
     cast, _ = apply(symbol)
     assert casts(cast) == ["x_0_cast_float16", "a_0_cast_float32", "b_0_cast_float32"]
-
-
-def test_the_original_symbol_is_left_alone():
-    symbol = dense(var("x"), "a")
-    before = symbol.tojson()
-    apply(symbol)
-    assert symbol.tojson() == before
 
 
 def test_float32_parameters_are_cast_in_the_graph_and_float16_ones_are_not():
@@ -99,7 +101,7 @@ def test_batchnorm_reads_float16_with_float32_parameters():
     assert cast.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
 
 
-@pytest.mark.parametrize("op", ["LayerNorm", "GroupNorm", "InstanceNorm", "L2Normalization", "LRN"])
+@pytest.mark.parametrize("op", ["LayerNorm", "LRN"])
 def test_other_norms_compute_in_float32_and_return_to_float16(op):
     data = dense(var("x"), "a").reshape((0, 2, 2, 1))
     attrs = {"LRN": {"nsize": 3}, "GroupNorm": {"num_groups": 1}}.get(op, {})
@@ -109,12 +111,9 @@ def test_other_norms_compute_in_float32_and_return_to_float16(op):
     assert dtypes["r"] == "float16"
 
 
-@pytest.mark.parametrize("op", ["softmax", "log_softmax", "sum", "mean", "norm", "exp"])
-def test_softmax_and_reductions_run_in_float32(op):
-    symbol = getattr(mx.sym, op)(dense(var("x"), "a"), name="r")
-    dtypes = runs_in(symbol)
-    assert dtypes["a"] == "float16"
-    assert dtypes["r"] == "float32"
+def test_softmax_runs_in_float32():
+    dtypes = runs_in(mx.sym.softmax(dense(var("x"), "a"), name="r"))
+    assert (dtypes["a"], dtypes["r"]) == ("float16", "float32")
 
 
 @pytest.mark.parametrize(
@@ -122,12 +121,9 @@ def test_softmax_and_reductions_run_in_float32(op):
     [
         lambda a, b: a + b,
         lambda a, b: mx.sym.concat(a, b, dim=0),
-        lambda a, b: mx.sym.stack(a, b),
         lambda a, b: mx.sym.where(mx.sym.var("c"), a, b),
         lambda a, b: mx.sym.add_n(a, b, a),
-        mx.sym.broadcast_mul,
         mx.sym.broadcast_maximum,
-        mx.sym.maximum,
     ],
 )
 @pytest.mark.parametrize("swap", [False, True])
@@ -139,17 +135,9 @@ def test_merges_of_float16_and_float32_are_float32(merge, swap):
     cast, dtypes = apply(symbol, inputs=inputs)
     _, outputs, _ = cast.infer_type(**dict.fromkeys(inputs, "float32"), **dtypes)
     assert outputs == [np.float32]
-
-
-def test_merges_of_float16_alone_stay_float16():
-    a, b = dense(var("x"), "a"), dense(var("x"), "b")
-    assert runs_in(mx.sym.broadcast_add(a, b, name="sum"))["sum"] == "float16"
-
-
-def test_raw_data_merged_with_float16_works_whatever_is_fed():
-    symbol = mx.sym.broadcast_add(dense(var("x"), "a"), var("x"), name="sum")
-    assert runs_in(symbol)["sum"] == "float32"
-    assert runs_in(symbol, x="float16")["sum"] == "float32"
+    assert runs_in(mx.sym.broadcast_add(low, low, name="sum"))["sum"] == "float16"
+    raw = mx.sym.broadcast_add(low, var("x"), name="sum")
+    assert runs_in(raw)["sum"] == runs_in(raw, x="float16")["sum"] == "float32"
 
 
 def test_ids_and_indices_are_never_cast():
@@ -196,6 +184,15 @@ def test_parameters_that_something_else_reads_too_stay_float32():
     assert cast_pass.parameter_dtypes(var("w") * 1, FLOAT16, [])["w"] == "float32"
 
 
+@pytest.mark.parametrize("output", [lambda w: w, lambda w: w.reshape((-1,))])
+def test_a_parameter_that_is_itself_an_output_stays_float32(output):
+    """In float16, an output of 0.1 would be 0.099976."""
+    w = var("w")
+    product = mx.sym.FullyConnected(var("x"), w, num_hidden=1, no_bias=True)
+    assert apply(mx.sym.Group([product, output(w)]))[1] == {"w": "float32"}
+    assert apply(product)[1] == {"w": "float16"}
+
+
 @pytest.mark.parametrize("constant", [1e-12, -1e18])
 def test_constants_that_float16_cannot_hold_are_used_in_float32(constant):
     low = dense(var("x"), "a")
@@ -207,26 +204,6 @@ def test_constants_that_float16_cannot_hold_are_used_in_float32(constant):
     assert runs_in(mx.sym.relu(low + 1e-3, name="r"))["r"] == "float16"
 
 
-def rnn_params(*parts):
-    """The parts in one vector, by the operator of Gluon's recurrent layers."""
-    parts = mx.sym.Group(parts)
-    joined = graph.to_json(parts)
-    attrs = {"dim": "0", "num_args": str(len(joined["heads"]))}
-    node = {"op": "_rnn_param_concat", "name": "p", "attrs": attrs, "inputs": joined["heads"]}
-    nodes = [*joined["nodes"], node]
-    return graph.from_json({**joined, "nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]}, parts)
-
-
-def test_the_rnn_operator_runs_in_float16_with_float16_weights():
-    params = rnn_params(var("w").reshape((-1,)), var("b").reshape((-1,)))
-    symbol = mx.sym.RNN(
-        var("x"), params, var("h"), state_size=3, num_layers=1, mode="gru", name="rnn"
-    )
-    dtypes = runs_in(symbol, inputs=("x", "h"))
-    assert dtypes["rnn"] == "float16"
-    assert (dtypes["w"], dtypes["b"]) == ("float16", "float16")
-
-
 def test_pins_by_operator_and_by_block():
     with mx.AttrScope(**{graph.BLOCK_ATTR: "head"}):
         head = dense(var("x"), "a")
@@ -236,13 +213,7 @@ def test_pins_by_operator_and_by_block():
     assert (pinned["a"], pinned["t"], pinned["a_w"]) == ("float32",) * 3
     pinned = runs_in(symbol, FLOAT16.pin(ops=["tanh"]))
     assert (pinned["a"], pinned["t"]) == ("float16", "float32")
-
-
-def test_block_labels_do_not_leave_the_pass():
-    with mx.AttrScope(**{graph.BLOCK_ATTR: "head"}):
-        symbol = dense(var("x"), "a")
-    cast, _ = apply(symbol)
-    assert graph.BLOCK_ATTR not in cast.tojson(remove_amp_cast=False)
+    assert graph.BLOCK_ATTR not in apply(symbol)[0].tojson(remove_amp_cast=False)
 
 
 def test_the_float32_policy_changes_nothing():
@@ -252,14 +223,6 @@ def test_the_float32_policy_changes_nothing():
     assert [n["op"] for n in graph.to_json(cast)["nodes"]] == [
         n["op"] for n in graph.to_json(symbol)["nodes"]
     ]
-
-
-def test_stripping_the_casts_gives_the_float32_graph_back():
-    symbol = mx.sym.softmax(dense(dense(var("x"), "a"), "b"), name="out")
-    cast, _ = apply(symbol)
-    plain = mx.sym.load_json(cast.tojson(remove_amp_cast=True))
-    assert plain.list_inputs() == symbol.list_inputs()
-    assert casts(plain) == []
 
 
 def test_the_bodies_of_loops_are_cast_too():
@@ -276,24 +239,8 @@ def test_the_bodies_of_loops_are_cast_too():
     body = loop["subgraphs"][0]["nodes"]
     assert {n["attrs"]["dtype"] for n in body if n["op"] == "amp_cast"} == {"float16", "float32"}
     x, s, w = (mx.nd.random.normal(shape=shape) for shape in ((3, 2, 4), (2, 4), (4, 4)))
-    actual = cast_and_run(cast, x=x, s=s, w=w)
+    lowered = lower(cast, dict.fromkeys("xsw", "float32"), "cpu")
+    actual = lowered.eval(ctx=mx.cpu(), x=x, s=s, w=w)[0].asnumpy()
     expected = outs.eval(ctx=mx.cpu(), x=x, s=s, w=w)[0].asnumpy()
     assert np.abs(actual - expected).max() < 0.02
     assert not np.array_equal(actual, expected)
-
-
-def cast_and_run(symbol, **arrays):
-    from gluon_amp.lowering import lower
-
-    symbol = lower(symbol, {name: a.dtype for name, a in arrays.items()}, "cpu")
-    return symbol.eval(ctx=mx.cpu(), **arrays)[0].asnumpy()
-
-
-def test_plan_returns_how_each_operator_runs():
-    symbol = mx.sym.softmax(dense(var("x"), "a"), name="s")
-    _, nodes = cast_pass.plan(symbol, FLOAT16, {"a_w": "float16"})
-    assert [(n.name, n.op, n.dtype, n.params) for n in nodes] == [
-        ("a", "FullyConnected", "float16", {"a_w": "float16"}),
-        ("s", "softmax", "float32", {}),
-    ]
-    assert nodes[1].decision.reason == FLOAT16.why("softmax")

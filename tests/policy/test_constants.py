@@ -16,9 +16,6 @@ import mxnet as mx
 from mxnet import gluon, nd
 
 FLOAT16 = Policy.parse("float16")
-LOW = ["float16", "mixed_float16", "bfloat16"]
-
-# ------------------------------------------------------------------------------------ the table
 
 
 def numbers_of(kinds):
@@ -32,12 +29,25 @@ def numbers_of(kinds):
     }
 
 
+# (operator, attribute) of numbers that are not combined with a tensor's values, and why
+NOT_VALUES = {
+    ("Dropout", "p"): "a probability; the factor 1/(1-p) overflows only for p above 0.99998",
+    ("RNN", "p"): "a probability, as Dropout's",
+    ("_random_negative_binomial_like", "p"): "a probability",
+    ("_contrib_BilinearResize2D", "scale_height"): "sets the size of the output",
+    ("_contrib_BilinearResize2D", "scale_width"): "sets the size of the output",
+    # with a tolerance of 0 or inf, the result is the same for any two float16 values
+    ("_contrib_allclose", "rtol"): "a tolerance",
+    ("_contrib_allclose", "atol"): "a tolerance",
+}
+
+
 def test_every_number_of_an_operator_that_may_compute_in_float16_is_classified():
     # norms (kind 'norm') apply their epsilons in float32
     numbers = numbers_of(("compute", "follow", "widest"))
     listed = {(op, name) for op, names in constants.CONSTANTS.items() for name in names}
-    assert set(numbers) == listed | set(constants.NOT_VALUES)
-    assert listed.isdisjoint(constants.NOT_VALUES)
+    assert set(numbers) == listed | set(NOT_VALUES)
+    assert listed.isdisjoint(NOT_VALUES)
 
 
 def test_the_defaults_of_all_constants_fit():
@@ -48,27 +58,14 @@ def test_the_defaults_of_all_constants_fit():
             assert default == "None" or constants.fits(float(default)), (op, name)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, 1e-4, -6.2e-5, 2.0**-14, 255, -1e4, 2.0**14])
-def test_constants_that_fit(value):
-    assert constants.fits(value)
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_the_same_in_every_dtype_fits(value):
-    assert constants.fits(value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(1e-12, -1e-38, 1e-8),  # 0
-        *(1e-7, 1e-5, 6e-5),  # subnormal: 1e-7 is 1.19e-7
-        *(65520, 7e4, -1e9, -1e18, 3.4e38),  # inf
-        *(-65504, 4e4, 2e4),  # inf when added to itself, twice or four times
-    ],
-)
-def test_constants_that_do_not_fit(value):
-    assert not constants.fits(value)
+def test_which_constants_fit():
+    fit = [0.0, -0.0, 1.0, 1e-4, -6.2e-5, 2.0**-14, 255, -1e4, 2.0**14]
+    same_everywhere = [float("inf"), float("-inf"), float("nan")]
+    assert all(map(constants.fits, [*fit, *same_everywhere]))
+    zero, subnormal = [1e-12, -1e-38, 1e-8], [1e-7, 1e-5, 6e-5]  # 1e-7 is 1.19e-7
+    infinite = [65520, 7e4, -1e9, -1e18, 3.4e38]
+    infinite_in_sums = [-65504, 4e4, 2e4]  # when added to itself, twice or four times
+    assert not any(map(constants.fits, [*zero, *subnormal, *infinite, *infinite_in_sums]))
 
 
 def test_the_reason_names_the_constant():
@@ -82,9 +79,6 @@ def test_the_reason_names_the_constant():
 def test_a_pin_overrides_the_constant():
     pinned = FLOAT16.pin(ops=["clip"], dtype="float16")
     assert pinned.decide("clip", attrs={"a_min": "-1e9", "a_max": "1"}).kind == "compute"
-
-
-# ------------------------------------------------------------------------- small networks of them
 
 
 class Net(gluon.HybridBlock):
@@ -107,19 +101,17 @@ MASK = np.array(
     [[1, 1, 1, 0, 0, 0, 0, 0], [1] * 8, [0] * 8],
     "float32",
 )
-LENGTHS = np.array([3, 8, 1], "float32")
 
 
-def assert_as_float32(middle, policy, mask=MASK, numpy_arrays=False):
-    array = mx.np.array if numpy_arrays else nd.array
+def assert_as_float32(middle, mask=MASK):
     mx.random.seed(1)
     net = Net(middle)
     net.initialize(mx.init.Uniform(0.5))
-    inputs = [array(X)] if mask is None else [array(X), array(mask)]
+    inputs = [nd.array(X)] if mask is None else [nd.array(X), nd.array(mask)]
     net.hybridize()
     expected = closeness.measure(net, inputs)
-    allowed = closeness.bounds(net, inputs, expected, Policy.parse(policy).compute_dtype)
-    amp.cast(net, policy)
+    allowed = closeness.bounds(net, inputs, expected, "float16")
+    amp.cast(net, "float16")
     distances = closeness.distances(closeness.measure(net, inputs), expected)
     assert {name: d for name, d in distances.items() if d > allowed[name]} == {}
 
@@ -139,175 +131,51 @@ def rows(F, mask):
     return F.broadcast_like(row, F.batch_dot(column, row))
 
 
-def per_feature(F, h, mask):
-    return F.broadcast_like(F.expand_dims(mask, axis=2), h)
-
-
-def padded(F, h):
-    pad_width = (0,) * 6 + (0, 4)
-    return F.Pad(F.expand_dims(h, 1), mode="constant", pad_width=pad_width, constant_value=1e5)
-
-
 EPSILONS = {
     "log of clip": lambda F, h: F.log(F.clip(F.sigmoid(h * 60), 1e-12, 1)),
     "log of maximum": lambda F, h: F.log(F.maximum(F.relu(h), 1e-9)),
     "log of sum": lambda F, h: F.log(F.relu(h) + 1e-7),
-    "1/clip": lambda F, h: F.log(1 / F.clip(F.relu(h), 1e-9, 1e9)),
-    "ratio": lambda F, h: F.log1p(F.relu(h) / (F.relu(-h) + 1e-5)),
     "clip with the bounds of float32": lambda F, h: F.clip(h, -3.4e38, 3.4e38),
     "scaled down and up": lambda F, h: F.reshape(h * 1e-8, (0, 0, -1)) * 1e8,
-    "scaled up and down": lambda F, h: F.transpose(h * 1e6, axes=(0, 1, 2)) / 1e6,
     "larger than a bound": lambda F, h: F.where(h * 1e4 * 1e4 > 1e5, h, F.zeros_like(h)),
-    "hard sigmoid": lambda F, h: F.hard_sigmoid(h, alpha=1e5, beta=0.5),
-    "leaky": lambda F, h: F.LeakyReLU(h, act_type="leaky", slope=1e-6) * 1e3,
-    "padded, then summed": lambda F, h: F.sum(padded(F, h), axis=1) * 1e-5,
 }
 
 
-@pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", EPSILONS)
-def test_epsilons_and_bounds(name, policy):
-    assert_as_float32(EPSILONS[name], policy, mask=None)
+def test_epsilons_and_bounds(name):
+    assert_as_float32(EPSILONS[name], mask=None)
 
 
 # Ways to mask softmax's input: (F, scores, mask of their shape, mask value)
 MASKS = {
     "where": lambda F, s, m, c: F.where(m, s, F.ones_like(s) * c),
     "where zeros minus": lambda F, s, m, c: F.where(m, s, F.zeros_like(s) + c),
-    "where of low": lambda F, s, m, c: F.where(m, s, F.ones_like(s * 0.5) * c),
     "broadcast_add": lambda F, s, m, c: F.broadcast_add(s, (1 - m) * c),
-    "add": lambda F, s, m, c: s + (1 - m) * c,
     "add twice": lambda F, s, m, c: s + (1 - m) * c + (1 - m) * c,
     "comparison": lambda F, s, m, c: s + (F.sigmoid(m) < 0.6) * c,
-    "minus": lambda F, s, m, c: s * m - (1 - m) * -c,
     "maximum": lambda F, s, m, c: F.broadcast_minimum(s, (m * 2 - 1) * -c),
-    "fed": lambda F, s, m, c: s + F.broadcast_mul(1 - m, F.full((1, 1, 1), c)),
 }
-VALUES = [-1e9, -1e18, -65504.0, -1e4]
 
 
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("name", MASKS)
-def test_attention_masks(name, value, policy):
+@pytest.mark.parametrize(
+    "name, value",
+    [*((name, -1e9) for name in MASKS), ("add twice", -65504.0), ("add twice", -1e4)],
+)
+def test_attention_masks(name, value):
     def middle(F, h, mask):
         return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), value), h)
 
-    assert_as_float32(middle, policy)
+    assert_as_float32(middle)
 
 
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("name", ["where", "where zeros minus"])
-def test_infinite_masks_give_what_float32_gives(name, policy):
+def test_infinite_masks_give_what_float32_gives():
     """Softmax is NaN in the row that is masked completely, and finite in the other rows."""
 
     def middle(F, h, mask):
-        return attend(F, MASKS[name](F, scores(F, h), rows(F, mask), float("-inf")), h)
+        return attend(F, MASKS["where"](F, scores(F, h), rows(F, mask), float("-inf")), h)
 
-    assert_as_float32(middle, policy)
-    assert_as_float32(middle, policy, mask=np.where(MASK.any(1, keepdims=True), MASK, 1))
-
-
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("value", [*VALUES, float("-inf")])
-def test_masks_behind_other_operators(value, policy):
-    """The masked scores are scaled, reshaped and dropped out before the softmax."""
-
-    def middle(F, h, mask):
-        masked = F.where(per_feature(F, h, mask), h, F.ones_like(h) * value)
-        moved = F.reshape(F.transpose(masked, axes=(0, 2, 1)), (0, 0, 2, -1))
-        moved = F.Dropout(F.concat(moved, moved * 0.5, dim=0), p=0.0)
-        return F.expand_dims(F.mean(F.softmax(moved, axis=-1), axis=(1, 2)), 1)
-
-    mask = np.where(MASK.any(1, keepdims=True), MASK, 1)
-    assert_as_float32(middle, policy, mask=mask)
-
-
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("value", [*VALUES, float("-inf")])
-def test_sequence_mask_and_pad(value, policy):
-    def sequence(F, h, mask):
-        lengths = F.BlockGrad(F.sum(mask, axis=1))  # MXNet does not write their gradient
-        masked = F.SequenceMask(h, lengths, use_sequence_length=True, axis=1, value=value)
-        return F.softmax(masked, axis=1)
-
-    def pad(F, h):
-        options = {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 1, 2, 2)}
-        wide = F.Pad(F.expand_dims(h, axis=1), constant_value=value, **options)
-        return F.squeeze(F.softmax(wide, axis=3), axis=1)
-
-    assert_as_float32(sequence, policy)
-    assert_as_float32(pad, policy, mask=None)
-
-
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("value", [-1e9, -1e18])
-def test_a_mask_that_is_fed_as_data(value, policy):
-    def added(F, h, mask):
-        return attend(F, F.broadcast_add(scores(F, h), F.expand_dims(mask, 1)), h)
-
-    def chosen(F, h, mask):
-        return F.softmax(F.broadcast_minimum(h, F.expand_dims(mask, 2)), axis=1)
-
-    mask = (1 - MASK) * value
-    assert_as_float32(added, policy, mask=mask)
-    assert_as_float32(chosen, policy, mask=mask)
-    assert_as_float32(added, "float16", mask=np.where(MASK, 0, -np.inf).astype("f4"))
-
-
-NUMPY = {
-    "log of clip": lambda np, npx, h: np.log(np.clip(npx.sigmoid(h * 60), 1e-12, 1)),
-    "maximum": lambda np, npx, h: np.log(np.maximum(npx.relu(h), 1e-9)),
-    "pad": lambda np, npx, h: npx.softmax(
-        np.pad(h, ((0, 0), (0, 0), (1, 1)), constant_values=-1e9), axis=2
-    ),
-    "scaled": lambda np, npx, h: np.true_divide(h * 1e-9, 1e-9),
-    "nan_to_num": lambda np, npx, h: np.minimum(
-        np.nan_to_num(h / np.zeros_like(h), posinf=1e9, neginf=-1e9) * 1e-9, 1
-    ),
-}
-NUMPY_MASKS = {
-    "where": lambda np, npx, h, m: np.where(m > 0, h, -1e9),
-    "where, on the left": lambda np, npx, h, m: np.where(m < 1, -1e18, h),
-    "full_like": lambda np, npx, h, m: np.where(m > 0, h, np.full_like(h, -1e9)),
-    "add": lambda np, npx, h, m: h + (1 - m) * -1e9 + (1 - m) * -1e18,
-    "sequence_mask": lambda np, npx, h, m: npx.sequence_mask(
-        h,
-        (m[:, :, 0] > 0).astype("float32").sum(axis=1),
-        use_sequence_length=True,
-        axis=1,
-        value=-1e18,
-    ),
-}
-
-
-@pytest.fixture
-def numpy_arrays():
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
-
-
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("name", NUMPY)
-def test_under_the_numpy_interface(name, policy, numpy_arrays):
-    def middle(F, h):
-        return NUMPY[name](F.np, F.npx, h)
-
-    assert_as_float32(middle, policy, mask=None, numpy_arrays=True)
-
-
-@pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("name", NUMPY_MASKS)
-def test_masks_under_the_numpy_interface(name, policy, numpy_arrays):
-    def middle(F, h, mask):
-        mask = F.np.broadcast_to(F.np.expand_dims(mask, -1), (3, 8, 8))
-        return F.npx.softmax(NUMPY_MASKS[name](F.np, F.npx, h, mask), axis=1)
-
-    assert_as_float32(middle, policy, numpy_arrays=True)
-
-
-# ------------------------------------------------------------------------ and not more than these
+    assert_as_float32(middle)
+    assert_as_float32(middle, mask=np.where(MASK.any(1, keepdims=True), MASK, 1))
 
 
 def test_ordinary_constants_drag_nothing_into_float32():
@@ -332,11 +200,3 @@ def test_float32_ends_at_the_next_product():
     out = mx.sym.FullyConnected(mx.sym.relu(h + 1e-12), num_hidden=4, name="b")
     _, nodes = cast_pass.plan(mx.sym.tanh(out), FLOAT16, {})
     assert [n.dtype for n in nodes] == ["float16", "float32", "float32", "float16", "float16"]
-
-
-def test_sums_over_windows_run_in_float32():
-    h = mx.sym.Convolution(mx.sym.var("x"), kernel=(1, 1), num_filter=4)
-    for kind, dtype in (("sum", "float32"), ("lp", "float32"), ("avg", "float16")):
-        pooled = mx.sym.Pooling(h, kernel=(2, 2), pool_type=kind, p_value=2)
-        _, nodes = cast_pass.plan(pooled, FLOAT16, {})
-        assert nodes[-1].dtype == dtype

@@ -1,7 +1,5 @@
 """The table of float16 CUDA kernels against the operator table."""
 
-import pytest
-
 from gluon_amp.base.registry import canonical
 from gluon_amp.policy import cuda_kernels, op_table
 from gluon_amp.policy.cast_pass import NATIVELY_MIXED
@@ -22,16 +20,11 @@ def test_every_operator_is_listed_once_under_its_name_in_a_graph():
     assert [op for op in LISTED if canonical(op) != op or not op_table.is_known(op)] == []
 
 
-@pytest.mark.parametrize("kind", ["compute", "follow", "widest"])
-def test_every_operator_that_a_policy_runs_in_float16_has_a_kernel(kind):
-    ops = [op for op in NAMES if op_table.rule(op).kind == kind] + list(NATIVELY_MIXED)
-    assert len(ops) > 10
+def test_every_operator_that_runs_in_float16_has_a_kernel():
+    low = [op for op in NAMES if op_table.rule(op).kind in ("compute", "follow", "widest")]
+    casts = ["amp_cast", "Cast", "amp_multicast"]
+    ops = [*low, *NATIVELY_MIXED, *OF_BACKWARD_PASSES, *casts]
     assert [op for op in ops if cuda_kernels.float16_source(op) is None] == []
-
-
-def test_casts_and_what_a_backward_pass_adds_have_kernels():
-    for op in [*OF_BACKWARD_PASSES, "amp_cast", "Cast", "amp_multicast"]:
-        assert cuda_kernels.float16_source(op), op
 
 
 def test_no_operator_is_said_to_have_and_not_to_have_one():

@@ -12,21 +12,13 @@ HYBRID = "params=float32,compute=float8_e4m3,gradients=float8_e5m2"
 STUDY = Policy(HYBRID)
 
 
-def test_gradients_have_the_compute_dtype_unless_another_one_is_given():
-    assert STUDY.gradient_dtype == "float8_e5m2"
-    assert Policy("compute=float8_e4m3").gradient_dtype == "float8_e4m3"
-    assert Policy("bfloat16").gradient_dtype == "bfloat16"
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
         (HYBRID, "compute=float8_e4m3,gradients=float8_e5m2"),
         ("compute=tfloat32", "compute=tfloat32"),
-        ("compute=tfloat32,gradients=tfloat32", "compute=tfloat32"),
         ("gradients=float8_e5m2", "gradients=float8_e5m2"),
         ("params=float16,compute=float16,gradients=float16", "float16"),
-        ("compute=bfloat16", "bfloat16"),
         ("compute=bfloat16,gradients=float32", "compute=bfloat16,gradients=float32"),
     ],
 )
@@ -37,22 +29,13 @@ def test_a_name_reads_back_as_the_same_policy(text, name):
     assert repr(policy) == f"Policy({name!r})"
 
 
-@pytest.mark.parametrize(
-    ("text", "studies"),
-    [
-        (HYBRID, True),
-        ("compute=tfloat32", True),
-        ("compute=float16,gradients=bfloat16", True),
-        ("gradients=float8_e5m2", True),
-        ("float16", False),
-        ("bfloat16", False),
-        ("float32", False),
-        ("compute=float16,gradients=float16", False),
-    ],
-)
-def test_a_policy_studies_if_no_device_computes_so(text, studies):
-    assert Policy(text).studies == studies
-    assert Policy(text).is_float32 == (text == "float32")
+def test_a_policy_studies_if_no_device_computes_so():
+    study = [HYBRID, "compute=tfloat32", "compute=float16,gradients=bfloat16"]
+    assert all(Policy(text).studies for text in [*study, "gradients=float8_e5m2"])
+    plain = ["float16", "bfloat16", "float32", "compute=float16,gradients=float16"]
+    assert not any(Policy(text).studies for text in plain)
+    assert not Policy("gradients=float8_e5m2").is_float32
+    assert Policy("compute=float8_e4m3").gradient_dtype == "float8_e4m3"
 
 
 def test_only_products_are_rounded():
@@ -85,56 +68,32 @@ def test_a_pin_of_a_direction_overrides_one_of_all():
         "pinned to float32 in data_gradient and weight_gradient by the policy's own pin"
     )
     assert policy.decide("FullyConnected", "body").wide == ()
-
-
-def test_pins_of_all_three_directions_are_a_pin():
-    policy = STUDY
+    policy = STUDY.pin(ops=["dot"]).pin(ops=["dot"], direction="data_gradient", dtype="float8_e5m2")
+    assert policy.decide("dot").wide == ("forward", "weight_gradient")
     for direction in DIRECTIONS:
-        policy = policy.pin(ops=["dot"], direction=direction)
-    assert policy.decide("dot")[:3] == (
-        "float32",
-        "pinned to float32 by the policy's own pin",
-        True,
-    )
+        policy = policy.pin(ops=["Convolution"], direction=direction)
+    whole = ("float32", "pinned to float32 by the policy's own pin", True)
+    assert policy.decide("Convolution")[:3] == whole
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
-        (
-            lambda: Policy("compute=float8"),
-            "compute_dtype is 'float8', expected one of float32, float16, bfloat16, tfloat32",
-        ),
-        (
-            lambda: Policy("float8"),
-            r"did you mean 'params=float32,compute=float8_e4m3,gradients=float8_e5m2'\?",
-        ),
-        (lambda: Policy("gradient=float32"), r"Unknown key 'gradient' .*did you mean 'gradients'"),
-        (
-            lambda: Policy("params=float16,compute=float8_e4m3"),
-            "leave out params, output and accumulate",
-        ),
+        (lambda: Policy("compute=float8"), "compute_dtype is 'float8', expected one of float32"),
+        (lambda: Policy("float8"), r"did you mean 'params=float32,compute=float8_e4m3,gradients="),
+        (lambda: Policy("params=float16,compute=float8_e4m3"), "leave out params, output and"),
         (
             lambda: STUDY.pin(blocks=["head"], direction="weights"),
             r"direction='weights'\).*expected one of forward, data_gradient, weight_gradient",
         ),
         (
-            lambda: Policy("float16").pin(blocks=["head"], direction="forward"),
-            "is for policies that study formats",
+            lambda: Policy("float16").pin(ops=["dot"], direction="forward"),
+            "for policies that study",
         ),
-        (
-            lambda: STUDY.pin(ops=["tanh"], dtype="float8_e4m3"),
-            "such as Convolution, FullyConnected, dot; leave out 'tanh'",
-        ),
+        (lambda: STUDY.pin(ops=["tanh"], dtype="float8_e4m3"), "such as Convolution, .*leave out"),
         (
             lambda: STUDY.pin(ops=["dot"], dtype="float8_e5m2", direction="forward"),
             r"pin\(dtype='float8_e5m2'\): expected 'float32' or the policy's compute dtype",
-        ),
-        (
-            lambda: STUDY.pin(ops=["dot"], direction="forward").pin(
-                ops=["dot"], direction="forward", dtype="float8_e4m3"
-            ),
-            "contradicts an earlier pin",
         ),
     ],
 )
@@ -142,13 +101,6 @@ def test_errors_say_what_to_do(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
-
-
-def test_a_gradient_may_be_pinned_by_the_name_of_its_format():
-    policy = STUDY.pin(blocks=["head"]).pin(
-        blocks=["head"], direction="data_gradient", dtype="float8_e5m2"
-    )
-    assert policy.decide("dot", "head").wide == ("forward", "weight_gradient")
 
 
 def test_the_default_loss_scale_follows_the_gradients():

@@ -8,7 +8,7 @@ from typing import BinaryIO, Iterable, Tuple
 
 import numpy as np
 
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 
 import mxnet as mx
 from mxnet.gluon.data import Dataset
@@ -119,4 +119,4 @@ def read_file(path: "os.PathLike[str]") -> bytes:
 def describe_unreadable(names: Iterable[str]) -> str:
     """Return a message with the number of unreadable images and the names of some."""
     names = sorted(names)
-    return f"{len(names)} unreadable {'image' if len(names) == 1 else 'images'}: {some(names)}"
+    return f"{len(names)} unreadable {'image' if len(names) == 1 else 'images'}: {first_few(names)}"

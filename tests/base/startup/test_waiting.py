@@ -7,8 +7,7 @@ import pytest
 
 from gluon_amp.base.startup import waiting
 from gluon_amp.training.runs import script
-from gluon_amp.training.runs.recipe import read, read_fine_tuning
-from tests.training.runs.scripts import load
+from gluon_amp.training.runs.recipe import read
 
 
 class StartedError(Exception):
@@ -48,20 +47,10 @@ def test_nothing_starts_without_a_policy_or_against_the_users_own(started, monke
     assert started == []
 
 
-@pytest.mark.parametrize(
-    "main",
-    [
-        lambda arguments: script.run(read, arguments),
-        lambda arguments: script.run(read_fine_tuning, arguments),
-        lambda arguments: load("train_lstm").main(arguments),
-    ],
-    ids=["train_imagenet", "fine_tune", "train_lstm"],
-)
-def test_every_training_script_has_the_option(started, main, capsys):
+def test_a_caller_whose_arguments_are_not_the_processs_is_refused(started, capsys):
     with pytest.raises(StartedError):
-        main(None)
-    # arguments of a caller are not those of the process, so it cannot start anew
-    assert main(["--wait-policy", "active"]) == 2
+        script.run(read, None)
+    assert script.run(read, ["--wait-policy", "active"]) == 2
     assert "--wait-policy active is for a process of its own: set OMP_WAIT_POLICY" in (
         capsys.readouterr().err
     )

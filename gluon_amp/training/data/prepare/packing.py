@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from gluon_amp.base.hardware import count_processors
-from gluon_amp.base.messages import some
+from gluon_amp.base.messages import first_few
 from gluon_amp.files import atomic
 from gluon_amp.training.data.class_names import write_classes
 from gluon_amp.training.data.decode import DecodeError, cv2, decode, require_opencv
@@ -106,7 +106,7 @@ def pack(
         Another process is packing into this folder.
     """
     if listing.ignored:
-        packing.log(f"Ignored, as these are no images: {some(listing.ignored, 5)}.")
+        packing.log(f"Ignored, as these are no images: {first_few(listing.ignored, 5)}.")
     packing.log(f"Packing into {out} ...")
     require_opencv()
     workers = packing.workers or count_processors()

@@ -1,0 +1,75 @@
+"""Reads on the host wait for the operators that use the array, which may reorder it in place."""
+
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.base.host import host_copy, host_view
+
+import mxnet as mx
+from mxnet import nd
+from mxnet.gluon import nn
+
+
+class Slow(mx.operator.CustomOp):
+    """Reads its input for a fifth of a second."""
+
+    ended = False
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        time.sleep(0.2)
+        Slow.ended = True
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("slow_reader")
+class SlowProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Slow()
+
+
+def save_checkpoint(net, path):
+    amp.save_checkpoint(path, net, amp.Trainer(net.collect_params(), "sgd"))
+
+
+READERS = {
+    "host_copy": lambda net, path: host_copy(net.weight.data()),
+    "host_view": lambda net, path: host_view(net.weight.data()),
+    "save_checkpoint": save_checkpoint,
+    "pickle": lambda net, path: pickle.dumps(net),
+    "cast": lambda net, path: amp.cast(net, "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_host_read_waits_for_operators_that_read_the_array(read, tmp_path):
+    net = amp.cast(nn.Dense(2, in_units=2), "mixed_float16")
+    net.initialize()
+    nd.waitall()
+    Slow.ended = False
+    out = nd.Custom(net.weight.data(), op_type="slow_reader")
+    READERS[read](net, str(tmp_path / "checkpoint"))
+    assert Slow.ended
+    out.wait_to_read()
+
+
+@pytest.mark.parametrize("read", [host_copy, lambda w: host_view(w).reshape(w.shape).copy()])
+def test_weights_read_while_inference_reorders_them(read):
+    """`asnumpy` alone gets a garbled array in about one of ten of these passes."""
+    channels = 256
+    x = mx.random.uniform(shape=(1, channels, 16, 16))
+    weight = mx.random.normal(shape=(channels, channels, 3, 3))
+    expected = weight.asnumpy()
+    for _ in range(20):
+        layer = nn.Conv2D(channels, 3, padding=1, in_channels=channels, use_bias=False)
+        layer.initialize(mx.init.Zero())
+        layer.hybridize()
+        layer.weight.set_data(weight)
+        nd.waitall()
+        layer(x)
+        until = time.perf_counter() + 0.02
+        while time.perf_counter() < until:
+            assert np.array_equal(read(layer.weight.data()), expected)

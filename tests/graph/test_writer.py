@@ -1,0 +1,42 @@
+"""Graphs that replace others: new nodes between the old ones, and nodes that nobody needs."""
+
+from gluon_amp import graph
+
+import mxnet as mx
+
+
+def test_new_nodes_stand_between_the_old_ones():
+    old, new = graph.to_json(mx.sym.tanh(mx.sym.var("x"), name="t") * 2), graph.Writer()
+    for i, node in enumerate(old["nodes"]):
+        entry = new.copy(node, [new.remap(e) for e in node["inputs"]])
+        new.numbers.append(entry[0])
+        if node["name"] == "t":
+            new.replaced[i, 0] = new.emit("negative", "minus", entry)
+    symbol = graph.from_json(new.graph(old))
+    assert [node["op"] for node in graph.to_json(symbol)["nodes"]] == [
+        "null",
+        "tanh",
+        "negative",
+        "_mul_scalar",
+    ]
+    assert symbol.eval(x=mx.nd.array([100.0]))[0].asscalar() == -2
+    assert [node["op"] for node in old["nodes"]] == ["null", "tanh", "_mul_scalar"]
+
+
+def test_other_outputs_of_a_replaced_node_stay():
+    left, right = mx.sym.split(mx.sym.var("x"), num_outputs=2, name="s")
+    old, new = graph.to_json(mx.sym.Group([left, right])), graph.Writer()
+    for node in old["nodes"]:
+        entry = new.copy(node, [new.remap(e) for e in node["inputs"]])
+        new.numbers.append(entry[0])
+    new.replaced[len(old["nodes"]) - 1, 0] = new.emit("negative", "minus", entry)
+    found = graph.from_json(new.graph(old)).eval(x=mx.nd.array([[1, 2]]))
+    assert [y.asscalar() for y in found] == [-1, 2]
+
+
+def test_nodes_that_no_output_needs_are_dropped():
+    x = mx.sym.var("x")
+    whole = graph.to_json(mx.sym.Group([mx.sym.tanh(mx.sym.var("unread")), mx.sym.exp(x * 2)]))
+    kept = graph.pruned({**whole, "heads": whole["heads"][1:]})
+    assert [node["op"] for node in kept["nodes"]] == ["null", "_mul_scalar", "exp"]
+    assert graph.from_json(kept).list_inputs() == ["x"]
