@@ -21,15 +21,6 @@ ROUND_OPERAND, ROUND_GRADIENT = "_gluon_amp_round_operand", "_gluon_amp_round_gr
 FIRST_OF_TWO = "_gluon_amp_first_of_two"
 
 
-def check_device(device_type: str) -> None:
-    """Raise a ValueError if formats are not emulated on a device of this `Context.device_type`."""
-    if device_type == "gpu":
-        raise ValueError(
-            "tfloat32, float8 and policies with gradients=... are emulated for study on a CPU "
-            "only: train on mx.cpu(), or use policy 'float16' on a GPU."
-        )
-
-
 def has_roundings(graph: dict) -> bool:
     """Return whether a graph or a body in it has a product in a format for study."""
     return any(
