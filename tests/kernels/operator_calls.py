@@ -47,7 +47,6 @@ CALLS = {
     "_gluon_amp_block": ({"lanes": "16"}, [PLAIN], []),
     "_gluon_amp_unblock": ({"channels": "20"}, [IMAGES], []),
     "_gluon_amp_fork": ({"num_outputs": "2"}, [IMAGES, IMAGES], []),
-    "_gluon_amp_sum": ({"num_args": "2"}, [IMAGES, IMAGES], []),
     "_gluon_amp_concat": (
         {"num_args": "2", "channels": "(20, 20)", "lanes": "16"},
         [IMAGES, IMAGES],

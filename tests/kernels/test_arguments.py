@@ -80,7 +80,6 @@ WRONG = [
     ("_gluon_amp_block", {"lanes": "-1"}),
     *(("_gluon_amp_unblock", {"channels": text}) for text in (None, "-5")),
     *(("_gluon_amp_fork", {"num_outputs": text}) for text in ("0", "3", "4294967297")),
-    *(("_gluon_amp_sum", {"num_args": text}) for text in (None, "3")),
     *(("_gluon_amp_concat", {"channels": text}) for text in (None, "(40,)", "(20, -20)", "(8, 8)")),
     ("_gluon_amp_concat", {"num_args": "1"}),
     ("_gluon_amp_pointwise", {"program": "relu 2; relu 0"}),  # value 2 is its own result

@@ -1,4 +1,4 @@
-"""Blocked images: to and from the plain layout, forks, sums and concatenations."""
+"""Blocked images: to and from the plain layout, forks and concatenations."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_shapes_are_inferred():
             unblock.infer_shape(x=shape)
 
 
-# ------------------------------------------------------------------------------- forks and sums
+# ---------------------------------------------------------------------------------------- forks
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -108,19 +108,6 @@ def test_fork_adds_the_gradients_of_its_readers(instruction_set, element):
         assert len(results) == readers
         for out in results.values():
             np.testing.assert_array_equal(out, data)
-
-
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_sum_and_its_gradient(instruction_set, element):
-    for size in (1, 15, 16, 17, 70):
-        arrays = {name: integers(1, 1, 1, size, 1, seed=k) for k, name in enumerate("abc")}
-        head = integers(1, 1, 1, size, 1, seed=3)
-        total = operator("_gluon_amp_sum", arrays, element, low=arrays, num_args=3)
-        results = compute(total, arrays, head)
-        expected = rounded(sum(arrays.values()), element)
-        np.testing.assert_array_equal(results["result"], expected)
-        for name in arrays:
-            np.testing.assert_array_equal(results[name], head)
 
 
 # Prints the time of each operator in a pass over a fork of a computed tensor with three readers

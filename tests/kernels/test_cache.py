@@ -33,31 +33,19 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
-def replace_by_folder(path):
-    path.unlink()
-    path.mkdir()
-    (path / "something").write_text("")
-
-
-def replace_by_link(path):
+def replace(path, make):
     path.rename(path.with_suffix(".elsewhere"))
-    path.symlink_to(path.with_suffix(".elsewhere"))
-
-
-def replace_by_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
+    make(path)
 
 
 DAMAGE = {
     "truncated": lambda path: os.truncate(path, 10),
     "empty": lambda path: os.truncate(path, 0),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "a bit flipped": flip_a_bit,
     "missing": lambda path: path.unlink(),
-    "a folder": replace_by_folder,
-    "a link": replace_by_link,
-    "a pipe": replace_by_pipe,
+    "a folder": lambda path: replace(path, lambda p: (p / "something").mkdir(parents=True)),
+    "a link": lambda path: replace(path, lambda p: p.symlink_to(p.with_suffix(".elsewhere"))),
+    "a pipe": lambda path: replace(path, os.mkfifo),
     "writable by others": lambda path: path.chmod(0o602),
 }
 
@@ -79,13 +67,6 @@ def test_damage_is_seen_and_replaced(stored, part, damage):
     stored.store(built)
     assert stored.intact()
     assert stored.path.read_bytes() == b"new code"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-@pytest.mark.parametrize("part", ["path", "manifest"])
-def test_what_cannot_be_read_is_not_intact(stored, part):
-    getattr(stored, part).chmod(0)
-    assert not stored.intact()
 
 
 @needs_root
@@ -222,16 +203,6 @@ def test_another_users_folder_is_refused(home, depth):
     folder = cache.folder()
     os.chown([folder, folder.parent][depth], 12345, 12345)
     with pytest.raises(BuildError, match="belongs to another user; set XDG_CACHE_HOME"):
-        cache.folder()
-
-
-@needs_root
-def test_a_link_to_another_users_folder_is_refused(home, tmp_path_factory):
-    theirs = tmp_path_factory.mktemp("theirs")
-    os.chown(theirs, 12345, 12345)
-    (home / ".cache").mkdir()
-    (home / ".cache" / "gluon_amp").symlink_to(theirs)
-    with pytest.raises(BuildError, match="belongs to another user"):
         cache.folder()
 
 

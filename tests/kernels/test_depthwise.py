@@ -161,14 +161,13 @@ def test_float16_weights_get_float16_gradients():
     np.testing.assert_array_equal(results["bias"], [4, 121])
 
 
-def test_results_are_rounded_to_float16():
-    arrays = {
-        "data": np.full((1, 2, 1, 3), 65504, np.float32),
-        "weight": np.array([[[[0, 1, 0]]], [[[0, 2, 0]]]], np.float32),
-    }
-    results = literal(bias=False).compute(arrays, arrays["data"], "float16")
-    np.testing.assert_array_equal(results["result"][0, :, 0, 0], [65504, np.inf])
-    np.testing.assert_array_equal(results["data"][0, :, 0, 0], [65504, np.inf])
+def test_no_images():
+    with mx.util.np_shape(True):
+        empty = np.ones((0, 1, 1, 3, 16), np.float32)
+        arrays = {**literal().arrays("float16"), "data": empty}
+        results = compute(literal().symbol("float16"), arrays, empty)
+    assert results["result"].shape == (0, 1, 1, 3, 16)
+    assert not results["weight"].any() and not results["bias"].any()
 
 
 def test_gradients_that_are_not_requested():
@@ -178,12 +177,3 @@ def test_gradients_that_are_not_requested():
     for name, value in [("weight", 2), ("bias", 3), ("data", 2)]:
         requests = {other: "write" if other == name else "null" for other in arrays}
         assert literal().compute(arrays, head, "float16", requests)[name].ravel()[0] == value
-
-
-def test_no_images():
-    with mx.util.np_shape(True):
-        empty = np.ones((0, 1, 1, 3, 16), np.float32)
-        arrays = {**literal().arrays("float16"), "data": empty}
-        results = compute(literal().symbol("float16"), arrays, empty)
-    assert results["result"].shape == (0, 1, 1, 3, 16)
-    assert not results["weight"].any() and not results["bias"].any()

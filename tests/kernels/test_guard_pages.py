@@ -95,7 +95,6 @@ def cases(seed, count):
         yield "dense", dense, [plain, (filters, int(np.prod(plain[1:]))), (filters,)]
         yield "block", {"lanes": window["lanes"]}, [plain]
         yield "unblock", {"channels": channels}, [blocked]
-        yield "sum", {"num_args": 3}, [blocked] * 3
         concat = {"num_args": 2, "channels": (channels, channels), "lanes": window["lanes"]}
         yield "concat", concat, [blocked] * 2
         yield "pool", {**window, "pool_type": "max"}, [blocked]
@@ -109,7 +108,7 @@ def cases(seed, count):
 
 
 # The number of inputs of low precision, if it is not 1
-LOW_INPUTS = {"sum": 3, "concat": 2, "pointwise": 2}
+LOW_INPUTS = {"concat": 2, "pointwise": 2}
 
 
 def call_all(element, seed, count, at_end):

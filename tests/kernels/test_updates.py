@@ -129,20 +129,6 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
     same(our_means + our_variances, means + variances)
 
 
-def test_float32_gradients_of_float16_weights():
-    targets, grads, momenta = normal(0.1, 0), normal(1, 1), normal(0.01, 2)
-    expected = copies(targets)
-    for k in range(COUNT):
-        arguments = options(None, lr=LRS[k], wd=WDS[k], rescale_grad=RESCALE, momentum=0.9)
-        weight = expected[k]
-        nd.sgd_mom_update(weight, grads[k], momenta[k].copy(), out=weight, **arguments)
-    weights = [t.astype("float16") for t in targets]
-    arrays, stride = slots(weights, grads, momenta, targets)
-    updates.sgd_update(arrays, stride, LRS, WDS, 0.9, RESCALE, None)
-    same(targets, expected)
-    same(weights, [t.astype("float16") for t in expected])
-
-
 def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
     targets = normal(0.1, 0)
     weights = [t.astype("float16") for t in targets]
@@ -202,19 +188,6 @@ def test_an_update_waits_for_what_comes_before_and_is_seen_by_what_comes_after()
     assert (weight.asnumpy() == expected).all()
 
 
-def test_weights_that_onednn_holds_in_its_own_layout():
-    # float32 inference leaves them in a blocked layout
-    net = mx.gluon.nn.Conv2D(32, 3, in_channels=32)
-    net.initialize()
-    net.hybridize(static_alloc=True, static_shape=True)
-    weight = net.weight.data()
-    before = weight.asnumpy()
-    for _ in range(3):
-        net(nd.ones((1, 32, 8, 8))).wait_to_read()
-    updates.sgd_update([weight, nd.ones_like(weight)], 2, [0.5], [0], 0, 1, None)
-    assert np.array_equal(weight.asnumpy(), before - np.float32(0.5))
-
-
 def test_an_update_of_a_slice_of_a_reordered_weight():
     net = gluon.nn.Conv2D(32, 3, in_channels=32, use_bias=False)
     net.initialize()
@@ -228,3 +201,17 @@ def test_an_update_of_a_slice_of_a_reordered_weight():
     optimizer.update(0, part, nd.ones(part.shape), state)
     expected[8:16] -= 0.5
     np.testing.assert_array_equal(host_copy(net.weight.data()), expected)
+
+
+def test_float32_gradients_of_float16_weights():
+    targets, grads, momenta = normal(0.1, 0), normal(1, 1), normal(0.01, 2)
+    expected = copies(targets)
+    for k in range(COUNT):
+        arguments = options(None, lr=LRS[k], wd=WDS[k], rescale_grad=RESCALE, momentum=0.9)
+        weight = expected[k]
+        nd.sgd_mom_update(weight, grads[k], momenta[k].copy(), out=weight, **arguments)
+    weights = [t.astype("float16") for t in targets]
+    arrays, stride = slots(weights, grads, momenta, targets)
+    updates.sgd_update(arrays, stride, LRS, WDS, 0.9, RESCALE, None)
+    same(targets, expected)
+    same(weights, [t.astype("float16") for t in expected])

@@ -1,7 +1,5 @@
 """Gradients that MXNet adds are those of single passes, added: what adds, and what is copied."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from gluon_amp.lowering import added_gradients, blocked, lower
 from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
 from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import cast_pass
+from tests.kernels.images import operator
 from tests.lowering import on_symbols
 from tests.marks import needs_bfloat16, needs_library
 
@@ -216,24 +215,13 @@ def test_the_branch_that_is_not_taken_has_a_zero_gradient(policy):
 # --------------------------------------------------------------------- what adds, and what does not
 
 
-def operator(op, inputs, **attrs):
-    nodes = [{"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)]
-    attrs = {key: str(value) for key, value in attrs.items()}
-    heads = [[k, 0, 0] for k in range(inputs)]
-    nodes.append({"op": op, "name": "node", "attrs": attrs, "inputs": heads})
-    graph = {"nodes": nodes, "arg_nodes": list(range(inputs)), "heads": [[inputs, 0, 0]]}
-    return mx.sym.load_json(json.dumps({**graph, "attrs": {"mxnet_version": ["int", 10901]}}))
-
-
 CASES = [
     ("BatchNorm", [(3, 4, 5, 5), (4,), (4,), (4,), (4,)], {"fix_gamma": False}),
     ("BatchNorm", [(3, 16, 5, 5), (16,), (16,), (16,), (16,)], {"fix_gamma": True}),
-    ("BatchNorm", [(3, 4), (4,), (4,), (4,), (4,)], {"fix_gamma": False, "axis": 1}),
     ("BatchNorm", [(3, 5, 4), (4,), (4,), (4,), (4,)], {"fix_gamma": False, "axis": 2}),
     ("BatchNorm", [(3, 4, 5, 5), (4,), (4,), (4,), (4,)], {"use_global_stats": True}),
     ("Cast", [(3, 4)], {"dtype": "float32"}),
     ("Cast", [(3, 4)], {"dtype": "float16"}),
-    ("Cast", [(3, 4)], {"dtype": "float64"}),
     ("Convolution", [(2, 3, 6, 6), (4, 3, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4}),
     ("Convolution", [(2, 16, 6, 6), (16, 16, 1, 1), (16,)], {"kernel": (1, 1), "num_filter": 16}),
     (
@@ -242,47 +230,31 @@ CASES = [
         {"kernel": (3, 3), "num_filter": 32, "num_group": 4, "no_bias": True, "stride": (2, 2)},
     ),
     ("Convolution", [(2, 3, 6), (4, 3, 3), (4,)], {"kernel": (3,), "num_filter": 4}),
-    (
-        "Convolution",
-        [(2, 3, 6, 5, 5), (4, 3, 3, 3, 3), (4,)],
-        {"kernel": (3, 3, 3), "num_filter": 4, "pad": (1, 1, 1)},
-    ),
     ("Deconvolution", [(2, 3, 6, 6), (3, 4, 3, 3)], {"kernel": (3, 3), "num_filter": 4}),
-    (
-        "Deconvolution",
-        [(2, 4, 6, 6), (4, 2, 3, 3), (4,)],
-        {"kernel": (3, 3), "num_filter": 4, "num_group": 2, "stride": (2, 2), "no_bias": False},
-    ),
     ("Deconvolution", [(2, 3, 6), (3, 4, 3)], {"kernel": (3,), "num_filter": 4}),
     ("Deconvolution", [(2, 3, 4, 4, 4), (3, 4, 2, 2, 2)], {"kernel": (2, 2, 2), "num_filter": 4}),
     ("FullyConnected", [(3, 4), (5, 4), (5,)], {"num_hidden": 5}),
     ("FullyConnected", [(3, 2, 4), (5, 4)], {"num_hidden": 5, "no_bias": True, "flatten": False}),
-    ("FullyConnected", [(3, 2, 4), (5, 8), (5,)], {"num_hidden": 5}),
     ("GroupNorm", [(3, 4, 5), (2,), (2,)], {"num_groups": 2}),
     ("InstanceNorm", [(3, 4, 5), (4,), (4,)], {}),
     ("LayerNorm", [(3, 4), (4,), (4,)], {}),
-    ("LayerNorm", [(3, 4, 5), (4,), (4,)], {"axis": 1}),
     ("LeakyReLU", [(3, 4, 5), (4,)], {"act_type": "prelu"}),
-    ("LeakyReLU", [(3, 4, 5), (1,)], {"act_type": "prelu"}),
     *(("LeakyReLU", [(3, 4)], {"act_type": act}) for act in ("leaky", "elu", "selu", "gelu")),
-    *(
-        (
-            "RNN",
-            [(5, 3, 4), (size,), (1, 3, 6), *extra],
-            {"mode": mode, "state_size": 6, "num_layers": 1},
-        )
-        for mode, size, extra in (
-            ("lstm", 4 * 6 * 12, [(1, 3, 6)]),
-            ("gru", 3 * 6 * 12, []),
-            ("rnn_tanh", 6 * 12, []),
-        )
+    (
+        "RNN",
+        [(5, 3, 4), (4 * 6 * 12,), (1, 3, 6), (1, 3, 6)],
+        {"mode": "lstm", "state_size": 6, "num_layers": 1},
+    ),
+    (
+        "RNN",
+        [(5, 3, 4), (3 * 6 * 12,), (1, 3, 6)],
+        {"mode": "gru", "state_size": 6, "num_layers": 1},
     ),
     ("_copy", [(3, 4)], {}),
     ("batch_dot", [(2, 3, 4), (2, 4, 5)], {}),
     ("batch_dot", [(2, 4, 3), (2, 5, 4)], {"transpose_a": True, "transpose_b": True}),
     ("dot", [(3, 4), (4, 5)], {}),
     ("dot", [(4, 3), (5, 4)], {"transpose_a": True, "transpose_b": True}),
-    ("dot", [(2, 3, 4), (4, 5)], {}),
     ("dot", [(4,), (4,)], {}),
 ]
 
@@ -291,7 +263,7 @@ CASES = [
     "op, shapes, attrs", CASES, ids=[f"{k}-{c[0]}" for k, c in enumerate(CASES)]
 )
 def test_operators_that_add(op, shapes, attrs):
-    symbol = operator(op, len(shapes), **attrs)
+    symbol = operator(op, [f"x{k}" for k in range(len(shapes))], "float16", **attrs)
     names = symbol.list_inputs()
     states = symbol.list_auxiliary_states()
     arrays = {f"x{k}": nd.array(normal(*shape, seed=k)) for k, shape in enumerate(shapes)}
