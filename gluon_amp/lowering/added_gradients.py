@@ -16,7 +16,7 @@ do not:
 So a variable is copied before such an operator reads it, since the gradient of a copy is added
 correctly. Operators that add correctly read the variable itself; they include all that read large
 weights. If gluon_amp's C++ library is available, a cast to bfloat16 is replaced by an operator that
-adds (`native/src/casts.cc`). Both branches of a `_cond` read all its inputs.
+adds (`kernels/src/casts.cc`). Both branches of a `_cond` read all its inputs.
 """
 
 import json

@@ -4,7 +4,7 @@ MXNet's operators exchange arrays in the plain layout or in one of oneDNN's, and
 two of them differ: 424 times in a training step of a ResNet-50 in bfloat16, which is a third of its
 time. Here, operators of gluon_amp's C++ library replace the products in low precision and what
 stands between convolutions. They exchange arrays of five dimensions, which MXNet regards as plain
-(`native/src/blocked.h`). Arrays are converted only where another operator reads them.
+(`kernels/src/blocked.h`). Arrays are converted only where another operator reads them.
 
 Elementwise operators, and casts to float32 and back between them, become one program that is
 computed in one pass over memory, with the BatchNorm before it (`pointwise`).

@@ -8,7 +8,7 @@ kernel does not support dilation.
 The gradient of a convolution's weight is garbage if an image is narrower than the last stride, such
 as a 1×1 image with a stride of 2. The shape is only known when the operator runs. An operator of
 gluon_amp's C++ library therefore replaces each convolution with strides: it computes such gradients
-in float32 and calls MXNet's kernels otherwise; see `native/src/convolutions.cc`. (Convolutions in
+in float32 and calls MXNet's kernels otherwise; see `kernels/src/convolutions.cc`. (Convolutions in
 the blocked layout do so by themselves.) Without the library, all convolutions with strides run in
 float32.
 """

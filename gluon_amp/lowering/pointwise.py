@@ -1,7 +1,7 @@
 """MXNet's elementwise operators as instructions of our pointwise programs.
 
 A program is the text of an attribute, such as `"adds 0 3; clip 1 0 6; mul 0 2"`. Values are
-numbered: first the inputs, then the results of the instructions (`native/src/pointwise.h`).
+numbered: first the inputs, then the results of the instructions (`kernels/src/pointwise.h`).
 """
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple

@@ -16,7 +16,7 @@ from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.lowering.emulation import rounding_attrs
 from gluon_amp.policy.study import DIRECTIONS, OPERANDS, has_8_bits
 
-# Operators of gluon_amp's C++ library (native/src/study.cc)
+# Operators of gluon_amp's C++ library (kernels/src/study.cc)
 ROUND_OPERAND, ROUND_GRADIENT = "_gluon_amp_round_operand", "_gluon_amp_round_gradient"
 FIRST_OF_TWO = "_gluon_amp_first_of_two"
 
