@@ -11,7 +11,7 @@ a GPU. bfloat16 is emulated in the same way.
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
 return values of the format already.
 
-Values are rounded in place by an operator of gluon_amp's C++ library if it is available (`kernels`).
+Values are rounded in place by an operator of gluon_amp's C++ library (`kernels`), if there is one.
 Otherwise they are rounded to float16 by two of MXNet's `Cast`, to float16 and back. Both give the
 same bits, except in the payload of NaNs. MXNet has no operator that rounds to bfloat16 without
 AVX512, and operators in Python fail among oneDNN's, so the emulation of bfloat16 needs the library.
