@@ -4,7 +4,7 @@
 
 MXNet and oneDNN are not checked, but their arrays are: each has its own memory, and our kernels are
 stopped at the first byte beyond it. Reads and writes of oneDNN are checked by guard pages instead
-(`tests/lowering/test_guard_pages.py`). The library is built with its own compiler flags, in its own
+(`tests/kernels/test_guard_pages.py`). The library is built with its own compiler flags, in its own
 folder, so that nobody takes it for the normal one.
 """
 
@@ -24,20 +24,19 @@ FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
 OPTIONS = "detect_leaks=0:quarantine_size_mb=16"
 
 TESTS = [
+    "test_arguments",
     "test_blocked_convolution",
     "test_blocked_deconvolution",
-    "test_blocked_moves",
-    "test_blocked_norm",
-    "test_blocked_pointwise",
-    "test_blocked_pooling",
+    "test_blocking",
     "test_dense",
     "test_depthwise",
-    "test_forged_graphs",
     "test_guard_pages",
-    "test_native_arguments",
-    "test_native_updates",
+    "test_norm",
     "test_packed_weights",
-    "test_study",
+    "test_pointwise",
+    "test_pooling",
+    "test_rounding",
+    "test_updates",
 ]
 
 
@@ -67,7 +66,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     compiler = build.compiler()
     if compiler is None:
         sys.exit("error: no C++ compiler was found")
-    tests = [str(ROOT / "tests" / "lowering" / f"{name}.py") for name in TESTS]
+    tests = [str(ROOT / "tests" / "kernels" / f"{name}.py") for name in TESTS]
     arguments = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
     return subprocess.run(command, env=environment(compiler), cwd=ROOT).returncode

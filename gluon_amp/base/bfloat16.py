@@ -15,15 +15,6 @@ import mxnet as mx
 VARIABLE = "GLUON_AMP_BFLOAT16"
 
 
-def check_device(device_type: str) -> None:
-    """Raise a ValueError if a device of this `Context.device_type` cannot compute in bfloat16."""
-    if device_type == "gpu":
-        raise ValueError(
-            "bfloat16 cannot run on a GPU: MXNet 1.9.1 has no bfloat16 kernels there; "
-            "use policy 'float16' or 'mixed_float16'."
-        )
-
-
 def is_native() -> bool:
     """Return whether a CPU computes in bfloat16 by oneDNN's kernels; otherwise it is emulated."""
     return os.environ.get(VARIABLE, "").lower() != "emulated" and has_kernels()

@@ -13,7 +13,6 @@ from typing import Dict, Iterator, Optional, Tuple
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.base import bfloat16
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import reason_of
 from gluon_amp.casting import statistics
@@ -37,7 +36,7 @@ from gluon_amp.casting.tracing import (
     is_tracing,
     roots,
 )
-from gluon_amp.lowering import delayed_scaling, lower
+from gluon_amp.lowering import check_device, delayed_scaling, lower
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
@@ -125,8 +124,7 @@ class Cast(Mixin):
                     f"{name_of(self)} got {dtype} data, expected float32 or float16 "
                     "(or integer ids, or a mask of booleans): call .astype('float32') on it."
                 )
-        if binding.policy.compute_dtype == "bfloat16" and arrays[0].context.device_type == "gpu":
-            bfloat16.check_device("gpu")
+        check_device(binding.policy, arrays[0].context.device_type)
         try:
             binding.select_for(self, args)
         except TraceError as error:

@@ -102,7 +102,7 @@ def try_in_subprocess(path: Path) -> None:
     # gluon_amp are added in case this process found them by a relative path, or by the import hook
     # of an editable install.
     search = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
-    for package in (Path(mx.__file__).parent, Path(__file__).parents[2]):
+    for package in (Path(mx.__file__).parent, Path(__file__).parents[1]):
         folder = os.path.abspath(package.parent)
         if folder not in search:
             search.insert(0, folder)

@@ -1,4 +1,4 @@
-"""Updates and overflow checks of all parameters at once, by the C++ kernels (`native`).
+"""Updates and overflow checks of all parameters at once, by the C++ kernels.
 
 Each function calls one operator of MXNet's engine on any number of arrays on a CPU. The operator
 reads and writes every array once and computes the same bits as MXNet's own operators for a single

@@ -1,19 +1,14 @@
 """Turns a cast graph into one that a certain device can run.
 
 A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfloat16 kernels only
-if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated (`emulation`). Some kernels of
-oneDNN need a workaround (`deconvolution`, `onednn`, `frozen_weights`). On a CPU, images in float16
-and in native bfloat16 have a layout of our own (`blocked`). Formats for study are emulated too
-(`study`). On all devices, MXNet computes some gradients wrongly in place (`in_place`), and
-gradients that are added to others need some more changes (`added_gradients`). Each of these modules
-rewrites the graph as `graph.to_json` returns it, given the dtypes of its variables, and returns the
-graph itself if nothing changes.
+if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated. `PASSES` lists what rewrites
+the graph, in this order, and why. The dtypes of its tensors are inferred once: each pass returns
+those of the graph that it writes (`typed_graph`), and the graph itself if nothing changes.
 """
 
-from typing import Dict, FrozenSet, Optional
+from typing import Callable, Dict, FrozenSet, NamedTuple, Optional
 
 from gluon_amp import kernels
-from gluon_amp.base import bfloat16
 from gluon_amp.graph import ACCUMULATE_ATTR, from_json, to_json
 from gluon_amp.lowering import (
     added_gradients,
@@ -27,17 +22,92 @@ from gluon_amp.lowering import (
     study,
 )
 from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy import Policy
 
 import mxnet as mx
 
+# What a GPU cannot run, and what to do
+ON_CPU_ALONE = {
+    "bfloat16": (
+        "bfloat16 cannot run on a GPU: MXNet 1.9.1 has no bfloat16 kernels there; "
+        "use policy 'float16' or 'mixed_float16'."
+    ),
+    "study": (
+        "tfloat32, float8 and policies with gradients=... are emulated for study on a CPU "
+        "only: train on mx.cpu(), or use policy 'float16' on a GPU."
+    ),
+}
+
 
 def check_device(policy: Policy, device_type: str) -> None:
     """Raise a ValueError if a device of this `Context.device_type` cannot run a policy."""
-    if policy.studies:
-        study.check_device(device_type)
-    elif policy.compute_dtype == "bfloat16":
-        bfloat16.check_device(device_type)
+    kind = "study" if policy.studies else policy.compute_dtype
+    if device_type == "gpu" and kind in ON_CPU_ALONE:
+        raise ValueError(ON_CPU_ALONE[kind])
+
+
+class Target(NamedTuple):
+    """Where a graph runs, and what is known of its variables; see `lower`."""
+
+    device_type: str
+    frozen: FrozenSet[str] = frozenset()
+    sparse_data: FrozenSet[str] = frozenset()
+    is_body: bool = False  # of a loop or branch
+
+
+class Pass(NamedTuple):
+    """A rewrite of graphs."""
+
+    rewrite: Callable[[TypedGraph, Target], TypedGraph]
+    reason: str
+    on: str = "cpu"  # or "all" devices
+    in_bodies: bool = False  # of loops and branches, too; others see to bodies by themselves
+
+
+PASSES = (
+    Pass(
+        lambda graph, target: blocked.use_blocked_layout(graph),
+        "Images in low precision have a layout of our own. It comes first, since it decides by the "
+        "dtypes of the cast graph, which the emulation changes.",
+    ),
+    Pass(
+        lambda graph, target: emulation.emulate(graph),
+        "Dtypes without kernels are emulated in float32.",
+        in_bodies=True,
+    ),
+    Pass(
+        lambda graph, target: deconvolution.avoid_onednn(graph, target.is_body),
+        "oneDNN's gradient of a deconvolution fails: in float32, too, so behind the emulation.",
+        in_bodies=True,
+    ),
+    Pass(
+        lambda graph, target: onednn.apply_workarounds(graph),
+        "Two bfloat16 kernels of oneDNN are wrong, those of the blocked layout among them.",
+        in_bodies=True,
+    ),
+    Pass(
+        lambda graph, target: frozen_weights.separate_biases(graph, target.frozen),
+        "oneDNN computes no gradient of a bias whose weight is frozen. The blocked layout's dense "
+        "layers do, so it concerns those that are left.",
+    ),
+    Pass(
+        lambda graph, target: in_place.avoid_faults(graph, target.frozen),
+        "MXNet computes some gradients wrongly in place; the operators that replace these are not "
+        "rounded one by one, so behind the emulation.",
+        on="all",
+    ),
+    Pass(
+        lambda graph, target: added_gradients.make_addable(graph, target.device_type),
+        "Operators that fail to add gradients read copies of variables: all that read variables.",
+        on="all",
+    ),
+    Pass(
+        lambda graph, target: sparse.make_dense(graph, target.sparse_data),
+        "Our operators read dense arrays: all of ours.",
+        on="all",
+    ),
+)
 
 
 def lower(
@@ -71,7 +141,7 @@ def lower(
     ValueError
         The policy accumulates in float16 or studies formats, and the device is a GPU.
     """
-    graph = lowered = to_json(symbol)
+    graph = rounded = to_json(symbol)
     if device_type == "gpu":
         if any(ACCUMULATE_ATTR in attrs for attrs in symbol.attr_dict().values()):
             raise ValueError(
@@ -79,16 +149,39 @@ def lower(
                 "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
             )
         if study.has_roundings(graph):
-            study.check_device(device_type)
+            raise ValueError(ON_CPU_ALONE["study"])
     else:
         kernels.prepare([mx.Context(device_type)])
-        lowered = study.round_products(lowered, scales)
-        lowered = blocked.use_blocked_layout(lowered, dtypes)
-        lowered = emulation.emulate(lowered, dtypes)
-        lowered = deconvolution.avoid_onednn(lowered, dtypes)
-        lowered = onednn.apply_workarounds(lowered, dtypes)
-        lowered = frozen_weights.separate_biases(lowered, dtypes, frozen)
-    lowered = in_place.avoid_faults(lowered, frozen)
-    lowered = added_gradients.make_addable(lowered, dtypes, device_type)
-    lowered = sparse.make_dense(lowered, sparse_data)
-    return symbol if lowered is graph else from_json(lowered, like=symbol)
+        # A product that is rounded for study is one in float32, which no other pass looks at.
+        rounded = study.round_products(graph, scales)
+    target = Target(device_type, frozen, sparse_data)
+    lowered = _apply_passes(TypedGraph.of(rounded, dtypes), target)
+    return symbol if lowered.json is graph else from_json(lowered.json, like=symbol)
+
+
+def _apply_passes(graph: TypedGraph, target: Target) -> TypedGraph:
+    passes = [p for p in PASSES if p.on == "all" or target.device_type != "gpu"]
+    if any(p.in_bodies for p in passes):
+        graph = _with_lowered_bodies(graph, target)
+    for each in passes:
+        if each.in_bodies or not target.is_body:
+            graph = each.rewrite(graph, target)
+    return graph
+
+
+def _with_lowered_bodies(graph: TypedGraph, target: Target) -> TypedGraph:
+    old = graph.json["nodes"]
+    new = [_with_lowered_body(node, target) if "subgraphs" in node else node for node in old]
+    if all(ours is theirs for ours, theirs in zip(new, old)):
+        return graph
+    return graph._replace(json={**graph.json, "nodes": new})
+
+
+def _with_lowered_body(node: dict, target: Target) -> dict:
+    target = Target(target.device_type, is_body=True)
+    # The variables of a body are all float32 or integers, which no pass tells apart.
+    graphs = [TypedGraph.of(body, {}) for body in node["subgraphs"]]
+    lowered = [_apply_passes(graph, target) for graph in graphs]
+    if all(new is old for new, old in zip(lowered, graphs)):
+        return node
+    return {**node, "subgraphs": [graph.json for graph in lowered]}

@@ -16,15 +16,16 @@ do not:
 So a variable is copied before such an operator reads it, since the gradient of a copy is added
 correctly. Operators that add correctly read the variable itself; they include all that read large
 weights. If gluon_amp's C++ library is available, a cast to bfloat16 is replaced by an operator that
-adds (`native/src/casts.cc`). Both branches of a `_cond` read all its inputs.
+adds (`kernels/src/casts.cc`). Both branches of a `_cond` read all its inputs.
 """
 
 import json
 from typing import Dict, List, Tuple
 
 from gluon_amp import kernels
-from gluon_amp.graph import Writer, edge_dtypes, from_json
+from gluon_amp.graph import Writer, from_json
 from gluon_amp.lowering import blocked, emulation
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 # Operator like `amp_cast` from float32 to bfloat16, whose gradient is added correctly
 BFLOAT16 = "_gluon_amp_bfloat16"
@@ -75,15 +76,15 @@ BODY_INPUTS = {
 FOREACH_VARIABLES = ("in_data_locs", "in_state_locs", "remain_locs")
 
 
-def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> dict:
+def make_addable(graph: TypedGraph, device_type: str) -> TypedGraph:
     """Return a graph of the same values and gradients whose gradients can be added.
 
     It is `graph` itself if only operators of `ADDING` read variables. On a GPU, `amp_cast` adds its
     gradient correctly.
     """
-    edges = edge_dtypes(graph, dtypes)
-    written = set(from_json(graph).list_auxiliary_states())
-    written |= {node["name"] for node in graph["nodes"] if WRITTEN_ATTR in node.get("attrs", {})}
+    old, edges = graph
+    written = set(from_json(old).list_auxiliary_states())
+    written |= {node["name"] for node in old["nodes"] if WRITTEN_ATTR in node.get("attrs", {})}
     out, changed = Writer(), False
     copies = {}  # new variable -> entry of its copy
 
@@ -96,7 +97,7 @@ def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> di
             copies[entry[0]] = out.emit("_copy", f"{out.nodes[entry[0]]['name']}_copy", entry)
         return list(copies[entry[0]])
 
-    for i, node in enumerate(graph["nodes"]):
+    for i, node in enumerate(old["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         adds = node["op"] in ADDING
         if node["op"] == "amp_cast" and is_variable(inputs[0]):
@@ -121,13 +122,13 @@ def make_addable(graph: dict, dtypes: Dict[str, object], device_type: str) -> di
         out.numbers.append(out.copy(node, inputs)[0])
     if not changed:
         return graph
-    rewritten = out.graph(graph)
-    heads = rewritten["heads"]
-    for k, (source, *_) in enumerate(graph["heads"]):
+    new = out.graph(old)
+    heads = new["heads"]
+    for k, (source, *_) in enumerate(old["heads"]):
         # An output that was a cast and is a variable now needs an operator of the cast's name.
-        if out.nodes[heads[k][0]]["op"] == "null" != graph["nodes"][source]["op"]:
-            heads[k] = out.emit("_copy", graph["nodes"][source]["name"], heads[k])
-    return rewritten
+        if out.nodes[heads[k][0]]["op"] == "null" != old["nodes"][source]["op"]:
+            heads[k] = out.emit("_copy", old["nodes"][source]["name"], heads[k])
+    return graph.rewritten(new, graph.kept(out))
 
 
 # -------------------------------------------------------------------------- loops and branches
@@ -147,7 +148,7 @@ def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str) -> dict:
             body, sources = _read_inputs(body, sources, unread, float_output)
             attrs[BODY_INPUTS["_cond"][n]] = str(sources)
         dtypes = {name: input_dtypes[k] for name, k in zip(_variables(body), sources)}
-        bodies.append(make_addable(body, dtypes, device_type))
+        bodies.append(make_addable(TypedGraph.of(body, dtypes), device_type).json)
     same = all(a is b for a, b in zip(bodies, node["subgraphs"]))
     return node if same else {**node, "attrs": attrs, "subgraphs": bodies}
 

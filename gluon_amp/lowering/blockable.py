@@ -6,6 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, tuple_of
 from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, instructions_of
+from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 ADAPTIVE_POOLING = "_contrib_AdaptiveAvgPooling2D"
@@ -13,8 +14,6 @@ NOT_ELEMENTWISE = ("Concat", "Convolution", "Deconvolution", "Pooling", ADAPTIVE
 
 # Operators that take the sizes of any of their inputs; others take those of the first one
 EQUALLY_SIZED = {*BINARY, "add_n", "Concat"}
-
-Edge = Tuple[int, int]  # a tensor: node and output
 
 TRUE = ("True", "true", "1")
 UNSET = ("None", "NCHW")  # of the attribute `layout`
@@ -64,13 +63,13 @@ class Analysis:
         back.
     """
 
-    def __init__(self, graph: dict, edges: Dict[Edge, str]) -> None:
-        self.nodes, self.edges = graph["nodes"], edges
+    def __init__(self, graph: TypedGraph) -> None:
+        self.nodes, self.edges = graph.json["nodes"], graph.edges
         self.readers: Dict[Edge, List[int]] = {}
         for i, node in enumerate(self.nodes):
             for source, output, *_ in node["inputs"]:
                 self.readers.setdefault((source, output), []).append(i)
-        self.heads = {tuple(entry[:2]) for entry in graph["heads"]}
+        self.heads = {tuple(entry[:2]) for entry in graph.json["heads"]}
         self.images: Dict[Edge, Images] = {}
         self.groups: Dict[int, Set[int]] = {}
         self._wide: Dict[int, Tuple[int, Set[Edge]]] = {}  # see `_is_short`

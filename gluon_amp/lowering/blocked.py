@@ -4,7 +4,7 @@ MXNet's operators exchange arrays in the plain layout or in one of oneDNN's, and
 two of them differ: 424 times in a training step of a ResNet-50 in bfloat16, which is a third of its
 time. Here, operators of gluon_amp's C++ library replace the products in low precision and what
 stands between convolutions. They exchange arrays of five dimensions, which MXNet regards as plain
-(`native/src/blocked.h`). Arrays are converted only where another operator reads them.
+(`kernels/src/blocked.h`). Arrays are converted only where another operator reads them.
 
 Elementwise operators, and casts to float32 and back between them, become one program that is
 computed in one pass over memory, with the BatchNorm before it (`pointwise`).
@@ -17,10 +17,11 @@ from typing import Dict, List, Optional, Set, Tuple
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, Writer, edge_dtypes, needed
-from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge, is_elementwise
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, Writer, needed
+from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
+from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 from gluon_amp.policy.op_table import EXACT
 
@@ -40,7 +41,7 @@ FEW_PRODUCTS = 64
 READ_PARAMETERS = (CONVOLUTION, DECONVOLUTION, DEPTHWISE, DENSE)
 
 
-def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
+def use_blocked_layout(graph: TypedGraph) -> TypedGraph:
     """Return a graph of the same values in which images in low precision have the blocked layout.
 
     It is `graph` itself if it has no product in low precision, or if there is no C++ library or no
@@ -48,13 +49,12 @@ def use_blocked_layout(graph: dict, dtypes: Dict[str, object]) -> dict:
     emulated.
     """
     products = ("Convolution", "Deconvolution", "FullyConnected")
-    if not any(node["op"] in products for node in graph["nodes"]) or not available():
+    if not any(node["op"] in products for node in graph.json["nodes"]) or not available():
         return graph
-    edges = edge_dtypes(graph, dtypes)
-    low = set(LOW_PRECISION).intersection(edges.values())
+    low = set(LOW_PRECISION).intersection(graph.edges.values())
     if not low or ("bfloat16" in low and not bfloat16.is_native()):
         return graph
-    graph, found = narrowed(graph, edges, dtypes)
+    graph, found = narrowed(graph)
     # The order of the variables is that of the graph, and callers rely on it.
     blocked = _Writing(graph, found).rewrite()
     if _variables(blocked) != _variables(graph):
@@ -86,7 +86,7 @@ class _Writing:
     variables keep their order.
     """
 
-    def __init__(self, graph: dict, found: Analysis, keeps_order: bool = False) -> None:
+    def __init__(self, graph: TypedGraph, found: Analysis, keeps_order: bool = False) -> None:
         self.old, self.nodes, self.edges = graph, found.nodes, found.edges
         self.found, self.images, self.groups = found, found.images, found.groups
         self.keeps_order = keeps_order
@@ -101,7 +101,7 @@ class _Writing:
             ADAPTIVE_POOLING: self._write_pooling,
         }
 
-    def rewrite(self) -> dict:
+    def rewrite(self) -> TypedGraph:
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
             if node["op"] == "FullyConnected" and self.found.is_low((i, 0)) and not accumulates:
@@ -110,8 +110,12 @@ class _Writing:
                 self._copy(i)
             elif not is_elementwise(node) or i in self.groups.get(i, ()):
                 self._blocked((i, 0))
-        heads = [[*self._plain(tuple(e[:2]))[:2], *e[2:]] for e in self.old["heads"]]
-        return _fork({**self.old, "nodes": self.out.nodes, "heads": heads})
+        old = self.old.json
+        heads = [[*self._plain(tuple(e[:2]))[:2], *e[2:]] for e in old["heads"]]
+        kept = {(n, k): self.edges.get(edge) for edge, (n, k, *_) in self.plain.items()}
+        kept = {edge: dtype for edge, dtype in kept.items() if dtype}
+        new = {**old, "nodes": self.out.nodes, "heads": heads}
+        return _fork(self.old.rewritten(new, kept))
 
     def _copy(self, i: int) -> None:
         """Append an operator of the old graph, which reads plain arrays."""
@@ -328,20 +332,20 @@ class _Writing:
         return members
 
 
-def _variables(graph: dict) -> List[str]:
+def _variables(graph: TypedGraph) -> List[str]:
     """Return the names of a graph's variables in the order in which MXNet lists them."""
-    nodes = [graph["nodes"][i] for i in needed(graph)]
+    nodes = [graph.json["nodes"][i] for i in needed(graph.json)]
     return [node["name"] for node in nodes if node["op"] == "null"]
 
 
-def _fork(graph: dict) -> dict:
+def _fork(graph: TypedGraph) -> TypedGraph:
     """Return a graph in which each blocked tensor with several readers is read through a fork.
 
     MXNet adds the gradients of a tensor's readers by an operator that converts bfloat16 to float32
     first; the gradient of a fork is our own sum.
     """
     blocked = {CONVOLUTION, DECONVOLUTION, DEPTHWISE, NORM, POINTWISE, CONCAT, POOL, BLOCK}
-    nodes = graph["nodes"]
+    nodes = graph.json["nodes"]
     uses = Counter(tuple(entry[:2]) for node in nodes for entry in node["inputs"])
     out, forks = Writer(), {}
     for i, node in enumerate(nodes):
@@ -357,4 +361,4 @@ def _fork(graph: dict) -> dict:
             name = f"{node['name']}_fork"
             fork = out.emit(FORK, name, *[[number, 0, 0]] * count, num_outputs=str(count))
             forks[i, 0] = [[fork[0], k, 0] for k in range(count)]
-    return out.graph(graph)
+    return graph.written(out)

@@ -21,7 +21,8 @@ For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits
 from collections import Counter
 from typing import Callable, Dict, List, Tuple
 
-from gluon_amp.graph import Writer, edge_dtypes, tuple_of
+from gluon_amp.graph import Writer, tuple_of
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 ONEDNN_DTYPES = ("float32", "bfloat16")
 
@@ -29,33 +30,17 @@ ONEDNN_DTYPES = ("float32", "bfloat16")
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
 
 
-def avoid_onednn(graph: dict, dtypes: Dict[str, object], is_body: bool = False) -> dict:
+def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
     """Return a graph of the same values without the deconvolutions whose gradient fails in oneDNN.
 
-    It is `graph` itself if it has none.
-
-    Parameters
-    ----------
-    graph : dict
-        A symbol's JSON.
-    dtypes : dict of str to dtype
-        Dtypes of its variables.
-    is_body : bool
-        Whether it is the body of a control flow operator.
+    It is `graph` itself if it has none. `is_body`: it is the body of a control flow operator.
     """
-    nodes = graph["nodes"]
-    if not any(node["op"] == "Deconvolution" or "subgraphs" in node for node in nodes):
-        return graph
-    edges = edge_dtypes(graph, dtypes)
+    nodes = graph.json["nodes"]
     readers = Counter(entry[0] for node in nodes for entry in node["inputs"])
     out, changed = Writer(), False
     for i, node in enumerate(nodes):
         inputs = [out.remap(entry) for entry in node["inputs"]]
-        if "subgraphs" in node:
-            bodies = [avoid_onednn(body, {}, is_body=True) for body in node["subgraphs"]]
-            changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
-            node = {**node, "subgraphs": bodies}
-        name, dtype = node["name"], edges.get((i, 0))
+        name, dtype = node["name"], graph.edges.get((i, 0))
         if node["op"] == "Deconvolution" and dtype in ONEDNN_DTYPES:
             weight = node["inputs"][1][0]
             fails = is_body or nodes[weight]["op"] != "null" or readers[weight] > 1
@@ -72,7 +57,7 @@ def avoid_onednn(graph: dict, dtypes: Dict[str, object], is_body: bool = False) 
             entry = out.copy(node, inputs)
         out.numbers.append(entry[0])
         changed = changed or fails
-    return out.graph(graph) if changed else graph
+    return graph.written(out) if changed else graph
 
 
 def deconvolve(

@@ -6,7 +6,7 @@ this step saturates. Three things differ. The scale is a power of two, so that i
 tensor without a history is scaled by its own magnitude, not by 1. A magnitude of 0, infinity or NaN
 is not recorded.
 
-The histories are here. The C++ library (native/src/study.cc) has the current exponent of each
+The histories are here. The C++ library (kernels/src/study.cc) has the current exponent of each
 tensor, and the largest magnitude of the training passes since the last step.
 """
 

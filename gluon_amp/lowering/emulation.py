@@ -11,7 +11,7 @@ a GPU. bfloat16 is emulated in the same way.
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
 return values of the format already.
 
-Values are rounded in place by an operator of gluon_amp's C++ library if it is available (`native`).
+Values are rounded in place by an operator of gluon_amp's C++ library (`kernels`), if there is one.
 Otherwise they are rounded to float16 by two of MXNet's `Cast`, to float16 and back. Both give the
 same bits, except in the payload of NaNs. MXNet has no operator that rounds to bfloat16 without
 AVX512, and operators in Python fail among oneDNN's, so the emulation of bfloat16 needs the library.
@@ -20,14 +20,15 @@ AVX512, and operators in Python fail among oneDNN's, so the emulation of bfloat1
 import math
 import os
 from collections import Counter
-from typing import Dict, Tuple
+from typing import Dict
 
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.formats import FORMATS, FloatFormat
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer, edge_dtypes
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer
 from gluon_amp.lowering import blocked, float16_sums
 from gluon_amp.lowering.deconvolution import deconvolve
+from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy import op_table, study
 
 # Operator: attribute, its value for which the operator is exact, its default value
@@ -47,7 +48,7 @@ def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     )
 
 
-def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
+def emulate(graph: TypedGraph) -> TypedGraph:
     """Return a graph that runs on a CPU and returns what `graph` returns with the dtypes' kernels.
 
     Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is emulated.
@@ -57,27 +58,22 @@ def emulate(graph: dict, dtypes: Dict[str, object]) -> dict:
     ValueError
         bfloat16 is to be emulated, and the C++ library is not available.
     """
-    edges = edge_dtypes(graph, dtypes)
-    has_bodies = any("subgraphs" in node for node in graph["nodes"])
-    if not any(map(is_emulated, set(edges.values()))) and not has_bodies:
+    if not any(map(is_emulated, set(graph.edges.values()))):
         return graph
-    out = _EmulatedGraph(edges)
-    for i, node in enumerate(graph["nodes"]):
+    out = _EmulatedGraph(graph.edges)
+    for i, node in enumerate(graph.json["nodes"]):
         if node["op"] == "null":
             out.add_variable(i, node)
         elif node["op"] in CASTS:
             out.add_cast(i, node)
         else:
-            if "subgraphs" in node:
-                # The inputs of a loop's or branch's body are all float32 or integers.
-                bodies = [emulate(body, {}) for body in node["subgraphs"]]
-                node = {**node, "subgraphs": bodies}
             out.add_operator(i, node)
-    emulated = out.graph(graph)
-    for k, (source, output, *_) in enumerate(graph["heads"]):
-        if edges[source, output] == "float16":  # a float16 output stays float16
+    emulated = out.graph(graph.json)
+    for k, (source, output, *_) in enumerate(graph.json["heads"]):
+        if graph.edges[source, output] == "float16":  # a float16 output stays float16
             emulated["heads"][k] = out.narrow(emulated["heads"][k])
-    return _fuse_relu(emulated) if out.native else emulated
+    emulated = _fuse_relu(emulated) if out.native else emulated
+    return graph.rewritten(emulated, out.dtypes(graph))
 
 
 def rounding_attrs(format_: FloatFormat, saturates: bool = False) -> Dict[str, str]:
@@ -96,7 +92,7 @@ def rounding_attrs(format_: FloatFormat, saturates: bool = False) -> Dict[str, s
 class _EmulatedGraph(Writer):
     """The emulated graph being written: float32 tensors of the same values replace others."""
 
-    def __init__(self, edges: Dict[Tuple[int, int], str]) -> None:
+    def __init__(self, edges: Dict[Edge, str]) -> None:
         super().__init__()
         self.edges = edges  # dtypes of the old graph's tensors, by node and output
         self.variables = {}  # old float16 variable -> its entry, not widened
@@ -107,6 +103,14 @@ class _EmulatedGraph(Writer):
                 "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "
                 "it takes gluon_amp's C++ kernels; install a C++ compiler, or use policy 'float16'."
             )
+
+    def dtypes(self, old: TypedGraph) -> Dict[Edge, str]:
+        """Return the dtypes of what stands for the old graph's tensors."""
+        kept = {
+            edge: "float32" if dtype in self.emulated else dtype
+            for edge, dtype in old.kept(self).items()
+        }
+        return {**kept, **{(i, k): "float16" for i, k, *_ in self.variables.values()}}
 
     def add_variable(self, i: int, node: dict) -> None:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""

@@ -6,17 +6,18 @@ is not requested, MXNet 1.9.1 skips both and does not write the bias's gradient
 a separate operator adds the bias. Convolutions are not affected.
 """
 
-from typing import Dict, FrozenSet, Optional
+from typing import FrozenSet, Optional
 
-from gluon_amp.graph import Writer, edge_dtypes, source_of
+from gluon_amp.graph import Writer, source_of
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 
-def separate_biases(graph: dict, dtypes: Dict[str, object], frozen: FrozenSet[str]) -> dict:
+def separate_biases(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """Return a graph of the same values, in which a separate operator adds such biases.
 
     It is `graph` itself if no dense layer has a weight in `frozen` and a bias that is not in it.
     """
-    old = graph["nodes"]
+    old = graph.json["nodes"]
     chosen = {i for i, node in enumerate(old) if _has_frozen_weight(old, node, frozen)}
     if not chosen:
         return graph
@@ -25,17 +26,16 @@ def separate_biases(graph: dict, dtypes: Dict[str, object], frozen: FrozenSet[st
         shape = {"__shape__": f"({old[i]['attrs']['num_hidden']},)"}
         if bias is not None:
             old[bias] = {**old[bias], "attrs": {**old[bias].get("attrs", {}), **shape}}
-    edges = edge_dtypes(graph, dtypes)
     out = Writer()
     for i, node in enumerate(old):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         out.numbers.append(len(out.nodes))
         if i in chosen:
-            low = edges.get((i, 0)) == "bfloat16"
+            low = graph.edges.get((i, 0)) == "bfloat16"
             out.replaced[i, 0] = _product_and_sum(out, node, inputs, low)
         else:
             out.copy(node, inputs)
-    return out.graph(graph)
+    return graph.written(out)
 
 
 def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:

@@ -9,20 +9,33 @@ operators of the same values that do not. A graph that computes no gradients nee
 from typing import Callable, Dict, FrozenSet, Optional, Tuple
 
 from gluon_amp.graph import Writer, source_of
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 
-def avoid_faults(graph: dict, frozen: FrozenSet[str]) -> dict:
+def avoid_faults(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """Return a graph of the same values with the gradients of imperative mode.
 
     It is `graph` itself if it has no such operator. `frozen` are the names of the variables that
     get no gradient.
     """
+    out = _rewritten(graph.json, frozen)
+    return graph.written(out) if out else graph
+
+
+def avoid_faults_in(graph: dict, frozen: FrozenSet[str] = frozenset()) -> dict:
+    """Do the same to a graph whose dtypes are not known."""
+    out = _rewritten(graph, frozen)
+    return out.graph(graph) if out else graph
+
+
+def _rewritten(graph: dict, frozen: FrozenSet[str]) -> Optional[Writer]:
+    """Write the graph in place of one; None if nothing changes."""
     out, changed = Writer(), False
     for i, node in enumerate(graph["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         detour = _detour(graph["nodes"], node, frozen)
         if "subgraphs" in node:
-            bodies = [avoid_faults(body, frozenset()) for body in node["subgraphs"]]
+            bodies = [avoid_faults_in(body) for body in node["subgraphs"]]
             changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
             node = {**node, "subgraphs": bodies}
         out.numbers.append(len(out.nodes))
@@ -31,7 +44,7 @@ def avoid_faults(graph: dict, frozen: FrozenSet[str]) -> dict:
         else:
             out.replaced[i, 0] = detour(out, node, *inputs)
             changed = True
-    return out.graph(graph) if changed else graph
+    return out if changed else None
 
 
 def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:

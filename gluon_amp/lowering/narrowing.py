@@ -7,12 +7,13 @@ arrays in bfloat16. So those readers get casts around them, if everything that f
 cast to bfloat16 again: then a chain's result is rounded once, where it is stored.
 """
 
-from typing import Dict, Set, Tuple
+from typing import Set, Tuple
 
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, PINNED_ATTR, Writer, edge_dtypes, pruned
-from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, Edge
+from gluon_amp.graph import CASTS, PINNED_ATTR, Writer
+from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis
 from gluon_amp.lowering.pointwise import instructions_of
+from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy import op_table
 
 # Operator: how many of its inputs are images; None stands for all of them
@@ -22,41 +23,29 @@ READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1
 PASS_ON = op_table.MOVES | {"add_n", "Dropout"}
 
 
-def narrowed(
-    graph: dict, edges: Dict[Edge, str], dtypes: Dict[str, object]
-) -> Tuple[dict, Analysis]:
-    """Return a graph with operators brought back to bfloat16, and its analysis.
-
-    Parameters
-    ----------
-    graph : dict
-        A symbol's JSON.
-    edges : dict of Edge to str
-        The dtype of every tensor.
-    dtypes : dict of str to dtype
-        The dtype of every variable.
-    """
-    chosen = _find(graph, edges)
+def narrowed(graph: TypedGraph) -> Tuple[TypedGraph, Analysis]:
+    """Return a graph with operators brought back to bfloat16, and its analysis."""
+    chosen = _find(graph)
     while chosen:
-        narrower = pruned(_narrow(graph, edges, chosen))
-        found = Analysis(narrower, edge_dtypes(narrower, dtypes))
+        narrower = _narrow(graph, chosen).pruned()
+        found = Analysis(narrower)
         names = {found.nodes[i]["name"] for i, _ in found.images}
-        blocked = {i for i in chosen if graph["nodes"][i]["name"] in names}
+        blocked = {i for i in chosen if graph.json["nodes"][i]["name"] in names}
         if blocked == chosen:
             return narrower, found
         chosen = blocked
-    return graph, Analysis(graph, edges)
+    return graph, Analysis(graph)
 
 
-def _find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
+def _find(graph: TypedGraph) -> Set[int]:
     """Return the nodes in float32 that may read and return bfloat16.
 
     These are operators in `READ_IMAGES` from which only values in bfloat16 follow, and which no pin
     keeps in float32.
     """
-    nodes = graph["nodes"]
+    nodes, edges = graph.json["nodes"], graph.edges
     # nodes whose results something reads in float32, which has to be exact
-    exact = {entry[0] for entry in graph["heads"]}
+    exact = {entry[0] for entry in graph.json["heads"]}
     found = set()
     for i in reversed(range(len(nodes))):
         op, attrs = canonical(nodes[i]["op"]), nodes[i].get("attrs", {})
@@ -70,12 +59,12 @@ def _find(graph: dict, edges: Dict[Edge, str]) -> Set[int]:
     return found
 
 
-def _narrow(graph: dict, edges: Dict[Edge, str], chosen: Set[int]) -> dict:
+def _narrow(graph: TypedGraph, chosen: Set[int]) -> TypedGraph:
     """Return a graph in which these nodes read and return bfloat16.
 
     They are given as `_find` returns them. What reads a result in float32 reads a cast of it.
     """
-    nodes, out, casts = graph["nodes"], Writer(), {}
+    nodes, edges, out, casts = graph.json["nodes"], graph.edges, Writer(), {}
 
     def cast(entry: list, dtype: str) -> list:
         key = (*entry[:2], dtype)
@@ -107,4 +96,5 @@ def _narrow(graph: dict, edges: Dict[Edge, str], chosen: Set[int]) -> dict:
         entries = [low(entry) for entry in inputs[:images]]
         entries += [wide(entry) for entry in inputs[images:]]
         out.numbers.append(out.copy(node, entries)[0])
-    return out.graph(graph)
+    low_results = dict.fromkeys([(out.numbers[i], 0) for i in chosen], "bfloat16")
+    return graph.rewritten(out.graph(graph.json), {**graph.kept(out), **low_results})

@@ -8,38 +8,30 @@ kernel does not support dilation.
 The gradient of a convolution's weight is garbage if an image is narrower than the last stride, such
 as a 1×1 image with a stride of 2. The shape is only known when the operator runs. An operator of
 gluon_amp's C++ library therefore replaces each convolution with strides: it computes such gradients
-in float32 and calls MXNet's kernels otherwise; see `native/src/convolutions.cc`. (Convolutions in
+in float32 and calls MXNet's kernels otherwise; see `kernels/src/convolutions.cc`. (Convolutions in
 the blocked layout do so by themselves.) Without the library, all convolutions with strides run in
 float32.
 """
 
-from typing import Dict
-
 from gluon_amp import kernels
 from gluon_amp.base import hardware
-from gluon_amp.graph import Writer, edge_dtypes, tuple_of
+from gluon_amp.graph import Writer, tuple_of
 from gluon_amp.lowering import blocked
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 CONVOLUTION = "_gluon_amp_convolution"
 
 
-def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
+def apply_workarounds(graph: TypedGraph) -> TypedGraph:
     """Return a graph of the same values that does not use these kernels.
 
     It is `graph` itself if it has no bfloat16 1×1 convolution or strided convolution.
     """
     affected = ("Convolution", blocked.CONVOLUTION)
-    if not any(node["op"] in affected or "subgraphs" in node for node in graph["nodes"]):
-        return graph
-    edges = edge_dtypes(graph, dtypes)
     out, changed = Writer(), False
-    for i, node in enumerate(graph["nodes"]):
+    for i, node in enumerate(graph.json["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]
-        name, low = node["name"], edges.get((i, 0)) == "bfloat16"
-        if "subgraphs" in node:
-            bodies = [apply_workarounds(body, {}) for body in node["subgraphs"]]
-            changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
-            node = {**node, "subgraphs": bodies}
+        name, low = node["name"], graph.edges.get((i, 0)) == "bfloat16"
         in_float32 = False
         if low and node["op"] in affected:
             convolution = _safe_convolution(node)
@@ -55,7 +47,7 @@ def apply_workarounds(graph: dict, dtypes: Dict[str, object]) -> dict:
         out.numbers.append(entry[0])
         if in_float32:
             out.replaced[i, 0] = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
-    return out.graph(graph) if changed or out.replaced else graph
+    return graph.written(out) if changed or out.replaced else graph
 
 
 def _safe_convolution(node: dict) -> dict:

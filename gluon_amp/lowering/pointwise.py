@@ -1,7 +1,7 @@
 """MXNet's elementwise operators as instructions of our pointwise programs.
 
 A program is the text of an attribute, such as `"adds 0 3; clip 1 0 6; mul 0 2"`. Values are
-numbered: first the inputs, then the results of the instructions (`native/src/pointwise.h`).
+numbered: first the inputs, then the results of the instructions (`kernels/src/pointwise.h`).
 """
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -33,8 +33,6 @@ UNARY = {
     "_npi_square": "square",
     "abs": "abs",
     "_npi_absolute": "abs",
-    "negative": "negative",
-    "_npi_negative": "negative",
 }
 BINARY = {
     "elemwise_add": "add",
@@ -54,15 +52,11 @@ BROADCASTING = {
 }
 WITH_SCALAR = {
     "_plus_scalar": "adds",
-    "_minus_scalar": "subs",
-    "_rminus_scalar": "rsubs",
     "_mul_scalar": "muls",
     "_div_scalar": "divs",
     "_maximum_scalar": "maxs",
     "_minimum_scalar": "mins",
     "_npi_add_scalar": "adds",
-    "_npi_subtract_scalar": "subs",
-    "_npi_rsubtract_scalar": "rsubs",
     "_npi_multiply_scalar": "muls",
     "_npi_true_divide_scalar": "divs",
 }
@@ -88,6 +82,19 @@ def instructions_of(op: str, attrs: Mapping[str, str]) -> Optional[List[Instruct
 
 def _number(text: str) -> str:
     return repr(float(text))
+
+
+def _negative(attrs: Mapping[str, str]) -> List[Instruction]:
+    return [Instruction("muls", ("a",), ("-1.0",))]
+
+
+def _minus_scalar(attrs: Mapping[str, str]) -> List[Instruction]:
+    return [Instruction("adds", ("a",), (repr(-float(attrs.get("scalar", "1.0"))),))]
+
+
+def _scalar_minus(attrs: Mapping[str, str]) -> List[Instruction]:
+    constant = _number(attrs.get("scalar", "1.0"))
+    return [*_negative(attrs), Instruction("adds", (0,), (constant,))]
 
 
 def _clip(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
@@ -120,6 +127,12 @@ def _hard_sigmoid(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
 _BY_ATTRIBUTES = {
     "Activation": _activation,
     "LeakyReLU": _leaky_relu,
+    "_minus_scalar": _minus_scalar,
+    "_npi_subtract_scalar": _minus_scalar,
+    "_rminus_scalar": _scalar_minus,
+    "_npi_rsubtract_scalar": _scalar_minus,
+    "negative": _negative,
+    "_npi_negative": _negative,
     "clip": _clip,
     "hard_sigmoid": _hard_sigmoid,
 }

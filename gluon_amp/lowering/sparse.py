@@ -7,11 +7,12 @@ for operators of a library, which raise.
 from typing import Container
 
 from gluon_amp.graph import Writer
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 OWN_PREFIX = "_gluon_amp_"
 
 
-def make_dense(graph: dict, sparse: Container[str]) -> dict:
+def make_dense(graph: TypedGraph, sparse: Container[str]) -> TypedGraph:
     """Return a graph that runs with sparse arrays of these variables.
 
     An operator between them and one of the library may return a sparse array or a dense one, which
@@ -20,7 +21,7 @@ def make_dense(graph: dict, sparse: Container[str]) -> dict:
     if not sparse:
         return graph
     out, maybe_sparse = Writer(), set()
-    for i, node in enumerate(graph["nodes"]):
+    for i, node in enumerate(graph.json["nodes"]):
         sources = {source for source, *_ in node["inputs"]}
         inputs = [out.remap(entry) for entry in node["inputs"]]
         if node["op"].startswith(OWN_PREFIX):
@@ -31,4 +32,4 @@ def make_dense(graph: dict, sparse: Container[str]) -> dict:
         elif node["name"] in sparse or sources & maybe_sparse:
             maybe_sparse.add(i)
         out.numbers.append(out.copy(node, inputs)[0])
-    return out.graph(graph)
+    return graph.written(out)

@@ -16,18 +16,9 @@ from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.lowering.emulation import rounding_attrs
 from gluon_amp.policy.study import DIRECTIONS, OPERANDS, has_8_bits
 
-# Operators of gluon_amp's C++ library (native/src/study.cc)
+# Operators of gluon_amp's C++ library (kernels/src/study.cc)
 ROUND_OPERAND, ROUND_GRADIENT = "_gluon_amp_round_operand", "_gluon_amp_round_gradient"
 FIRST_OF_TWO = "_gluon_amp_first_of_two"
-
-
-def check_device(device_type: str) -> None:
-    """Raise a ValueError if formats are not emulated on a device of this `Context.device_type`."""
-    if device_type == "gpu":
-        raise ValueError(
-            "tfloat32, float8 and policies with gradients=... are emulated for study on a CPU "
-            "only: train on mx.cpu(), or use policy 'float16' on a GPU."
-        )
 
 
 def has_roundings(graph: dict) -> bool:

@@ -70,7 +70,7 @@ def convert(
     cast = cast_symbol(symbol, policy, data_names, label_names)
     if policy.is_float32:
         return cast
-    safe = in_place.avoid_faults(graph.to_json(cast), frozenset())
+    safe = in_place.avoid_faults_in(graph.to_json(cast))
     return graph.from_json(safe, like=cast)
 
 

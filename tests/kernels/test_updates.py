@@ -60,9 +60,10 @@ def gradients(dtype):
     return [grad.astype(dtype) for grad in grads]
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0])
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "dtype, clip, momentum",
+    [("float16", None, 0.9), ("float16", 0.05, 0), ("float32", 0.05, 0.9), ("float32", None, 0)],
+)
 def test_sgd_gives_the_bits_of_mxnets_operators(instruction_set, dtype, clip, momentum):
     grads = gradients(dtype)
     targets = normal(0.1, 0)
@@ -88,9 +89,10 @@ def test_sgd_gives_the_bits_of_mxnets_operators(instruction_set, dtype, clip, mo
     same(our_momenta or [], momenta or [])
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize(
+    "dtype, clip, decoupled",
+    [("float16", None, True), ("float16", 0.05, False), ("float32", 0.05, True)],
+)
 def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, decoupled):
     grads = gradients(dtype)
     targets, means = normal(0.1, 0), normal(0.01, 2)
@@ -127,20 +129,6 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
     same(our_means + our_variances, means + variances)
 
 
-def test_float32_gradients_of_float16_weights():
-    targets, grads, momenta = normal(0.1, 0), normal(1, 1), normal(0.01, 2)
-    expected = copies(targets)
-    for k in range(COUNT):
-        arguments = options(None, lr=LRS[k], wd=WDS[k], rescale_grad=RESCALE, momentum=0.9)
-        weight = expected[k]
-        nd.sgd_mom_update(weight, grads[k], momenta[k].copy(), out=weight, **arguments)
-    weights = [t.astype("float16") for t in targets]
-    arrays, stride = slots(weights, grads, momenta, targets)
-    updates.sgd_update(arrays, stride, LRS, WDS, 0.9, RESCALE, None)
-    same(targets, expected)
-    same(weights, [t.astype("float16") for t in expected])
-
-
 def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
     targets = normal(0.1, 0)
     weights = [t.astype("float16") for t in targets]
@@ -157,7 +145,7 @@ def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
     same(targets, expected)
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("bad", [-np.inf, np.nan])
 def test_one_bad_element_is_found_in_its_array(instruction_set, bad):
     largest = {"float32": np.finfo("f4").max, "float16": 65504}
     arrays = normal(1, 0) + normal(1, 0, "float16")
@@ -189,35 +177,15 @@ def test_no_arrays_and_empty_ones():
 
 
 def test_an_update_waits_for_what_comes_before_and_is_seen_by_what_comes_after():
-    weight, grad, momentum = nd.ones((2000, 2000)), nd.ones((2000, 2000)), nd.zeros((2000, 2000))
+    weight, grad, momentum = nd.ones((700, 700)), nd.ones((700, 700)), nd.zeros((700, 700))
     for _ in range(5):
-        grad = nd.dot(grad, nd.ones((2000, 2000))) / 2000  # all ones again, after a while
+        grad = nd.dot(grad, nd.ones((700, 700))) / 700  # all ones again, after a while
         updates.sgd_update([weight, grad, momentum], 3, [0.25], [0], 0, 1, None)
         weight = weight * 2
     expected = 1.0
     for _ in range(5):
         expected = (expected - 0.25) * 2
     assert (weight.asnumpy() == expected).all()
-
-
-def test_weights_that_onednn_holds_in_its_own_layout():
-    # float32 inference leaves them in a blocked layout
-    net = mx.gluon.nn.Conv2D(32, 3, in_channels=32)
-    net.initialize()
-    net.hybridize(static_alloc=True, static_shape=True)
-    weight = net.weight.data()
-    before = weight.asnumpy()
-    for _ in range(3):
-        net(nd.ones((1, 32, 8, 8))).wait_to_read()
-    updates.sgd_update([weight, nd.ones_like(weight)], 2, [0.5], [0], 0, 1, None)
-    assert np.array_equal(weight.asnumpy(), before - np.float32(0.5))
-
-
-def test_wrong_arrays_are_refused():
-    with pytest.raises(mx.base.MXNetError, match="expects float16 or float32"):
-        updates.finite([nd.ones((2,), dtype="float64")])
-    with pytest.raises(mx.base.MXNetError, match="shapes differ"):
-        updates.sgd_update([nd.ones((2,)), nd.ones((3,))], 2, [1], [0], 0, 1, None)
 
 
 def test_an_update_of_a_slice_of_a_reordered_weight():
@@ -233,3 +201,17 @@ def test_an_update_of_a_slice_of_a_reordered_weight():
     optimizer.update(0, part, nd.ones(part.shape), state)
     expected[8:16] -= 0.5
     np.testing.assert_array_equal(host_copy(net.weight.data()), expected)
+
+
+def test_float32_gradients_of_float16_weights():
+    targets, grads, momenta = normal(0.1, 0), normal(1, 1), normal(0.01, 2)
+    expected = copies(targets)
+    for k in range(COUNT):
+        arguments = options(None, lr=LRS[k], wd=WDS[k], rescale_grad=RESCALE, momentum=0.9)
+        weight = expected[k]
+        nd.sgd_mom_update(weight, grads[k], momenta[k].copy(), out=weight, **arguments)
+    weights = [t.astype("float16") for t in targets]
+    arrays, stride = slots(weights, grads, momenta, targets)
+    updates.sgd_update(arrays, stride, LRS, WDS, 0.9, RESCALE, None)
+    same(targets, expected)
+    same(weights, [t.astype("float16") for t in expected])

@@ -5,15 +5,16 @@ import subprocess
 import sys
 
 from gluon_amp.graph import from_json, to_json
+from gluon_amp.lowering.typed_graph import TypedGraph
 
 
 def on_symbols(rewrite):
     """Return a rewrite of graphs as a function of symbols, as `lower` applies it."""
 
-    def rewritten(symbol, *arguments):
-        graph = to_json(symbol)
+    def rewritten(symbol, dtypes, *arguments):
+        graph = TypedGraph.of(to_json(symbol), dtypes)
         result = rewrite(graph, *arguments)
-        return symbol if result is graph else from_json(result, like=symbol)
+        return symbol if result is graph else from_json(result.json, like=symbol)
 
     return rewritten
 

@@ -110,7 +110,6 @@ def relu6(F, h):
 
 CASES = {
     "conv, norm, relu": between(lambda net, F, h: F.relu(net.norm(h)), norm=nn.BatchNorm),
-    "conv, norm, clip": between(lambda net, F, h: relu6(F, net.norm(h)), norm=nn.BatchNorm),
     "conv, norm alone": between(lambda net, F, h: net.norm(h), norm=nn.BatchNorm),
     "norm with global statistics": between(
         lambda net, F, h: F.relu(net.norm(h)), norm=lambda: nn.BatchNorm(use_global_stats=True)
@@ -118,31 +117,17 @@ CASES = {
     "norm of another axis": between(
         lambda net, F, h: F.relu(net.norm(h)), norm=lambda: nn.BatchNorm(axis=2)
     ),
-    "norm without scale": between(
-        lambda net, F, h: F.relu(net.norm(h)), norm=lambda: nn.BatchNorm(scale=False)
-    ),
     "residual, one norm": residual(lambda F, h: F.relu(h)),
     "residual, two norms": residual(lambda F, h: F.relu(h), norms=2),
-    "residual, clip": residual(relu6),
-    "residual, linear": residual(lambda F, h: h, norms=2),
-    "hard-swish": between(lambda net, F, h: h * relu6(F, h + 3) / 6),
     "hard-swish, gate": between(
         lambda net, F, h: excite(net, F, hard_swish(F, net.norm(h))),
         norm=nn.BatchNorm,
         down=conv(3, 1),
         up=conv(6, 1),
     ),
-    "hard-swish, norm": between(
-        lambda net, F, h: F.relu(net.norm(hard_swish(F, h))), norm=nn.BatchNorm
-    ),
     "hard-swish, concat, pooling": between(
         lambda net, F, h: F.Pooling(F.concat(h * 0.3, hard_swish(F, h)), kernel=(2, 2))
     ),
-    "scaled, read in float32 too": between(
-        lambda net, F, h: F.broadcast_div(h * 3, F.mean(F.Pooling(h * 3, kernel=(1, 1)) ** 2) + 1)
-    ),
-    "swish": between(lambda net, F, h: net.swish(net.norm(h)), swish=nn.Swish, norm=nn.BatchNorm),
-    "leaky relu": between(lambda net, F, h: F.LeakyReLU(net.norm(h), slope=0.2), norm=nn.BatchNorm),
     "gate of convolutions": between(excite, down=conv(3, 1), up=conv(6, 1)),
     "gate of matrix products": between(
         excite_dense, down=lambda: nn.Dense(3), up=lambda: nn.Dense(6)
@@ -274,55 +259,49 @@ def assert_alike(case, policy, monkeypatch, **options):
 
     In bfloat16, values that are not rounded between two operators change the sign of some that
     reach a relu. So the layout may be twice as far from the results without it as these are from
-    float32.
+    float32. With all channels side by side, it is that of bfloat16 on a CPU with AMX.
     """
-    actual = run(case, policy, True, monkeypatch, **options)
     expected = run(case, policy, False, monkeypatch, **options)
-    wide = run(case, "float32", False, monkeypatch, **options)
-    allowed = distances(expected, wide)
-    far = {
-        name: (d, allowed[name])
-        for name, d in distances(actual, expected).items()
-        if not d <= TOLERANCE[policy] + 2 * allowed[name]
-    }
-    assert far == {}
+    allowed = distances(expected, run(case, "float32", False, monkeypatch, **options))
+    for all_channels in (False, True):
+        with monkeypatch.context() as patch:
+            if all_channels:
+                patch.setattr(blocked, "lanes_for", lambda dtype: 0)
+            actual = run(case, policy, True, monkeypatch, **options)
+        far = {
+            name: (d, allowed[name])
+            for name, d in distances(actual, expected).items()
+            if not d <= TOLERANCE[policy] + 2 * allowed[name]
+        }
+        assert far == {}, (policy, all_channels)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CASES)
-def test_the_layout_changes_no_result(name, policy, monkeypatch):
-    assert_alike(CASES[name], policy, monkeypatch)
+def test_the_layout_changes_no_result(name, monkeypatch):
+    for policy in POLICIES:
+        assert_alike(CASES[name], policy, monkeypatch)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", CASES)
-def test_all_channels_side_by_side(name, policy, monkeypatch):
-    """The layout of a CPU with AMX."""
-    monkeypatch.setattr(blocked, "lanes_for", lambda dtype: 0)
-    assert_alike(CASES[name], policy, monkeypatch)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     "name", ["residual, two norms", "fork", "gate of convolutions", "grouped, plain data"]
 )
-def test_gradients_are_added(name, policy, monkeypatch):
+def test_gradients_are_added(name, monkeypatch):
     """Two passes give twice the gradients of one, but for the running statistics."""
-    once = run(CASES[name], policy, True, monkeypatch)
-    added = run(CASES[name], policy, True, monkeypatch, grad_req="add")
-    names = [n for n in once if "running" not in n and n != "output"]
-    far = distances({n: added[n] for n in names}, {n: 2 * once[n] for n in names})
-    assert {n: d for n, d in far.items() if not d <= TOLERANCE[policy]} == {}
+    for policy in POLICIES:
+        once = run(CASES[name], policy, True, monkeypatch)
+        added = run(CASES[name], policy, True, monkeypatch, grad_req="add")
+        names = [n for n in once if "running" not in n and n != "output"]
+        far = distances({n: added[n] for n in names}, {n: 2 * once[n] for n in names})
+        assert {n: d for n, d in far.items() if not d <= TOLERANCE[policy]} == {}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["residual, two norms", "max pooling", "hard-swish", "concat"])
-def test_inference(name, policy, monkeypatch):
-    assert_alike(CASES[name], policy, monkeypatch, train=False)
+@pytest.mark.parametrize("name", ["residual, two norms", "max pooling", "concat"])
+def test_inference(name, monkeypatch):
+    for policy in POLICIES:
+        assert_alike(CASES[name], policy, monkeypatch, train=False)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_images_of_another_batch_are_broadcast(policy, monkeypatch):
+def test_images_of_another_batch_are_broadcast(monkeypatch):
     """A gate of one image for all: the layout's operators have no such broadcast."""
 
     def gate(net, F, x):
@@ -331,7 +310,8 @@ def test_images_of_another_batch_are_broadcast(policy, monkeypatch):
         return net.last(F.broadcast_mul(net.first(x), pooled))
 
     case = gate, {"first": conv(), "side": conv(), "last": conv(5)}
-    assert_alike(case, policy, monkeypatch)
+    for policy in POLICIES:
+        assert_alike(case, policy, monkeypatch)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -386,7 +366,7 @@ def lowered_nodes(net, policy, shape, monkeypatch):
     return to_json(graphs[-1])["nodes"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES[-1:])
 @pytest.mark.parametrize("name", ["resnet18_v1", "resnet18_v2", "mobilenetv2_0.25"])
 def test_networks_are_blocked_from_the_first_convolution_to_the_head(name, policy, monkeypatch):
     ops = lowered_ops(vision.get_model(name), policy, (1, 3, 32, 32), monkeypatch)
@@ -395,7 +375,7 @@ def test_networks_are_blocked_from_the_first_convolution_to_the_head(name, polic
     assert ops[blocked.UNBLOCK] <= 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES[-1:])
 def test_operators_without_attributes(policy):
     """MXNet leaves attributes out of a graph that have their default values."""
     h = mx.sym.Convolution(mx.sym.var("data"), name="c", kernel=(1, 1), num_filter=4)
@@ -409,7 +389,7 @@ def test_operators_without_attributes(policy):
     np.testing.assert_allclose(actual, expected, rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES[-1:])
 def test_a_norm_is_computed_once(policy, monkeypatch):
     """Its running statistics would be updated twice."""
     function, blocks = CASES["a float32 value that is also read plain"]
@@ -452,29 +432,30 @@ DILATED = [(3, dilation, dilation, 1, pixels) for dilation, pixels in
            [(2, 9), (3, 8), (4, 8), (12, 30), (36, 20)]]
 ONE_WAY = [((5, 3), (2, 0), 1, 1, 30), ((1, 5), (1, 3), 1, 1, 28), ((1, 7), (0, 3), 1, 1, 17)]
 STRIDED = [((3, 1), (2, 0), 1, 3, 14), ((3, 1), (2, 0), 1, 4, 28), (3, (7, 0), (6, 1), 4, 28)]
-for kernel, padding, dilation, strides, pixels in DILATED + ONE_WAY + STRIDED:
-    net = nn.HybridSequential()
-    wide = nn.Conv2D(32, kernel, strides, padding, dilation, use_bias=False)
-    net.add(nn.Conv2D(16, 1), wide, nn.Conv2D(4, 1))
-    net.initialize()
-    amp.cast(net, sys.argv[1])
-    net.hybridize()
-    x = nd.ones((1, 16, pixels, pixels))
-    with autograd.record():
-        loss = net(x).sum()
-    loss.backward()
-    nd.waitall()
+for policy in sys.argv[1:]:
+    for kernel, padding, dilation, strides, pixels in DILATED + ONE_WAY + STRIDED:
+        net = nn.HybridSequential()
+        wide = nn.Conv2D(32, kernel, strides, padding, dilation, use_bias=False)
+        net.add(nn.Conv2D(16, 1), wide, nn.Conv2D(4, 1))
+        net.initialize()
+        amp.cast(net, policy)
+        net.hybridize()
+        x = nd.ones((1, 16, pixels, pixels))
+        with autograd.record():
+            loss = net(x).sum()
+        loss.backward()
+        nd.waitall()
 """
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_kernel_falls_back_to_the_reference_one(policy):
-    lines = printed(UNUSUAL, policy, DNNL_VERBOSE="1").splitlines()
+def test_no_kernel_falls_back_to_the_reference_one():
+    lines = printed(UNUSUAL, *POLICIES, DNNL_VERBOSE="1").splitlines()
     convolutions = [line for line in lines if ",exec,cpu,convolution," in line]
-    assert len(convolutions) > 30
+    assert len(convolutions) > 30 * len(POLICIES)
     assert [line for line in convolutions if ",ref:" in line] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "most"), [("resnet50_v1", 60), ("mobilenetv2_1.0", 80)])
 def test_a_step_changes_layouts_seldom(network, most):
     """The bounds of the issue; MXNet's own operators need 424 and 539."""
@@ -484,7 +465,7 @@ def test_a_step_changes_layouts_seldom(network, most):
     assert 0 < counted.total <= most
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES[-1:])
 @pytest.mark.parametrize("given", [{}, {"target_shape": (8, 10)}])
 def test_a_target_shape_of_none_is_as_good_as_none(policy, given):
     """MXNet writes None into the graph's attributes as a word."""
@@ -541,8 +522,7 @@ UNSIZED = {
 }
 
 
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", UNSIZED)
+@pytest.mark.parametrize("policy, kind", zip(["float16", "bfloat16", "float16"], UNSIZED))
 def test_number_of_images_that_follows_from_the_result(policy, kind):
     block = nn.HybridSequential()
     block.add(*(make() for make in UNSIZED[kind]))
@@ -559,12 +539,11 @@ def test_number_of_images_that_follows_from_the_result(policy, kind):
     assert net(nd.ones((3, 3, 4, 4))).shape == (3, 4, 4, 4)
 
 
-@pytest.mark.parametrize("cell", ["Conv2DRNNCell", "Conv2DLSTMCell", "Conv2DGRUCell"])
-def test_convolutional_recurrent_cells(cell):
+def test_a_convolutional_recurrent_cell():
     class Net(nn.HybridBlock):
         def __init__(self):
             super().__init__()
-            self.cell = getattr(mx.gluon.contrib.rnn, cell)((3, 4, 4), 4, 3, 3, i2h_pad=1)
+            self.cell = mx.gluon.contrib.rnn.Conv2DLSTMCell((3, 4, 4), 4, 3, 3, i2h_pad=1)
 
         def hybrid_forward(self, F, x):
             return self.cell.unroll(2, [x, x], merge_outputs=False)[0][-1]

@@ -6,16 +6,12 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import lower
-from gluon_amp.symbolic import Module
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
-POLICIES = [
-    *("float16", "mixed_float16", "bfloat16"),
-    *("compute=tfloat32", "compute=float8_e4m3,gradients=float8_e5m2"),
-]
+POLICIES = ["float16", "bfloat16", "compute=float8_e4m3,gradients=float8_e5m2"]
 DATA = np.array([[-1, 2, -3, 4], [2, -1, 0, 1]], np.float32)
 SLOPE = 0.25
 
@@ -59,9 +55,15 @@ IN_DATA = [[0.5, 2, 0.5, 2], [2, 0.5, 0.5, 2]]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("channels, slopes", [(1, [-10]), (4, [-2, -2, -6, 0])])
+@pytest.mark.parametrize(
+    "static, last, channels, slopes",
+    [
+        (False, False, 1, [-10]),
+        (True, False, 4, [-2, -2, -6, 0]),
+        (False, True, 4, [-2, -2, -6, 0]),
+        (True, True, 1, [-10]),
+    ],
+)
 def test_prelu(policy, static, last, channels, slopes):
     for readers in (1, 2):
         net = amp.cast(network(readers, channels, last), policy)
@@ -72,43 +74,9 @@ def test_prelu(policy, static, last, channels, slopes):
         assert gradients(net, passes=2) == (IN_DATA, [2 * slope for slope in slopes])
 
 
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_prelu_pinned_to_float32(policy):
-    policy = amp.Policy.parse(policy).pin(blocks=["1"])
-    assert gradients(amp.cast(network(), policy)) == (IN_DATA, [-10])
-
-
-def test_prelu_of_images_between_blocked_convolutions():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 1, in_channels=4, use_bias=False), nn.PReLU(in_channels=4))
-    net.add(nn.Conv2D(4, 1, in_channels=4, use_bias=False))
-    net.initialize(mx.init.One())
-    for k in (0, 2):
-        net[k].weight.set_data(nd.array(np.eye(4)).reshape((4, 4, 1, 1)))
-    amp.cast(net, "float16")
-    with autograd.record():
-        net(nd.array(DATA).reshape((2, 4, 1, 1))).backward()
-    assert net[1].alpha.grad().asnumpy().tolist() == [-1, -1, -3, 0]
-
-
 def test_prelu_without_native_operators(monkeypatch):
     monkeypatch.setattr("gluon_amp.kernels.available", lambda: False)
     assert gradients(amp.cast(network(), "float16")) == (IN_DATA, [-10])
-
-
-def test_prelu_with_numpy_arrays():
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4, in_units=4, use_bias=False), nn.PReLU())
-        net.add(nn.Dense(1, in_units=4, use_bias=False))
-        net.initialize(mx.init.One())
-        net[0].weight.set_data(mx.np.array(np.eye(4)))
-        amp.cast(net, "float16")
-        data = mx.np.array(DATA)
-        with autograd.record():
-            loss = (net(data) * 2).sum()
-        loss.backward()
-        assert net[1].alpha.grad().asnumpy().tolist() == [-10]
 
 
 def test_prelu_in_a_loop():
@@ -128,21 +96,6 @@ def test_prelu_in_a_loop():
         loss = net(nd.array(DATA)).sum()
     loss.backward()
     assert net.prelu.alpha.grad().asnumpy().tolist() == [-10]
-
-
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_prelu_in_a_module(policy):
-    data = mx.sym.var("data")
-    hidden = mx.sym.FullyConnected(data, num_hidden=4, no_bias=True, name="fc")
-    hidden = mx.sym.LeakyReLU(hidden, mx.sym.var("slope_gamma"), act_type="prelu")
-    module = Module(mx.sym.MakeLoss(hidden * 2), policy=policy, label_names=None, loss_scale=None)
-    module.bind([("data", (2, 4))], None)
-    weights = {"fc_weight": nd.array(np.eye(4)), "slope_gamma": nd.full((4,), SLOPE)}
-    module.init_params(arg_params=weights)
-    module.forward(mx.io.DataBatch([nd.array(DATA)], None), is_train=True)
-    module.backward()
-    grad = module.executors[0].grad_dict["slope_gamma"]
-    assert grad.asnumpy().tolist() == [-2, -2, -6, 0]
 
 
 def test_values_of_prelu_do_not_change():

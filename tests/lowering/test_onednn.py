@@ -1,19 +1,17 @@
 """lowering/onednn.py and its operators in C++: bfloat16 without three kernels of oneDNN."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+import gluon_amp
 from gluon_amp import kernels
 from gluon_amp.base import hardware
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import blocked, lower, onednn
 from gluon_amp.lowering.onednn import CONVOLUTION
-from tests.lowering import on_symbols
+from tests.lowering import on_symbols, printed
 from tests.marks import needs_bfloat16, needs_library
 
 import mxnet as mx
@@ -24,12 +22,6 @@ pytestmark = pytest.mark.cpu_kind
 
 apply_workarounds = on_symbols(onednn.apply_workarounds)
 
-SEARCH_PATH = os.pathsep.join(filter(None, sys.path))
-
-
-def norm_of(data, name="norm"):
-    return mx.sym.BatchNorm(data, name=name, fix_gamma=False)
-
 
 def low(data):
     # functions accept MXNet's structured dtype; only graphs accept the name
@@ -38,12 +30,6 @@ def low(data):
 
 def ops(symbol):
     return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
-
-
-# ------------------------------------------------------------------------------------- the rewrite
-
-
-# ---------------------------------------------------------------------------------- the gradients
 
 
 def run(symbol, **arrays):
@@ -60,78 +46,38 @@ def run(symbol, **arrays):
     return out.asnumpy(), *(array.grad.asnumpy() for array in inputs.values())
 
 
-DEPTHWISE = """
-import hashlib, sys
-import numpy as np
+# Prints oneDNN's kernels of a small MobileNet in training, whose last layer has 6×6 positions
+NET = """
 import gluon_amp
-import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
 
-mx.random.seed(0)
 net = nn.HybridSequential()
 for channels, groups, size in ((32, 1, 3), (32, 32, 3), (64, 1, 1), (64, 64, 3), (32, 1, 1)):
     net.add(nn.Conv2D(channels, size, padding=size // 2, groups=groups, use_bias=False))
     net.add(nn.BatchNorm(), nn.Activation("relu"))
-net.add(nn.GlobalAvgPool2D())
-net.initialize(mx.init.Xavier())
+net.initialize()
 net = gluon_amp.cast(net, "bfloat16")
 net.hybridize(static_alloc=True)
-data = nd.array(np.random.RandomState(0).normal(size=(4, 16, 20, 20)))
-for _ in range(2):
-    with autograd.record():
-        loss = (net(data) ** 2).sum()
-    loss.backward()
-grads = [p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
-np.savez(sys.argv[1], loss=loss.asnumpy(), **{str(i): grad for i, grad in enumerate(grads)})
+with autograd.record():
+    loss = net(nd.ones((4, 16, 6, 6))).sum()
+loss.backward()
+nd.waitall()
 """
-
-
-def train_depthwise(path, **environment):
-    """Output of a program that trains a small MobileNet and saves its gradients."""
-    done = subprocess.run(
-        [sys.executable, "-c", DEPTHWISE, str(path)],
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, np.load(str(path))
 
 
 @needs_library
 @needs_bfloat16
-def test_depthwise_networks_meet_no_reference_kernel(tmp_path):
-    log, with_ours = train_depthwise(tmp_path / "ours.npz", DNNL_VERBOSE="1")
-    kernels = [line.split(",")[3:5] for line in log.splitlines() if ",exec," in line]
-    assert [kind for kind, _ in kernels].count("convolution") >= 2 * 3 * 2  # steps, layers
-    assert not [kernel for kernel in kernels if kernel[0] == "batch_normalization"]
-    ours = [name for kind, name in kernels if kind == "convolution"]
-    assert not [name for name in ours if "ref:any" in name or "gemm" in name]
-
-    _, without = train_depthwise(tmp_path / "without.npz", GLUON_AMP_NATIVE="0")
-    np.testing.assert_allclose(with_ours["loss"], without["loss"], rtol=0.02)
-    # the kernels add a batch in another order, and each gradient is rounded to 8 bits
-    ours, reference = (
-        np.concatenate([grads[name].ravel() for name in with_ours.files])
-        for grads in (with_ours, without)
-    )
-    assert np.linalg.norm(ours - reference) <= 0.03 * np.linalg.norm(reference)
-
-
-@needs_bfloat16
-def test_bfloat16_networks_keep_their_outputs():
-    import gluon_amp
-
-    mx.random.seed(1)
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
-    net.initialize(mx.init.Xavier())
-    data = nd.array(np.random.RandomState(1).normal(size=(2, 3, 8, 8)))
-    reference = net(data).asnumpy()
-    cast = gluon_amp.cast(net, "bfloat16")
-    cast.hybridize()
-    np.testing.assert_allclose(cast(data).asnumpy(), reference, rtol=0.02, atol=0.02)
+def test_a_network_meets_no_slow_or_wrong_kernel():
+    lines = printed(NET, DNNL_VERBOSE="1").splitlines()
+    kinds = [line.split(",")[3:5] for line in lines if ",exec," in line]
+    used = [name for kind, name in kinds if kind == "convolution"]
+    assert len(used) == 3 * 3 - 1  # layers and directions; nothing needs the data's gradient
+    assert "batch_normalization" not in {kind for kind, _ in kinds}
+    assert not [name for name in used if "ref:any" in name or "gemm" in name]
+    assert "jit_1x1:avx512_core_amx_bf16" not in used
+    if hardware.has_amx():
+        assert any("amx" in kernel for kernel in used)
 
 
 # ------------------------------------------------------------------------------- 1×1 convolutions
@@ -165,10 +111,9 @@ def test_float32_convolutions_stay_themselves():
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("positions", [27, 33, 36, 39, 42, 45, 48, 49])
+@pytest.mark.parametrize("positions", [27, 36, 48, 49])
 def test_three_tiles_of_positions(positions):
     """Sizes for which oneDNN's kernel writes past its result; the values are numpy's."""
-    import gluon_amp
 
     random = np.random.RandomState(positions)
     data = random.randint(-4, 5, size=(2, 64, 1, positions))
@@ -182,33 +127,6 @@ def test_three_tiles_of_positions(positions):
     actual = net(nd.array(data)).asnumpy()
     # sums of integers are exact in float32, and rounded once to 8 bits
     np.testing.assert_allclose(actual, reference, rtol=2.0**-8)
-
-
-POINTWISE = """
-import mxnet as mx
-import gluon_amp
-net = mx.gluon.nn.Conv2D(32, 1, in_channels=32)
-net.initialize()
-net = gluon_amp.cast(net, "bfloat16")
-net.hybridize()
-net(mx.nd.ones((1, 32, 6, 6))).wait_to_read()
-"""
-
-
-@needs_bfloat16
-def test_the_kernel_that_writes_too_far_is_not_used():
-    done = subprocess.run(
-        [sys.executable, "-c", POINTWISE],
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH, "DNNL_VERBOSE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    used = [line.split(",")[4] for line in done.stdout.splitlines() if ",convolution," in line]
-    assert used
-    assert "jit_1x1:avx512_core_amx_bf16" not in used
-    if hardware.has_amx():
-        assert any("amx" in kernel for kernel in used)
 
 
 # ------------------------------------------------------------- images narrower than the stride
@@ -282,13 +200,13 @@ def test_the_weight_gradient_of_two_readers_is_added(static):
 
 
 @needs_library
+@needs_bfloat16
 def test_convolutions_in_loops_are_rewritten():
     def body(one, states):
         conv = convolution(low(one), (3, 3), stride=(2, 2), pad=(1, 1))
         return mx.sym.amp_cast(conv, dtype="float32"), states
 
     out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [])
-    loop = next(
-        node for node in to_json(apply_workarounds(out, {}))["nodes"] if "subgraphs" in node
-    )
+    lowered = lower(out, {}, "cpu")
+    loop = next(node for node in to_json(lowered)["nodes"] if "subgraphs" in node)
     assert CONVOLUTION in [node["op"] for node in loop["subgraphs"][0]["nodes"]]

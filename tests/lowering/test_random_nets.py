@@ -12,21 +12,18 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.lowering import blocked
 from gluon_amp.policy import Policy
 from tests import closeness
+from tests.image_nets import ImageNet
+from tests.marks import needs_layout
 from tests.random_nets import RandomNet
 
 import mxnet as mx
 
 LARGEST = 4096.0
 POLICIES = ["float16", "bfloat16"]
-
-
-def pytest_generate_tests(metafunc):
-    if "seed" in metafunc.fixturenames:
-        first = metafunc.config.getoption("--random-nets-seed") * 1000
-        count = metafunc.config.getoption("--random-nets")
-        metafunc.parametrize("seed", range(first, first + count))
+FEW = 8  # networks of the suite; `slow` are all others
 
 
 class UnusableError(Exception):
@@ -117,17 +114,31 @@ def answers():
     answers.end()
 
 
-def test_a_random_net_gives_what_it_gives_in_float32(seed, answers):
+def check(seed, answers):
+    """Return whether a network that can test policies is within the bounds of all."""
     answers.request(seed)
     float32 = answers.next()
-    if float32 is None:
-        pytest.skip("stock MXNet crashes in float32")
-    if isinstance(float32, UnusableError):
-        pytest.skip(str(float32))
+    if float32 is None or isinstance(float32, UnusableError):
+        return False  # stock MXNet crashes in float32
     cast = answers.next()
     assert cast is not None, "the cast network crashes"
     shape, names, far = cast
-    assert far == [], (shape, names)
+    assert far == [], (seed, shape, names)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(FEW))
+def test_a_random_net_gives_what_it_gives_in_float32(seed, answers):
+    if not check(seed, answers):
+        pytest.skip("it cannot test a policy")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_random_nets(answers, request):
+    first = request.config.getoption("--random-nets-seed") * 1000
+    count = request.config.getoption("--random-nets")
+    assert sum(check(seed, answers) for seed in range(first, first + count)) > count / 2
 
 
 def test_a_crash_costs_one_answer(answers):
@@ -136,6 +147,77 @@ def test_a_crash_costs_one_answer(answers):
     answers.process.join()
     while answers.next() is not None:
         pass  # the messages before the crash
-    answers.request(1)
-    assert answers.next() == "works in float32"
-    assert answers.next()[2] == []
+    assert check(1, answers)
+
+
+# ------------------------------------------------------ images, with and without the blocked layout
+
+# Allowed beyond the distance from float32 of the results without the layout, of the largest value
+TOLERANCE = {"float16": 0.01, "bfloat16": 0.1}
+
+
+def results_of(seed, policy):
+    """Return the outputs, gradients and running statistics of a training pass and of inference."""
+    net = ImageNet(seed)
+    net.hybridize()
+    amp.cast(net, policy)
+    x = net.x.copy()
+    x.attach_grad()
+    mx.random.seed(5)
+    with mx.autograd.record():
+        outputs = _listed(net(x))
+        heads = [np.random.RandomState(1).uniform(-1, 1, y.shape) for y in outputs]
+        loss = sum((y * mx.nd.array(head)).mean() for y, head in zip(outputs, heads)) * 64
+    loss.backward()
+    found = {f"output {k}": y for k, y in enumerate(outputs)}
+    found.update({f"inference {k}": y for k, y in enumerate(_listed(net(x)))})
+    found["gradient of input"] = x.grad
+    for name, param in net.collect_params().items():
+        if param.grad_req == "null":
+            found[name] = param.data()
+        else:
+            found[f"gradient of {name}"] = param.grad()
+    return {name: array.asnumpy().astype("f8") for name, array in found.items()}
+
+
+def _listed(outputs):
+    return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _size(values):
+    return np.sqrt(np.mean(values**2))
+
+
+def check_images(seed, monkeypatch):
+    wide = results_of(seed, "float32")
+    largest = max(_size(values) for name, values in wide.items() if "gradient" in name)
+    for policy in POLICIES:
+        actual = results_of(seed, policy)
+        with monkeypatch.context() as patch:
+            patch.setattr(blocked, "available", lambda: False)
+            expected = results_of(seed, policy)
+        far = {}
+        for name, values in wide.items():
+            size = max(_size(values), 0.1 * largest if "gradient" in name else 1e-3)
+            allowed = 2 * _size(expected[name] - values) / size + TOLERANCE[policy]
+            distance = _size(actual[name] - values) / size
+            if not distance <= allowed:
+                far[name] = distance, allowed
+        assert far == {}, (seed, policy)
+
+
+@needs_layout
+@pytest.mark.filterwarnings("ignore:Parameter")
+@pytest.mark.parametrize("seed", range(6))
+def test_the_layout_changes_no_result_of_a_random_net(seed, monkeypatch):
+    check_images(seed, monkeypatch)
+
+
+@needs_layout
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore:Parameter")
+def test_the_layout_changes_no_result_of_many_random_nets(monkeypatch, request):
+    first = request.config.getoption("--random-nets-seed") * 1000
+    for seed in range(first + 6, first + request.config.getoption("--random-nets")):
+        check_images(seed, monkeypatch)

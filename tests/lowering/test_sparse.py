@@ -20,9 +20,14 @@ class Dot(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("stype", ["csr", "row_sparse"])
-@pytest.mark.parametrize("make", [Dot, lambda: nn.Dense(3)], ids=["dot", "dense"])
 @pytest.mark.parametrize(
-    "policy", ["float16", "mixed_float16", "bfloat16", "compute=float8_e4m3,gradients=float32"]
+    "make, policy",
+    [
+        (Dot, "float16"),
+        (lambda: nn.Dense(3), "mixed_float16"),
+        (lambda: nn.Dense(3), "bfloat16"),
+        (Dot, "compute=float8_e4m3,gradients=float32"),
+    ],
 )
 def test_sparse_data_compute_what_dense_data_compute(policy, make, stype):
     net = make()

@@ -240,17 +240,13 @@ class Evaluation {
       case Do::sigmoid: return loop([](Many u, Many) { return sigmoid(u); });
       case Do::tanh: return loop([](Many u, Many) { return tanh(u); });
       case Do::exp: return loop([](Many u, Many) { return exp(u); });
-      case Do::sqrt: return loop([](Many u, Many) { return u.sqrt(); });
       case Do::square: return loop([](Many u, Many) { return u * u; });
       case Do::abs: return loop([=](Many u, Many) { return if_less(u, zero, zero - u, u); });
-      case Do::negative: return loop([](Many u, Many) { return u * u.all(-1); });
       case Do::add: return loop([](Many u, Many v) { return u + v; });
       case Do::sub: return loop([](Many u, Many v) { return u - v; });
       case Do::mul: return loop([](Many u, Many v) { return u * v; });
       case Do::div: return loop([](Many u, Many v) { return u / v; });
       case Do::adds: return loop([=](Many u, Many) { return u + x; });
-      case Do::subs: return loop([=](Many u, Many) { return u - x; });
-      case Do::rsubs: return loop([=](Many u, Many) { return x - u; });
       case Do::muls: return loop([=](Many u, Many) { return u * x; });
       case Do::divs: return loop([=](Many u, Many) { return u / x; });
       case Do::maxs: return loop([=](Many u, Many) { return if_less(u, x, x, u); });
@@ -291,14 +287,11 @@ class Evaluation {
       case Do::sigmoid: return first([=](Many g, Many, Many y) { return g * (y * (one - y)); });
       case Do::tanh: return first([=](Many g, Many, Many y) { return g * (one - y * y); });
       case Do::exp: return first([](Many g, Many, Many y) { return g * y; });
-      case Do::sqrt: return first([](Many g, Many, Many y) { return g * (g.all(0.5f) / y); });
       case Do::square: return first([](Many g, Many u, Many) { return g * (u * u.all(2)); });
       case Do::abs:
         return first([=](Many g, Many u, Many) {
           return g * if_less(u, zero, zero - one, if_less(zero, u, one, zero));
         });
-      case Do::negative:
-      case Do::rsubs: return first(negative);
       case Do::add: return each_of(same, same);
       case Do::sub: return each_of(same, negative);
       case Do::mul:
@@ -307,8 +300,7 @@ class Evaluation {
       case Do::div:
         return each_of([](Many g, Many, Many v) { return g / v; },
                        [=](Many g, Many u, Many v) { return g * ((zero - u) / (v * v)); });
-      case Do::adds:
-      case Do::subs: return first(same);
+      case Do::adds: return first(same);
       case Do::muls: return first([=](Many g, Many, Many) { return g * x; });
       case Do::divs: return first([=](Many g, Many, Many) { return g / x; });
       case Do::maxs:

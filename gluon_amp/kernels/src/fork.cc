@@ -19,8 +19,14 @@ namespace {
 
 using InputOutput = std::vector<std::pair<int, int>>;
 
-// The attributes that hold the number of a node's arrays
-const char kReaders[] = "num_outputs", kAddends[] = "num_args";
+uint32_t readers_of(const NodeAttrs& attrs) { return count_of(attrs, "num_outputs"); }
+
+// For each reader, an input and the output that shares its memory
+InputOutput in_place(const NodeAttrs& attrs, bool one_output) {
+  InputOutput pairs;
+  for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, one_output ? 0 : i);
+  return pairs;
+}
 
 bool infer_one_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   std::vector<mxnet::TShape*> shapes;
@@ -59,41 +65,29 @@ void sum_all(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Req
   add_arrays(outputs[0].dtype(), values, result_of<char>(outputs[0]), outputs[0].shape().Size());
 }
 
-// Adds an operator whose number of inputs is the attribute `count`.
-nnvm::Op* add_variadic(const std::string& name, const Compute& compute, const char* count) {
-  const auto infer = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-    expect_inputs(attrs, count_of(attrs, count), in.size());
+// Adds an operator with an input for each reader.
+nnvm::Op* add_variadic(const std::string& name, const Compute& compute, bool one_output) {
+  const auto infer = [](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+    expect_inputs(attrs, readers_of(attrs), in.size());
     return infer_one_shape(attrs, in, out);
   };
   nnvm::Op* op = add_op(name, compute, infer, infer_one_dtype);
   op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = [=](const NodeAttrs& attrs) { return count_of(attrs, count); };
+  op->get_num_inputs = readers_of;
+  const auto shared = [=](const NodeAttrs& attrs) { return in_place(attrs, one_output); };
+  set_attr(op, "FInplaceOption", InplaceOption(shared), kPriority);
   return op;
 }
 
-nnvm::Op* add_sum(const std::string& name, const char* count) {
-  nnvm::Op* op = add_variadic(name, sum_all, count);
-  const auto in_place = [=](const NodeAttrs& attrs) {
-    InputOutput pairs;
-    for (uint32_t i = 0; i < count_of(attrs, count); ++i) pairs.emplace_back(i, 0);
-    return pairs;
-  };
-  set_attr(op, "FInplaceOption", InplaceOption(in_place), kPriority);
-  return op;
-}
+}  // namespace
 
-void add_fork(const std::string& name, const std::string& backward) {
-  nnvm::Op* op = add_variadic(name, fork, kReaders);
-  op->get_num_outputs = [](const NodeAttrs& attrs) { return count_of(attrs, kReaders); };
-  const auto in_place = [](const NodeAttrs& attrs) {
-    InputOutput pairs;
-    for (uint32_t i = 0; i < count_of(attrs, kReaders); ++i) pairs.emplace_back(i, i);
-    return pairs;
-  };
+void register_fork() {
+  const std::string backward = "_backward_gluon_amp_fork";
+  nnvm::Op* op = add_variadic("_gluon_amp_fork", fork, false);
+  op->get_num_outputs = readers_of;
   const auto identical = [](const NodeAttrs& attrs) {
-    return std::vector<bool>(count_of(attrs, kReaders), true);
+    return std::vector<bool>(readers_of(attrs), true);
   };
-  set_attr(op, "FInplaceOption", InplaceOption(in_place), kPriority);
   set_attr(op, "FInplaceIdentity", InplaceIdentity(identical), kPriority);
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
     const Entries& inputs = inputs_of(node);
@@ -105,19 +99,7 @@ void add_fork(const std::string& name, const std::string& backward) {
     return gradients;
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
-}
-
-}  // namespace
-
-void register_fork() {
-  const std::string backward = "_backward_gluon_amp_fork";
-  add_fork("_gluon_amp_fork", backward);
-  set_attr(add_sum(backward, kReaders), "TIsBackward", true, kPriority);
-  nnvm::Op* op = add_sum("_gluon_amp_sum", kAddends);
-  const auto gradient = [](const ObjectPtr& node, const Entries& grads) {
-    return Entries(inputs_of(node).size(), grads[0]);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
+  set_attr(add_variadic(backward, sum_all, true), "TIsBackward", true, kPriority);
 }
 
 }  // namespace gluon_amp

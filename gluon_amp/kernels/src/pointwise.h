@@ -3,9 +3,8 @@
 //
 //   adds 0 3; clip 1 0 6; divs 2 6; mul 0 3
 //
-// Each instruction has the value and the gradient of MXNet's operator in float32: `clip`, `sqrt` and
-// so on; `leaky` is LeakyReLU with a slope, `adds` is _plus_scalar, `rsubs` is _rminus_scalar (constant
-// minus value), `maxs` is _maximum_scalar.
+// Each instruction has the value and the gradient of MXNet's operator in float32: `clip`, `exp` and so
+// on; `leaky` is LeakyReLU with a slope, `adds` is _plus_scalar, `maxs` is _maximum_scalar.
 #pragma once
 
 #include <cstdlib>
@@ -26,12 +25,10 @@ struct Grammar {
 constexpr Grammar kGrammar[] = {
     {"relu", Do::relu, 1, 0},       {"clip", Do::clip, 1, 2},   {"leaky", Do::leaky, 1, 1},
     {"sigmoid", Do::sigmoid, 1, 0}, {"tanh", Do::tanh, 1, 0},   {"exp", Do::exp, 1, 0},
-    {"sqrt", Do::sqrt, 1, 0},       {"square", Do::square, 1, 0}, {"abs", Do::abs, 1, 0},
-    {"negative", Do::negative, 1, 0}, {"add", Do::add, 2, 0},   {"sub", Do::sub, 2, 0},
-    {"mul", Do::mul, 2, 0},         {"div", Do::div, 2, 0},     {"adds", Do::adds, 1, 1},
-    {"subs", Do::subs, 1, 1},       {"rsubs", Do::rsubs, 1, 1}, {"muls", Do::muls, 1, 1},
-    {"divs", Do::divs, 1, 1},       {"maxs", Do::maxs, 1, 1},   {"mins", Do::mins, 1, 1},
-    {"round", Do::round, 1, 0},
+    {"square", Do::square, 1, 0},   {"abs", Do::abs, 1, 0},     {"add", Do::add, 2, 0},
+    {"sub", Do::sub, 2, 0},         {"mul", Do::mul, 2, 0},     {"div", Do::div, 2, 0},
+    {"adds", Do::adds, 1, 1},       {"muls", Do::muls, 1, 1},   {"divs", Do::divs, 1, 1},
+    {"maxs", Do::maxs, 1, 1},       {"mins", Do::mins, 1, 1},   {"round", Do::round, 1, 0},
 };
 
 // The next number of an instruction

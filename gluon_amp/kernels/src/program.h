@@ -11,9 +11,9 @@ namespace gluon_amp {
 constexpr int kMaxInputs = 8, kMaxInstructions = 64, kMaxValues = kMaxInputs + kMaxInstructions;
 
 enum class Do {
-  relu, clip, leaky, sigmoid, tanh, exp, sqrt, square, abs, negative,  // of one value
-  add, sub, mul, div,                                                  // of two values
-  adds, subs, rsubs, muls, divs, maxs, mins,                           // of a value and a constant
+  relu, clip, leaky, sigmoid, tanh, exp, square, abs,  // of one value
+  add, sub, mul, div,                                  // of two values
+  adds, muls, divs, maxs, mins,                        // of a value and a constant
   round,  // rounds to the element type; its gradient is rounded as well
 };
 

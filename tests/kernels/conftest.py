@@ -1,4 +1,4 @@
-"""Fixtures of the tests of gluon_amp/lowering."""
+"""Fixtures of the tests of gluon_amp/kernels."""
 
 import pytest
 

@@ -1,0 +1,61 @@
+"""A graph and the dtypes of its tensors, which each pass of the lowering hands on to the next."""
+
+from typing import Dict, Mapping, NamedTuple, Tuple
+
+from gluon_amp.graph import Writer, edge_dtypes, needed, pruned
+
+Edge = Tuple[int, int]  # a tensor: node and output
+
+# New operators whose result has one dtype. Others have that of their attribute `dtype`, or else
+# that of what they read first.
+DTYPES = {
+    "_gluon_amp_bfloat16": "bfloat16",
+    "_gluon_amp_narrow": "float16",
+    "_gluon_amp_widen": "float32",
+}
+
+
+class TypedGraph(NamedTuple):
+    """A symbol's JSON, and the dtype of every tensor that its nodes or outputs read."""
+
+    json: dict
+    edges: Dict[Edge, str]
+
+    @classmethod
+    def of(cls, json: dict, dtypes: Mapping[str, object]) -> "TypedGraph":
+        """Infer the dtypes from those of the variables, as `graph.edge_dtypes` does."""
+        return cls(json, edge_dtypes(json, dtypes))
+
+    def rewritten(self, json: dict, kept: Mapping[Edge, str]) -> "TypedGraph":
+        """Return a graph in place of this one, where the dtypes of some tensors are known."""
+        known = dict(kept)
+        for i, node in enumerate(json["nodes"]):
+            if (i, 0) not in known:
+                known[i, 0] = _dtype_of_result(node, known)
+        read = [entry for node in json["nodes"] for entry in node["inputs"]] + json["heads"]
+        edges = {(i, k): known.get((i, k), known[i, 0]) for i, k, *_ in read}
+        return TypedGraph(json, edges)
+
+    def written(self, out: Writer) -> "TypedGraph":
+        """Return what a writer has written, which keeps the dtypes of this graph's tensors."""
+        return self.rewritten(out.graph(self.json), self.kept(out))
+
+    def kept(self, out: Writer) -> Dict[Edge, str]:
+        """Return the dtypes of this graph's tensors, by their places in a graph being written."""
+        return {tuple(out.remap([*edge])): dtype for edge, dtype in self.edges.items()}
+
+    def pruned(self) -> "TypedGraph":
+        """Return the graph without the nodes that no output needs."""
+        numbers = {old: new for new, old in enumerate(sorted(needed(self.json)))}
+        edges = {(numbers[i], k): d for (i, k), d in self.edges.items() if i in numbers}
+        return TypedGraph(pruned(self.json), edges)
+
+
+def _dtype_of_result(node: dict, known: Mapping[Edge, str]) -> str:
+    if node["op"] in DTYPES:
+        return DTYPES[node["op"]]
+    dtype = node.get("attrs", {}).get("dtype")
+    if dtype is not None or not node["inputs"]:
+        return dtype or "float32"
+    i, k, *_ = node["inputs"][0]
+    return known.get((i, k), known[i, 0])

@@ -1,0 +1,216 @@
+"""Images in the blocked layout, and the C++ operators on them beside those of MXNet."""
+
+from typing import Callable, Dict, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from gluon_amp.base import bfloat16
+from gluon_amp.graph import from_json
+
+import mxnet as mx
+from mxnet import autograd, nd
+
+ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
+# The relative error of one rounding
+PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+# images, channels, height, width, lanes (0: as many as channels)
+SHAPES = [
+    (2, 16, 4, 4, 16),
+    (3, 32, 28, 21, 16),  # several spans of an image
+    (5, 3, 7, 10, 16),
+    (2, 17, 7, 7, 8),
+    (4, 24, 1, 1, 8),
+    (2, 24, 5, 13, 0),
+    (2, 1, 70, 1, 0),
+    (1, 600, 3, 4, 0),  # more lanes than a table of the kernels has
+]
+
+Arrays = Dict[str, np.ndarray]
+
+
+def rounded(values: np.ndarray, element: str) -> np.ndarray:
+    """Return values of an element type, in float32."""
+    if element == "float16":
+        with np.errstate(over="ignore"):
+            return np.asarray(values).astype(np.float16).astype(np.float32)
+    cast = nd.amp_cast(nd.array(values), dtype=np.dtype([("bfloat16", np.uint16)]))
+    return nd.amp_cast(cast, dtype="float32").asnumpy()
+
+
+def normal(shape: Sequence[int], element: str, seed: int = 0) -> np.ndarray:
+    """Return random values of an element type."""
+    return rounded(np.random.RandomState(seed).normal(size=shape), element)
+
+
+def integers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Return values that bfloat16 and float16 hold, as do sums of two of them."""
+    return np.random.RandomState(seed).randint(-60, 60, shape).astype(np.float32)
+
+
+def to_blocked(plain: np.ndarray, lanes: int, padding: float = 0) -> np.ndarray:
+    """Return images (N, C, H, W) as (N, groups, H, W, lanes); 0 lanes are as many as channels."""
+    images, channels, height, width = plain.shape
+    lanes = lanes or channels
+    groups = -(-channels // lanes)
+    padded = np.full((images, groups * lanes, height, width), padding, np.float32)
+    padded[:, :channels] = plain
+    padded = padded.reshape(images, groups, lanes, height, width)
+    return np.ascontiguousarray(padded.transpose(0, 1, 3, 4, 2))
+
+
+def to_plain(blocked: np.ndarray, channels: int) -> np.ndarray:
+    """Return blocked images as (N, C, H, W); their padding has to be 0."""
+    images, groups, height, width, lanes = blocked.shape
+    plain = blocked.transpose(0, 1, 4, 2, 3).reshape(images, groups * lanes, height, width)
+    np.testing.assert_array_equal(plain[:, channels:], 0, "padding")
+    return plain[:, :channels]
+
+
+def operator(
+    op: str,
+    inputs: Sequence[str],
+    element: str,
+    low: Optional[Sequence[str]] = None,
+    outputs: int = 1,
+    **attributes,
+) -> mx.sym.Symbol:
+    """Return a symbol of float32 variables that computes an operator in an element type.
+
+    The inputs in `low`, by default the first one, are cast to it. Values of float16 are float32
+    arrays, as emulated.
+    """
+    inputs = list(inputs)
+    names = list(dict.fromkeys(inputs))
+    nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
+    entries = {name: [i, 0, 0] for i, name in enumerate(names)}
+
+    def cast(entry: list, dtype: str) -> list:
+        if element != "bfloat16":
+            return entry
+        attrs = {"dtype": dtype}
+        nodes.append(
+            {"op": "amp_cast", "name": f"c{len(nodes)}", "inputs": [entry], "attrs": attrs}
+        )
+        return [len(nodes) - 1, 0, 0]
+
+    for name in inputs[:1] if low is None else dict.fromkeys(low):
+        entries[name] = cast(entries[name], "bfloat16")
+    attrs = {name: str(value) for name, value in attributes.items()}
+    read = [entries[name] for name in inputs]
+    nodes.append({"op": op, "name": "result", "inputs": read, "attrs": attrs})
+    number = len(nodes) - 1
+    heads = [cast([number, k, 0], "float32") for k in range(outputs)]
+    return from_json({"nodes": nodes, "heads": heads})
+
+
+def compute(
+    symbol: mx.sym.Symbol,
+    arrays: Arrays,
+    head: Union[np.ndarray, Sequence[np.ndarray], None] = None,
+    requests: Union[str, Dict[str, str]] = "write",
+) -> Arrays:
+    """Return a symbol's result and the gradients of its variables, which are ones before.
+
+    Without `head` it is inference. Auxiliary states are returned as they are afterwards.
+    """
+    arrays = {name: nd.array(value, dtype=value.dtype) for name, value in arrays.items()}
+    states = {name: arrays.pop(name) for name in symbol.list_auxiliary_states()}
+    grads = {name: nd.ones(x.shape, dtype=x.dtype) for name, x in arrays.items()}
+    executor = symbol.bind(
+        mx.cpu(), args=arrays, args_grad=grads, grad_req=requests, aux_states=states
+    )
+    outs = executor.forward(is_train=head is not None)
+    if head is not None:
+        heads = [head] if isinstance(head, np.ndarray) else head
+        executor.backward([nd.array(x, dtype=y.dtype) for x, y in zip(heads, outs)])
+    results = {"result": outs[0], **grads, **states}
+    results.update((f"result{k}", out) for k, out in enumerate(outs[1:], start=1))
+    return {name: array.asnumpy() for name, array in results.items()}
+
+
+def reference(
+    op: Callable, arrays: Arrays, head_of: Callable[[tuple], np.ndarray], **attributes
+) -> Tuple[Arrays, np.ndarray]:
+    """Return what `compute` does, of operators of MXNet, and the gradient of their result."""
+    inputs = [nd.array(array, dtype="float32") for array in arrays.values()]
+    for array in inputs:
+        array.attach_grad()
+    with autograd.record():
+        out = op(*inputs, **attributes)
+    head = head_of(out.shape)
+    out.backward(nd.array(head))
+    grads = {name: array.grad.asnumpy() for name, array in zip(arrays, inputs)}
+    return {"result": out.asnumpy(), **grads}, head
+
+
+def assert_close(
+    actual: Arrays, expected: Arrays, precision: Dict[str, float], sums: float = 2e-5
+) -> None:
+    """Compare with float32 results that are rounded with a relative precision.
+
+    The sums of float32 products, in another order, may differ by `sums` of the largest value.
+    """
+    for name, wanted in expected.items():
+        largest = np.abs(wanted).max() if wanted.size else 0
+        rtol, atol = precision.get(name, 0), sums * largest
+        np.testing.assert_allclose(actual[name], wanted, rtol=rtol, atol=atol, err_msg=name)
+
+
+class Convolution:
+    """A case: attributes of MXNet's convolution, the data's shape, and the layouts.
+
+    `op` computes it; `padding` stands in the lanes beyond the last channel of what it reads.
+    """
+
+    op, padding = "_gluon_amp_blocked_convolution", 0.0
+
+    def __init__(self, shape, filters, lanes=16, plain=False, bias=True, **sizes):
+        self.shape, self.filters, self.lanes = shape, filters, lanes
+        self.plain, self.bias = plain, bias
+        self.sizes = {"kernel": (1, 1), "num_group": 1, **sizes}
+
+    def symbol(self, element):
+        attributes = {"num_filter": self.filters, "no_bias": not self.bias, **self.sizes}
+        attributes.update(channels=self.shape[1], lanes=self.lanes, plain_data=self.plain)
+        names = ["data", "weight"] + ["bias"] * self.bias
+        return operator(self.op, names, element, variable_weight=True, **attributes)
+
+    def weight_shape(self):
+        return self.filters, self.shape[1] // self.sizes["num_group"], *self.sizes["kernel"]
+
+    def arrays(self, element, seed=0):
+        shape = self.weight_shape()
+        weight = normal(shape, element, seed + 1) / np.sqrt(np.prod(shape[1:]))
+        arrays = {"data": normal(self.shape, element, seed), "weight": rounded(weight, element)}
+        if self.bias:
+            arrays["bias"] = normal((self.filters,), element, seed + 2)
+        return arrays
+
+    def expected(self, arrays, head_of):
+        """Return what MXNet computes in float32, and the gradient of the result."""
+        options = {"num_filter": self.filters, "no_bias": not self.bias, **self.sizes}
+        return reference(nd.Convolution, arrays, head_of, **options)
+
+    def compute(self, arrays, head, element, requests="write"):
+        """Return the result and the gradients in the plain layout."""
+        inputs = dict(arrays)
+        if not self.plain:
+            inputs["data"] = to_blocked(arrays["data"], self.lanes, self.padding)
+        head = to_blocked(head, self.lanes, self.padding)
+        results = compute(self.symbol(element), inputs, head, requests)
+        results["result"] = to_plain(results["result"], self.filters)
+        written = requests if isinstance(requests, str) else requests["data"]
+        if not self.plain and written == "write":
+            results["data"] = to_plain(results["data"], self.shape[1])
+        return results
+
+    def check(self, seed=0):
+        """Compare with MXNet in every element type."""
+        for element in ELEMENTS:
+            arrays = self.arrays(element, seed)
+            expected, head = self.expected(arrays, lambda s, e=element: normal(s, e, seed + 3))
+            low = dict.fromkeys(("result", "data"), PRECISION[element])
+            if element == "float16":  # the emulation rounds the gradients of parameters, too
+                low = dict.fromkeys(expected, PRECISION[element])
+            assert_close(self.compute(arrays, head, element), expected, low)

@@ -1,0 +1,178 @@
+"""The operators of the blocked layout neither read nor write beyond an array's end.
+
+Each array ends, or begins, at a page that the process cannot access. So the process ends when a
+kernel, of ours or of oneDNN, reads or writes beyond it. AddressSanitizer sees only our own code.
+"""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from gluon_amp.base import registry
+from tests.kernels.images import ELEMENTS, operator
+from tests.lowering import printed
+from tests.marks import needs_library
+
+import mxnet as mx
+from mxnet import nd
+from mxnet.ndarray.ndarray import DLContext, DLManagedTensor
+
+pytestmark = needs_library
+
+libc = ctypes.CDLL(None, use_errno=True)
+kept = []
+
+
+def guarded(shape, element, at_end):
+    """Return an array of ones beside a page without access; its memory is never freed."""
+    dtype, code = {"bfloat16": (np.uint16, 4), "float32": (np.float32, 2)}[element]
+    count, size = int(np.prod(shape)), np.dtype(dtype).itemsize
+    pages = -(-count * size // mmap.PAGESIZE)
+    memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for guard in (start, start + (pages + 1) * mmap.PAGESIZE):
+        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    offset = mmap.PAGESIZE + (pages * mmap.PAGESIZE - count * size if at_end else 0)
+    values = np.frombuffer(memory, dtype, count, offset)
+    values[:] = 0x3F80 if element == "bfloat16" else 1
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    tensor = DLManagedTensor()
+    tensor.dl_tensor.data = start + offset
+    tensor.dl_tensor.ctx = DLContext(1, 0)
+    tensor.dl_tensor.ndim = len(shape)
+    tensor.dl_tensor.dtype = (code, 8 * size, 1)
+    tensor.dl_tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+    handle = ctypes.c_void_p()
+    call = mx.base._LIB.MXNDArrayFromDLPackEx
+    assert call(ctypes.byref(tensor), True, ctypes.byref(handle)) == 0
+    kept.append((memory, values, sizes, tensor))
+    return nd.NDArray(handle)
+
+
+def cases(seed, count):
+    """Yield an operator, its attributes, and the shapes of its inputs, of odd sizes."""
+    random = np.random.RandomState(seed)
+    for _ in range(count):
+        images, channels, filters = (random.randint(1, n) for n in (6, 68, 68))
+        width = random.randint(1, 71)
+        size = random.randint(1, 70 // width + 1), width
+        lanes = int(random.choice([16, 16, 8, channels]))
+        plain, blocked = (images, channels, *size), (images, -(-channels // lanes), *size, lanes)
+        kernel = tuple(int(k) for k in random.choice([1, 2, 3, 5], size=2))
+        window = {
+            "kernel": kernel,
+            "pad": tuple(k // 2 for k in kernel),
+            "stride": tuple(int(s) for s in random.choice([1, 2, 3], size=2)),
+            "channels": channels,
+            "lanes": lanes if lanes in (8, 16) else 0,
+        }
+        product = {**window, "num_filter": filters, "variable_weight": True}
+        convolutions = [
+            ("blocked_convolution", product, (filters, channels, *kernel), filters),
+            # without padding, so that the result has pixels
+            (
+                "blocked_deconvolution",
+                {**product, "pad": (0, 0)},
+                (channels, filters, *kernel),
+                filters,
+            ),
+            (
+                "depthwise",
+                {**window, "num_filter": channels, "num_group": channels},
+                (channels, 1, *kernel),
+                channels,
+            ),
+        ]
+        for name, attributes, weight, biases in convolutions:
+            yield name, attributes, [blocked, weight, (biases,)]
+            yield name, {**attributes, "plain_data": True}, [plain, weight, (biases,)]
+        dense = {"num_hidden": filters, "variable_weight": True}
+        yield "dense", dense, [plain, (filters, int(np.prod(plain[1:]))), (filters,)]
+        yield "block", {"lanes": window["lanes"]}, [plain]
+        yield "unblock", {"channels": channels}, [blocked]
+        concat = {"num_args": 2, "channels": (channels, channels), "lanes": window["lanes"]}
+        yield "concat", concat, [blocked] * 2
+        yield "pool", {**window, "pool_type": "max"}, [blocked]
+        yield "pool", {**window, "pool_type": "avg"}, [blocked]
+        yield "pool", {"channels": channels, "pool_type": "avg", "output_size": 2}, [blocked]
+        program = {"channels": channels, "program": "adds 0 3; clip 2 0 6; mul 1 3"}
+        yield "pointwise", {**program, "num_inputs": 2}, [blocked] * 2
+        for program in ("", "relu 0"):
+            norm = {"channels": channels, "num_extras": 0, "program": program}
+            yield "norm", norm, [blocked, *[(channels,)] * 4]
+
+
+# The number of inputs of low precision, if it is not 1
+LOW_INPUTS = {"concat": 2, "pointwise": 2}
+
+
+def call_all(element, seed, count, at_end):
+    """Call the operators alone, so that they read and write the guarded arrays themselves."""
+    stored = "bfloat16" if element == "bfloat16" else "float32"
+    for op, attributes, shapes in cases(seed, count):
+        print(element, at_end, op, attributes, shapes, file=sys.stderr, flush=True)
+        names = [f"x{i}" for i in range(len(shapes))]
+        symbol = operator(f"_gluon_amp_{op}", names, "float16", **attributes)  # without casts
+        low = LOW_INPUTS.get(op, 1)
+        elements = [stored] * low + ["float32"] * (len(shapes) - low)
+        args, grads = (
+            {n: guarded(s, e, at_end) for n, s, e in zip(names, shapes, elements)} for _ in range(2)
+        )
+        executor = symbol.bind(
+            mx.cpu(),
+            args={name: args[name] for name in symbol.list_arguments()},
+            args_grad={name: grads[name] for name in symbol.list_arguments()},
+            aux_states={name: args[name] for name in symbol.list_auxiliary_states()},
+        )
+        result = executor.forward(is_train=True)[0]
+        executor.backward(guarded(result.shape, stored, at_end))
+        nd.waitall()
+        if len(symbol.list_outputs()) == 1:
+            mx.nd._internal._imperative_invoke(
+                registry.handle(f"_gluon_amp_{op}").value,
+                list(args.values()),
+                list(attributes),
+                list(map(str, attributes.values())),
+                guarded(result.shape, stored, at_end),
+                False,
+                False,
+            )
+            nd.waitall()
+
+
+CALLS = "import sys; from tests.kernels.test_guard_pages import main; main(*map(int, sys.argv[1:]))"
+
+
+def main(first, last):
+    for seed in range(first, last):
+        for element in ELEMENTS:
+            for at_end in (True, False):
+                call_all(element, seed, 6, at_end)
+
+
+@pytest.mark.parametrize(
+    "at_end, byte, inside", [(True, 59, True), (True, 60, False), (False, -1, False)]
+)
+def test_a_guarded_array_has_no_neighbours(at_end, byte, inside):
+    guarded((3, 5), "float32", at_end)
+    address = kept[-1][1].ctypes.data + byte
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        ctypes.string_at(address, 1)
+        os._exit(0)
+    assert (os.waitpid(child, 0)[1] == 0) == inside
+
+
+def test_odd_shapes():
+    printed(CALLS, 0, 1)
+
+
+@pytest.mark.slow
+def test_many_odd_shapes():
+    printed(CALLS, 1, 5)

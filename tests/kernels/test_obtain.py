@@ -1,0 +1,211 @@
+"""Finding or building the C++ library: only one that was tried on this machine is used."""
+
+import hashlib
+import json
+import os
+import sys
+import textwrap
+
+import pytest
+
+from gluon_amp.kernels import build, cache, obtain
+from gluon_amp.kernels.build import BuildError
+from gluon_amp.kernels.cache import CachedLibrary
+from tests import ROOT
+from tests.lowering import printed
+from tests.marks import needs_library
+
+pytestmark = needs_library
+
+LIBRARY = obtain.find()  # that of this process
+GOOD, BROKEN = b"code that works" * 100, b"code that crashes" * 100
+
+
+def trial(path):
+    """Stands for the trial in a subprocess, for libraries that are only bytes."""
+    if path.read_bytes() != GOOD:
+        raise BuildError("the trial of the built kernels failed (killed by SIGSEGV)")
+
+
+def compiler_of(home, library):
+    """Write a compiler that copies a library instead of linking one, and counts its calls."""
+    compiler = home / "compiler"
+    compiler.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        while [ $# -gt 0 ]; do
+          if [ "$1" = -o ]; then out=$2; fi
+          shift
+        done
+        case $out in
+          *.o) : > "$out" ;;
+          *) cp {library} "$out"; echo >> {home}/builds ;;
+        esac
+        """)
+    )
+    compiler.chmod(0o700)
+    return compiler
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return tmp_path
+
+
+class Uses:
+    """A cache for one test: `fill` stores a library as if it was built here."""
+
+    def __init__(self, home):
+        self.home = home
+        (home / "linked.so").write_bytes(GOOD)
+
+    def fill(self, content=GOOD, worked_here=True):
+        path = cache.folder() / f"native-{build.source_digest()}.so"
+        path.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        worked_on = [cache.machine()] if worked_here else []
+        manifest = {"sha256": digest, "worked_on": worked_on}
+        CachedLibrary(path).manifest.write_text(json.dumps(manifest))
+        return path
+
+    def builds(self):
+        file = self.home / "builds"
+        return len(file.read_text()) if file.exists() else 0
+
+
+@pytest.fixture
+def uses(home, monkeypatch):
+    monkeypatch.setenv("CXX", str(compiler_of(home, home / "linked.so")))
+    monkeypatch.setattr(obtain, "try_in_subprocess", trial)
+    return Uses(home)
+
+
+def test_first_use_says_once_what_it_builds_and_where_that_is_kept(uses, home, caplog):
+    path = obtain.find_or_build()
+    (record,) = caplog.records
+    line, folder = record.getMessage(), home / ".cache" / "gluon_amp"
+    start = f"Building gluon_amp's C++ kernels with {home / 'compiler'}: this takes a minute"
+    assert line.startswith(start)
+    assert line.endswith(f"they are kept in {folder}. `gluon-amp build` does it beforehand.")
+    assert record.levelname == "WARNING"  # printed unless the user has configured logging
+    assert obtain.find_or_build() == path
+    assert len(caplog.records) == 1
+    assert uses.builds() == 1
+    kept = {file.name for file in folder.iterdir()}
+    assert kept == {"lock", path.name, path.with_suffix(".json").name}
+
+
+def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(uses, monkeypatch):
+    path = uses.fill()
+    monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried"))
+    assert obtain.find_or_build() == path
+    assert uses.builds() == 0
+
+
+def test_an_import_finds_a_library_without_starting_a_program(uses, monkeypatch):
+    monkeypatch.setattr(build, "run_all", lambda *_, **__: pytest.fail("a program was started"))
+    assert obtain.find() is None
+    assert not (uses.home / ".cache").exists()  # and creates nothing
+    path = uses.fill()
+    assert obtain.find() == path
+    uses.fill(worked_here=False)  # it was not tried on this machine
+    assert obtain.find() is None
+
+
+@pytest.mark.parametrize("content", [GOOD, BROKEN])
+def test_a_library_that_was_brought_is_tried_and_built_anew_if_it_does_not_work(uses, content):
+    path = uses.fill(content, worked_here=False)
+    assert obtain.find_or_build() == path == obtain.find()
+    assert path.read_bytes() == GOOD
+    assert uses.builds() == (content == BROKEN)
+
+
+def test_a_truncated_library_is_built_anew(uses):
+    path = uses.fill()
+    os.truncate(path, path.stat().st_size // 2)
+    assert obtain.find_or_build() == path
+    assert path.read_bytes() == GOOD
+    assert uses.builds() == 1
+
+
+def test_one_that_does_not_work_when_built_anew_is_given_up(uses, home):
+    path = uses.fill(BROKEN, worked_here=False)
+    (home / "linked.so").write_bytes(BROKEN)
+    with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
+        obtain.find_or_build()
+    assert uses.builds() == 1
+    assert not list(path.parent.glob("build-*"))
+
+
+def test_without_a_compiler_a_library_that_was_brought_is_tried(uses, monkeypatch):
+    path = uses.fill(worked_here=False)
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "")
+    assert obtain.find_or_build() == path
+    uses.fill(BROKEN, worked_here=False)
+    with pytest.raises(BuildError, match="the trial of the built kernels failed"):
+        obtain.find_or_build()
+    path.write_bytes(b"damaged")
+    with pytest.raises(BuildError, match="no C[+][+] compiler"):
+        obtain.find_or_build()
+
+
+def test_the_trial_fails_for_a_library_that_crashes(tmp_path):
+    content = LIBRARY.read_bytes()
+    (tmp_path / "native.so").write_bytes(content[:4096].ljust(len(content), b"\0"))
+    with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
+        obtain.try_in_subprocess(tmp_path / "native.so")
+
+
+def test_the_trial_runs_nothing_of_the_current_directory(home, monkeypatch):
+    for name in ("json", "runpy", "numpy", "mxnet", "requests", "sitecustomize", "ctypes"):
+        (home / f"{name}.py").write_text(
+            f"open({str(home / 'executed')!r}, 'a').write({name!r})\nraise SystemExit(1)"
+        )
+    monkeypatch.chdir(home)
+    # This process may have found gluon_amp by a relative path: the trial knows its folder.
+    monkeypatch.setattr(sys, "path", ["", ".", *(path for path in sys.path if path != str(ROOT))])
+    obtain.try_in_subprocess(LIBRARY)
+    assert not (home / "executed").exists()
+
+
+THREADS = """
+import threading
+import numpy as np
+import gluon_amp as amp
+import mxnet as mx
+from gluon_amp import kernels
+from gluon_amp.base import bfloat16
+
+start, results = threading.Barrier(8), []
+policies = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
+
+
+def work(number):
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(8, 3, in_channels=3), mx.gluon.nn.BatchNorm(in_channels=8))
+    net.initialize()
+    start.wait()
+    amp.cast(net, policies[number % len(policies)])
+    net.hybridize(static_alloc=True)
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((2, 3, 8, 8))).sum()
+    loss.backward()
+    results.append((kernels.available(), bool(np.isfinite(loss.asscalar()))))
+
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(results == [(True, True)] * 8)
+"""
+
+
+def test_eight_threads_at_first_use_all_get_the_kernels(home, monkeypatch):
+    monkeypatch.setenv("CXX", str(compiler_of(home, LIBRARY)))
+    assert printed(THREADS, GLUON_AMP_NATIVE="").strip() == "True"
+    assert len((home / "builds").read_text()) == 1
