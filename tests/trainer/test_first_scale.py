@@ -143,7 +143,7 @@ def test_several_passes_fit_at_the_smallest_of_their_scales():
     trainer = Trainer([p, q], "sgd")
     for terms in ([(p, [4.0])], [(p, [2.0**8])], [(p, [0.25]), (q, [2.0**5])]):
         run(trainer, terms, step=False)
-    assert trainer.window.fitting == 2.0**7
+    assert trainer.loss_scale.last_pass.fitting == 2.0**7
     assert trainer.step(1).next_loss_scale == 2.0**4
 
 
@@ -380,7 +380,7 @@ def test_gradients_and_statistics_after_the_search_are_those_of_the_pass(
     runs = Run(None, grad_req, hybridize), Run(2.0**16, grad_req, hybridize)
     for one in runs:
         one.backward(0, factor, recording)
-    assert runs[0].trainer.window.fitting < 2.0**16 or factor < 1
+    assert runs[0].trainer.loss_scale.last_pass.fitting < 2.0**16 or factor < 1
     same(*(one.gradients() for one in runs))
     same(*(one.values() for one in runs))
     reports = [one.trainer.step(8) for one in runs]

@@ -252,7 +252,7 @@ def test_only_without_an_init_scale_it_searches_until_the_first_finite_step():
 )
 def test_an_overflow_lowers_the_scale_to_3_bits_below_where_the_pass_fits(fitting, scale):
     loss_scale = DynamicLossScale()
-    loss_scale.begin_backward(2.0**16)
+    loss_scale.begin_pass(2.0**16)
     loss_scale.update_once(False, fitting)
     assert (loss_scale.scale, loss_scale.searching) == (scale, True)
 
@@ -261,14 +261,14 @@ def test_an_overflow_lowers_the_scale_to_3_bits_below_where_the_pass_fits(fittin
 def test_the_first_scale_is_inside_the_bounds(low, high, first):
     scale = DynamicLossScale(min_scale=2.0**low, max_scale=2.0**high)
     assert scale.scale == first
-    scale.begin_backward(first)
+    scale.begin_pass(first)
     scale.update_once(False, 2.0**-24)
     assert scale.scale == 2.0**low
 
 
 def test_the_lowest_of_two_trainers_scales_counts():
     scale = DynamicLossScale()
-    scale.begin_backward(2.0**16)
+    scale.begin_pass(2.0**16)
     scale.update_once(True)
     assert not scale.searching
     scale.update_once(False, 2.0**9)
@@ -291,11 +291,11 @@ def test_a_state_from_before_the_search_was_added_does_not_search():
 
 def test_one_backward_counts_once_for_two_trainers():
     scale = DynamicLossScale(init_scale=8, growth_interval=2)
-    scale.begin_backward(8.0)
+    scale.begin_pass(8.0)
     scale.update_once(True)
     scale.update_once(True)
     assert (scale.scale, scale.finite_steps) == (8.0, 1)
-    scale.begin_backward(8.0)
+    scale.begin_pass(8.0)
     scale.update_once(False)
     scale.update_once(False)
     assert (scale.scale, scale.finite_steps) == (4.0, 0)
@@ -303,7 +303,7 @@ def test_one_backward_counts_once_for_two_trainers():
 
 def test_an_overflow_that_only_the_second_trainer_saw_turns_the_growth_into_a_backoff():
     scale = DynamicLossScale(init_scale=8, growth_interval=1)
-    scale.begin_backward(8.0)
+    scale.begin_pass(8.0)
     scale.update_once(True)
     assert scale.scale == 16.0
     scale.update_once(False)
@@ -405,7 +405,7 @@ def test_a_scale_of_ones_own_needs_only_the_interface():
             self.scale /= 2
 
     scale = resolve(Halving())
-    scale.begin_backward(scale.scale)
+    scale.begin_pass(scale.scale)
     scale.update_once(True)
     assert scale.scale == 4.0
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gluon_amp import DynamicLossScale, Trainer, optimizer
-from gluon_amp import trainer as trainer_module
+from gluon_amp.casting import statistics
 from gluon_amp.casting.parameters import bind_parameter
 from gluon_amp.trainer import ScaledSteps, StepReport
 from gluon_amp.trainer.loss_scale import NoLossScale
@@ -73,7 +73,7 @@ def test_without_a_scale_it_is_a_gluon_trainer():
 def test_without_a_scale_nothing_is_checked(monkeypatch):
     p = parameter("p", [1.0], "float32")
     trainer = Trainer([p], "sgd", {"learning_rate": 1.0})
-    monkeypatch.setattr(trainer_module.snapshot, "begin_backward", None)
+    monkeypatch.setattr(statistics, "begin_backward", None)
     assert run(trainer, [(p, [inf])]) == StepReport(True, 1.0, 1.0)
     assert values(p)[0] == -inf
 

@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import Trainer
-from gluon_amp.trainer.window import Window
+from gluon_amp.trainer.passes import Gradients, Pass
 from tests.trainer.helpers import (
     TWO,
     losses_on,
@@ -23,18 +23,23 @@ pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 inf = np.inf
 
 
-def test_the_window_is_one_frozen_value_and_ends_with_the_step():
+def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", loss_scale=8)
-    assert trainer.window == Window()
     run(trainer, [(p, [0.25])], step=False)
     trainer.clip_global_norm(inf)
-    window = trainer.window
-    assert (window.scale, window.grad_norm, window.clip_factor) == (8.0, 0.25, 1.0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        window.scale = 4.0
+    made, done = trainer.current_pass(), trainer.current_gradients()
+    assert made is trainer.loss_scale.last_pass
+    assert (made.scale, made.searching, made.at_floor) == (8.0, False, True)
+    assert (done.norm, done.clip_factor, trainer.used_scale()) == (0.25, 1.0, 8.0)
+    for value, field in ((made, "scale"), (done, "norm")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field, 4.0)
     trainer.step(1)
-    assert trainer.window == Window(shared_backwards=1)
+    assert trainer.current_gradients() == Gradients()
+    with pytest.raises(RuntimeError, match="no scaled backward pass"):
+        trainer.current_pass()
+    assert Trainer([], "sgd", loss_scale=None).current_pass() == Pass(scale=1.0)
 
 
 # ------------------------------------------------------------------------------ several passes
