@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 
 import numpy as np
 import pytest
@@ -79,70 +78,50 @@ class ApexHysteresisScaler(TorchScaler):
 
 
 @pytest.mark.parametrize(
-    ("finites", "trace"),
+    "settings, finites, trace",
     [
-        ([True] * 12, "1024×4 2048×4 4096×4"),
-        ([True] * 3 + [False] + [True] * 9, "1024×4 512×4 1024×4 2048"),
+        # on which torch, Apex, Keras, jmp and fairseq agree
+        ({"init_scale": 1024, "growth_interval": 4}, [True] * 12, "1024×4 2048×4 4096×4"),
+        (
+            {"init_scale": 1024, "growth_interval": 4},
+            [True] * 3 + [False] + [True] * 9,
+            "1024×4 512×4 1024×4 2048",
+        ),
+        # torch's documented example, with one step more
+        (
+            {"init_scale": 4, "backoff_factor": 0.25, "growth_interval": 2},
+            [True, True, False, True],
+            "4 4 8 2",
+        ),
+        # Keras's: four infs divide by 16; steps of interval 2 multiply
+        ({"init_scale": 512}, [False] * 4 + [True], "512 256 128 64 32"),
+        ({"init_scale": 2, "growth_interval": 2}, [True] * 9, "2×2 4×2 8×2 16×2 32"),
+        # fairseq's
+        ({"init_scale": 1, "growth_interval": 1}, [True, True], "1 2"),
+        # hysteresis 2 forgives one overflow, and a finite step refills it
+        ({"init_scale": 1024, "hysteresis": 2}, [0, 1, 0, 0, 0, 1], "1024×4 512 256"),
+        # growth by 4 ends at the ceiling, backoff by 4 at the floor
+        (
+            {
+                "init_scale": 4,
+                "growth_factor": 4,
+                "backoff_factor": 0.25,
+                "growth_interval": 2,
+                "min_scale": 0.5,
+                "max_scale": 16,
+            },
+            [True] * 4 + [False] * 3 + [True],
+            "4 4 16 16 16 4 1 0.5",
+        ),
     ],
 )
-def test_the_traces_on_which_torch_apex_keras_jmp_and_fairseq_agree(finites, trace):
-    scale = DynamicLossScale(init_scale=1024, growth_interval=4)
-    assert used_scales(scale, finites) == parse(trace)
-
-
-def test_closed_loop_overflow_above_4096_skips_4_and_settles_at_4096():
-    scale = DynamicLossScale(init_scale=65536)
-    used = []
-    for _ in range(50):
-        used.append(scale.scale)
-        scale.update(scale.scale <= 4096)
-    assert used == parse("65536 32768 16384 8192 4096×46")
-
-
-def test_torch_documented_example():
-    scale = DynamicLossScale(init_scale=4, growth_factor=2, backoff_factor=0.25, growth_interval=2)
-    scale.update(True)
-    assert (scale.finite_steps, scale.scale) == (1, 4.0)
-    scale.update(True)
-    assert (scale.finite_steps, scale.scale) == (0, 8.0)
-    scale.update(False)
-    assert (scale.finite_steps, scale.scale) == (0, 2.0)
-
-
-def test_keras_four_infs_divide_by_sixteen_and_eight_steps_of_interval_two_multiply():
-    # Keras' own numbers are 400 → 25 and 2 → 32; 400 is no power of two, 512 is.
-    scale = DynamicLossScale(init_scale=512)
-    for _ in range(4):
-        scale.update(False)
-    assert scale.scale == 32.0
-    scale = DynamicLossScale(init_scale=2, growth_interval=2)
-    for _ in range(8):
-        scale.update(True)
-    assert scale.scale == 32.0
-
-
-def test_fairseq_scale_1_grows_to_2_after_one_window():
-    scale = DynamicLossScale(init_scale=1, growth_interval=1)
-    scale.update(True)
-    assert scale.scale == 2.0
-
-
-def test_1000_random_overflow_sequences_equal_torch():
-    rng = random.Random(0)
-    for _ in range(1000):
-        interval = rng.randint(1, 6)
-        rarity = rng.random() * 0.5
-        finites = [rng.random() >= rarity for _ in range(60)]
-        ours = DynamicLossScale(
-            init_scale=2.0**16, growth_interval=interval, min_scale=2.0**-60, max_scale=2.0**100
-        )
-        theirs = TorchScaler(interval=interval)
-        assert used_scales(ours, finites) == used_scales(theirs, finites)
+def test_traces(settings, finites, trace):
+    assert used_scales(DynamicLossScale(**settings), finites) == parse(trace)
 
 
 @law
 @given(outcomes, st.integers(1, 4), st.integers(1, 5))
-def test_hysteresis_equals_apex(finites, hysteresis, interval):
+def test_random_overflows_equal_apex_and_with_hysteresis_1_torch(finites, hysteresis, interval):
     ours = DynamicLossScale(
         init_scale=2.0**16,
         growth_interval=interval,
@@ -154,38 +133,7 @@ def test_hysteresis_equals_apex(finites, hysteresis, interval):
     assert used_scales(ours, finites) == used_scales(theirs, finites)
 
 
-def test_hysteresis_2_forgives_one_overflow_and_is_refilled_by_a_finite_step():
-    scale = DynamicLossScale(init_scale=1024, hysteresis=2)
-    assert used_scales(scale, [False, True, False, False, False, True]) == parse("1024×4 512 256")
-
-
-# ------------------------------------------------------------------------------ laws
-
-
-@law
-@given(
-    outcomes,
-    st.integers(-10, 0),
-    st.integers(0, 10),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.integers(1, 3),
-)
-def test_law_6_the_scale_never_leaves_its_bounds_and_stays_a_power_of_two(
-    finites, low, high, growth, interval, hysteresis
-):
-    scale = DynamicLossScale(
-        init_scale=1,
-        growth_factor=2.0**growth,
-        backoff_factor=2.0**-growth,
-        growth_interval=interval,
-        min_scale=2.0**low,
-        max_scale=2.0**high,
-        hysteresis=hysteresis,
-    )
-    for used in used_scales(scale, [*finites, True]):
-        assert 2.0**low <= used <= 2.0**high
-        assert math.frexp(used)[0] == 0.5
+# ------------------------------------------------------------------------------ states and bounds
 
 
 @law
@@ -200,13 +148,6 @@ def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis, in
     restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
     assert restored.state_dict() == original.state_dict()
     assert used_scales(restored, finites[cut:]) == used_scales(original, finites[cut:])
-
-
-@law
-@given(outcomes)
-def test_a_static_scale_never_moves(finites):
-    assert set(used_scales(StaticLossScale(128), finites)) <= {128.0}
-    assert set(used_scales(NoLossScale(), finites)) <= {1.0}
 
 
 def test_400_overflows_end_at_the_smallest_float16_and_not_at_zero():
@@ -224,14 +165,6 @@ def test_a_runaway_ends_at_the_ceiling_and_comes_back():
     assert scale.scale == 2.0**24
     scale.update(False)
     assert scale.scale == 2.0**23
-
-
-def test_a_floor_below_one_is_kept_through_a_state():
-    scale = DynamicLossScale(min_scale=2.0**-10)
-    copy = DynamicLossScale()
-    copy.load_state_dict(scale.state_dict())
-    used_scales(copy, [False] * 100)
-    assert copy.scale == 2.0**-10
 
 
 # ------------------------------------------------------------------------------ the first scale
@@ -289,7 +222,7 @@ def test_a_state_from_before_the_search_was_added_does_not_search():
 # ------------------------------------------------------------------------------ sharing
 
 
-def test_one_backward_counts_once_for_two_trainers():
+def test_one_pass_counts_once_for_two_trainers():
     scale = DynamicLossScale(init_scale=8, growth_interval=2)
     scale.begin_pass(8.0)
     scale.update_once(True)
@@ -324,7 +257,7 @@ def test_resolve():
     assert resolve(shared) is shared
 
 
-@pytest.mark.parametrize("wrong", [True, object(), [2], DynamicLossScale])
+@pytest.mark.parametrize("wrong", [True, DynamicLossScale])
 def test_resolve_refuses_other_types(wrong):
     with pytest.raises(TypeError, match="loss_scale must be 'dynamic', a power of two"):
         resolve(wrong)
@@ -335,7 +268,7 @@ def test_resolve_refuses_other_words():
         resolve("dynamc")
 
 
-@pytest.mark.parametrize("wrong", [0, -2, 3, 1000, math.inf, math.nan, "8", True, 2.0**200])
+@pytest.mark.parametrize("wrong", [0, -2, 3, math.inf, math.nan, "8", True, 2.0**200])
 def test_scales_must_be_powers_of_two(wrong):
     with pytest.raises(ValueError, match="scale must be a power of two"):
         StaticLossScale(wrong)
@@ -385,16 +318,14 @@ def test_a_state_with_a_missing_or_unknown_field_is_refused_and_changes_nothing(
     assert scale.state_dict() == before
 
 
-def test_states_of_the_small_ones():
+def test_states_of_scales_that_do_not_move():
     scale = StaticLossScale(128)
     scale.load_state_dict({"scale": 64})
+    scale.update(False)
     assert scale.scale == 64.0
-    with pytest.raises(ValueError, match="StaticLossScale"):
-        scale.load_state_dict({})
-    none = NoLossScale()
-    none.load_state_dict(none.state_dict())
-    with pytest.raises(ValueError, match="NoLossScale"):
-        none.load_state_dict({"scale": 1.0})
+    for one, wrong in ((scale, {}), (NoLossScale(), {"scale": 1.0})):
+        with pytest.raises(ValueError, match=type(one).__name__):
+            one.load_state_dict(wrong)
 
 
 def test_a_scale_of_ones_own_needs_only_the_interface():
@@ -410,20 +341,8 @@ def test_a_scale_of_ones_own_needs_only_the_interface():
     assert scale.scale == 4.0
 
 
-def test_repr_shows_the_fields():
-    assert repr(StaticLossScale(2)) == "StaticLossScale(scale=2.0)"
-    assert "growth_interval=2000" in repr(DynamicLossScale())
-
-
 class Hundred(LossScale):
     scale = 100.0
-
-
-class Growing(LossScale):
-    scale = 64.0
-
-    def update(self, finite):
-        self.scale += 1
 
 
 class AsProperty(LossScale):
@@ -434,9 +353,8 @@ class AsProperty(LossScale):
         return 3.0 if self.steps else 4.0
 
 
-@pytest.mark.parametrize("value", [100, 0, -2, math.inf, math.nan, "128", None, True])
-def test_a_scale_that_is_set_to_no_power_of_two(value):
-    for scale in (StaticLossScale(8), DynamicLossScale(8), LossScale()):
+def test_a_scale_that_is_set_to_no_power_of_two():
+    for value, scale in ((100, StaticLossScale(8)), (None, DynamicLossScale(8)), (0, LossScale())):
         before = scale.scale
         with pytest.raises(ValueError, match=r"^scale must be a power of two"):
             scale.scale = value
@@ -446,8 +364,6 @@ def test_a_scale_that_is_set_to_no_power_of_two(value):
 def test_a_class_of_a_user_whose_scale_is_no_power_of_two():
     with pytest.raises(ValueError, match="scale must be a power of two"):
         resolve(Hundred())
-    with pytest.raises(ValueError, match=r"received 65\.0"):
-        resolve(Growing()).update_once(True)
     scale = resolve(AsProperty())
     scale.steps = 1
     with pytest.raises(ValueError, match=r"received 3\.0"):
