@@ -1,6 +1,7 @@
 """Scaled gradients: backward passes with one scale, and their reduction."""
 
 import contextlib
+from dataclasses import replace
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from gluon_amp.casting import snapshots, statistics
@@ -232,14 +233,20 @@ class ScaledGradients:
         """
         if not self.scaling:
             return Pass(scale=1.0)
-        shared = self._loss_scale.last_pass
-        if self._pass is None and shared is self._stepped_on:
+        current = self._pass or self._shared_pass()
+        if current is None:
             raise RuntimeError(
                 "There is no scaled backward pass to step on: call trainer.backward(loss) in place "
                 "of loss.backward(), once or more before each step, so that the gradients carry the"
                 " loss scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
             )
-        return self._pass or shared
+        return current
+
+    def _shared_pass(self) -> Optional[Pass]:
+        """Return the passes of another trainer with the same scale, if there are new ones."""
+        last = self._loss_scale.last_pass
+        # Replays show where the gradients of the trainer fit that ran them, and no others.
+        return None if last is self._stepped_on else replace(last, fitting=None)
 
     # ------------------------------------------------------------------ gradients
 
@@ -357,11 +364,10 @@ class ScaledGradients:
             # these have arrived, and the sum of the gradients would then arrive as the weights.
             for array in statistics.arrays_of(self.parameters):
                 array.wait_to_read()
-        shared = self._loss_scale.last_pass
         with LOCK:
-            made = self._pass or (None if shared is self._stepped_on else shared)
-            if made is not None and written:
-                self._pass = made.with_written(snapshots.ended(written))
+            current = self._pass or self._shared_pass()
+            if current is not None and written:
+                self._pass = current.with_written(snapshots.ended(written))
 
     def _check_contexts(self):
         # Without parameters MXNet's result is None, on which the constructor fails.

@@ -1,4 +1,4 @@
-"""Snapshots of running statistics: one operator for all, restored bit for bit, nothing else."""
+"""Running statistics: which they are, what is kept of their passes, and snapshots of them."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,6 @@ from tests import kinds
 
 import mxnet as mx
 from mxnet import autograd, gluon
-
-pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 
 def statistic(name, values, devices=1, dtype="float32"):
@@ -38,8 +36,7 @@ def copied(parameters):
     return snapshots.take([a for p in parameters for a in p.list_data()])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_every_shape_dtype_and_device_comes_back(devices):
+def test_every_shape_dtype_and_device_comes_back(arrays, devices=2):
     kept = {
         "mean": [1.0, 2.0, 3.0],
         "table": [[1.5, -2.5], [np.inf, 0.1]],

@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 
-from gluon_amp import DynamicLossScale, Trainer, optimizer
+import gluon_amp as amp
+from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.casting import statistics
 from gluon_amp.casting.parameters import bind_parameter
-from gluon_amp.trainer import ScaledSteps, StepReport
+from gluon_amp.trainer import StepReport
 from gluon_amp.trainer.loss_scale import NoLossScale
-from gluon_amp.trainer.report import Skips
-from tests import kinds
-from tests.trainer.helpers import parameter, run, values
+from tests.casting.nets import small_net
+from tests.trainer.helpers import TWO, backward, parameter, run, values
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-
-pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 inf = np.inf
 
@@ -42,18 +40,6 @@ def test_loss_scale_argument():
         Trainer([p], "sgd", loss_scale=100)
 
 
-def test_any_mxnet_optimizer_by_name():
-    for name in ("rmsprop", "adagrad", "signum", "ftml", "nadam", "adadelta", "adamax"):
-        p = parameter("p", [1.0])
-        trainer = Trainer([p], name, loss_scale="dynamic")
-        assert run(trainer, [(p, [0.5])]).applied
-        assert not run(trainer, [(p, [inf])]).applied
-        (master,) = trainer.master_params().values()
-        assert master.dtype == np.float32
-        assert master.asnumpy().item() != 1.0
-        assert np.float16(master.asnumpy().item()) == values(p)[0]
-
-
 def test_without_a_scale_it_is_a_gluon_trainer():
     results = []
     for make in (gluon.Trainer, Trainer):
@@ -63,7 +49,7 @@ def test_without_a_scale_it_is_a_gluon_trainer():
         trainer = make(net.collect_params(), mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
         for _ in range(3):
             with autograd.record():
-                loss = (net(kinds.ones((2, 3))) ** 2).sum()
+                loss = (net(nd.ones((2, 3))) ** 2).sum()
             loss.backward()
             trainer.step(2)
         results.append(values(net.weight))
@@ -80,26 +66,6 @@ def test_without_a_scale_nothing_is_checked(monkeypatch):
 
 # ------------------------------------------------------------------------------ public faces
 
-OVERRIDDEN = ["allreduce_grads", "load_states", "save_states", "step", "update"]
-
-
-def test_public_names_are_not_those_of_another_trainer():
-    p = parameter("p", [1.0])
-    stock = gluon.Trainer([p], "sgd")
-    theirs = {*dir(stock), "root_rank", "compression"}  # the last two are BytePS's
-    public = {name for name in dir(ScaledSteps) if not name.startswith("_")}
-    assert sorted(public & theirs) == OVERRIDDEN
-
-
-def test_parameters_statistics_devices_and_factor():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], differentiable=False)
-    trainer = Trainer([p, q], optimizer.SGD(rescale_grad=0.5))
-    assert trainer.parameters == [p, q]
-    assert trainer.statistics == [q]
-    assert trainer.contexts == [mx.cpu()]
-    assert (trainer.scaling, trainer.rescale, trainer.skips) == (True, 0.5, Skips())
-    assert [grad is p.grad() for grad in trainer.gradients()] == [True]
-
 
 def test_masters_are_those_of_float16_weights_that_were_updated():
     p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
@@ -114,11 +80,80 @@ def test_masters_are_those_of_float16_weights_that_were_updated():
     assert trainer.master_params()["p"].asnumpy().item() == 0.25
 
 
-def test_what_users_receive_is_of_the_kind_of_their_parameters():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
-    trainer = Trainer([p, q], "sgd", loss_scale=8)
-    for _ in range(2):  # before and after the first update
-        given = [*trainer.gradients(), *trainer.master_params().values()]
-        assert {type(one) for one in given} == {type(p.data())} == {type(p.grad())}
-        run(trainer, [(p, [0.5]), (q, [0.5])])
-    assert type(p.data()) is type(kinds.ones(1))
+# ------------------------------------------------------------------------------ with a cast net
+
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def batch(seed, n=16):
+    random = np.random.RandomState(seed)
+    labels = random.randint(0, 4, n)
+    pixels = random.normal(size=(n, 3, 8, 8)) + labels[:, None, None, None]
+    return nd.array(pixels), nd.array(labels)
+
+
+def twin_of(net):
+    """Return a stock net with the same parameters; a stock deep copy would not train."""
+    twin = small_net()
+    for p, q in zip(twin.collect_params().values(), net.collect_params().values()):
+        p.set_data(q.data())
+    return twin
+
+
+def step(net, trainer, x, y):
+    contexts = net[5].weight.list_ctx()
+    parts = zip(*(gluon.utils.split_and_load(one, contexts) for one in (x, y)))
+    with autograd.record():
+        losses = [LOSS(net(a), b) for a, b in parts]
+    trainer.backward(losses)
+    return trainer.step(len(x))
+
+
+@pytest.mark.parametrize(
+    "policy, optimizer, unit", [("float16", "adam", 2**-11), ("bfloat16", "sgd", 2**-8)]
+)
+def test_twenty_steps_match_float32(policy, optimizer, unit):
+    start, results = small_net(), {}
+    settings = {"sgd": {"learning_rate": 0.1, "momentum": 0.9}, "adam": {"learning_rate": 0.01}}
+    for name in ("float32", policy):
+        net = amp.cast(twin_of(start), name)
+        trainer = Trainer(net.collect_params(), optimizer, settings[optimizer], loss_scale=2.0**8)
+        losses = []
+        for k in range(20):
+            x, y = batch(k)
+            assert step(net, trainer, x, y).applied
+            losses.append(float(LOSS(net(x), y).mean().asscalar()))
+        results[name] = losses, net[5].weight.data().asnumpy().astype("float32")
+    (expected, weight), (got, low) = results["float32"], results[policy]
+    assert expected[-1] < 0.9 * expected[0]  # the net learns
+    assert np.abs(np.subtract(got, expected)).max() < 32 * unit
+    assert np.abs(weight - low).max() < 32 * unit
+    assert not np.array_equal(weight, low)
+
+
+def test_masters_carry_an_update_of_1e_8_that_float16_weights_cannot():
+    net = nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Constant(1e-3))
+    amp.cast(net, "float16")
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-8}, loss_scale=64)
+    found = []
+    for _ in range(20):
+        backward(trainer, net, nd.ones((1, 1)))
+        assert trainer.step(1).applied
+        (master,) = trainer.master_params().values()
+        found.append(master.asnumpy().item())
+    assert 19 * 0.98e-8 < found[0] - found[-1] < 19 * 1.02e-8
+
+
+def test_two_devices_train_as_one():
+    start, results = small_net(), []
+    for contexts in ([mx.cpu(0)], TWO):
+        net = twin_of(start)
+        net[1]._kwargs["use_global_stats"] = True  # statistics are per device
+        net.collect_params().reset_ctx(contexts)
+        amp.cast(net, "float16")
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=2.0**8)
+        for k in range(3):
+            assert step(net, trainer, *batch(k)).applied
+        results.append(trainer.master_params()["net_dense0_weight"].asnumpy())
+    assert np.abs(results[0] - results[1]).max() < 1e-3
