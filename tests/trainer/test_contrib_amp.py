@@ -158,25 +158,6 @@ class TwoBranches(nn.HybridBlock):
         return F.concat(self.one(x), self.two(self.pool(x)), dim=1)
 
 
-class Cells(nn.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.cell = gluon.rnn.HybridSequentialRNNCell()
-        self.cell.add(gluon.rnn.LSTMCell(4))
-        self.cell.add(gluon.rnn.GRUCell(4))
-
-    def hybrid_forward(self, F, x):
-        x = F.reshape(x, (0, 8, -1))
-        return self.cell.unroll(8, x, merge_outputs=True, layout="NTC")[0]
-
-
-def symbol_block():
-    x = mx.sym.var("data")
-    stats = [mx.sym.var(f"any_{name}") for name in ("one", "two", "three", "four")]
-    out = mx.sym.BatchNorm(x, *stats, fix_gamma=False, name="bn")
-    return gluon.SymbolBlock(mx.sym.FullyConnected(out, num_hidden=3, name="fc"), x)
-
-
 def trained(policy, *layers):
     """Return a net of these layers and a Dense one after four steps, and its losses."""
     mx.random.seed(1)
@@ -196,16 +177,8 @@ def trained(policy, *layers):
 
 @pytest.mark.parametrize(
     "policy, layer",
-    [
-        ("float16", nn.LayerNorm),
-        ("float16", symbol_block),
-        ("float16", Cells),
-        ("float16", TwoBranches),
-        ("mixed_float16", TwoBranches),
-        ("bfloat16", TwoBranches),
-    ],
+    [("float16", nn.LayerNorm), ("float16", TwoBranches), ("bfloat16", TwoBranches)],
 )
-@pytest.mark.filterwarnings("ignore:Cannot decide type")
 def test_nets_that_it_cannot_convert_or_train(policy, layer):
     net, losses = trained(policy, nn.Conv2D(4, 3, padding=1), layer())
     assert losses[-1] < losses[0]
@@ -221,7 +194,7 @@ def test_a_trained_net_is_exported_without_casts(tmp_path):
     assert ops == {"null", "Convolution", "Pooling", "Concat", "FullyConnected"}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "lars"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
 def test_an_aggregation_size_above_60_leaves_no_parameter_out(optimizer, monkeypatch):
     monkeypatch.setenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", "64")
     params = [parameter(f"p{k:02d}", [1.0]) for k in range(70)]

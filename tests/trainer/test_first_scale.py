@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import DynamicLossScale, StepReport, Trainer
+from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.trainer.first_scale import largest_power
 from tests.casting.nets import small_net
 from tests.trainer.helpers import TWO, losses_on, parameter, run, same, values
@@ -68,20 +68,22 @@ def test_one_overflow_finds_where_a_gradient_of_this_power_of_two_fits(exponent,
     assert not trainer.loss_scale.searching
 
 
-def test_a_float32_gradient_is_searched_too():
-    p = parameter("p", [0.0], "float32")
-    trainer = Trainer([p], "sgd", loss_scale="dynamic")
-    # 2**120 * 2**7 is a float32, 2**128 is not
-    assert run(trainer, [(p, [2.0**120])]) == StepReport(
-        False, 2.0**16, 2.0**4, overflow=("p",), skipped_total=1
-    )
-
-
-def test_an_init_scale_is_torchs_and_is_not_searched():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", loss_scale=DynamicLossScale(2.0**16))
-    scales = [run(trainer, [(p, [15.9])]).next_loss_scale for _ in range(6)]
-    assert scales == [2.0**15, 2.0**14, 2.0**13, 2.0**12, 2.0**12, 2.0**12]
+@pytest.mark.parametrize(
+    "dtype, factors, scales",
+    [
+        ("float32", [2.0**120], [2.0**4]),  # 2**120 * 2**7 is a float32, 2**128 is not
+        # where nothing fits, one backoff, and the search goes on
+        ("float16", [nan, nan, 2.0**8], [2.0**15, 2.0**14, 2.0**4]),
+        # larger gradients of the next batches; 3 bits are the margin
+        ("float16", [2.0**8, 2.0**20, 2.0**23, 2.0**24], [2.0**4, 2.0**-8, 2.0**-8, 2.0**-9]),
+        # after the first finite step, one backoff
+        ("float16", [0.5, 2.0**8], [2.0**16, 2.0**15]),
+    ],
+)
+def test_scales_after_steps_with_these_gradients(dtype, factors, scales):
+    p = parameter("p", [0.0], dtype)
+    trainer = Trainer([p], "sgd", {"learning_rate": 0}, loss_scale="dynamic")
+    assert [run(trainer, [(p, [f])]).next_loss_scale for f in factors] == scales
 
 
 def test_where_no_scale_fits_the_trainer_does_not_wait_for_the_floor():
@@ -99,21 +101,6 @@ def test_where_no_scale_fits_the_trainer_does_not_wait_for_the_floor():
         step()
 
 
-def test_a_gradient_that_fits_nowhere_is_a_backoff_and_the_search_goes_on():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0})
-    assert run(trainer, [(p, [nan])]).next_loss_scale == 2.0**15
-    assert run(trainer, [(p, [nan])]).next_loss_scale == 2.0**14
-    assert run(trainer, [(p, [2.0**8])]).next_loss_scale == 2.0**4
-
-
-def test_a_larger_gradient_in_the_next_batch_is_searched_again():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0})
-    scales = [run(trainer, [(p, [2.0**k])]).next_loss_scale for k in (8, 20, 23, 24)]
-    assert scales == [2.0**4, 2.0**-8, 2.0**-8, 2.0**-9]  # 3 bits are the margin
-
-
 # ------------------------------------------------------------------------------ several passes
 
 
@@ -126,37 +113,22 @@ def test_several_passes_fit_at_the_smallest_of_their_scales():
     assert trainer.step(1).next_loss_scale == 2.0**4
 
 
-def test_the_measured_norm_is_infinite_and_the_search_is_the_same():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd")
-    run(trainer, [(p, [2.0**8])], step=False)
-    assert trainer.clip_global_norm(1.0) == inf
-    assert trainer.step(1).next_loss_scale == 2.0**4
-
-
-def test_devices():
+@pytest.mark.parametrize(
+    "factors, plain_sums, scale",
+    [
+        ((2.0, 2.0**8), False, 2.0**4),
+        ((0.5, 0.5), True, 2.0**13),  # each fits at 65536, and their sum gets the margin
+    ],
+)
+def test_devices(factors, plain_sums, scale):
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
-    trainer.backward(losses_on(p, (2.0, 2.0**8), TWO))
-    assert trainer.step(1).next_loss_scale == 2.0**4
-    trainer.backward(losses_on(p, (2.0, 2.0**8), TWO))
-    assert trainer.step(1).applied
-
-
-def test_devices_whose_sum_overflows_get_the_margin():
-    p = parameter("p", [0.0], ctx=TWO)
-    trainer = Trainer([p], "sgd")
-    trainer.backward(losses_on(p, (0.5, 0.5), TWO))
-    trainer.allreduce_grads()
-    assert trainer.update(1).next_loss_scale == 2.0**13
-
-
-def test_step_divides_what_it_adds_up_and_needs_no_margin():
-    p = parameter("p", [0.0], ctx=TWO)
-    trainer = Trainer([p], "sgd")
-    trainer.backward(losses_on(p, (0.5, 0.5), TWO))
-    report = trainer.step(1)
-    assert report.applied and report.next_loss_scale == 2.0**16
+    for applied in (False, True):
+        trainer.backward(losses_on(p, factors, TWO))
+        if plain_sums:
+            trainer.allreduce_grads()
+        report = (trainer.update if plain_sums else trainer.step)(1)
+        assert (report.applied, report.next_loss_scale) == (applied, scale)
 
 
 def test_a_pass_for_each_device_divides_the_scale_by_256():
@@ -292,9 +264,9 @@ class Run:
         if not recording:
             self.trainer.backward(loss)
 
-    def step(self, index, factor=64):
+    def step(self, index):
         self.params.zero_grad()  # as users do who accumulate
-        self.backward(index, factor)
+        self.backward(index)
         return self.trainer.step(8)
 
     def values(self):
@@ -449,31 +421,16 @@ class HeadLoss(gluon.HybridBlock):
         return -F.pick(F.log(F.SoftmaxOutput(pred, label)), label)
 
 
-def two_classes(loss_scale):
+@pytest.mark.parametrize("loss_scale, hybridize", [("dynamic", True), (128, False)])
+def test_a_loss_that_ignores_its_head_gradient_is_refused(loss_scale, hybridize):
     net = nn.HybridSequential()
     net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4))
     net.initialize()
-    net.hybridize()
     amp.cast(net, "mixed_float16")
-    return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=loss_scale)
-
-
-@pytest.mark.parametrize("loss_scale, hybridize", [("dynamic", True), (128, False)])
-def test_a_loss_that_ignores_its_head_gradient_is_refused(loss_scale, hybridize):
-    net, trainer = two_classes(loss_scale)
+    trainer = Trainer(net.collect_params(), "sgd", loss_scale=loss_scale)
     loss_fn = HeadLoss()
     loss_fn.hybridize(hybridize)
     with autograd.record():
         loss = loss_fn(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
     with pytest.raises(ValueError, match="ignores its head gradient, as SoftmaxOutput does"):
         trainer.backward(loss)
-
-
-def test_a_loss_that_ignores_its_head_gradient_trains_without_a_loss_scale():
-    net, trainer = two_classes(None)
-    weight = net[2].weight.data().asnumpy()
-    with autograd.record():
-        loss = HeadLoss()(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
-    trainer.backward(loss)
-    assert trainer.step(1).applied
-    assert np.abs(net[2].weight.data().asnumpy() - weight).max() > 0.001

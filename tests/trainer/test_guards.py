@@ -18,11 +18,9 @@ def test_step_without_a_scaled_backward():
     with autograd.record():
         loss = p.data().astype("float32")
     loss.backward()
-    for call in (lambda: trainer.step(1), lambda: trainer.update(1)):
+    for call in (trainer.step, trainer.update, trainer.clip_global_norm):
         with pytest.raises(RuntimeError, match=message):
-            call()
-    with pytest.raises(RuntimeError, match=message):
-        trainer.clip_global_norm(1.0)
+            call(1)
     assert run(trainer, [(p, [0.5])]).applied
     with pytest.raises(RuntimeError, match=message):
         trainer.step(1)
@@ -163,8 +161,7 @@ def test_row_sparse_parameters_train_without_a_scale_as_in_mxnet(way):
 
 def test_row_sparse_parameters_are_refused_with_a_scale():
     trainer = gluon.Trainer(embedding().collect_params(), "sgd")
-    for scale in (8, "dynamic"):
-        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
-            Trainer(embedding().collect_params(), "sgd", loss_scale=scale)
-        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
-            init_trainer(trainer, loss_scale=scale)
+    with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+        Trainer(embedding().collect_params(), "sgd", loss_scale="dynamic")
+    with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+        init_trainer(trainer, loss_scale=8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gluon_amp import Trainer
+from gluon_amp import Trainer, save_checkpoint
 from gluon_amp.files import archive
 from gluon_amp.trainer import state_files
 from tests import forging
@@ -83,8 +83,6 @@ def test_a_checkpoint_is_no_states(path):
     net = gluon.nn.Dense(2, in_units=2)
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd")
-    from gluon_amp import save_checkpoint
-
     save_checkpoint(path, net, trainer)
     refuse(trainer, path, "a checkpoint with amp.load_checkpoint")
 
@@ -146,23 +144,19 @@ ONES = np.ones((2, 3), np.float32)
 @pytest.mark.parametrize(
     "edit",
     [
-        put("skips", (float("nan"), 0)),
         put("skips", (-1, 0)),
         put("counts", 0, float("nan")),
-        put("counts", 0, True),
         put("counts", 7, 1),
         put("counts", [1]),
         put("progress", {}),
         put("progress", "num_update", float("nan")),
         put("progress", "update", 3),
         put("settings", "lr", [1]),
-        put("settings", "lr\nlr", 1),
         put("shapes", [(2, 3), (3,)]),
         put("states", 0, (ONES, (ONES[0],))),
         put("states", 0, (ONES, (ONES.astype(np.float16),))),
         put("states", 0, (ONES, (ONES, ONES))),
         put("states", 0, (ONES, (3.0,))),
-        put("states", 0, (ONES[0], (ONES,))),
         put("states", 0, (ONES.astype(np.float64), (ONES,))),
         put("states", 0, (ONES,)),
         put("states", 3, (ONES, (ONES,))),
@@ -170,9 +164,7 @@ ONES = np.ones((2, 3), np.float32)
         put("loss_scale", ("x", {})),
         put("loss_scale", 1, "scale", 3.0),
         put("loss_scale", 1, "finite_steps", -1),
-        put("loss_scale", 1, "hysteresis", 1.0),
         put("optimizer", "mxnet.optimizer.optimizer.SGD"),
-        put("optimizer", "x\ny"),
         put("optimizer", ["gluon_amp.optimizer.SGD"]),
         put("version", 2),
         put("more", 1),
