@@ -34,6 +34,14 @@ def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
     assert Trainer([], "sgd", loss_scale=None).current_pass() == Pass(scale=1.0)
 
 
+@pytest.mark.parametrize("found, fitting", [([4.0, 16.0], 4.0), ([4.0, None], 4.0), ([None], None)])
+def test_passes_fit_where_each_of_them_does(found, fitting):
+    made = Pass(scale=16.0)
+    for one in found:
+        made = made.with_backward((), one)
+    assert made.fitting == fitting
+
+
 # ------------------------------------------------------------------------------ several passes
 
 
