@@ -354,25 +354,6 @@ def test_a_loop_that_cannot_be_replayed_divides_the_scale_by_256():
     assert reports[1].applied
 
 
-# ------------------------------------------------------------------------------ resuming
-
-
-def test_a_run_that_stops_during_the_search_resumes(path):
-    p, q = parameter("p", [1.0]), parameter("q", [1.0])
-    whole, first = Trainer([p], "sgd"), Trainer([q], "sgd")
-    for trainer, param in ((whole, p), (first, q)):
-        assert not run(trainer, [(param, [nan])]).applied
-    first.save_states(path)
-    second = Trainer([q], "sgd", loss_scale=DynamicLossScale(2.0))
-    second.load_states(path)
-    for applied in (False, True):
-        reports = run(whole, [(p, [2.0**8])]), run(second, [(q, [2.0**8])])
-        assert [r.applied for r in reports] == [applied] * 2
-        assert reports[0].next_loss_scale == reports[1].next_loss_scale == 2.0**4
-        assert reports[0].skipped_total == reports[1].skipped_total == 2
-    assert values(p)[0] == values(q)[0]
-
-
 # ------------------------------------------------------------------------------ deconvolutions
 
 

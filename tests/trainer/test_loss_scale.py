@@ -16,7 +16,7 @@ from gluon_amp.trainer.loss_scale import (
     resolve,
 )
 
-law = settings(deadline=None, derandomize=True, max_examples=60)
+law = settings(deadline=None, derandomize=True, max_examples=40)
 outcomes = st.lists(st.booleans(), max_size=80)
 
 
@@ -145,21 +145,16 @@ def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis, in
     assert used_scales(restored, finites[cut:]) == used_scales(original, finites[cut:])
 
 
-def test_400_overflows_end_at_the_smallest_float16_and_not_at_zero():
+def test_400_overflows_end_at_the_smallest_float16_and_400_growths_at_2_to_the_24():
     scale = DynamicLossScale()
     used_scales(scale, [False] * 400)
     # below it, the head gradient of a summed loss would be zero in float16
     assert scale.scale == float(np.finfo("float16").smallest_subnormal) == 2.0**-24
     assert np.float16(scale.scale) > 0 == np.float16(scale.scale / 2)
     assert scale.at_floor
-
-
-def test_a_runaway_ends_at_the_ceiling_and_comes_back():
     scale = DynamicLossScale(growth_interval=1)
     used_scales(scale, [True] * 400)
-    assert scale.scale == 2.0**24
-    scale.update(False)
-    assert scale.scale == 2.0**23
+    assert (scale.scale, scale.at_floor) == (2.0**24, False)
 
 
 # ------------------------------------------------------------------------------ the first scale

@@ -100,24 +100,22 @@ def test_gradients_of_another_trainers_pass_are_reduced_again():
         assert both(param) == [-3.0, -3.0]
 
 
-def test_a_pass_that_adds_to_reduced_gradients_is_refused():
-    p = parameter("p", [0.0], ctx=TWO, grad_req="add")
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    trainer.clip_global_norm(100.0)
-    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    with pytest.raises(RuntimeError, match=r"call clip_global_norm.* after the last backward pass"):
-        trainer.step(1)
-
-
-def test_a_pass_that_writes_some_of_the_reduced_gradients_is_refused():
-    p, q = parameter("p", [0.0], ctx=TWO), parameter("q", [0.0], ctx=TWO)
-    trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    trainer.backward([*losses_on(p, (1.0, 2.0), TWO), *losses_on(q, (1.0, 2.0), TWO)])
-    trainer.allreduce_grads()
-    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    with pytest.raises(RuntimeError, match="wrote into gradients that were reduced"):
-        trainer.step(1)
+@pytest.mark.parametrize("then", ["adds", "writes some", "adds to unscaled"])
+def test_a_pass_that_mixes_its_gradients_with_reduced_or_unscaled_ones_is_refused(then):
+    devices = TWO[:1] if "unscaled" in then else TWO
+    grad_req = "add" if "adds" in then else "write"
+    p, q = (parameter(k, [0.0], "float32", ctx=devices, grad_req=grad_req) for k in "pq")
+    trainer = Trainer([p, q], "sgd", loss_scale=8)
+    terms = losses_on(p, (1.0, 2.0), devices), losses_on(q, (1.0, 2.0), devices)
+    trainer.backward([*terms[0], *terms[1]])
+    if "unscaled" in then:
+        amp.unscale(trainer)
+    else:
+        trainer.allreduce_grads()
+    trainer.backward(losses_on(p, (1.0, 2.0), devices))
+    for call in (trainer.step, trainer.clip_global_norm):
+        with pytest.raises(RuntimeError, match=r"two units: call clip.* after the last backward"):
+            call(1)
 
 
 def test_a_pass_that_adds_on_one_device_needs_no_new_reduction():
@@ -127,24 +125,6 @@ def test_a_pass_that_adds_on_one_device_needs_no_new_reduction():
     trainer.clip_global_norm(0.5)
     run(trainer, [(p, [2.0])])
     assert values(p)[0] == -3.0
-
-
-def test_a_pass_after_unscale_is_refused_where_it_adds():
-    p = parameter("p", [0.0], "float32", grad_req="add")
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    run(trainer, [(p, [1.0])], step=False)
-    amp.unscale(trainer)
-    run(trainer, [(p, [1.0])], step=False)
-    with pytest.raises(RuntimeError, match="mixes two units"):
-        trainer.step(1)
-
-
-def test_allreduce_grads_then_step_reduces_once():
-    p, trainer = on_two()
-    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    trainer.allreduce_grads()
-    trainer.step(1)
-    assert both(p) == [-3.0, -3.0]
 
 
 # ------------------------------------------------------------------------------ what is measured
@@ -167,6 +147,14 @@ def test_a_stale_gradient_is_not_reduced_into_the_norm_either():
     trainer.step(1)
     trainer.backward(losses_on(p, (1.0, 2.0), TWO))
     assert trainer.clip_global_norm(inf) == 3.0
+
+
+def test_a_gradient_of_the_second_device_alone_is_measured():
+    p, trainer = on_two()
+    trainer.backward(losses_on(p, (2.0,), TWO[1:]))
+    assert trainer.clip_global_norm(1.0) == 2.0
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert p.list_data()[1].asnumpy().item() == -1.0
 
 
 def test_devices_that_are_not_reduced_are_all_measured():
@@ -246,15 +234,6 @@ def test_the_finite_step_of_one_trainer_does_not_end_the_search_for_the_other():
     report = second.step(1)  # whose gradients the replays of the first one did not look at
     assert (report.applied, report.next_loss_scale) == (False, 2.0**8)
     assert shared.searching and second.skips.in_vain == 0
-
-
-def test_a_search_counts_the_lowest_scale_of_all_trainers():
-    shared = amp.DynamicLossScale()
-    p, q, first, second = sharing(shared)
-    assert run(first, [(p, [2.0**8])]).next_loss_scale == 2.0**4
-    assert run(second, [(q, [2.0**12])]).next_loss_scale == 1.0
-    assert run(first, [(p, [2.0**8])]).applied
-    assert not shared.searching
 
 
 def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():

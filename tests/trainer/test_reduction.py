@@ -5,7 +5,6 @@ import pytest
 
 from gluon_amp import DynamicLossScale, Trainer, init_trainer, unscale
 from tests.trainer.helpers import TWO, losses_on, parameter, values
-from tests.two_workers import run_two_workers
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -155,6 +154,14 @@ class TwoWorkers(KVStoreBase):
         return False
 
 
+def test_the_number_of_workers_counts():
+    p, trainer = built(ctx=TWO[:1], kvstore=TwoWorkers())
+    backward(trainer, p, [1.5], TWO[:1])
+    assert trainer.step(2).applied
+    assert p.grad().asnumpy().item() == 1.5 * SCALE / 2
+    assert values(p)[0] == 1 - 0.25 * 1.5 / 2
+
+
 def test_stale_gradients_count_where_another_worker_may_have_fresh_ones():
     p, stale = parameter("p", [1.0]), parameter("q", [1.0])
     trainer = Trainer([p, stale], "sgd", kvstore=TwoWorkers(), loss_scale=8)
@@ -162,28 +169,3 @@ def test_stale_gradients_count_where_another_worker_may_have_fresh_ones():
     trainer.backward(losses_on(p, [1.0], [mx.cpu()]))
     report = trainer.step(1, ignore_stale_grad=True)
     assert report.overflow == ("q",)
-
-
-WORKER = """
-import json, sys
-import gluon_amp
-import mxnet as mx
-from mxnet import autograd, gluon
-from gluon_amp.trainer import Trainer
-
-p = gluon.Parameter("p", shape=(3,), dtype="float16")
-p.initialize(mx.init.One())
-trainer = Trainer([p], "sgd", {"learning_rate": 0.25}, kvstore="dist_sync", loss_scale=2**15)
-with autograd.record():
-    loss = (p.data().astype("float32") * 1.5).sum()
-trainer.backward(loss)
-report = trainer.step(2)
-with open(sys.argv[2], "w") as file:
-    json.dump([report.applied, report.loss_scale, p.data().asnumpy().tolist()], file)
-"""
-
-
-@pytest.mark.slow
-def test_the_sum_of_two_workers_fits_too(tmp_path):
-    first, second = run_two_workers(tmp_path, WORKER)
-    assert first == second == [True, SCALE, [1 - 0.25 * 1.5] * 3]

@@ -9,7 +9,7 @@ from gluon_amp.base import host
 from gluon_amp.optimizer import masters
 from gluon_amp.trainer import StepReport
 from gluon_amp.trainer.loss_scale import FiniteCheck
-from tests.trainer.helpers import TWO, backward, losses_on, parameter, run, values
+from tests.trainer.helpers import TWO, losses_on, parameter, run, values
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -187,21 +187,6 @@ def test_clip_global_norm_is_the_true_norm_over_all_dtypes():
     np.testing.assert_allclose([values(p)[0], values(q)[0]], [-3.6, -4.8], rtol=1e-3)
 
 
-def test_clip_global_norm_equals_gluons_in_a_float32_run():
-    results = []
-    for ours in (False, True):
-        p = parameter("p", [1.0, 2.0, 3.0], "float32")
-        trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=2.0**14 if ours else None)
-        run(trainer, [(p, [10.0, -20.0, 20.0])], step=False)
-        clip = trainer.clip_global_norm
-        if not ours:
-            clip = lambda norm, p=p: gluon.utils.clip_global_norm([p.grad()], norm)  # noqa: E731
-        assert clip(6.0) == 30.0
-        trainer.step(4)
-        results.append(values(p))
-    np.testing.assert_allclose(*results, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "bound, batch_size, norm, after",
     [(6.0, 1, 5.0, -5.0), (inf, 1, 5.0, -5.0), (0.5, 4, 1.25, -0.5)],
@@ -292,19 +277,6 @@ def test_a_write_of_one_element_leaves_the_masters_of_the_others():
     np.testing.assert_array_equal(
         trainer.master_params()["p"].asnumpy(), [1 - 2.0**-19, -(2.0**-20)]
     )
-
-
-def test_load_parameters_between_steps(tmp_path):
-    net, path = nn.Dense(1, in_units=2, use_bias=False), str(tmp_path / "start")
-    net.initialize(mx.init.Constant(1 / 3))
-    net.save_parameters(path)
-    amp.cast(net, "float16")
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=1)
-    backward(trainer, net, nd.ones((1, 2)))
-    assert trainer.step(1).applied and values(net.weight)[0, 0] < 0
-    net.load_parameters(path)
-    (master,) = trainer.master_params().values()
-    assert master.asnumpy().tolist() == [[np.float32(1 / 3)] * 2]  # with all bits of the file
 
 
 def test_master_params():
