@@ -153,7 +153,8 @@ class FiniteCheck(LossScale):
     Examples
     --------
     >>> import gluon_amp as amp, mxnet as mx
-    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float32')
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
     >>> trainer = amp.Trainer(net.collect_params(), 'sgd', check_finite=True)
     >>> trainer.loss_scale
     FiniteCheck()

@@ -34,6 +34,17 @@ def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
     assert Trainer([], "sgd", loss_scale=None).current_pass() == Pass(scale=1.0)
 
 
+def test_a_scale_of_a_users_class_is_checked_as_a_pass_begins():
+    class Drifting(amp.LossScale):
+        scale = property(lambda self: 3.0 if self.last_pass else 4.0)
+
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", loss_scale=Drifting())
+    assert run(trainer, [(p, [0.5])]).loss_scale == 4.0
+    with pytest.raises(ValueError, match=r"scale must be a power of two.* received 3\.0"):
+        run(trainer, [(p, [0.5])])
+
+
 @pytest.mark.parametrize("found, fitting", [([4.0, 16.0], 4.0), ([4.0, None], 4.0), ([None], None)])
 def test_passes_fit_where_each_of_them_does(found, fitting):
     made = Pass(scale=16.0)

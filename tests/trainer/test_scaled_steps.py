@@ -341,6 +341,18 @@ def test_only_the_masters_of_written_weights_are_synced_on_a_gpu(name, monkeypat
     assert wide["kept"] < 1.0 < 2.0 < wide["written"] < 3.0
 
 
+def test_weights_win_over_masters_of_an_earlier_state_on_a_gpu_too(path, monkeypatch):
+    monkeypatch.setattr(host, "_as_on_a_gpu", True)
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8.0)
+    run(trainer, [(p, [0.25])])
+    trainer.save_states(path)
+    run(trainer, [(p, [0.25])])
+    trainer.load_states(path)  # and no parameters
+    run(trainer, [(p, [0.0])])
+    assert values(p)[0] == 0.5
+
+
 # ------------------------------------------------------------------------------ reads of a GPU
 
 
