@@ -14,9 +14,9 @@ from gluon_amp.trainer.loss_scale import LossScale
 
 from mxnet.ndarray import NDArray
 
-# Trainers replace passes under one lock: GluonCV runs backward passes in threads, and trainers in
-# several threads may share a scale.
-LOCK = threading.Lock()
+# Trainers replace passes, and update the scale, under one lock: GluonCV runs backward passes in
+# threads, and trainers in several threads may share a scale.
+LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)

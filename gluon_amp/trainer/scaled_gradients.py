@@ -294,10 +294,11 @@ class ScaledGradients:
 
         The results are sums that carry the loss scale. `step` and `clip_global_norm`, whose results
         nobody reads, divide the summands first, so that no sum overflows where each of them fits.
+        Gradients that are reduced already stay as they are.
         """
         guards.check_dense(self.parameters, "allreduce_grads()")
-        self.current_gradients()
-        self._reduce()
+        if not self.current_gradients().reduced:
+            self._reduce()
 
     def _reduce_once(self) -> None:
         """Reduce the gradients, unless they are, and divide them first (`reduction.divisor`).

@@ -48,8 +48,20 @@ def test_the_results_of_allreduce_grads_are_sums():
     backward(trainer, p, [0.25, 0.5])
     trainer.allreduce_grads()
     assert p.grad(TWO[1]).asnumpy().item() == 8 * 0.75
-    assert trainer.clip_global_norm(np.inf) == 0.75  # reduces no second time
     assert trainer.update(1).applied
+    assert values(p)[0] == 1 - 0.25 * 0.75
+
+
+@pytest.mark.parametrize("calls", ["r", "c", "rc", "cr"])
+def test_gradients_are_reduced_once_whatever_is_called_first(calls):
+    p, trainer = built(loss_scale=8)
+    backward(trainer, p, [0.25, 0.5])
+    for call in calls:
+        if call == "c":
+            assert trainer.clip_global_norm(np.inf) == 0.75
+        elif call == "r":
+            trainer.allreduce_grads()
+    assert (trainer.update if "r" in calls else trainer.step)(1).applied
     assert values(p)[0] == 1 - 0.25 * 0.75
 
 
