@@ -56,6 +56,8 @@ def search(low: float, high: float, fits: Fits) -> Optional[float]:
     the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only
     once, or see `variables_of`.
     """
+    if not high:
+        return 0.0  # an earlier pass of the step fits nowhere
     try:
         return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
     except MXNetError:

@@ -14,9 +14,9 @@ from gluon_amp.trainer.loss_scale import LossScale
 
 from mxnet.ndarray import NDArray
 
-# Trainers replace passes, and update the scale, under one lock: GluonCV runs backward passes in
-# threads, and trainers in several threads may share a scale.
-LOCK = threading.RLock()
+# Passes are replaced, and scales updated, under one lock: GluonCV runs backward passes in threads,
+# and trainers in several threads may share a scale.
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,54 @@ class Pass:
         known = [one for one in (self.fitting, fitting) if one is not None]
         losses = tuple(one.detach() for one in losses)
         return replace(self, losses=losses, fitting=min(known, default=None))
+
+
+class Passes:
+    """The passes of one trainer, beside those of others that share its loss scale."""
+
+    def __init__(self, scale: LossScale):
+        self._scale = scale
+        self.end()
+
+    def begin(self) -> Pass:
+        """Return the pass to which a backward pass belongs that begins now."""
+        with _LOCK:
+            self._own = self._own or Pass.at(self._scale)
+            self._scale.begin_pass(self._own)
+            return self._own
+
+    def extend(
+        self, written: snapshots.Snapshots, losses, fitting: Optional[float], ended: bool
+    ) -> None:
+        """Add a backward pass that has ended, or whose end will not be known."""
+        with _LOCK:  # so that they are added in the order in which they ended
+            written = snapshots.ended(written) if ended else written
+            self._own = self._own.with_written(written).with_backward(losses, fitting)
+            self._scale.last_pass = self._own
+
+    def current(self) -> Optional[Pass]:
+        """Return what a step would be made on, this trainer's passes or another's, if any."""
+        last = self._scale.last_pass
+        if self._own is None and last is not self._stepped_on:
+            # Replays show where the gradients of the trainer fit that ran them, and no others.
+            return replace(last, fitting=None)
+        return self._own
+
+    def add_write(self, written: snapshots.Snapshots) -> None:
+        """Add a write that has ended to the current pass, which is this trainer's own then."""
+        with _LOCK:
+            current = self.current()
+            self._own = current and current.with_written(snapshots.ended(written))
+
+    def report(self, finite: bool, fitting: Optional[float] = None) -> None:
+        """Update the scale, which counts each pass once."""
+        with _LOCK:
+            self._scale.update_once(finite, fitting)
+
+    def end(self) -> None:
+        """Forget all passes up to now."""
+        self._own: Optional[Pass] = None
+        self._stepped_on = self._scale.last_pass
 
 
 @dataclass(frozen=True)

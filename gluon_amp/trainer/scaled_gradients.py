@@ -1,7 +1,6 @@
 """Scaled gradients: backward passes with one scale, and their reduction."""
 
 import contextlib
-from dataclasses import replace
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from gluon_amp.casting import snapshots, statistics
@@ -10,7 +9,7 @@ from gluon_amp.optimizer.arrays import all_finite, flatten, head_gradients, mult
 from gluon_amp.trainer import first_scale, guards, reduction
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
 from gluon_amp.trainer.loss_scale import FiniteCheck, LossScale, NoLossScale, resolve, whole_number
-from gluon_amp.trainer.passes import LOCK, Gradients, Pass, mark_fresh
+from gluon_amp.trainer.passes import Gradients, Pass, Passes, mark_fresh
 from gluon_amp.trainer.report import Skips
 
 import mxnet as mx
@@ -57,7 +56,8 @@ class ScaledGradients:
         statistics.watch(self.parameters)
         if self.scaling:
             statistics.start_keeping()
-        self._end_pass()
+        self._passes = Passes(self._loss_scale)
+        self._end_passes()
 
     # ------------------------------------------------------------------ public state
     #
@@ -173,9 +173,9 @@ class ScaledGradients:
 
         `fits` replays the pass: while the loss scale is searching, and to check its head gradients.
         """
-        scale = self._begin_pass().scale
+        made = self._passes.begin()
         written = statistics.begin_backward(self.statistics)
-        yield scale
+        yield made.scale
         fitting = None
         if fits is not None:
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
@@ -185,45 +185,27 @@ class ScaledGradients:
                 if check_heads and not self._heads_checked:
                     first_scale.check_heads(fits)
                     self._heads_checked = True
-                if self._pass.searching:
-                    fitting = scale if finite else self._search(fits, scale)
-        self._extend_pass(written, losses, fitting)
-
-    def _search(self, fits: first_scale.Fits, scale: float) -> Optional[float]:
-        """Return the largest scale at which the pass fits, as `first_scale.search` does."""
-        # Only a lower scale than that of the earlier passes is of interest.
-        high = scale if self._pass.fitting is None else self._pass.fitting
-        return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high
+                if made.searching:
+                    # Only a lower scale than that of the earlier passes is of interest.
+                    high = made.scale if made.fitting is None else made.fitting
+                    low = self._loss_scale.min_scale
+                    fitting = made.scale if finite else first_scale.search(low, high, fits)
+        self._passes.extend(written, losses, fitting, ended=True)
 
     def begin_unended_pass(self, losses) -> float:
         """Return the scale for a backward pass whose end will not be known.
 
         A skip then restores all that was written to running statistics since.
         """
-        scale = self._begin_pass().scale
-        self._extend_pass(statistics.begin_backward(self.statistics), losses, ended=False)
-        return scale
+        made = self._passes.begin()
+        written = statistics.begin_backward(self.statistics)
+        self._passes.extend(written, losses, fitting=None, ended=False)
+        return made.scale
 
-    def _begin_pass(self) -> Pass:
-        with LOCK:
-            self._pass = self._pass or Pass.at(self._loss_scale)
-            self._loss_scale.begin_pass(self._pass)
-            return self._pass
-
-    def _extend_pass(
-        self, written: snapshots.Snapshots, losses, fitting: Optional[float] = None, ended=True
-    ) -> None:
-        with LOCK:  # so that passes are added in the order in which they ended
-            written = snapshots.ended(written) if ended else written
-            self._pass = self._pass.with_written(written).with_backward(losses, fitting)
-            self._loss_scale.last_pass = self._pass
-
-    def _end_pass(self) -> None:
+    def _end_passes(self) -> None:
         """Forget passes and gradients after a step."""
-        self._pass: Optional[Pass] = None  # the trainer's own passes
+        self._passes.end()
         self._gradients = Gradients()
-        # No step is made on what others who share the scale have run until now.
-        self._stepped_on = self._loss_scale.last_pass
         statistics.forget(undone=self.scaling)
 
     def current_pass(self) -> Pass:
@@ -233,7 +215,7 @@ class ScaledGradients:
         """
         if not self.scaling:
             return Pass(scale=1.0)
-        current = self._pass or self._shared_pass()
+        current = self._passes.current()
         if current is None:
             raise RuntimeError(
                 "There is no scaled backward pass to step on: call trainer.backward(loss) in place "
@@ -241,12 +223,6 @@ class ScaledGradients:
                 " loss scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
             )
         return current
-
-    def _shared_pass(self) -> Optional[Pass]:
-        """Return the passes of another trainer with the same scale, if there are new ones."""
-        last = self._loss_scale.last_pass
-        # Replays show where the gradients of the trainer fit that ran them, and no others.
-        return None if last is self._stepped_on else replace(last, fitting=None)
 
     # ------------------------------------------------------------------ gradients
 
@@ -365,10 +341,8 @@ class ScaledGradients:
             # these have arrived, and the sum of the gradients would then arrive as the weights.
             for array in statistics.arrays_of(self.parameters):
                 array.wait_to_read()
-        with LOCK:
-            current = self._pass or self._shared_pass()
-            if current is not None and written:
-                self._pass = current.with_written(snapshots.ended(written))
+        if written:
+            self._passes.add_write(written)
 
     def _check_contexts(self):
         # Without parameters MXNet's result is None, on which the constructor fails.

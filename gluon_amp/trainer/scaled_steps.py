@@ -21,7 +21,7 @@ from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.optimizer.arrays import all_finite, finite, square_sums
 from gluon_amp.trainer import first_scale, guards, reduction
 from gluon_amp.trainer.loss_scale import GUESS
-from gluon_amp.trainer.passes import LOCK, Pass, clear_fresh, mark_fresh
+from gluon_amp.trainer.passes import Pass, clear_fresh, mark_fresh
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import ScaledGradients
 
@@ -157,12 +157,12 @@ class ScaledSteps(ScaledGradients):
         for listener in tuple(self.step_listeners):
             listener()
         super().step(batch_size, ignore_stale_grad)
-        self._end_pass()
+        self._end_passes()
         return StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0)
 
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
-        stepped_on = self.current_pass()
+        self.current_pass()  # raises if there is none
         self._dtypes.check(computing=self._scale_by_dtype)
         gradients = self.current_gradients()
         # gluon.Trainer raises this in the middle of the update, after it has cleared some marks.
@@ -173,19 +173,18 @@ class ScaledSteps(ScaledGradients):
                     "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
                     "parameters is left out on purpose."
                 )
-        self._pass = stepped_on  # also if it is of another trainer that shares the scale
         for listener in tuple(self.step_listeners):
             listener()
 
     def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
-        stepped_on, gradients = self._pass, self._gradients
+        stepped_on, gradients = self.current_pass(), self._gradients
         checked = self._used_grads() if self.scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
         overflow = ()
         if gradients.still_finite(grads) or all_finite(grads):
             self._apply(batch_size, stepped_on.scale / gradients.divisor, ignore_stale_grad)
             if grads:
-                self._update_scale(True)
+                self._passes.report(True)
                 self.skips = replace(self.skips, in_vain=0)
         else:
             flags = iter(finite(grads))
@@ -193,7 +192,7 @@ class ScaledSteps(ScaledGradients):
             overflow = tuple(name for name, flags in finite_by_name if not all(flags))
             fitting = self._fitting(stepped_on) if stepped_on.searching else None
             self._skip()
-            self._update_scale(False, fitting)
+            self._passes.report(False, fitting)
             cause, curable = cause_of_overflow(self.parameters, stepped_on)
             fits_nowhere = stepped_on.searching and fitting is None
             in_vain = stepped_on.at_floor or fits_nowhere or not curable
@@ -207,16 +206,12 @@ class ScaledSteps(ScaledGradients):
             overflow=overflow,
             skipped_total=self.skips.total,
         )
-        self._end_pass()
+        self._end_passes()
         if overflow:
             at_floor = stepped_on.at_floor
             limit = self._loss_scale.limit if at_floor else "and a lower one would not help"
             self._report_skip(report, limit, cause)
         return report
-
-    def _update_scale(self, finite: bool, fitting: Optional[float] = None) -> None:
-        with LOCK:
-            self._loss_scale.update_once(finite, fitting)
 
     def _apply(self, batch_size, scale, ignore_stale_grad) -> None:
         gradients = self._gradients
@@ -231,7 +226,7 @@ class ScaledSteps(ScaledGradients):
         self._writes.record(seen, getattr(self._optimizer, "weight_writes", lambda weight: None))
 
     def _skip(self) -> None:
-        snapshots.undo(self._pass.written)
+        snapshots.undo(self.current_pass().written)
         for param in self._trained():
             # Also 'write' buffers: if no later backward pass wrote one, it would overflow again.
             set_to_zero(param.list_grad())
@@ -361,7 +356,7 @@ class ScaledSteps(ScaledGradients):
         self.ready()
         states.restore(self, saved)
         self._writes.clear()
-        self._end_pass()
+        self._end_passes()
 
     def save_states(self, fname):
         """Write `state_dict` to a file, which is either the old or the complete new one."""
