@@ -5,7 +5,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from gluon_amp.optimizer.arrays import flatten
+from gluon_amp.optimizer.arrays import flatten, multiply
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
@@ -138,6 +138,5 @@ def unscale(trainer):
             "(policy 'mixed_float16')."
         )
     if factor != 1:
-        for grad in grads:
-            grad *= 1 / factor
+        multiply(grads, 1 / factor)
         trainer.mark_gradients(divisor=trainer.current_pass().scale)

@@ -34,8 +34,9 @@ def divisor(trainer: gluon.Trainer, gradients: Iterable[NDArray]) -> float:
     """
     divisor = 2.0 ** (_summands(trainer) - 1).bit_length()
     # Another class may sum float32 gradients in float16, as Horovod does on request.
-    float16 = any(np.dtype(grad.dtype) == np.float16 for grad in gradients)
-    return divisor if float16 or has_own(trainer) else 1.0
+    if divisor == 1 or has_own(trainer):
+        return divisor
+    return divisor if any(np.dtype(grad.dtype) == np.float16 for grad in gradients) else 1.0
 
 
 def _summands(trainer: gluon.Trainer) -> int:

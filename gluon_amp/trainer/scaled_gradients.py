@@ -284,10 +284,9 @@ class ScaledGradients:
         if self.current_gradients().reduced:
             return
         self.ready()
-        gradients = list(self.gradients())
-        divisor = reduction.divisor(self, gradients) if self.scaling else 1.0
+        divisor = reduction.divisor(self, self.gradients()) if self.scaling else 1.0
         if divisor != 1:
-            multiply(gradients, 1 / divisor)
+            multiply(self.gradients(), 1 / divisor)
         self._reduce(divisor)
 
     def _reduce(self, divisor: float = 1.0) -> None:
