@@ -248,16 +248,24 @@ def test_the_finite_step_of_one_trainer_does_not_end_the_search_for_the_other():
 
 
 def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():
+    """Its step also copies the statistics of the first device to the second one."""
     nets = norm_net(prefix="a_"), norm_net(prefix="b_")
+    for net in nets:
+        net.collect_params().reset_ctx(TWO)
+        net[1].running_mean.data(TWO[1])[:] = 5
     shared = amp.StaticLossScale(8)
     trainers = [Trainer(n.collect_params(), "sgd", loss_scale=shared) for n in nets]
-    before = [statistics(n) for n in nets]
     with autograd.record():
-        loss = nets[0](nd.ones((2, 2))).sum() + nets[1](nd.full((2, 2), inf)).sum()
-    trainers[0].backward(loss)
+        losses = [
+            nets[0](nd.ones((2, 2), ctx=ctx)).sum() + nets[1](nd.full((2, 2), inf, ctx=ctx)).sum()
+            for ctx in TWO
+        ]
+    trainers[0].backward(losses)
     assert trainers[0].step(1).applied
     assert not trainers[1].step(1).applied
-    same(before[1], statistics(nets[1]))
+    mean, var = nets[1][1].running_mean, nets[1][1].running_var
+    assert [one.asnumpy().tolist() for one in mean.list_data()] == [[0, 0], [5, 5]]
+    assert [one.asnumpy().tolist() for one in var.list_data()] == [[1, 1]] * 2
 
 
 def test_a_skip_leaves_what_a_trainer_with_the_same_scale_applied():
