@@ -257,8 +257,8 @@ def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():
     trainers = [Trainer(n.collect_params(), "sgd", loss_scale=shared) for n in nets]
     with autograd.record():
         losses = [
-            nets[0](nd.ones((2, 2), ctx=ctx)).sum() + nets[1](nd.full((2, 2), inf, ctx=ctx)).sum()
-            for ctx in TWO
+            nets[0](nd.ones((2, 2), ctx=ctx)).sum() + nets[1](nd.full((2, 2), x, ctx=ctx)).sum()
+            for ctx, x in zip(TWO, (inf, 1))
         ]
     trainers[0].backward(losses)
     assert trainers[0].step(1).applied
