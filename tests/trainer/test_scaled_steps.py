@@ -128,19 +128,17 @@ def test_after_a_skip_all_gradients_are_stale(clip):
     assert (values(used)[0], values(unused)[0]) == (1.5, 4.0)
 
 
-def test_after_a_skip_an_overflow_does_not_come_back_from_an_unused_parameter():
-    """A reduction adds stale gradients to fresh ones, so their buffers are zero."""
-    used, unused = parameter("used", [4.0], ctx=TWO), parameter("unused", [4.0], ctx=TWO)
-    trainer = Trainer([used, unused], "sgd", {"learning_rate": 1.0}, loss_scale="dynamic")
-
-    def step(*factors):
-        losses = (losses_on(p, [f, f], TWO) for p, f in zip((used, unused), factors))
-        trainer.backward([one for pair in losses for one in pair])
-        return trainer.step(1, ignore_stale_grad=True).applied
-
-    assert not step(0.5, inf)
-    assert [step(0.5) for _ in range(2)] == [True] * 2
-    assert values(unused)[0] == 4.0
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_after_a_skip_an_overflow_does_not_come_back(grad_req):
+    """A reduction adds the stale gradient of a device, and 'add' the former gradient."""
+    p = parameter("p", [4.0], ctx=TWO, grad_req=grad_req)
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale="dynamic")
+    trainer.backward(losses_on(p, (inf, 0.25), TWO))
+    assert not trainer.step(1).applied
+    assert [grad.asnumpy().tolist() for grad in p.list_grad()] == [[0], [0]]
+    trainer.backward(losses_on(p, (0.5,), TWO[1:]))
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert p.data(TWO[1]).asnumpy().item() == 3.5
 
 
 # ------------------------------------------------------------------------------ the optimizer
