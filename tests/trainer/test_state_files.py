@@ -170,6 +170,13 @@ def test_forged_states_are_refused_in_one_sentence(path, edit):
     refuse(trainer, path)
 
 
+def test_the_message_names_the_file(path):
+    trainer = train(own())
+    trainer.save_states(path)
+    edited(path, put("skips", (-1, 0)))
+    refuse(trainer, path, f"^{path} .*skips")
+
+
 def test_many_forged_headers_are_refused_or_right(path):
     trainer = train(own())
     trainer.save_states(path)
