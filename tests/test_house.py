@@ -83,7 +83,7 @@ def lint(checkout, *command):
     [
         ("gluon_amp/policy/cast_pass.py", "from gluon_amp.trainer import Trainer"),
         ("gluon_amp/training/data/loader.py", "from gluon_amp.policy import Policy"),
-        ("gluon_amp/trainer/window.py", "from gluon_amp.inspection import describe"),
+        ("gluon_amp/trainer/passes.py", "from gluon_amp.inspection import describe"),
         ("gluon_amp/training/runs/loop.py", "import gluon_amp.training.tables"),
         ("gluon_amp/new_room.py", ""),
     ],
@@ -125,7 +125,7 @@ def private_imports(source):
 @pytest.mark.parametrize("folder", OURS)
 def test_no_file_imports_a_private_name(folder):
     assert private_imports(
-        "from gluon_amp.trainer.window import (\n    Window,\n    _private,\n)"
+        "from gluon_amp.trainer.passes import (\n    Pass,\n    _private,\n)"
     ) == ["_private"]
     for path in (ROOT / folder).rglob("*.py"):
         assert private_imports(path.read_text()) == [], path

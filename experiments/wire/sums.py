@@ -82,7 +82,7 @@ ORDERS: Dict[str, Callable[[Arrays, str], np.ndarray]] = {
 def divisor(workers: int) -> float:
     """Return the power of two by which `amp.Trainer` divides float16 summands, `workers` of them.
 
-    See `gluon_amp.trainer.scaled_gradients`.
+    See `gluon_amp.trainer.reduction`.
     """
     return 2.0 ** (workers - 1).bit_length()
 

@@ -7,7 +7,7 @@ from gluon_amp.base.formats import FORMATS
 from gluon_amp.base.messages import scale_text
 from gluon_amp.inspection import html, look
 from gluon_amp.inspection.values import WIDTH
-from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST, NoLossScale
+from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST
 from gluon_amp.trainer.scaled_steps import check_scaled
 
 from mxnet import gluon
@@ -147,16 +147,15 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
     2048.0
     """
     check_scaled(trainer, "gradient_report")
-    scale = 1.0
-    if not isinstance(trainer.loss_scale, NoLossScale):
-        scale = trainer.loss_scale.backward_scale
-    if scale is None:
+    try:
+        scale = trainer.used_scale()
+    except RuntimeError:
         raise RuntimeError(
             "There are no gradients to report on: call trainer.backward(loss) first, and "
             "gradient_report() before trainer.step()."
-        )
+        ) from None
     rows = [_row(*pair) for pair in look.weight_gradients(net, (FLOAT16.name,))]
-    return GradientReport(rows, scale / trainer.window.predivided)
+    return GradientReport(rows, scale)
 
 
 def _row(parameter: gluon.Parameter, row: look.Row) -> GradientRow:

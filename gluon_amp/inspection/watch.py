@@ -130,7 +130,7 @@ class Watch:
 
     def _look(self, step: int, calls: List[Call]) -> None:
         trainer = self._trainer
-        scale = 1.0 if trainer.window.unscaled else trainer.used_scale()
+        scale = trainer.used_scale()
         reached = [call for call in calls if _reached(call) and call.device == trainer.contexts[0]]
         repeatable = [call for call in reached if call.graph]
         for call in reached:

@@ -24,7 +24,7 @@ from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
-from gluon_amp.trainer.window import mark_fresh
+from gluon_amp.trainer.passes import mark_fresh
 
 import mxnet as mx
 from mxnet import nd
@@ -446,7 +446,7 @@ class Module(mx.mod.Module):
         """As `mx.mod.Module.forward`."""
         training = self.for_training if is_train is None else is_train
         if training and self._trainer is not None:
-            statistics.notify(self._trainer.statistics)
+            statistics.keep(self._trainer.statistics)
         super().forward(data_batch, is_train)
 
     def backward(self, out_grads: Optional[Union[nd.NDArray, List[nd.NDArray]]] = None) -> None:

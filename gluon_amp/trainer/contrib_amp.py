@@ -5,7 +5,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from gluon_amp.optimizer.arrays import flatten
+from gluon_amp.optimizer.arrays import flatten, multiply
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
@@ -100,7 +100,7 @@ def scale_loss(loss, trainer):
         return
     losses = list(flatten(loss))
     guards.check_losses(losses)
-    scale = trainer.begin_pass(losses)
+    scale = trainer.begin_unended_pass(losses)
     scaled = [one * scale for one in losses]
     yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
@@ -129,7 +129,7 @@ def unscale(trainer):
     [[1.0, 1.0]]
     """
     check_scaled(trainer, "unscale")
-    scale, window = trainer.used_scale(), trainer.current_window()
+    factor = trainer.used_scale()
     grads = list(trainer.gradients())
     if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
         raise TypeError(
@@ -137,7 +137,6 @@ def unscale(trainer):
             "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
             "(policy 'mixed_float16')."
         )
-    if trainer.scaling and not window.unscaled:
-        for grad in grads:
-            grad *= 1 / scale
-        trainer.mark_gradients(unscaled=True)
+    if factor != 1:
+        multiply(grads, 1 / factor)
+        trainer.mark_gradients(divisor=trainer.current_pass().scale)

@@ -14,7 +14,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.optimizer.arrays import all_finite, all_zero, head_gradients, restored
-from gluon_amp.trainer.window import clear_fresh, mark_fresh
+from gluon_amp.trainer.passes import clear_fresh, mark_fresh
 
 import mxnet as mx
 from mxnet import MXNetError, autograd
@@ -52,10 +52,12 @@ def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
 def search(low: float, high: float, fits: Fits) -> Optional[float]:
     """Return the largest scale from `low` to `high` at which a pass fits; 0 if there is none.
 
-    Most passes after the first one of a window fit at `high`, so it is tried first. Return None if
+    Most passes after the first one of a step fit at `high`, so it is tried first. Return None if
     the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only
     once, or see `variables_of`.
     """
+    if not high:
+        return 0.0  # an earlier pass of the step fits nowhere
     try:
         return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
     except MXNetError:

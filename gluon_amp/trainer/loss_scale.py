@@ -9,7 +9,7 @@ A trainer reads ``scale`` before the backward pass and calls ``update(finite)`` 
 
 import math
 from numbers import Integral, Real
-from typing import Optional
+from typing import Any, Optional, Tuple
 
 # A scale is the head gradient of a float32 loss, so it has to be a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
@@ -61,13 +61,12 @@ class LossScale:
     searching = False
     limit = "which cannot go lower"
 
-    # Several trainers that share this object can step on the gradients of one backward pass. Each
-    # of them reports whether its own were finite, but the pass counts once.
-    backwards = 0  # number of backward passes so far
-    backward_scale: Optional[float] = None  # the scale of the last one
-    backward_passes: tuple = ()  # for trainers: what undoes the last one
-    _finite: Optional[bool] = None  # the outcome of the last one; None before the first report
-    _before_update: Optional[dict] = None  # the state before that report
+    # The last `Pass` with this scale, which only trainers read and set. Several trainers that share
+    # this object can step on it. Each of them reports whether its own gradients were finite, but
+    # the pass counts once.
+    last_pass: Any = None
+    # Whether its gradients were finite, and the state before that was reported
+    _outcome: Optional[Tuple[bool, dict]] = None
 
     def __setattr__(self, name, value):
         super().__setattr__(name, _power_of_two(name, value) if name == "scale" else value)
@@ -96,29 +95,27 @@ class LossScale:
         """
         self._check_fields(state)
 
-    def begin_backward(self, scale: float) -> None:
-        """Record that a backward pass with this scale begins; called by trainers."""
-        self.backwards += 1
-        self.backward_scale = scale
-        self._finite = self._before_update = None
+    def begin_pass(self, began) -> None:
+        """Set the last pass to one that begins now; called by trainers."""
+        self.last_pass, self._outcome = began, None
 
     def update_once(self, finite: bool, fitting: Optional[float] = None) -> None:
-        """Call `update(finite)` once for each backward pass; called by trainers.
+        """Call `update(finite)` once for each pass; called by trainers.
 
         The first trainer that steps makes the update. If it was finite and a later trainer reports
         an overflow, that update is undone and made again as an overflow.
 
-        `fitting` is the largest scale at which an overflowing pass fits, if the scale is searching
+        `fitting` is the largest scale at which an overflowing pass fits, if the scale was searching
         and there is one.
         """
-        if self._finite is None:
-            self._before_update = self.state_dict()
+        if self._outcome is None:
+            self._outcome = finite, self.state_dict()
             self.update(finite)
-            self._finite = finite
-        elif self._finite and not finite:
-            self.load_state_dict(self._before_update)
+        elif self._outcome[0] and not finite:
+            _, before = self._outcome
+            self.load_state_dict(before)
             self.update(False)
-            self._finite = False
+            self._outcome = False, before
         if fitting is not None:
             self.lower_to(fitting)
 
@@ -156,7 +153,8 @@ class FiniteCheck(LossScale):
     Examples
     --------
     >>> import gluon_amp as amp, mxnet as mx
-    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=2), 'float32')
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
     >>> trainer = amp.Trainer(net.collect_params(), 'sgd', check_finite=True)
     >>> trainer.loss_scale
     FiniteCheck()

@@ -1,21 +1,16 @@
-"""Scaled gradients: backward passes with one scale, their window, and their reduction."""
+"""Scaled gradients: backward passes with one scale, and their reduction."""
 
 import contextlib
-import math
-import threading
-from dataclasses import replace
 from typing import Callable, Iterator, List, Optional, Tuple
 
-import numpy as np
-
-from gluon_amp.casting import statistics
+from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.optimizer.arrays import all_finite, flatten, head_gradients, multiply, restored
-from gluon_amp.trainer import first_scale, guards, snapshot
-from gluon_amp.trainer.contrib_amp_scaler import ContribAmpAttributes
+from gluon_amp.trainer import first_scale, guards, reduction
+from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
 from gluon_amp.trainer.loss_scale import FiniteCheck, LossScale, NoLossScale, resolve, whole_number
+from gluon_amp.trainer.passes import Gradients, Pass, Passes, mark_fresh
 from gluon_amp.trainer.report import Skips
-from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -29,7 +24,7 @@ class _ByDtype:
 BY_DTYPE = _ByDtype()
 
 
-class ScaledGradients(ContribAmpAttributes):
+class ScaledGradients:
     """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
     skips: Skips
@@ -60,24 +55,23 @@ class ScaledGradients(ContribAmpAttributes):
         self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
         statistics.watch(self.parameters)
         if self.scaling:
-            snapshot.enable_for(self)
-        self._window_lock = threading.Lock()  # GluonCV runs backward passes in threads
-        self._begin_window()
+            statistics.start_keeping()
+        self._passes = Passes(self._loss_scale)
+        self._end_passes()
 
     # ------------------------------------------------------------------ public state
     #
-    # `loss_scale` and `window` are for users. The others are for the rest of this package and for
-    # code that extends a trainer.
+    # `loss_scale` is for users. The others are for the rest of this package and for code that
+    # extends a trainer.
 
     @property
     def loss_scale(self) -> LossScale:
-        """The loss scale object; its `.scale` is what the next window of backward passes uses."""
+        """The loss scale object; its `.scale` is what the next step's backward passes use."""
         return self._loss_scale
 
     @property
-    def window(self) -> Window:
-        """The state between the first backward pass of a step and its update; frozen."""
-        return self._window
+    def _amp_loss_scaler(self) -> ContribAmpScaler:
+        return ContribAmpScaler(self._loss_scale)
 
     @property
     def scaling(self) -> bool:
@@ -175,13 +169,13 @@ class ScaledGradients(ContribAmpAttributes):
     def scaled_pass(
         self, losses=(), fits: Optional[first_scale.Fits] = None, check_heads: bool = False
     ) -> Iterator[float]:
-        """Yield the window's scale for a backward pass, and record what the pass writes.
+        """Yield the scale for a backward pass, and record what the pass writes.
 
         `fits` replays the pass: while the loss scale is searching, and to check its head gradients.
         """
-        scale = self._open_window()
-        written = snapshot.begin_backward(self.statistics)
-        yield scale
+        made = self._passes.begin()
+        written = statistics.begin_backward(self.statistics)
+        yield made.scale
         fitting = None
         if fits is not None:
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
@@ -191,61 +185,44 @@ class ScaledGradients(ContribAmpAttributes):
                 if check_heads and not self._heads_checked:
                     first_scale.check_heads(fits)
                     self._heads_checked = True
-                if self._loss_scale.searching:
-                    fitting = scale if finite else self._search(fits, scale)
-        self._add_pass(written, losses, fitting)
+                if made.searching:
+                    # Only a lower scale than that of the earlier passes is of interest.
+                    high = made.scale if made.fitting is None else made.fitting
+                    low = self._loss_scale.min_scale
+                    fitting = made.scale if finite else first_scale.search(low, high, fits)
+        self._passes.extend(written, losses, fitting, ended=True)
 
-    def _search(self, fits: first_scale.Fits, scale: float) -> Optional[float]:
-        """Return the largest scale at which the pass fits, as `first_scale.search` does."""
-        # Only a lower scale than that of the window's earlier passes is of interest.
-        high = scale if self._window.fitting is None else self._window.fitting
-        return first_scale.search(self._loss_scale.min_scale, high, fits) if high else high
-
-    def begin_pass(self, losses) -> float:
-        """Return the window's scale for a backward pass whose end will not be known.
+    def begin_unended_pass(self, losses) -> float:
+        """Return the scale for a backward pass whose end will not be known.
 
         A skip then restores all that was written to running statistics since.
         """
-        scale = self._open_window()
-        self._add_pass(snapshot.begin_backward(self.statistics), losses, ended=False)
-        return scale
+        made = self._passes.begin()
+        written = statistics.begin_backward(self.statistics)
+        self._passes.extend(written, losses, fitting=None, ended=False)
+        return made.scale
 
-    def _open_window(self) -> float:
-        with self._window_lock:
-            if self._window.scale is None:
-                self._window = replace(self._window, scale=self._loss_scale.checked_scale())
-            self._loss_scale.begin_backward(self._window.scale)
-            return self._window.scale
+    def _end_passes(self) -> None:
+        """Forget passes and gradients after a step."""
+        self._passes.end()
+        self._gradients = Gradients()
+        statistics.forget(undone=self.scaling)
 
-    def _add_pass(self, written: snapshot.Pass, losses, fitting=None, ended=True) -> None:
-        with self._window_lock:  # so that passes are added in the order in which they ended
-            window = self._window.with_pass(snapshot.ended(written) if ended else written)
-            window = window.with_fitting(fitting)
-            self._window = replace(window, losses=tuple(one.detach() for one in losses))
-            self._loss_scale.backward_passes = window.passes
+    def current_pass(self) -> Pass:
+        """Return the passes since the last step, of this trainer or one that shares its scale.
 
-    def _begin_window(self) -> None:
-        """Replace the window after a step."""
-        self._window = Window(shared_backwards=self._loss_scale.backwards)
-        snapshot.end_step(undoes=self.scaling)
-
-    def used_scale(self) -> float:
-        """Return the factor of the gradients: the loss scale over the divisor of the reduction.
-
-        Raise `RuntimeError` if no backward pass of this trainer, or of one that shares its scale,
-        came before.
+        Raise `RuntimeError` if there are none.
         """
-        if self._window.scale is not None:
-            return self._window.scale / self._window.predivided
         if not self.scaling:
-            return 1.0
-        if self._loss_scale.backwards > self._window.shared_backwards:
-            return self._loss_scale.backward_scale / self._window.predivided
-        raise RuntimeError(
-            "There is no scaled backward pass to step on: call trainer.backward(loss) in place of "
-            "loss.backward(), once or more before each step, so that the gradients carry the loss "
-            "scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
-        )
+            return Pass(scale=1.0)
+        current = self._passes.current()
+        if current is None:
+            raise RuntimeError(
+                "There is no scaled backward pass to step on: call trainer.backward(loss) in place "
+                "of loss.backward(), once or more before each step, so that the gradients carry the"
+                " loss scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
+            )
+        return current
 
     # ------------------------------------------------------------------ gradients
 
@@ -253,92 +230,78 @@ class ScaledGradients(ContribAmpAttributes):
         """Yield the gradients of all initialized parameters on all devices."""
         return (grad for param in self._trained() for grad in param.list_grad())
 
-    def current_window(self) -> Window:
-        """Return the window, without values that a later backward pass made obsolete.
+    def used_scale(self) -> float:
+        """Return the factor that the gradients carry: the loss scale over their divisor.
+
+        Raise `RuntimeError` as `current_pass` and `current_gradients` do.
+        """
+        return self.current_pass().scale / self.current_gradients().divisor
+
+    def current_gradients(self) -> Gradients:
+        """Return what was done to the gradients since the last backward pass.
 
         Raise `RuntimeError` if that pass added to gradients that were reduced or unscaled before,
         or wrote only some of them.
         """
-        window = self._window
-        if not window.fresh:
-            return window
-        weights = [(param, array) for param in self._trained() for array in param.list_data()]
-        # The marks were cleared when the window's gradients were marked as reduced or unscaled, so
-        # those that are set now come from later passes.
-        written = {id(array): param.grad_req for param, array in weights if array._fresh_grad}
+        done = self._gradients
+        if not done.fresh:
+            return done
+        # The marks were cleared when the gradients were reduced, measured or unscaled, so those
+        # that are set now come from later passes.
+        written = {id(one): param.grad_req for param, one in self._weights() if one._fresh_grad}
         if written:
-            overwritten = all(written.get(key) == "write" for key in window.fresh)
-            if not overwritten and (window.unscaled or (window.reduced and self._reduces())):
+            overwritten = all(written.get(key) == "write" for key in done.fresh)
+            if not overwritten and (done.reduced or done.divisor != 1):
                 raise RuntimeError(
                     "A backward pass wrote into gradients that were reduced or unscaled already, "
                     "which mixes two units: call clip_global_norm, allreduce_grads and unscale "
                     "after the last backward pass of a step."
                 )
-            mark_fresh(window.fresh.values())
-            self._window = window = window.with_new_gradients()
-        return window
+            mark_fresh(done.fresh.values())
+            self._gradients = Gradients()
+        return self._gradients
 
     def mark_gradients(self, **changes) -> None:
-        """Record in fields of the window what was done to the gradients, to detect later passes."""
-        cleared = clear_fresh(array for param in self._trained() for array in param.list_data())
-        fresh = {**self._window.fresh, **{id(array): array for array in cleared}}
-        self._window = replace(self._window, fresh=fresh, **changes)
+        """Record what was done to the gradients, in fields of `Gradients`."""
+        self._gradients = self._gradients.after((w for _, w in self._weights()), **changes)
 
     def allreduce_grads(self):
         """Reduce the gradients over devices and workers; then call `update`, not `step`.
 
         The results are sums that carry the loss scale. `step` and `clip_global_norm`, whose results
         nobody reads, divide the summands first, so that no sum overflows where each of them fits.
+        Gradients that are reduced already stay as they are.
         """
         guards.check_dense(self.parameters, "allreduce_grads()")
-        self.current_window()
-        self._reduce()
-        self.mark_gradients(reduced=True)
+        if not self.current_gradients().reduced:
+            self._reduce()
 
-    def _reduce(self) -> None:
-        self.ready()
-        self._allreduce_grads()
+    def _reduce_once(self) -> None:
+        """Reduce the gradients, unless they are, and divide them first (`reduction.divisor`).
 
-    def _reduce_predivided(self) -> None:
-        """Reduce the gradients, divided by a power of two at least as high as their number.
-
-        Only sums in float16 need it. It is exact, apart from underflow, and the update multiplies
-        by the divisor.
+        The update multiplies by the divisor.
         """
+        if self.current_gradients().reduced:
+            return
         self.ready()
-        divisor = 2.0 ** (self._summands() - 1).bit_length()
-        if divisor > 1 and self.scaling:
-            gradients = list(self.gradients())
-            # Another class may sum float32 gradients in float16, as Horovod does on request.
-            float16 = any(np.dtype(grad.dtype) == np.float16 for grad in gradients)
-            if float16 or self._reduces_itself():
-                multiply(gradients, 1 / divisor)
-                self._window = replace(self._window, predivided=divisor)
+        divisor = reduction.divisor(self, self.gradients()) if self.scaling else 1.0
+        if divisor != 1:
+            multiply(self.gradients(), 1 / divisor)
+        self._reduce(divisor)
+
+    def _reduce(self, divisor: float = 1.0) -> None:
+        self.ready()
         self._allreduce_grads()
-
-    def _summands(self) -> int:
-        """Return how many gradients of each parameter are added up; 1 if that is not known."""
-        if self._reduces_itself():
-            # Horovod's trainer adds up one gradient of each process, divided by a factor already.
-            workers = getattr(self, "_process_set", None)
-            factor = getattr(self, "_gradient_predivide_factor", 1)
-            return math.ceil(workers.size() / factor) if workers else 1
-        return len(self.contexts) * self._kvstore.num_workers if self._kvstore else 1
-
-    def _reduces(self) -> bool:
-        """Return whether gradients are exchanged at all, between devices or workers."""
-        return self._kvstore is not None or self._reduces_itself()
-
-    def _reduces_itself(self) -> bool:
-        """Return whether another class, such as Horovod's, has a reduction of its own."""
-        return type(self)._allreduce_grads is not gluon.Trainer._allreduce_grads
-
-    def _crosses_workers(self) -> bool:
-        """Return whether a reduction may exchange gradients with other workers."""
-        return self._reduces_itself() or bool(self._kvstore and self._kvstore.num_workers > 1)
+        if reduction.exchanges(self):
+            divisor *= self._gradients.divisor
+            self.mark_gradients(reduced=True, divisor=divisor)
 
     def _trained(self) -> List[gluon.Parameter]:
         return [p for p in self.parameters if p.grad_req != "null" and p._data is not None]
+
+    def _weights(self) -> List[Tuple[gluon.Parameter, nd.NDArray]]:
+        """Return the trained parameters, each with its array on each device."""
+        return [(param, array) for param in self._trained() for array in param.list_data()]
 
     def _used_grads(self) -> List[Tuple[str, list]]:
         """Return names of parameters, each with those of its gradients that this step uses.
@@ -347,11 +310,11 @@ class ScaledGradients(ContribAmpAttributes):
         workers, this worker cannot know which are fresh on others. All count then, so that all
         workers decide alike.
         """
-        across_workers = self._crosses_workers()
+        across_workers = reduction.crosses_workers(self)
         used = []
         for param in self._trained():
             pairs = list(zip(param.list_data(), param.list_grad()))
-            fresh = [grad for data, grad in pairs if self._window.is_fresh(data)]
+            fresh = [grad for data, grad in pairs if self._gradients.is_fresh(data)]
             reduced = across_workers or (self._kvstore is not None and fresh)
             used.append((param.name, [grad for _, grad in pairs] if reduced else fresh))
         return used
@@ -368,7 +331,7 @@ class ScaledGradients(ContribAmpAttributes):
         if self._kv_initialized and not self._params_to_init:
             return
         # The statistics are copied too, in the middle of a step, and a skip has to restore them.
-        written = snapshot.take(statistics.arrays_of(self.statistics)) if self.scaling else ()
+        written = snapshots.take(statistics.arrays_of(self.statistics)) if self.scaling else ()
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
@@ -377,7 +340,8 @@ class ScaledGradients(ContribAmpAttributes):
             # these have arrived, and the sum of the gradients would then arrive as the weights.
             for array in statistics.arrays_of(self.parameters):
                 array.wait_to_read()
-        self._window = self._window.with_pass(snapshot.ended(written))
+        if written:
+            self._passes.add_write(written)
 
     def _check_contexts(self):
         # Without parameters MXNet's result is None, on which the constructor fails.

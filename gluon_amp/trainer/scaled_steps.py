@@ -4,7 +4,7 @@ import logging
 import math
 from dataclasses import replace
 from itertools import chain
-from typing import Callable, Dict, Iterator, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -14,17 +14,18 @@ from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import wait_until_unused
 from gluon_amp.base.messages import first_few
 from gluon_amp.base.writes import version
+from gluon_amp.casting import snapshots
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.optimizer.arrays import all_finite, finite, square_sums
-from gluon_amp.trainer import first_scale, guards, snapshot, state_files, states
+from gluon_amp.trainer import first_scale, guards, reduction
 from gluon_amp.trainer.loss_scale import GUESS
+from gluon_amp.trainer.passes import Pass, clear_fresh, mark_fresh
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import ScaledGradients
-from gluon_amp.trainer.window import Window, clear_fresh, mark_fresh
 
-from mxnet import nd
+from mxnet import gluon, nd
 
 logger = logging.getLogger("gluon_amp")
 
@@ -84,22 +85,18 @@ class ScaledSteps(ScaledGradients):
         guards.check_dense(self.parameters, "clip_global_norm()")
         max_norm = guards.positive("max_norm", max_norm)
         batch_size = guards.batch_size(batch_size, self.rescale)
-        self.used_scale()
+        self.current_pass()  # raises if there is none
         self._dtypes.check(computing=self._scale_by_dtype)
-        window = self.current_window()
-        if not window.reduced:
-            self._reduce_predivided()
-            self.mark_gradients(reduced=True)
-        divisor = 1.0 if window.unscaled else self.used_scale()
+        self._reduce_once()
         grads = [grad for _, arrays in self._used_grads() for grad in arrays]
         sums = square_sums(grads)
         # After a reduction all devices hold the same gradients, of which one copy counts.
-        copies = [self._reduces() and grad.context != self.contexts[0] for grad in grads]
+        copies = [reduction.exchanges(self) and grad.context != self.contexts[0] for grad in grads]
         norm = math.sqrt(sum(one for one, copy in zip(sums, copies) if not copy))
-        norm *= (abs(self.rescale) / batch_size) / divisor
+        norm *= (abs(self.rescale) / batch_size) / self.used_scale()
         clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
         finite = {id(grad): version(grad) for grad in grads} if np.isfinite(sums).all() else {}
-        self.mark_gradients(clip_factor=clip_factor, grad_norm=norm, finite=finite)
+        self.mark_gradients(clip_factor=clip_factor, norm=norm, finite=finite)
         return norm
 
     # ------------------------------------------------------------------ the step
@@ -140,8 +137,7 @@ class ScaledSteps(ScaledGradients):
         if guards.stored_sparse(self.parameters):
             return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin_step(ignore_stale_grad)
-        if not self._window.reduced:
-            self._reduce_predivided()
+        self._reduce_once()
         return self._finish_step(batch_size, ignore_stale_grad)
 
     def update(self, batch_size, ignore_stale_grad=False):
@@ -161,24 +157,17 @@ class ScaledSteps(ScaledGradients):
         for listener in tuple(self.step_listeners):
             listener()
         super().step(batch_size, ignore_stale_grad)
-        self._begin_window()
-        return StepReport(
-            applied=True,
-            loss_scale=1.0,
-            next_loss_scale=1.0,
-            grad_norm=None,
-            overflow=(),
-            skipped_total=0,
-        )
+        self._end_passes()
+        return StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0)
 
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
-        self.used_scale()
+        self.current_pass()  # raises if there is none
         self._dtypes.check(computing=self._scale_by_dtype)
-        window = self.current_window()
+        gradients = self.current_gradients()
         # gluon.Trainer raises this in the middle of the update, after it has cleared some marks.
         for param in () if ignore_stale_grad else self._trained():
-            if not all(map(window.is_fresh, param.list_data())):
+            if not all(map(gradients.is_fresh, param.list_data())):
                 raise UserWarning(
                     f"No backward pass has written the gradient of {param.name} on every device "
                     "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
@@ -188,50 +177,48 @@ class ScaledSteps(ScaledGradients):
             listener()
 
     def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
-        carried, window = self.used_scale(), self._window
-        scale = carried * window.predivided
+        stepped_on, gradients = self.current_pass(), self._gradients
         checked = self._used_grads() if self.scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
         overflow = ()
-        if window.still_finite(grads) or all_finite(grads):
-            self._apply(batch_size, carried, ignore_stale_grad)
+        if gradients.still_finite(grads) or all_finite(grads):
+            self._apply(batch_size, stepped_on.scale / gradients.divisor, ignore_stale_grad)
             if grads:
-                self._loss_scale.update_once(True)
+                self._passes.report(True)
                 self.skips = replace(self.skips, in_vain=0)
         else:
             flags = iter(finite(grads))
             finite_by_name = [(name, [next(flags) for _ in arrays]) for name, arrays in checked]
             overflow = tuple(name for name, flags in finite_by_name if not all(flags))
-            at_floor = self._loss_scale.at_floor
-            searching = self._loss_scale.searching
-            fitting = self._fitting(scale) if searching else None
+            fitting = self._fitting(stepped_on) if stepped_on.searching else None
             self._skip()
-            self._loss_scale.update_once(False, fitting)
-            cause, curable = self._cause(window)
-            fits_nowhere = searching and fitting is None
-            self.skips = self.skips.with_one_more(at_floor or fits_nowhere or not curable)
+            self._passes.report(False, fitting)
+            cause, curable = cause_of_overflow(self.parameters, stepped_on)
+            fits_nowhere = stepped_on.searching and fitting is None
+            in_vain = stepped_on.at_floor or fits_nowhere or not curable
+            self.skips = self.skips.with_one_more(in_vain)
         delayed_scaling.end_step(self.parameters, applied=not overflow)
         report = StepReport(
             applied=not overflow,
-            loss_scale=scale,
+            loss_scale=stepped_on.scale,
             next_loss_scale=self._loss_scale.scale,
-            grad_norm=window.grad_norm,
+            grad_norm=gradients.norm,
             overflow=overflow,
             skipped_total=self.skips.total,
         )
-        self._begin_window()
+        self._end_passes()
         if overflow:
+            at_floor = stepped_on.at_floor
             limit = self._loss_scale.limit if at_floor else "and a lower one would not help"
             self._report_skip(report, limit, cause)
         return report
 
     def _apply(self, batch_size, scale, ignore_stale_grad) -> None:
-        window = self._window
-        divisor = 1.0 if window.unscaled else scale
+        gradients = self._gradients
         # The division by a power of two comes last, so the digits are the same for every scale.
-        factor = self.rescale / batch_size * window.clip_factor / divisor
+        factor = self.rescale / batch_size * gradients.clip_factor / scale
         self._check_and_rescale_grad(ExactFloat(factor))
-        mark_fresh(window.fresh.values())  # gluon.Trainer reads the marks
+        mark_fresh(gradients.fresh.values())  # gluon.Trainer reads the marks
         self._adopt_masters()
         updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
         seen = self._writes.sync_written(updated)
@@ -239,34 +226,33 @@ class ScaledSteps(ScaledGradients):
         self._writes.record(seen, getattr(self._optimizer, "weight_writes", lambda weight: None))
 
     def _skip(self) -> None:
-        own = self._window.passes
-        shared = self._loss_scale.backward_passes if self._window.scale is None else ()
-        snapshot.undo((*shared, *own))
+        snapshots.undo(self.current_pass().written)
         for param in self._trained():
             # Also 'write' buffers: if no later backward pass wrote one, it would overflow again.
             set_to_zero(param.list_grad())
             clear_fresh(param.list_data())
 
-    def _fitting(self, scale: float) -> Optional[float]:
-        """Return the largest scale at which the window's passes fit, the same on all workers.
+    def _fitting(self, overflowed: Pass) -> Optional[float]:
+        """Return the largest scale at which passes fit, the same on all workers.
 
         None if there is none. Call it after an overflow: gradients are overwritten.
         """
-        own = self._window.fitting
+        own = overflowed.fitting
         if own is None:
-            own = scale * GUESS if all_finite(self._window.losses) else 0.0
+            own = overflowed.scale * GUESS if all_finite(overflowed.losses) else 0.0
         exchanged = [p.list_grad() for p in self._trained() if p.list_grad()[0].stype == "default"]
-        if not self._crosses_workers() or not exchanged:
+        if not reduction.crosses_workers(self) or not exchanged:
             return own or None
 
         def fits_everywhere(candidate: float) -> bool:
             for grads in exchanged:
                 for grad in grads:
                     grad[:] = 0 if candidate <= own else np.inf
-            self._reduce()
+            self._allreduce_grads()
             return all_finite(exchanged[0])
 
-        return first_scale.largest_power(self._loss_scale.min_scale, scale, fits_everywhere)
+        low = self._loss_scale.min_scale
+        return first_scale.largest_power(low, overflowed.scale, fits_everywhere)
 
     def _report_skip(self, report: StepReport, limit: str, cause: str) -> None:
         """Log a skip, call `on_skip`, and raise after too many skips in a row."""
@@ -287,26 +273,6 @@ class ScaledSteps(ScaledGradients):
                 f"{report.loss_scale:g}, {limit}, in the gradients of {names}: "
                 f"{cause}; amp.diagnose(net, loss_fn, data, label) finds the block."
             )
-
-    def _cause(self, window: Window) -> Tuple[str, bool]:
-        """Return what is known about an overflow without another pass through the network.
-
-        And whether a lower loss scale may help.
-        """
-        values = {p.name: p.list_data()[0] for p in self.parameters if p._data is not None}
-        infinite = [name for name, fits in zip(values, finite(values.values())) if not fits]
-        if infinite:
-            return f"the parameter {infinite[0]} is not finite itself, so load a finite one", False
-        # The loss alone is not enough: a ReLU turns NaN into 0.
-        snapshots = chain.from_iterable(window.passes)
-        after = [one.after for one in snapshots if one.after is not None]
-        if not all_finite([*window.losses, *after]):
-            return (
-                "the forward pass is not finite already, so look for infinite data and for overflow"
-                " in the network",
-                False,
-            )
-        return "the forward pass looks finite, so it is probably its gradient that overflows", True
 
     # ------------------------------------------------------------------ masters
 
@@ -376,20 +342,26 @@ class ScaledSteps(ScaledGradients):
 
     def state_dict(self) -> dict:
         """Return what a resumed run needs besides the parameters: see `states.collect`."""
+        from gluon_amp.trainer import states
+
         guards.check_dense(self.parameters, "saved states")
         self.ready()
         return states.collect(self)
 
     def load_state_dict(self, saved: dict) -> None:
         """Restore what `state_dict` returned: see `gluon_amp.trainer.states.restore`."""
+        from gluon_amp.trainer import states
+
         guards.check_dense(self.parameters, "saved states")
         self.ready()
         states.restore(self, saved)
         self._writes.clear()
-        self._begin_window()
+        self._end_passes()
 
     def save_states(self, fname):
         """Write `state_dict` to a file, which is either the old or the complete new one."""
+        from gluon_amp.trainer import state_files
+
         state_files.write(fname, self.state_dict())
 
     def load_states(self, fname):
@@ -412,6 +384,8 @@ class ScaledSteps(ScaledGradients):
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
+        from gluon_amp.trainer import state_files
+
         guards.check_dense(self.parameters, "saved states")
         self.ready()
         self.load_state_dict(state_files.read(fname, self))
@@ -424,3 +398,24 @@ def check_scaled(trainer, caller: str) -> None:
             f"{caller}() got a {type(trainer).__name__} without a loss scale: build an "
             "amp.Trainer, or call amp.init_trainer(trainer) first."
         )
+
+
+def cause_of_overflow(parameters: List[gluon.Parameter], overflowed: Pass) -> Tuple[str, bool]:
+    """Return what is known about an overflow without another pass through the network.
+
+    And whether a lower loss scale may help.
+    """
+    values = {p.name: p.list_data()[0] for p in parameters if p._data is not None}
+    infinite = [name for name, fits in zip(values, finite(values.values())) if not fits]
+    if infinite:
+        return f"the parameter {infinite[0]} is not finite itself, so load a finite one", False
+    # The loss alone is not enough: a ReLU turns NaN into 0.
+    written = chain.from_iterable(overflowed.written)
+    after = [one.after for one in written if one.after is not None]
+    if not all_finite([*overflowed.losses, *after]):
+        return (
+            "the forward pass is not finite already, so look for infinite data and for overflow"
+            " in the network",
+            False,
+        )
+    return "the forward pass looks finite, so it is probably its gradient that overflows", True

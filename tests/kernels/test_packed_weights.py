@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -204,6 +206,8 @@ def test_the_gradient_of_the_data_reads_the_same_weight(channels, filters, kerne
 
 FORKS = """
 import os
+import subprocess
+import sys
 import gluon_amp as amp
 import mxnet as mx
 net = amp.cast(mx.gluon.nn.Dense(64, in_units=64), "float16")

@@ -72,14 +72,6 @@ class Dense16(gluon.HybridBlock):
         self.weight.cast("float16")  # MXNet's initializers of `mx.np` fail on float16
 
 
-def network(ctx=None):
-    net = nn.HybridSequential()
-    net.add(Dense16(8, 4), nn.Activation("relu"), Dense16(3, 8))
-    net.initialize(mx.init.Xavier(), ctx=ctx)
-    net.hybridize()
-    return net
-
-
 def losses_on(p, factors, contexts):
     with autograd.record():
         return [kinds.cast(p.data(c), "float32") * f for c, f in zip(contexts, factors)]

@@ -1,18 +1,18 @@
-"""init_trainer, scale_loss and unscale."""
+"""The spelling of `mxnet.contrib.amp`, and nets and steps on which it fails (docs/guide)."""
+
+import json
 
 import numpy as np
 import pytest
 
+import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
-from gluon_amp.trainer.loss_scale import StaticLossScale
-from tests import kinds
-from tests.trainer.helpers import parameter, run, values
+from tests.trainer.helpers import TWO, losses_on, parameter, run, values
 
 import mxnet as mx
-from mxnet import autograd, gluon
-
-pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
 
 inf = np.inf
 
@@ -38,8 +38,9 @@ def test_init_trainer_keeps_another_trainers_reduction_and_factor():
     assert isinstance(trainer, Halving)
     assert trainer.loss_scale.scale == 65536.0
     trainer.loss_scale.load_state_dict(DynamicLossScale(8).state_dict())
-    assert run(trainer, [(p, [0.5])]).applied
-    assert (values(p)[0], trainer.reductions) == (0.5, 1)
+    for _ in range(2):
+        assert run(trainer, [(p, [0.25])]).applied
+    assert (values(p)[0], trainer.reductions, trainer.rescale) == (0.5, 2, 0.5)
     assert not run(trainer, [(p, [inf])]).applied
     assert values(p)[0] == 0.5
 
@@ -57,17 +58,15 @@ def test_stale_gradients_count_where_another_class_reduces_them():
     assert (values(used)[0], values(unused)[0]) == (0.75, 1.0)
 
 
-def test_init_trainer_on_a_stock_trainer_of_two_contexts_moves_the_update_off_the_kvstore():
-    ctx = [mx.cpu(0), mx.cpu(1)]
-    p = parameter("p", [1.0], "float32", ctx=ctx)
+@pytest.mark.parametrize("options", [{"loss_scale": "dynamic"}, {"check_finite": True}])
+def test_init_trainer_on_a_stock_trainer_of_two_devices_moves_the_update_off_the_kvstore(options):
+    p = parameter("p", [1.0], "float32", ctx=TWO)
     trainer = gluon.Trainer([p], "sgd", {"learning_rate": 1.0})
-    init_trainer(trainer, loss_scale="dynamic")
-    for factor, expected in ((0.25, 0.5), (inf, 0.5)):
-        with autograd.record():
-            losses = [p.data(c) * factor for c in ctx]
-        trainer.backward(losses)
-        trainer.step(1)
-        assert [d.asnumpy().item() for d in p.list_data()] == [expected] * 2
+    init_trainer(trainer, **options)
+    for factor in (0.25, inf):
+        trainer.backward(losses_on(p, [factor, factor], TWO))
+        assert trainer.step(1).applied == (factor != inf)
+        assert [d.asnumpy().item() for d in p.list_data()] == [0.5, 0.5]
 
 
 def test_init_trainer_refuses():
@@ -76,7 +75,8 @@ def test_init_trainer_refuses():
         init_trainer(mx.optimizer.SGD())
     with pytest.raises(ValueError, match="call init_trainer\\(\\) once"):
         init_trainer(Trainer([p], "sgd"))
-    stock = gluon.Trainer([p], mx.optimizer.SGD(), update_on_kvstore=False)
+    sgd = mx.optimizer.SGD(multi_precision=False)
+    stock = gluon.Trainer([p], sgd, update_on_kvstore=False)
     with autograd.record():
         loss = p.data() * 2
     loss.backward()
@@ -88,7 +88,7 @@ def test_init_trainer_refuses():
     with pytest.raises(ValueError, match="update_on_kvstore=True"):
         init_trainer(on_kvstore)
     message = r"scale_loss\(\) got a Trainer .* call amp.init_trainer"
-    with pytest.raises(TypeError, match=message), scale_loss(kinds.ones((1,)), stock):
+    with pytest.raises(TypeError, match=message), scale_loss(nd.ones((1,)), stock):
         pass
 
 
@@ -115,10 +115,86 @@ def test_scale_loss_and_unscale():
 def test_scale_loss_without_a_scale_and_unscale_of_float16():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", loss_scale=None)
-    loss = kinds.ones((1,))
+    loss = nd.ones((1,))
     with scale_loss(loss, trainer) as scaled:
         assert scaled is loss
-    trainer = Trainer([p], "sgd", loss_scale=StaticLossScale(8))
+    trainer = Trainer([p], "sgd", loss_scale=8)
     run(trainer, [(p, [1.0])], step=False)
     with pytest.raises(TypeError, match=r"clip with trainer\.clip_global_norm"):
         unscale(trainer)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_skip_undoes_the_pass_of_scale_loss(inside):
+    """MXNet's documentation has the backward pass inside the context, and it need not be."""
+    norm = nn.BatchNorm(in_channels=2)
+    norm.initialize()
+    trainer = Trainer(norm.collect_params(), "sgd", loss_scale=8)
+    with autograd.record(), scale_loss(norm(nd.array([[inf, 2]])).sum(), trainer) as loss:
+        if inside:
+            autograd.backward(loss)
+    if not inside:
+        autograd.backward(loss)
+    assert not np.isfinite(norm.running_mean.data().asnumpy()[0])
+    assert not trainer.step(1).applied
+    assert norm.running_mean.data().asnumpy().tolist() == [0, 0]
+
+
+# ------------------------------------------------------------------------------ where it fails
+
+DATA = nd.array(np.random.RandomState(0).uniform(-1, 1, (4, 3, 8, 8)))
+LABEL = nd.array([0, 1, 2, 0])
+
+
+class TwoBranches(nn.HybridBlock):
+    """`concat(conv(x), conv(pool(x)))`, on which MXNet's own graph pass fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2D(2, 1), nn.Conv2D(2, 1)
+        self.pool = nn.MaxPool2D(3, 1, 1)
+
+    def hybrid_forward(self, F, x):
+        return F.concat(self.one(x), self.two(self.pool(x)), dim=1)
+
+
+def trained(policy, *layers):
+    """Return a net of these layers and a Dense one after four steps, and its losses."""
+    mx.random.seed(1)
+    net, losses = nn.HybridSequential(), []
+    net.add(*layers, nn.Dense(3))
+    net.initialize()
+    amp.cast(net, policy)
+    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=64)
+    for _ in range(4):
+        with autograd.record():
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(DATA), LABEL)
+        trainer.backward(loss)
+        assert trainer.step(len(DATA)).applied
+        losses.append(loss.mean().asscalar())
+    return net, losses
+
+
+@pytest.mark.parametrize("policy, layer", [("float16", nn.LayerNorm), ("bfloat16", TwoBranches)])
+def test_nets_that_it_cannot_convert_or_train(policy, layer):
+    net, losses = trained(policy, nn.Conv2D(4, 3, padding=1), layer())
+    assert losses[-1] < losses[0]
+    assert net(DATA).dtype == net(DATA.astype("float16")).dtype == np.float32
+    computed = {row.op: row.compute_dtype for row in amp.describe(net, DATA).rows}
+    assert computed["Convolution"] == computed["FullyConnected"] == policy.split("_")[-1]
+
+
+def test_a_trained_net_is_exported_without_casts(tmp_path):
+    net, _ = trained("float16", TwoBranches())
+    net.export(str(tmp_path / "net"))
+    ops = {n["op"] for n in json.loads((tmp_path / "net-symbol.json").read_text())["nodes"]}
+    assert ops == {"null", "Convolution", "Pooling", "Concat", "FullyConnected"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
+def test_an_aggregation_size_above_60_leaves_no_parameter_out(optimizer, monkeypatch):
+    monkeypatch.setenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", "64")
+    params = [parameter(f"p{k:02d}", [1.0]) for k in range(70)]
+    trainer = Trainer(params, optimizer, {"learning_rate": 0.5}, loss_scale=4)
+    assert run(trainer, [(p, [1.0]) for p in params]).applied
+    assert 1 not in {p.data().asscalar() for p in params}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import DynamicLossScale, StepReport, Trainer
+from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.trainer.first_scale import largest_power
 from tests.casting.nets import small_net
 from tests.trainer.helpers import TWO, losses_on, parameter, run, same, values
@@ -22,7 +22,7 @@ inf, nan = np.inf, np.nan
 # ------------------------------------------------------------------------------ bisection
 
 
-@pytest.mark.parametrize("largest", range(-25, 17))
+@pytest.mark.parametrize("largest", [-25, -24, -23, -5, 0, 7, 15, 16])
 def test_bisection_finds_the_largest_power_in_6_calls(largest):
     tried = []
 
@@ -33,11 +33,7 @@ def test_bisection_finds_the_largest_power_in_6_calls(largest):
     expected = None if largest < -24 else 2.0**largest
     assert largest_power(2.0**-24, 2.0**16, fits) == expected
     assert len(tried) <= 6 and len(set(tried)) == len(tried)
-
-
-def test_bisection_of_a_single_scale():
-    assert largest_power(8.0, 8.0, lambda scale: True) == 8.0
-    assert largest_power(8.0, 8.0, lambda scale: False) is None
+    assert largest_power(8.0, 8.0, fits) == (8.0 if largest >= 3 else None)
 
 
 # ------------------------------------------------------------------------------ one skip
@@ -48,11 +44,7 @@ def test_bisection_of_a_single_scale():
     [
         (-1, 2.0**16),  # 2**15 is a float16
         (0, 2.0**12),  # 2**16 is none: it fits at 2**15, and 3 bits below that is the margin
-        (1, 2.0**11),
-        (8, 2.0**4),
-        (12, 1.0),
         (20, 2.0**-8),  # a summed loss, which needs a scale below 1
-        (36, 2.0**-24),
         (39, 2.0**-24),  # fits at the floor itself
     ],
 )
@@ -72,37 +64,22 @@ def test_one_overflow_finds_where_a_gradient_of_this_power_of_two_fits(exponent,
     assert not trainer.loss_scale.searching
 
 
-def test_a_float32_gradient_is_searched_too():
-    p = parameter("p", [0.0], "float32")
-    trainer = Trainer([p], "sgd", loss_scale="dynamic")
-    # 2**120 * 2**7 is a float32, 2**128 is not
-    assert run(trainer, [(p, [2.0**120])]) == StepReport(
-        False, 2.0**16, 2.0**4, overflow=("p",), skipped_total=1
-    )
-
-
-def test_both_kinds_of_arrays(arrays):
-    p = gluon.Parameter("p", shape=(2,))
-    p.initialize(mx.init.Zero())
-    trainer = Trainer([p], "sgd", loss_scale="dynamic")
-    with autograd.record():
-        loss = (p.data() * 2.0**120).sum()
-    trainer.backward(loss)
-    assert trainer.step(1).next_loss_scale == 2.0**4
-
-
-def test_an_init_scale_is_torchs_and_is_not_searched():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", loss_scale=DynamicLossScale(2.0**16))
-    scales = [run(trainer, [(p, [15.9])]).next_loss_scale for _ in range(6)]
-    assert scales == [2.0**15, 2.0**14, 2.0**13, 2.0**12, 2.0**12, 2.0**12]
-
-
-def test_after_the_first_finite_step_an_overflow_is_one_backoff():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0})
-    assert run(trainer, [(p, [0.5])]).applied
-    assert run(trainer, [(p, [2.0**8])]).next_loss_scale == 2.0**15
+@pytest.mark.parametrize(
+    "dtype, factors, scales",
+    [
+        ("float32", [2.0**120], [2.0**4]),  # 2**120 * 2**7 is a float32, 2**128 is not
+        # where nothing fits, one backoff, and the search goes on
+        ("float16", [nan, nan, 2.0**8], [2.0**15, 2.0**14, 2.0**4]),
+        # larger gradients of the next batches; 3 bits are the margin
+        ("float16", [2.0**8, 2.0**20, 2.0**23, 2.0**24], [2.0**4, 2.0**-8, 2.0**-8, 2.0**-9]),
+        # after the first finite step, one backoff
+        ("float16", [0.5, 2.0**8], [2.0**16, 2.0**15]),
+    ],
+)
+def test_scales_after_steps_with_these_gradients(dtype, factors, scales):
+    p = parameter("p", [0.0], dtype)
+    trainer = Trainer([p], "sgd", {"learning_rate": 0}, loss_scale="dynamic")
+    assert [run(trainer, [(p, [f])]).next_loss_scale for f in factors] == scales
 
 
 def test_where_no_scale_fits_the_trainer_does_not_wait_for_the_floor():
@@ -120,22 +97,7 @@ def test_where_no_scale_fits_the_trainer_does_not_wait_for_the_floor():
         step()
 
 
-def test_a_gradient_that_fits_nowhere_is_a_backoff_and_the_search_goes_on():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0})
-    assert run(trainer, [(p, [nan])]).next_loss_scale == 2.0**15
-    assert run(trainer, [(p, [nan])]).next_loss_scale == 2.0**14
-    assert run(trainer, [(p, [2.0**8])]).next_loss_scale == 2.0**4
-
-
-def test_a_larger_gradient_in_the_next_batch_is_searched_again():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0})
-    scales = [run(trainer, [(p, [2.0**k])]).next_loss_scale for k in (8, 20, 23, 24)]
-    assert scales == [2.0**4, 2.0**-8, 2.0**-8, 2.0**-9]  # 3 bits are the margin
-
-
-# ------------------------------------------------------------------------------ windows
+# ------------------------------------------------------------------------------ several passes
 
 
 def test_several_passes_fit_at_the_smallest_of_their_scales():
@@ -143,57 +105,33 @@ def test_several_passes_fit_at_the_smallest_of_their_scales():
     trainer = Trainer([p, q], "sgd")
     for terms in ([(p, [4.0])], [(p, [2.0**8])], [(p, [0.25]), (q, [2.0**5])]):
         run(trainer, terms, step=False)
-    assert trainer.window.fitting == 2.0**7
+    assert trainer.loss_scale.last_pass.fitting == 2.0**7
     assert trainer.step(1).next_loss_scale == 2.0**4
 
 
-def test_a_sum_of_passes_that_fit_gets_the_margin():
-    p = parameter("p", [0.0], grad_req="add")
-    trainer = Trainer([p], "sgd")
-    for _ in range(4):  # each is 2**15 with its scale
-        run(trainer, [(p, [0.5])], step=False)
-    assert trainer.step(1).next_loss_scale == 2.0**13
-
-
-def test_the_measured_norm_is_infinite_and_the_search_is_the_same():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd")
-    run(trainer, [(p, [2.0**8])], step=False)
-    assert trainer.clip_global_norm(1.0) == inf
-    assert trainer.step(1).next_loss_scale == 2.0**4
-
-
-def test_devices():
+@pytest.mark.parametrize(
+    "factors, plain_sums, scale",
+    [
+        ((2.0, 2.0**8), False, 2.0**4),
+        ((0.5, 0.5), True, 2.0**13),  # each fits at 65536, and their sum gets the margin
+    ],
+)
+def test_devices(factors, plain_sums, scale):
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
-    trainer.backward(losses_on(p, (2.0, 2.0**8), TWO))
-    assert trainer.step(1).next_loss_scale == 2.0**4
-    trainer.backward(losses_on(p, (2.0, 2.0**8), TWO))
-    assert trainer.step(1).applied
+    for applied in (False, True):
+        trainer.backward(losses_on(p, factors, TWO))
+        if plain_sums:
+            trainer.allreduce_grads()
+        report = (trainer.update if plain_sums else trainer.step)(1)
+        assert (report.applied, report.next_loss_scale) == (applied, scale)
 
 
-def test_devices_whose_sum_overflows_get_the_margin():
-    p = parameter("p", [0.0], ctx=TWO)
-    trainer = Trainer([p], "sgd")
-    trainer.backward(losses_on(p, (0.5, 0.5), TWO))
-    trainer.allreduce_grads()
-    assert trainer.update(1).next_loss_scale == 2.0**13
-
-
-def test_step_divides_what_it_adds_up_and_needs_no_margin():
-    p = parameter("p", [0.0], ctx=TWO)
-    trainer = Trainer([p], "sgd")
-    trainer.backward(losses_on(p, (0.5, 0.5), TWO))
-    report = trainer.step(1)
-    assert report.applied and report.next_loss_scale == 2.0**16
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_a_pass_for_each_device_divides_the_scale_by_256(threads):
+def test_a_pass_for_each_device_divides_the_scale_by_256():
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
     losses = losses_on(p, (2.0**6, 2.0**7), TWO)
-    with ThreadPoolExecutor(2 if threads else 1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         list(pool.map(trainer.backward, losses))
     assert trainer.step(1).next_loss_scale == 2.0**8
 
@@ -225,16 +163,6 @@ def test_a_pass_for_each_device_is_not_waited_for():
     trainer.backward(losses[1])
     assert trainer.step(1).applied
     assert waited == [True, True]
-
-
-def test_trainers_that_share_a_scale():
-    p, q = parameter("p", [0.0]), parameter("q", [0.0])
-    shared = DynamicLossScale()
-    first, second = (Trainer([one], "sgd", loss_scale=shared) for one in (p, q))
-    assert run(first, [(p, [2.0**8])]).next_loss_scale == 2.0**4
-    assert run(second, [(q, [2.0**12])]).next_loss_scale == 1.0
-    assert run(first, [(p, [2.0**8])]).applied
-    assert not shared.searching
 
 
 def test_one_pass_for_two_trainers_that_share_a_scale():
@@ -275,28 +203,18 @@ def test_a_trainer_after_init_trainer(stock):
     assert getattr(trainer, "reductions", 7) == 7
 
 
-def test_scale_loss_frees_the_graph_so_the_scale_is_divided_by_256():
+@pytest.mark.parametrize("factor, scales", [(2.0**8, [2.0**8, 1.0, 1.0]), (nan, [2.0**15])])
+def test_scale_loss_frees_the_graph_so_the_scale_is_divided_by_256(factor, scales):
+    """If the loss is not finite, no scale helps, and it backs off."""
     p = parameter("p", [0.0])
     trainer = Trainer([p], "sgd")
-    applied = []
-    for _ in range(3):
+    for scale in scales:
         with autograd.record():
-            loss = (nd.cast(p.data(), dtype="float32") * 2.0**8).sum()
+            loss = (nd.cast(p.data(), dtype="float32") * factor).sum()
             with amp.scale_loss(loss, trainer) as scaled:
                 autograd.backward(scaled)
-        applied.append(trainer.step(1).applied)
-    assert applied == [False, False, True]
-    assert trainer.loss_scale.scale == 1.0
-
-
-def test_scale_loss_of_a_loss_that_is_not_finite_is_a_backoff():
-    p = parameter("p", [0.0])
-    trainer = Trainer([p], "sgd")
-    with autograd.record():
-        loss = (nd.cast(p.data(), dtype="float32") * nan).sum()
-        with amp.scale_loss(loss, trainer) as scaled:
-            autograd.backward(scaled)
-    assert trainer.step(1).next_loss_scale == 2.0**15
+        assert trainer.step(1).next_loss_scale == scale
+    assert trainer.loss_scale.searching == (factor != factor)
 
 
 # ------------------------------------------------------------------------------ no trace
@@ -305,11 +223,11 @@ def test_scale_loss_of_a_loss_that_is_not_finite_is_a_backoff():
 class Run:
     """A small cast network whose gradients do not fit at 65536, and its trainer."""
 
-    def __init__(self, init_scale, grad_req="write", hybridize=None, policy="float16"):
+    def __init__(self, init_scale, grad_req, hybridize):
         mx.random.seed(3)
         self.net = small_net()
         self.net.add(nn.Dropout(0.5))
-        amp.cast(self.net, policy)
+        amp.cast(self.net, "float16")
         if hybridize is not None:
             self.net.hybridize(**hybridize)
         self.params = self.net.collect_params()
@@ -323,19 +241,14 @@ class Run:
         self.x = nd.random.normal(shape=(8, 3, 8, 8))
         self.x.attach_grad()
 
-    def backward(self, index, factor=64, recording=False):
-        mx.random.seed(index)
+    def backward(self, factor, recording):
+        mx.random.seed(0)
         with autograd.record():
-            loss = (self.net(self.x * (index + 1)) * factor).square().sum()
+            loss = (self.net(self.x) * factor).square().sum()
             if recording:
                 self.trainer.backward(loss)
         if not recording:
             self.trainer.backward(loss)
-
-    def step(self, index, factor=64):
-        self.params.zero_grad()  # as users do who accumulate
-        self.backward(index, factor)
-        return self.trainer.step(8)
 
     def values(self):
         values = {name: p.data().asnumpy() for name, p in self.params.items()}
@@ -347,49 +260,30 @@ class Run:
         return {"x": self.x.grad.asnumpy(), **{k: p.grad().asnumpy() for k, p in trained.items()}}
 
 
-@pytest.fixture(params=["write", "add"])
-def grad_req(request):
-    return request.param
-
-
-@pytest.fixture(
-    params=[None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+STATIC = {"static_alloc": True, "static_shape": True}
+MODES = pytest.mark.parametrize(
+    "grad_req, hybridize", [("write", None), ("add", None), ("add", {}), ("write", STATIC)]
 )
-def hybridize(request):
-    return request.param
 
 
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
-def test_the_run_goes_on_as_one_that_begins_with_the_found_scale(grad_req, hybridize, policy):
-    run = Run(None, grad_req, hybridize, policy)
-    before = run.values()
-    first = run.step(0)
-    same(before, run.values())
-    assert not first.applied and first.next_loss_scale < 2.0**12
-    twin = Run(first.next_loss_scale, grad_req, hybridize, policy)
-    for index in range(1, 4):
-        assert run.step(index).applied and twin.step(index).applied
-    same(run.values(), twin.values())
-
-
-@pytest.mark.parametrize("factor", [64, 2.0**-8])
-@pytest.mark.parametrize("recording", [False, True])
+@MODES
+@pytest.mark.parametrize("factor, recording", [(64, False), (64, True), (2.0**-8, False)])
 def test_gradients_and_statistics_after_the_search_are_those_of_the_pass(
     grad_req, hybridize, factor, recording
 ):
     runs = Run(None, grad_req, hybridize), Run(2.0**16, grad_req, hybridize)
     for one in runs:
-        one.backward(0, factor, recording)
-    assert runs[0].trainer.window.fitting < 2.0**16 or factor < 1
+        one.backward(factor, recording)
+    assert runs[0].trainer.loss_scale.last_pass.fitting < 2.0**16 or factor < 1
     same(*(one.gradients() for one in runs))
     same(*(one.values() for one in runs))
     reports = [one.trainer.step(8) for one in runs]
     assert reports[0].overflow == reports[1].overflow
     assert reports[0].applied == (factor < 1)
+    same(*(one.values() for one in runs))
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0**8])
-@pytest.mark.parametrize("retain_graph", [False, True])
+@pytest.mark.parametrize("factor, retain_graph", [(1.0, False), (2.0**8, False), (2.0**8, True)])
 def test_the_graph_is_freed_unless_the_user_keeps_it(factor, retain_graph):
     p = parameter("p", [0.0])
     trainer = Trainer([p], "sgd")
@@ -428,74 +322,14 @@ def test_a_loop_that_cannot_be_replayed_divides_the_scale_by_256():
     assert reports[1].applied
 
 
-# ------------------------------------------------------------------------------ resuming
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_law_5_a_run_that_stops_during_the_search_resumes(cut, path):
-    factors = [nan, 2.0**8, 2.0**8, 2.0**8]
-
-    def steps(trainer, p, factors):
-        return [run(trainer, [(p, [factor])]) for factor in factors]
-
-    p = parameter("p", [1.0])
-    whole = steps(Trainer([p], "sgd"), p, factors)
-    assert [r.applied for r in whole] == [False, False, True, True]
-    q = parameter("q", [1.0])
-    first = Trainer([q], "sgd")
-    steps(first, q, factors[:cut])
-    first.save_states(path)
-    second = Trainer([q], "sgd", loss_scale=DynamicLossScale(2.0))
-    second.load_states(path)
-    resumed = steps(second, q, factors[cut:])
-    assert [(r.loss_scale, r.skipped_total) for r in resumed] == [
-        (r.loss_scale, r.skipped_total) for r in whole[cut:]
-    ]
-    assert values(p)[0] == values(q)[0]
-
-
-# ------------------------------------------------------------------------------ a short run
-
-
-def test_a_short_run_of_an_lstm_loses_one_step_at_most():
-    def losses(policy, loss_scale):
-        mx.random.seed(1)
-        net = nn.HybridSequential()
-        net.add(gluon.rnn.LSTM(16, input_size=3), nn.Dense(2, flatten=False, in_units=16))
-        net.initialize(mx.init.Xavier())
-        amp.cast(net, policy)
-        net.hybridize()
-        trainer = Trainer(
-            net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=loss_scale
-        )
-        random, result, skipped = np.random.RandomState(0), [], 0
-        for _ in range(25):
-            x = nd.array(random.uniform(size=(20, 8, 3)) * 4)
-            with autograd.record():
-                mean, width = net(x).split(2, axis=2, squeeze_axis=True)
-                width = nd.Activation(width, "softrelu") + 1e-3
-                loss = (width.log() + 0.5 * ((x.sum(axis=2) - mean) / width).square()).sum(axis=0)
-            trainer.backward(loss)
-            skipped += not trainer.step(8).applied
-            result.append(loss.mean().asscalar())
-        return np.mean(result[-5:]), skipped
-
-    float32, _ = losses("float32", None)
-    found, one = losses("float16", "dynamic")
-    halved, many = losses("float16", DynamicLossScale(2.0**16))
-    assert one == 1 and many >= 8
-    assert abs(found - float32) < 0.25 * abs(halved - float32)
-
-
 # ------------------------------------------------------------------------------ deconvolutions
 
 
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_a_float32_deconvolution_is_replayed_without_a_crash(hybridize):
+def test_a_float32_deconvolution_is_replayed_without_a_crash():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(8, 3, in_channels=3), nn.Conv2DTranspose(2, 4, strides=2, in_channels=8))
     net.initialize()
-    net.hybridize(hybridize)
+    net.hybridize()
     trainer = Trainer(net.collect_params(), "sgd", loss_scale="dynamic")
     with autograd.record():
         loss = net(nd.ones((3, 3, 12, 12))).mean() * 2.0**120  # overflows, so it is searched
@@ -536,33 +370,16 @@ class HeadLoss(gluon.HybridBlock):
         return -F.pick(F.log(F.SoftmaxOutput(pred, label)), label)
 
 
-def two_classes(loss_scale, policy="mixed_float16"):
+@pytest.mark.parametrize("loss_scale, hybridize", [("dynamic", True), (128, False)])
+def test_a_loss_that_ignores_its_head_gradient_is_refused(loss_scale, hybridize):
     net = nn.HybridSequential()
     net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4))
     net.initialize()
-    net.hybridize()
-    amp.cast(net, policy)
-    options = {"loss_scale": loss_scale} if loss_scale != "default" else {}
-    return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **options)
-
-
-@pytest.mark.parametrize("loss_scale", ["default", 128, DynamicLossScale(init_scale=8)])
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_a_loss_that_ignores_its_head_gradient_is_refused(loss_scale, hybridize):
-    net, trainer = two_classes(loss_scale)
+    amp.cast(net, "mixed_float16")
+    trainer = Trainer(net.collect_params(), "sgd", loss_scale=loss_scale)
     loss_fn = HeadLoss()
     loss_fn.hybridize(hybridize)
     with autograd.record():
         loss = loss_fn(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
     with pytest.raises(ValueError, match="ignores its head gradient, as SoftmaxOutput does"):
         trainer.backward(loss)
-
-
-def test_a_loss_that_ignores_its_head_gradient_trains_without_a_loss_scale():
-    net, trainer = two_classes(None)
-    weight = net[2].weight.data().asnumpy()
-    with autograd.record():
-        loss = HeadLoss()(net(nd.random.normal(shape=(8, 3))), nd.zeros((8,)))
-    trainer.backward(loss)
-    assert trainer.step(1).applied
-    assert np.abs(net[2].weight.data().asnumpy() - weight).max() > 0.001

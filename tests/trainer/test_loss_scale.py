@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from gluon_amp.trainer.loss_scale import (
     resolve,
 )
 
-law = settings(deadline=None, derandomize=True, max_examples=60)
+law = settings(deadline=None, derandomize=True, max_examples=40)
 outcomes = st.lists(st.booleans(), max_size=80)
 
 
@@ -79,70 +78,45 @@ class ApexHysteresisScaler(TorchScaler):
 
 
 @pytest.mark.parametrize(
-    ("finites", "trace"),
+    "settings, finites, trace",
     [
-        ([True] * 12, "1024×4 2048×4 4096×4"),
-        ([True] * 3 + [False] + [True] * 9, "1024×4 512×4 1024×4 2048"),
+        # on which torch, Apex, Keras, jmp and fairseq agree
+        ({"init_scale": 1024, "growth_interval": 4}, [True] * 12, "1024×4 2048×4 4096×4"),
+        (
+            {"init_scale": 1024, "growth_interval": 4},
+            [True] * 3 + [False] + [True] * 9,
+            "1024×4 512×4 1024×4 2048",
+        ),
+        # torch's documented example, with one step more
+        (
+            {"init_scale": 4, "backoff_factor": 0.25, "growth_interval": 2},
+            [True, True, False, True],
+            "4 4 8 2",
+        ),
+        # hysteresis 2 forgives one overflow, and a finite step refills it
+        ({"init_scale": 1024, "hysteresis": 2}, [0, 1, 0, 0, 0, 1], "1024×4 512 256"),
+        # growth by 4 ends at the ceiling, backoff by 4 at the floor
+        (
+            {
+                "init_scale": 4,
+                "growth_factor": 4,
+                "backoff_factor": 0.25,
+                "growth_interval": 2,
+                "min_scale": 0.5,
+                "max_scale": 16,
+            },
+            [True] * 4 + [False] * 3 + [True],
+            "4 4 16 16 16 4 1 0.5",
+        ),
     ],
 )
-def test_the_traces_on_which_torch_apex_keras_jmp_and_fairseq_agree(finites, trace):
-    scale = DynamicLossScale(init_scale=1024, growth_interval=4)
-    assert used_scales(scale, finites) == parse(trace)
-
-
-def test_closed_loop_overflow_above_4096_skips_4_and_settles_at_4096():
-    scale = DynamicLossScale(init_scale=65536)
-    used = []
-    for _ in range(50):
-        used.append(scale.scale)
-        scale.update(scale.scale <= 4096)
-    assert used == parse("65536 32768 16384 8192 4096×46")
-
-
-def test_torch_documented_example():
-    scale = DynamicLossScale(init_scale=4, growth_factor=2, backoff_factor=0.25, growth_interval=2)
-    scale.update(True)
-    assert (scale.finite_steps, scale.scale) == (1, 4.0)
-    scale.update(True)
-    assert (scale.finite_steps, scale.scale) == (0, 8.0)
-    scale.update(False)
-    assert (scale.finite_steps, scale.scale) == (0, 2.0)
-
-
-def test_keras_four_infs_divide_by_sixteen_and_eight_steps_of_interval_two_multiply():
-    # Keras' own numbers are 400 → 25 and 2 → 32; 400 is no power of two, 512 is.
-    scale = DynamicLossScale(init_scale=512)
-    for _ in range(4):
-        scale.update(False)
-    assert scale.scale == 32.0
-    scale = DynamicLossScale(init_scale=2, growth_interval=2)
-    for _ in range(8):
-        scale.update(True)
-    assert scale.scale == 32.0
-
-
-def test_fairseq_scale_1_grows_to_2_after_one_window():
-    scale = DynamicLossScale(init_scale=1, growth_interval=1)
-    scale.update(True)
-    assert scale.scale == 2.0
-
-
-def test_1000_random_overflow_sequences_equal_torch():
-    rng = random.Random(0)
-    for _ in range(1000):
-        interval = rng.randint(1, 6)
-        rarity = rng.random() * 0.5
-        finites = [rng.random() >= rarity for _ in range(60)]
-        ours = DynamicLossScale(
-            init_scale=2.0**16, growth_interval=interval, min_scale=2.0**-60, max_scale=2.0**100
-        )
-        theirs = TorchScaler(interval=interval)
-        assert used_scales(ours, finites) == used_scales(theirs, finites)
+def test_traces(settings, finites, trace):
+    assert used_scales(DynamicLossScale(**settings), finites) == parse(trace)
 
 
 @law
 @given(outcomes, st.integers(1, 4), st.integers(1, 5))
-def test_hysteresis_equals_apex(finites, hysteresis, interval):
+def test_random_overflows_equal_apex_and_with_hysteresis_1_torch(finites, hysteresis, interval):
     ours = DynamicLossScale(
         init_scale=2.0**16,
         growth_interval=interval,
@@ -154,38 +128,7 @@ def test_hysteresis_equals_apex(finites, hysteresis, interval):
     assert used_scales(ours, finites) == used_scales(theirs, finites)
 
 
-def test_hysteresis_2_forgives_one_overflow_and_is_refilled_by_a_finite_step():
-    scale = DynamicLossScale(init_scale=1024, hysteresis=2)
-    assert used_scales(scale, [False, True, False, False, False, True]) == parse("1024×4 512 256")
-
-
-# ------------------------------------------------------------------------------ laws
-
-
-@law
-@given(
-    outcomes,
-    st.integers(-10, 0),
-    st.integers(0, 10),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.integers(1, 3),
-)
-def test_law_6_the_scale_never_leaves_its_bounds_and_stays_a_power_of_two(
-    finites, low, high, growth, interval, hysteresis
-):
-    scale = DynamicLossScale(
-        init_scale=1,
-        growth_factor=2.0**growth,
-        backoff_factor=2.0**-growth,
-        growth_interval=interval,
-        min_scale=2.0**low,
-        max_scale=2.0**high,
-        hysteresis=hysteresis,
-    )
-    for used in used_scales(scale, [*finites, True]):
-        assert 2.0**low <= used <= 2.0**high
-        assert math.frexp(used)[0] == 0.5
+# ------------------------------------------------------------------------------ states and bounds
 
 
 @law
@@ -202,36 +145,16 @@ def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis, in
     assert used_scales(restored, finites[cut:]) == used_scales(original, finites[cut:])
 
 
-@law
-@given(outcomes)
-def test_a_static_scale_never_moves(finites):
-    assert set(used_scales(StaticLossScale(128), finites)) <= {128.0}
-    assert set(used_scales(NoLossScale(), finites)) <= {1.0}
-
-
-def test_400_overflows_end_at_the_smallest_float16_and_not_at_zero():
+def test_400_overflows_end_at_the_smallest_float16_and_400_growths_at_2_to_the_24():
     scale = DynamicLossScale()
     used_scales(scale, [False] * 400)
     # below it, the head gradient of a summed loss would be zero in float16
     assert scale.scale == float(np.finfo("float16").smallest_subnormal) == 2.0**-24
     assert np.float16(scale.scale) > 0 == np.float16(scale.scale / 2)
     assert scale.at_floor
-
-
-def test_a_runaway_ends_at_the_ceiling_and_comes_back():
     scale = DynamicLossScale(growth_interval=1)
     used_scales(scale, [True] * 400)
-    assert scale.scale == 2.0**24
-    scale.update(False)
-    assert scale.scale == 2.0**23
-
-
-def test_a_floor_below_one_is_kept_through_a_state():
-    scale = DynamicLossScale(min_scale=2.0**-10)
-    copy = DynamicLossScale()
-    copy.load_state_dict(scale.state_dict())
-    used_scales(copy, [False] * 100)
-    assert copy.scale == 2.0**-10
+    assert (scale.scale, scale.at_floor) == (2.0**24, False)
 
 
 # ------------------------------------------------------------------------------ the first scale
@@ -252,7 +175,7 @@ def test_only_without_an_init_scale_it_searches_until_the_first_finite_step():
 )
 def test_an_overflow_lowers_the_scale_to_3_bits_below_where_the_pass_fits(fitting, scale):
     loss_scale = DynamicLossScale()
-    loss_scale.begin_backward(2.0**16)
+    loss_scale.begin_pass(2.0**16)
     loss_scale.update_once(False, fitting)
     assert (loss_scale.scale, loss_scale.searching) == (scale, True)
 
@@ -261,14 +184,14 @@ def test_an_overflow_lowers_the_scale_to_3_bits_below_where_the_pass_fits(fittin
 def test_the_first_scale_is_inside_the_bounds(low, high, first):
     scale = DynamicLossScale(min_scale=2.0**low, max_scale=2.0**high)
     assert scale.scale == first
-    scale.begin_backward(first)
+    scale.begin_pass(first)
     scale.update_once(False, 2.0**-24)
     assert scale.scale == 2.0**low
 
 
 def test_the_lowest_of_two_trainers_scales_counts():
     scale = DynamicLossScale()
-    scale.begin_backward(2.0**16)
+    scale.begin_pass(2.0**16)
     scale.update_once(True)
     assert not scale.searching
     scale.update_once(False, 2.0**9)
@@ -289,13 +212,13 @@ def test_a_state_from_before_the_search_was_added_does_not_search():
 # ------------------------------------------------------------------------------ sharing
 
 
-def test_one_backward_counts_once_for_two_trainers():
+def test_one_pass_counts_once_for_two_trainers():
     scale = DynamicLossScale(init_scale=8, growth_interval=2)
-    scale.begin_backward(8.0)
+    scale.begin_pass(8.0)
     scale.update_once(True)
     scale.update_once(True)
     assert (scale.scale, scale.finite_steps) == (8.0, 1)
-    scale.begin_backward(8.0)
+    scale.begin_pass(8.0)
     scale.update_once(False)
     scale.update_once(False)
     assert (scale.scale, scale.finite_steps) == (4.0, 0)
@@ -303,7 +226,7 @@ def test_one_backward_counts_once_for_two_trainers():
 
 def test_an_overflow_that_only_the_second_trainer_saw_turns_the_growth_into_a_backoff():
     scale = DynamicLossScale(init_scale=8, growth_interval=1)
-    scale.begin_backward(8.0)
+    scale.begin_pass(8.0)
     scale.update_once(True)
     assert scale.scale == 16.0
     scale.update_once(False)
@@ -318,24 +241,17 @@ def test_an_overflow_that_only_the_second_trainer_saw_turns_the_growth_into_a_ba
 def test_resolve():
     assert isinstance(resolve(None), NoLossScale)
     assert isinstance(resolve("dynamic"), DynamicLossScale)
-    assert resolve(128).scale == 128.0
-    assert resolve(0.5).scale == 0.5
+    assert (resolve(128).scale, resolve(0.5).scale) == (128.0, 0.5)
     shared = DynamicLossScale()
     assert resolve(shared) is shared
-
-
-@pytest.mark.parametrize("wrong", [True, object(), [2], DynamicLossScale])
-def test_resolve_refuses_other_types(wrong):
-    with pytest.raises(TypeError, match="loss_scale must be 'dynamic', a power of two"):
-        resolve(wrong)
-
-
-def test_resolve_refuses_other_words():
+    for wrong in (True, DynamicLossScale):
+        with pytest.raises(TypeError, match="loss_scale must be 'dynamic', a power of two"):
+            resolve(wrong)
     with pytest.raises(ValueError, match="Unknown loss_scale 'dynamc': use 'dynamic'"):
         resolve("dynamc")
 
 
-@pytest.mark.parametrize("wrong", [0, -2, 3, 1000, math.inf, math.nan, "8", True, 2.0**200])
+@pytest.mark.parametrize("wrong", [0, -2, 3, math.inf, "8", True, 2.0**200])
 def test_scales_must_be_powers_of_two(wrong):
     with pytest.raises(ValueError, match="scale must be a power of two"):
         StaticLossScale(wrong)
@@ -343,27 +259,19 @@ def test_scales_must_be_powers_of_two(wrong):
         DynamicLossScale(init_scale=wrong)
 
 
-def test_the_message_names_the_nearest_power_of_two():
-    with pytest.raises(ValueError, match=r"received 1000, the nearest is 1024\.0\."):
-        StaticLossScale(1000)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"init_scale": 1000}, r"received 1000, the nearest is 1024\.0\."),
         ({"growth_factor": 1.5}, "growth_factor must be a power of two"),
         ({"growth_factor": 1}, "growth_factor must be above 1"),
         ({"backoff_factor": 2}, "backoff_factor below 1"),
-        ({"backoff_factor": 0.3}, "backoff_factor must be a power of two"),
-        ({"min_scale": 0}, "min_scale must be a power of two"),
         ({"max_scale": math.inf}, "max_scale must be a power of two"),
         ({"init_scale": 2.0**-25}, r"The scale 2.98023e-08 is outside \[min_scale, max_scale\] = "),
-        ({"init_scale": 2.0**16, "min_scale": 2.0**20}, "outside"),
         ({"min_scale": 4, "max_scale": 2}, "outside"),
         ({"growth_interval": 0}, "growth_interval must be a whole number of at least 1"),
         ({"growth_interval": 2.5}, "growth_interval must be a whole number"),
         ({"hysteresis": 0}, "hysteresis must be a whole number of at least 1"),
-        ({"hysteresis": True}, "hysteresis must be a whole number"),
     ],
 )
 def test_wrong_settings(wrong, message):
@@ -385,45 +293,21 @@ def test_a_state_with_a_missing_or_unknown_field_is_refused_and_changes_nothing(
     assert scale.state_dict() == before
 
 
-def test_states_of_the_small_ones():
+def test_states_of_scales_that_do_not_move():
     scale = StaticLossScale(128)
     scale.load_state_dict({"scale": 64})
+    scale.update(False)
     assert scale.scale == 64.0
-    with pytest.raises(ValueError, match="StaticLossScale"):
-        scale.load_state_dict({})
-    none = NoLossScale()
-    none.load_state_dict(none.state_dict())
-    with pytest.raises(ValueError, match="NoLossScale"):
-        none.load_state_dict({"scale": 1.0})
+    for one, wrong in ((scale, {}), (NoLossScale(), {"scale": 1.0})):
+        with pytest.raises(ValueError, match=type(one).__name__):
+            one.load_state_dict(wrong)
 
 
-def test_a_scale_of_ones_own_needs_only_the_interface():
-    class Halving(LossScale):
-        scale = 8.0
-
-        def update(self, finite):
-            self.scale /= 2
-
-    scale = resolve(Halving())
-    scale.begin_backward(scale.scale)
-    scale.update_once(True)
-    assert scale.scale == 4.0
-
-
-def test_repr_shows_the_fields():
-    assert repr(StaticLossScale(2)) == "StaticLossScale(scale=2.0)"
-    assert "growth_interval=2000" in repr(DynamicLossScale())
-
-
-class Hundred(LossScale):
-    scale = 100.0
-
-
-class Growing(LossScale):
-    scale = 64.0
+class Halving(LossScale):
+    scale = 8.0
 
     def update(self, finite):
-        self.scale += 1
+        self.scale /= 2
 
 
 class AsProperty(LossScale):
@@ -434,21 +318,20 @@ class AsProperty(LossScale):
         return 3.0 if self.steps else 4.0
 
 
-@pytest.mark.parametrize("value", [100, 0, -2, math.inf, math.nan, "128", None, True])
-def test_a_scale_that_is_set_to_no_power_of_two(value):
-    for scale in (StaticLossScale(8), DynamicLossScale(8), LossScale()):
+def test_a_scale_that_is_set_to_no_power_of_two():
+    for value, scale in ((100, StaticLossScale(8)), (None, DynamicLossScale(8)), (0, LossScale())):
         before = scale.scale
         with pytest.raises(ValueError, match=r"^scale must be a power of two"):
             scale.scale = value
         assert scale.scale == before
 
 
-def test_a_class_of_a_user_whose_scale_is_no_power_of_two():
-    with pytest.raises(ValueError, match="scale must be a power of two"):
-        resolve(Hundred())
-    with pytest.raises(ValueError, match=r"received 65\.0"):
-        resolve(Growing()).update_once(True)
+def test_a_class_of_a_user_needs_only_a_scale_that_is_a_power_of_two():
+    scale = resolve(Halving())
+    scale.update_once(True)
+    assert scale.checked_scale() == 4.0
     scale = resolve(AsProperty())
     scale.steps = 1
-    with pytest.raises(ValueError, match=r"received 3\.0"):
-        scale.checked_scale()
+    for check in (scale.checked_scale, lambda: resolve(scale)):
+        with pytest.raises(ValueError, match=r"scale must be a power of two.* received 3\.0"):
+            check()

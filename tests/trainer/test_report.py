@@ -5,8 +5,12 @@ import logging
 import numpy as np
 import pytest
 
+import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
-from tests.trainer.helpers import parameter, run, values
+from tests.casting.nets import small_net
+from tests.trainer.helpers import backward, parameter, run, values
+
+from mxnet import nd
 
 inf, nan = np.inf, np.nan
 
@@ -64,15 +68,25 @@ def test_at_the_floor_the_error_names_the_cause(value, factor, cause):
         run(trainer, terms)
 
 
-def test_the_error_names_the_default_floor():
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd", max_consecutive_skips=2)
-    for factor in (2.0**39, 2.0**40):
-        assert run(trainer, [(p, [factor])]).next_loss_scale == 2.0**-24
-    with pytest.raises(
-        FloatingPointError, match=r"5\.96046e-08, which cannot go lower than min_scale=2\*\*-24 \("
-    ):
-        run(trainer, [(p, [2.0**40])])
+@pytest.mark.parametrize(
+    "spoil, text",
+    [
+        (lambda net, x: x * inf, "the forward pass is not finite already, so look for infinite"),
+        # a ReLU or a pool may turn the overflow of a layer into a finite loss
+        (lambda net, x: x + 6000, "the forward pass is not finite already, .* overflow in the"),
+    ],
+)
+def test_the_error_names_data_and_layers_that_overflow_in_a_cast_net(spoil, text):
+    net = amp.cast(small_net(), "float16")
+    net[0].weight.set_data(nd.ones((8, 3, 3, 3)))
+    x = spoil(net, nd.ones((2, 3, 8, 8)))
+    scale = DynamicLossScale(init_scale=4.0)
+    trainer = Trainer(net.collect_params(), "sgd", loss_scale=scale, max_consecutive_skips=2)
+    backward(trainer, net, x)
+    assert not trainer.step(1).applied
+    backward(trainer, net, x)
+    with pytest.raises(FloatingPointError, match=f"and a lower one would not help, .*{text}"):
+        trainer.step(1)
 
 
 def test_broken_data_are_reported_after_max_consecutive_skips_and_not_only_at_the_floor():

@@ -1,18 +1,19 @@
-"""Scaled steps with literal numbers: backward, update, skip, shared scales, masters."""
+"""Scaled steps with literal numbers: update, skip, overflow check, clipping, masters."""
 
 import numpy as np
 import pytest
 
+import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer, optimizer
+from gluon_amp.base import host
+from gluon_amp.optimizer import masters
 from gluon_amp.trainer import StepReport
-from tests import kinds
-from tests.trainer.helpers import network, parameter, run, values
+from gluon_amp.trainer.loss_scale import FiniteCheck
+from tests.trainer.helpers import TWO, losses_on, parameter, run, values
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-
-pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 inf, nan = np.inf, np.nan
 
@@ -36,115 +37,38 @@ def test_keras_example_infs_leave_the_variables_and_halve_the_scale():
     assert trainer.loss_scale.scale == 32.0
 
 
-def test_the_gradients_carry_the_scale_and_the_loss_does_not():
-    p = parameter("p", [3.0])
-    trainer = Trainer([p], "sgd", loss_scale=2**10)
-    with autograd.record():
-        loss = (p.data().astype("float32") * 2).sum()
-    trainer.backward(loss)
-    assert p.grad().asnumpy().item() == 2048.0
-    assert loss.asnumpy().item() == 6.0
-
-
-def test_batch_size_divides():
-    p = parameter("p", [1.0], "float32")
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    run(trainer, [(p, [1.0])], batch_size=4)
-    assert values(p)[0] == 0.75
-
-
-def test_rescale_grad_of_the_optimizer_is_multiplied_and_not_replaced():
+def test_batch_size_and_rescale_grad_of_the_optimizer_both_count():
     p = parameter("p", [1.0])
     trainer = Trainer([p], optimizer.SGD(learning_rate=1.0, rescale_grad=0.5), loss_scale=8)
-    run(trainer, [(p, [1.0])])
-    assert values(p)[0] == 0.5
+    run(trainer, [(p, [1.0])], batch_size=2)
+    assert values(p)[0] == 0.75
     trainer.rescale /= 2  # what Horovod's DistributedTrainer does
     run(trainer, [(p, [1.0])])
-    assert values(p)[0] == 0.25
+    assert values(p)[0] == 0.5
 
 
-def test_losses_in_nested_lists_and_inside_record():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0])
-    trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    with autograd.record():
-        a, b = p.data().astype("float32") * 0.5, q.data().astype("float32") * 0.25
-        trainer.backward([[a], (b, b * 2)])
-    trainer.step(1)
-    assert (values(p)[0], values(q)[0]) == (0.5, 0.25)
-
-
-def test_two_contexts():
-    ctx = [mx.cpu(0), mx.cpu(1)]
-    p = parameter("p", [8.0], ctx=ctx)
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=4)
-    with autograd.record():
-        losses = [p.data(c).astype("float32") * (i + 1) for i, c in enumerate(ctx)]
-    trainer.backward(losses)
+@pytest.mark.parametrize("kvstore, after", [("device", 5.0), (None, 7.0)])
+def test_two_devices_agree_to_skip(kvstore, after):
+    p = parameter("p", [8.0], ctx=TWO)
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, kvstore=kvstore, loss_scale=4)
+    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
     assert trainer.step(1).applied
-    assert [d.asnumpy().item() for d in p.list_data()] == [5.0, 5.0]
-    with autograd.record():
-        losses = [p.data(c).astype("float32") * f for c, f in zip(ctx, (1.0, inf))]
-    trainer.backward(losses)
+    assert values(p)[0] == after
+    before = [d.asnumpy().item() for d in p.list_data()]
+    trainer.backward(losses_on(p, (1.0, nan), TWO))
     report = trainer.step(1)
     assert (report.applied, report.overflow) == (False, ("p",))
-    assert [d.asnumpy().item() for d in p.list_data()] == [5.0, 5.0]
+    assert [d.asnumpy().item() for d in p.list_data()] == before
 
 
-def test_two_contexts_without_a_kvstore_agree_to_skip():
-    ctx = [mx.cpu(0), mx.cpu(1)]
-    p = parameter("p", [8.0], ctx=ctx)
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, kvstore=None, loss_scale=4)
-    with autograd.record():
-        losses = [p.data(c).astype("float32") * f for c, f in zip(ctx, (1.0, nan))]
-    trainer.backward(losses)
-    assert not trainer.step(1).applied
-    assert [d.asnumpy().item() for d in p.list_data()] == [8.0, 8.0]
-
-
-def test_allreduce_grads_and_update_in_place_of_step():
-    ctx = [mx.cpu(0), mx.cpu(1)]
-    p = parameter("p", [8.0], ctx=ctx)
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=4)
-    with autograd.record():
-        losses = [p.data(c).astype("float32") for c in ctx]
-    trainer.backward(losses)
-    trainer.allreduce_grads()
-    assert p.grad(ctx[0]).asnumpy().item() == 8.0
-    assert trainer.clip_global_norm(inf) == 2.0
-    assert trainer.update(1).applied
-    assert [d.asnumpy().item() for d in p.list_data()] == [6.0, 6.0]
-
-
-def test_more_than_200_parameters_of_both_dtypes():
-    params = [parameter(f"p{i}", [1.0], ("float16", "float32")[i % 2]) for i in range(210)]
+def test_the_report_names_the_parameters_of_both_dtypes_that_overflowed():
+    params = [parameter(f"p{i}", [1.0], ("float16", "float32")[i % 2]) for i in range(5)]
     trainer = Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=16)
-    assert run(trainer, [(p, [1.0]) for p in params]).applied
-    assert {float(values(p)[0]) for p in params} == {0.5}
-    factors = [1.0] * 210
-    factors[3], factors[208] = inf, nan
-    report = run(trainer, [(p, [f]) for p, f in zip(params, factors)])
-    assert report.overflow == ("p3", "p208")
-    assert {float(values(p)[0]) for p in params} == {0.5}
+    report = run(trainer, list(zip(params, ([1.0], [inf], [1.0], [1.0], [nan]))))
+    assert report.overflow == ("p1", "p4")
+    assert {float(values(p)[0]) for p in params} == {1.0}
 
 
-def test_a_large_finite_float32_gradient_is_no_overflow():
-    p = parameter("p", [1.0, 1.0], "float32")
-    trainer = Trainer([p], "sgd", {"learning_rate": 1e-30}, loss_scale=1)
-    assert run(trainer, [(p, [1e30, -1e30])]).applied  # its square is infinite
-
-
-def test_the_cpu_check_never_calls_multi_all_finite(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("28 ns per element")
-
-    monkeypatch.setattr(nd, "multi_all_finite", refuse)
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
-    trainer = Trainer([p, q], "sgd", loss_scale=16)
-    assert run(trainer, [(p, [1.0]), (q, [1.0])]).applied
-    assert not run(trainer, [(p, [1.0]), (q, [nan])]).applied
-
-
-@kinds.only_nd  # mx.np has no sparse arrays
 def test_row_sparse_gradients():
     embedding = nn.Embedding(5, 2, sparse_grad=True)
     embedding.initialize(mx.init.One())
@@ -152,7 +76,7 @@ def test_row_sparse_gradients():
 
     def report(factor):
         with autograd.record():
-            loss = (embedding(kinds.array([1, 3])) * factor).sum()
+            loss = (embedding(nd.array([1, 3])) * factor).sum()
         trainer.backward(loss)
         return trainer.step(1)
 
@@ -166,16 +90,15 @@ def test_row_sparse_gradients():
 def test_frozen_parameters_only_and_no_parameters():
     frozen = parameter("frozen", [1.0], grad_req="null")
     live = parameter("live", [1.0])
-    trainer = Trainer([frozen], "sgd")
-    nothing = Trainer([], "sgd", loss_scale="dynamic")
-    for one in (trainer, nothing):
-        with autograd.record():
-            loss = live.data().astype("float32")
-        one.backward(loss)
+    for one in (Trainer([frozen], "sgd"), Trainer([], "sgd", loss_scale="dynamic")):
+        one.backward(losses_on(live, [1.0], [mx.cpu()]))
         assert one.step(1).applied
         assert one.loss_scale.finite_steps == 0  # nothing was learnt about the scale
         assert one.state_dict()["states"] == {}
     assert values(frozen)[0] == 1.0
+
+
+# ------------------------------------------------------------------------------ stale gradients
 
 
 def test_unused_parameters():
@@ -185,27 +108,40 @@ def test_unused_parameters():
     run(trainer, [(used, [1.0])], step=False)
     with pytest.raises(UserWarning, match="unused"):
         trainer.step(1)
-    # the contents of a stale buffer do not matter
-    unused.grad()[:] = inf
-    report = trainer.step(1, ignore_stale_grad=True)
-    assert report.applied
+    unused.grad()[:] = inf  # the contents of a stale buffer do not matter
+    assert trainer.step(1, ignore_stale_grad=True).applied
     assert (values(used)[0], values(unused)[0]) == (2.0, 3.0)
 
 
-def test_after_a_skip_an_overflow_does_not_come_back_from_an_unused_parameter():
-    ctx = [mx.cpu(0), mx.cpu(1)]
-    used, unused = parameter("used", [4.0], ctx=ctx), parameter("unused", [4.0], ctx=ctx)
-    trainer = Trainer([used, unused], "sgd", {"learning_rate": 1.0}, loss_scale="dynamic")
+@pytest.mark.parametrize("clip", [False, True])
+def test_after_a_skip_all_gradients_are_stale(clip):
+    """A weight decay or momentum would move a parameter whose gradient counts as fresh."""
+    used, unused = parameter("used", [4.0]), parameter("unused", [4.0])
+    settings = {"learning_rate": 1.0, "wd": 0.5}
+    trainer = Trainer([used, unused], "sgd", settings, loss_scale="dynamic")
+    run(trainer, [(used, [0.5]), (unused, [inf])], step=False)
+    if clip:
+        trainer.clip_global_norm(1.0)
+    assert not trainer.step(1).applied
+    run(trainer, [(used, [0.5])], step=False)
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert (values(used)[0], values(unused)[0]) == (1.5, 4.0)
 
-    def step(*terms):
-        with autograd.record():
-            losses = [sum(p.data(c).astype("float32") * f for p, f in terms) for c in ctx]
-        trainer.backward(losses)
-        return trainer.step(1, ignore_stale_grad=True).applied
 
-    assert not step((used, 0.5), (unused, inf))
-    assert [step((used, 0.5)) for _ in range(3)] == [True] * 3
-    assert values(unused)[0] == 4.0
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_after_a_skip_an_overflow_does_not_come_back(grad_req):
+    """A reduction adds the stale gradient of a device, and 'add' the former gradient."""
+    p = parameter("p", [4.0], ctx=TWO, grad_req=grad_req)
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale="dynamic")
+    trainer.backward(losses_on(p, (inf, 0.25), TWO))
+    assert not trainer.step(1).applied
+    assert [grad.asnumpy().tolist() for grad in p.list_grad()] == [[0], [0]]
+    trainer.backward(losses_on(p, (0.5,), TWO[1:]))
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert p.data(TWO[1]).asnumpy().item() == 3.5
+
+
+# ------------------------------------------------------------------------------ the optimizer
 
 
 def test_the_learning_rate_schedule_does_not_advance_on_a_skip():
@@ -227,60 +163,107 @@ def test_clip_gradient_does_not_turn_an_inf_into_a_step():
     assert not run(trainer, [(p, [inf])]).applied
     assert values(p)[0] == 1.0
     # and it clips the true gradient, not the scaled one
-    run(trainer, [(p, [0.25])])
-    assert values(p)[0] == 0.75
-    run(trainer, [(p, [4.0])])
-    assert values(p)[0] == 0.25
+    for factor, after in ((0.25, 0.75), (4.0, 0.25)):
+        run(trainer, [(p, [factor])])
+        assert values(p)[0] == after
 
 
-# ------------------------------------------------------------------------------ sharing a scale
+# ------------------------------------------------------------------------------ clipping
 
 
-def test_two_trainers_share_a_scale_and_a_backward_pass():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0])
-    shared = DynamicLossScale(init_scale=8, growth_interval=2)
-    first = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=shared)
-    second = Trainer([q], "sgd", {"learning_rate": 1.0}, loss_scale=shared)
-
-    def both(f, g):
-        run(first, [(p, [f]), (q, [g])], step=False)
-        return [first.step(1), second.step(1)]
-
-    both(0.5, 0.5)
-    assert (shared.scale, shared.finite_steps) == (8.0, 1)
-    reports = both(0.25, inf)
-    assert [r.applied for r in reports] == [True, False]
-    assert [r.loss_scale for r in reports] == [8.0, 8.0]
-    assert (shared.scale, shared.finite_steps) == (4.0, 0)
-    reports = both(inf, inf)
-    assert [r.applied for r in reports] == [False, False]
-    assert shared.scale == 2.0
-    assert (values(p)[0], values(q)[0]) == (0.25, 0.5)
-    both(0.25, 0.5)
-    assert (values(p)[0], values(q)[0]) == (0.0, 0.0)
-    with pytest.raises(RuntimeError, match=r"trainer\.backward\(loss\)"):
-        second.step(1)
+def test_clip_global_norm_is_the_true_norm_over_all_dtypes():
+    p, q = parameter("p", [0.0]), parameter("q", [0.0], "float32")
+    trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=4096)
+    run(trainer, [(p, [3.0]), (q, [4.0])], step=False)
+    assert trainer.clip_global_norm(1.0) == 5.0
+    assert p.grad().asnumpy().item() == 3 * 4096.0  # not in place
+    report = trainer.step(1)
+    assert report.grad_norm == 5.0
+    np.testing.assert_allclose([values(p)[0], values(q)[0]], [-0.6, -0.8], rtol=1e-3)
+    # the factor is gone with the step
+    run(trainer, [(p, [3.0]), (q, [4.0])])
+    np.testing.assert_allclose([values(p)[0], values(q)[0]], [-3.6, -4.8], rtol=1e-3)
 
 
-def test_trainers_with_scales_of_their_own_do_not_disturb_each_other():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0])
-    first, second = Trainer([p], "sgd"), Trainer([q], "sgd", loss_scale=4)
-    run(first, [(p, [inf])])
-    run(second, [(q, [1.0])])
-    assert (first.loss_scale.scale, second.loss_scale.scale) == (32768.0, 4.0)
+@pytest.mark.parametrize(
+    "bound, batch_size, norm, after",
+    [(6.0, 1, 5.0, -5.0), (inf, 1, 5.0, -5.0), (0.5, 4, 1.25, -0.5)],
+)
+def test_bounds_and_the_norm_of_the_mean_gradient(bound, batch_size, norm, after):
+    p = parameter("p", [0.0])
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    run(trainer, [(p, [5.0])], step=False)
+    assert trainer.clip_global_norm(bound, batch_size) == norm
+    trainer.step(batch_size)
+    assert values(p)[0] == after
+
+
+def test_clipping_an_overflow_skips():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", loss_scale="dynamic")
+    run(trainer, [(p, [inf])], step=False)
+    assert trainer.clip_global_norm(1.0) == inf
+    report = trainer.step(1)
+    assert (report.applied, report.grad_norm) == (False, inf)
+    assert values(p)[0] == 1.0
+
+
+def test_a_gradient_spoilt_between_clip_and_step_is_seen():
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", loss_scale="dynamic")
+    run(trainer, [(p, [1.0])], step=False)
+    trainer.clip_global_norm(1.0)
+    p.grad()[:] = nan
+    assert not trainer.step(1).applied
+
+
+# ------------------------------------------------------------------------------ check_finite
+
+
+def test_a_check_without_a_scale_skips_and_names_the_parameter():
+    p = parameter("p", [1.0], "float32")
+    settings = {"learning_rate": 0.5}
+    trainer = Trainer([p], "sgd", settings, check_finite=True, max_consecutive_skips=3)
+    assert isinstance(trainer.loss_scale, FiniteCheck)
+    report = run(trainer, [(p, [inf])])
+    assert report == StepReport(False, 1.0, 1.0, None, ("p",), 1)
+    assert run(trainer, [(p, [1.0])]).applied and values(p)[0] == 0.5
+    for _ in range(2):
+        run(trainer, [(p, [nan])])
+    with pytest.raises(FloatingPointError, match="3 steps .* without a loss scale to lower"):
+        run(trainer, [(p, [nan])])
+
+
+def test_a_loss_that_ignores_its_head_gradient_needs_no_scale():
+    p = parameter("p", [1.0, 2.0], "float32")
+    trainer = Trainer([p], "sgd", {"learning_rate": 0.5}, check_finite=True)
+    with autograd.record():
+        loss = nd.SoftmaxOutput(p.data().reshape((1, 2)), nd.array([0]))
+    trainer.backward(loss)
+    assert trainer.step(1).applied
+
+
+def test_a_loss_scale_keeps_its_check():
+    p = parameter("p", [1.0])
+    with pytest.raises(ValueError, match="check_finite=False cannot be used with a loss scale"):
+        Trainer([p], "sgd", check_finite=False)
+    assert Trainer([p], "sgd", check_finite=True).loss_scale.scale == 2.0**16
+    assert not Trainer([p], "sgd", loss_scale=None, check_finite=False).scaling
+    with pytest.raises(TypeError, match="check_finite must be True, False or None"):
+        Trainer([p], "sgd", check_finite="yes")
 
 
 # ------------------------------------------------------------------------------ masters
 
 
-def test_set_data_after_training_began_is_not_reverted():
-    for name in ("sgd", "nag", "adam", "adamw", "lars", "lamb", "rmsprop"):
-        p = parameter("p", [0.25] * 4)
-        trainer = Trainer([p], name, {"learning_rate": 2.0**-6}, loss_scale=16)
-        run(trainer, [(p, [1.0] * 4)])
-        p.set_data(kinds.full((4,), 5.0, dtype="float16"))
-        run(trainer, [(p, [1.0] * 4)])
-        assert (values(p) > 4.5).all(), name
+@pytest.mark.parametrize("name", ["sgd", "lamb", "rmsprop"])
+def test_set_data_after_training_began_is_not_reverted(name):
+    p = parameter("p", [0.25] * 4)
+    trainer = Trainer([p], name, {"learning_rate": 2.0**-6}, loss_scale=16)
+    run(trainer, [(p, [1.0] * 4)])
+    p.set_data(nd.full((4,), 5.0, dtype="float16"))
+    run(trainer, [(p, [1.0] * 4)])
+    assert (values(p) > 4.5).all()
 
 
 def test_a_write_of_one_element_leaves_the_masters_of_the_others():
@@ -291,22 +274,6 @@ def test_a_write_of_one_element_leaves_the_masters_of_the_others():
     run(trainer, [(p, [1.0, 1.0])])
     np.testing.assert_array_equal(
         trainer.master_params()["p"].asnumpy(), [1 - 2.0**-19, -(2.0**-20)]
-    )
-
-
-def test_load_parameters_between_steps(tmp_path):
-    net = network()
-    net.save_parameters(str(tmp_path / "start"))
-    start = values(net[0].weight)
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=1)
-    for _ in range(3):
-        with autograd.record():
-            loss = (net(kinds.ones((4, 4))) ** 2).sum()
-        trainer.backward(loss)
-        trainer.step(4)
-    net.load_parameters(str(tmp_path / "start"))
-    np.testing.assert_array_equal(
-        trainer.master_params()[net[0].weight.name].asnumpy(), start.astype("float32")
     )
 
 
@@ -321,7 +288,106 @@ def test_master_params():
     late.shape = (1,)
     late.initialize(force_reinit=True)
     run(trainer, [(p, [1.0]), (q, [1.0]), (late, [0.0])])
-    masters = trainer.master_params()
-    assert masters["p"].asnumpy().item() == masters["q"].asnumpy().item() == 1 - 2.0**-20
-    assert all(m.dtype == np.float32 for m in masters.values())
+    wide = trainer.master_params()
+    assert wide["p"].asnumpy().item() == wide["q"].asnumpy().item() == 1 - 2.0**-20
+    assert all(m.dtype == np.float32 for m in wide.values())
     assert values(p)[0] == 1.0
+
+
+def test_trainers_in_turn_see_each_others_updates():
+    """Each trainer updates the master of the parameter, not one of its own."""
+
+    def build(p):
+        stock = gluon.Trainer([p], "sgd", {"learning_rate": 2.0**-14})
+        amp.init_trainer(stock, loss_scale=64)
+        return Trainer([p], "sgd", {"learning_rate": 2.0**-14}, loss_scale=64), stock
+
+    p, q = parameter("p", [1.0, 2.0]), parameter("q", [1.0, 2.0])
+    pair, (one, _) = build(p), build(q)
+    for number in range(4):
+        run(pair[number % 2], [(p, [1.0, 3.0])])
+        run(one, [(q, [1.0, 3.0])])
+        expected = one.master_params()["q"].asnumpy()
+        for trainer in pair:
+            np.testing.assert_array_equal(trainer.master_params()["p"].asnumpy(), expected)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
+def test_only_the_masters_of_written_weights_are_synced_on_a_gpu(name, monkeypatch):
+    """On a CPU, the update itself syncs them."""
+    monkeypatch.setattr(host, "_as_on_a_gpu", True)
+    kept, written = parameter("kept", [1.0]), parameter("written", [1.0])
+    trainer = Trainer([kept, written], name, {"learning_rate": 0.25}, loss_scale=8.0)
+    synced, sync_master = [], masters.sync_master
+    monkeypatch.setattr(
+        masters, "sync_master", lambda *pair: synced.append(pair[0]) or sync_master(*pair)
+    )
+
+    def step(*terms):
+        del synced[:]
+        run(trainer, [(p, [2.0**-6]) for p in terms], step=False)
+        assert trainer.step(1, ignore_stale_grad=True).applied
+
+    for _ in range(3):
+        step(kept, written)
+    assert synced == []
+    step(kept)
+    written.data()[:] = 3.0  # as many writes as the update that left it out would have made
+    step(kept, written)
+    assert len(synced) == 1 and synced[0] is written.data()
+    wide = {name: master.asnumpy()[0] for name, master in trainer.master_params().items()}
+    assert wide["kept"] < 1.0 < 2.0 < wide["written"] < 3.0
+
+
+def test_weights_win_over_masters_of_an_earlier_state_on_a_gpu_too(path, monkeypatch):
+    monkeypatch.setattr(host, "_as_on_a_gpu", True)
+    p = parameter("p", [1.0])
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8.0)
+    run(trainer, [(p, [0.25])])
+    trainer.save_states(path)
+    run(trainer, [(p, [0.25])])
+    trainer.load_states(path)  # and no parameters
+    run(trainer, [(p, [0.0])])
+    assert values(p)[0] == 0.5
+
+
+# ------------------------------------------------------------------------------ reads of a GPU
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The arrays that were read so far, with the operators that a GPU would run."""
+    monkeypatch.setattr(host, "_as_on_a_gpu", True)
+    found, original = [], nd.NDArray.asnumpy
+
+    def asnumpy(array):
+        found.append(array.shape)
+        return original(array)
+
+    monkeypatch.setattr(nd.NDArray, "asnumpy", asnumpy)
+    return found
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_step_reads_once_from_each_device(reads, clip):
+    p, zero = parameter("p", [1.0, 2.0], ctx=TWO), parameter("zero", [1.0], "float32", ctx=TWO)
+    trainer = Trainer([p, zero], "sgd", {"learning_rate": 0.25, "momentum": 0.5}, loss_scale=8.0)
+    for _ in range(2):
+        trainer.backward([*losses_on(p, [1.5, 0.5], TWO), *losses_on(zero, [0, 0], TWO)])
+        del reads[:]
+        if clip:
+            assert trainer.clip_global_norm(inf) == np.sqrt(8)
+        assert trainer.step(2).applied
+        assert reads == [(2,) if clip else (1,)] * 2
+    first, second = (array.asnumpy().tolist() for array in p.list_data())
+    assert first == second != [1.0, 2.0]
+
+
+def test_a_skip_reads_once_more_for_all_names(reads):
+    params = [parameter(f"p{index:02d}", [1.0]) for index in range(12)]
+    trainer = Trainer(params, "sgd", loss_scale=8.0)
+    run(trainer, [(p, [1e6 if p is params[7] else 1.0]) for p in params], step=False)
+    del reads[:]
+    assert trainer.step(1).overflow == ("p07",)
+    # the flag, the names, whether parameters are finite, whether losses are
+    assert reads == [(1,), (12,), (12,), (1,)]

@@ -50,10 +50,9 @@ def with_schedule(kind):
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("steps", [1, 4])
-def test_an_earlier_state_rewinds_a_schedule_of_the_same_and_of_a_new_trainer(kind, steps, path):
+def test_an_earlier_state_rewinds_a_schedule_of_the_same_and_of_a_new_trainer(kind, path):
     trainer = with_schedule(kind)
-    rates(trainer, steps)
+    rates(trainer, 3)
     trainer.save_states(path)
     expected = rates(trainer)
     for again in (trainer, with_schedule(kind)):
@@ -90,9 +89,7 @@ def test_a_state_from_before_schedules_were_saved(path):
     assert trainer.learning_rate == 0.25
 
 
-@pytest.mark.parametrize(
-    "field, value", [("base_lr", "x"), ("other", 1), ("count", [1]), ("__class__", None)]
-)
+@pytest.mark.parametrize("field, value", [("base_lr", "x"), ("other", 1), ("__class__", None)])
 def test_a_forged_schedule_is_refused(field, value, path):
     trainer = train(with_schedule("factor"))
     saved = trainer.state_dict()

@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gluon_amp import Trainer
+from gluon_amp import Trainer, save_checkpoint
 from gluon_amp.files import archive
 from gluon_amp.trainer import state_files
 from tests import forging
-from tests.trainer.helpers import parameter, run
 from tests.trainer.state_helpers import own, parameters, refuse, train
 
-import mxnet as mx
 from mxnet import gluon, nd
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop", "nadam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nadam"])
 def test_a_file_is_an_archive_of_numbers(path, optimizer):
     first, second = train(own(optimizer)), own(optimizer)
     first.save_states(path)
@@ -37,16 +35,15 @@ def test_a_file_is_an_archive_of_numbers(path, optimizer):
     assert repr(second.state_dict()) == repr(first.state_dict())
 
 
-@pytest.mark.parametrize("bit", [0, 4, 7])
-def test_a_wrong_bit_in_any_byte_is_refused(path, bit):
+def test_a_wrong_bit_in_any_byte_is_refused(path):
     trainer = train(own())
     trainer.save_states(path)
     with open(path, "rb") as file:
         data = bytearray(file.read())
     with open(path, "r+b", buffering=0) as file:
-        for position in range(len(data)):
+        for position in range(0, len(data), 3):
             file.seek(position)
-            file.write(bytes([data[position] ^ 1 << bit]))
+            file.write(bytes([data[position] ^ 1 << position % 8]))
             with pytest.raises(ValueError):
                 state_files.read(path, trainer)
             file.seek(position)
@@ -58,18 +55,16 @@ def test_truncated_files_are_refused_at_every_length(path):
     trainer = train(own())
     trainer.save_states(path)
     with open(path, "r+b") as file:
-        for length in reversed(range(len(file.read()))):
+        for length in reversed(range(0, len(file.read()), 7)):
             file.truncate(length)
             with pytest.raises(ValueError, match="truncated"):
                 state_files.read(path, trainer)
     refuse(trainer, path, "truncated")
 
 
-@pytest.mark.parametrize("settings", [{}, {"update_on_kvstore": True, "kvstore": "local"}])
-def test_stock_mxnet_refuses_our_files(path, settings):
+def test_stock_mxnet_refuses_our_files(path):
     train(own()).save_states(path)
-    contexts = [mx.cpu(0), mx.cpu(1)] if settings else [mx.cpu()]
-    stock = gluon.Trainer(parameters(contexts=contexts), "sgd", {"momentum": 0.5}, **settings)
+    stock = gluon.Trainer(parameters(), "sgd", {"momentum": 0.5})
     with pytest.raises(pickle.UnpicklingError):
         stock.load_states(path)
     with pytest.raises(pickle.UnpicklingError), open(path, "rb") as file:
@@ -87,51 +82,29 @@ def test_a_checkpoint_is_no_states(path):
     net = gluon.nn.Dense(2, in_units=2)
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd")
-    from gluon_amp import save_checkpoint
-
     save_checkpoint(path, net, trainer)
     refuse(trainer, path, "a checkpoint with amp.load_checkpoint")
 
 
-def test_truncated_and_foreign_files_are_refused(tmp_path):
-    path = str(tmp_path / "states")
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "adam")
-    run(trainer, [(p, [1e-3])])
-    trainer.save_states(path)
-    whole = Path(path).read_bytes()
-    stock = gluon.Trainer([parameter("q", [1.0], "float32")], "sgd")
-    stock.save_states(path + ".stock")
-    contents = [b"", whole[:-1], whole[: len(whole) // 2], b"\x93NUMPY", pickle.dumps([1])]
-    contents += [Path(path + ".stock").read_bytes(), pickle.dumps(os.system)]
-    for content in contents:
-        with open(path, "wb") as file:
-            file.write(content)
-        match = r"truncated or |save_states did not write|state of the optimizer mxnet.*\.SGD"
-        with pytest.raises(ValueError, match=match):
-            trainer.load_states(path)
+def test_foreign_files_are_refused(path):
+    trainer = train(own())
+    for content in (b"", b"\x93NUMPY", pickle.dumps([1]), pickle.dumps(os.system)):
+        Path(path).write_bytes(content)
+        refuse(trainer, path, r"is truncated or was not|save_states did not write")
 
 
-def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
-    path = str(tmp_path / "states")
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd")
-    trainer.save_states(path)
-    before = Path(path).read_bytes()
-
+def test_a_failed_save_keeps_the_old_file(path, monkeypatch):
     def fail(*args):
         raise OSError("disk full")
 
-    run(trainer, [(p, [1e-3])])
-    for name in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, fail)
-            with pytest.raises(OSError, match="disk full"):
-                trainer.save_states(path)
-        assert Path(path).read_bytes() == before
-        assert os.listdir(tmp_path) == ["states"]
+    trainer = own()
     trainer.save_states(path)
-    assert Path(path).read_bytes() != before
+    before = Path(path).read_bytes()
+    train(trainer, 1)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        trainer.save_states(path)
+    assert Path(path).read_bytes() == before
 
 
 # ------------------------------------------------------------------------------ forged states
@@ -162,55 +135,29 @@ ONES = np.ones((2, 3), np.float32)
 @pytest.mark.parametrize(
     "edit",
     [
-        put("skips", (float("nan"), 0)),
         put("skips", (-1, 0)),
-        put("skips", 3),
         put("counts", 0, float("nan")),
-        put("counts", 0, 2.0),
-        put("counts", 0, True),
-        put("counts", 0, 2**64),
         put("counts", 7, 1),
-        put("counts", "a", 1),
         put("counts", [1]),
         put("progress", {}),
         put("progress", "num_update", float("nan")),
-        put("progress", "num_update", 1.0),
         put("progress", "update", 3),
-        put("progress", "__class__", 3),
         put("settings", "lr", [1]),
-        put("settings", "lr\nlr", 1),
-        put("settings", None),
         put("shapes", [(2, 3), (3,)]),
-        put("shapes", [(2, 3), (3,), (float("nan"),)]),
         put("states", 0, (ONES, (ONES[0],))),
-        put("states", 0, (ONES, (ONES.astype(np.float64),))),
         put("states", 0, (ONES, (ONES.astype(np.float16),))),
-        put("states", 0, (ONES, ())),
         put("states", 0, (ONES, (ONES, ONES))),
-        put("states", 0, (ONES, ((ONES,),))),
         put("states", 0, (ONES, (3.0,))),
-        put("states", 0, (ONES, (None,))),
-        put("states", 0, (ONES[0], (ONES,))),
-        put("states", 0, (ONES.astype(np.int32), (ONES,))),
         put("states", 0, (ONES.astype(np.float64), (ONES,))),
         put("states", 0, (ONES,)),
         put("states", 3, (ONES, (ONES,))),
-        put("states", -1, (ONES, (ONES,))),
         put("states", []),
         put("loss_scale", ("x", {})),
-        put("loss_scale", ("gluon_amp.trainer.loss_scale.DynamicLossScale", {})),
         put("loss_scale", 1, "scale", 3.0),
-        put("loss_scale", 1, "scale", float("inf")),
-        put("loss_scale", 1, "scale", ONES),
         put("loss_scale", 1, "finite_steps", -1),
-        put("loss_scale", 1, "hysteresis", 1.0),
         put("optimizer", "mxnet.optimizer.optimizer.SGD"),
-        put("optimizer", "x\ny"),
-        put("optimizer", "x" * 10_000),
         put("optimizer", ["gluon_amp.optimizer.SGD"]),
         put("version", 2),
-        put("version", "1"),
-        put("format", "gluon_amp checkpoint"),
         put("more", 1),
         lambda saved: saved.pop("counts"),
         lambda saved: saved.clear(),
@@ -221,6 +168,13 @@ def test_forged_states_are_refused_in_one_sentence(path, edit):
     trainer.save_states(path)
     edited(path, edit)
     refuse(trainer, path)
+
+
+def test_the_message_names_the_file(path):
+    trainer = train(own())
+    trainer.save_states(path)
+    edited(path, put("skips", (-1, 0)))
+    refuse(trainer, path, f"^{path} .*skips")
 
 
 def test_many_forged_headers_are_refused_or_right(path):
@@ -234,7 +188,7 @@ def test_many_forged_headers_are_refused_or_right(path):
         return trainer.updaters[0].states[2][1].asnumpy().tolist(), repr(counts)
 
     refusals = 0
-    for header in forging.mutations(forging.header_of(data), np.random.RandomState(1), 250):
+    for header in forging.mutations(forging.header_of(data), np.random.RandomState(1), 60):
         trainer.updaters[0].states = {2: (nd.ones(1), nd.full(1, 7))}
         trainer.optimizer._index_update_count[0] = 9
         before = state()
@@ -248,7 +202,7 @@ def test_many_forged_headers_are_refused_or_right(path):
             refusals += 1
             assert "\n" not in str(error)
             assert state() == before
-    assert 150 < refusals < 250
+    assert 30 < refusals < 60
     train(trainer, 1)
 
 

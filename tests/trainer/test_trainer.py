@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 
-from gluon_amp import DynamicLossScale, Trainer, optimizer
-from gluon_amp import trainer as trainer_module
+import gluon_amp as amp
+from gluon_amp import DynamicLossScale, Trainer
+from gluon_amp.casting import statistics
 from gluon_amp.casting.parameters import bind_parameter
-from gluon_amp.trainer import ScaledSteps, StepReport
+from gluon_amp.trainer import StepReport
 from gluon_amp.trainer.loss_scale import NoLossScale
-from gluon_amp.trainer.report import Skips
-from tests import kinds
+from tests.casting.nets import small_net
 from tests.trainer.helpers import parameter, run, values
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-
-pytestmark = pytest.mark.usefixtures("arrays")  # Law 13
 
 inf = np.inf
 
@@ -42,18 +40,6 @@ def test_loss_scale_argument():
         Trainer([p], "sgd", loss_scale=100)
 
 
-def test_any_mxnet_optimizer_by_name():
-    for name in ("rmsprop", "adagrad", "signum", "ftml", "nadam", "adadelta", "adamax"):
-        p = parameter("p", [1.0])
-        trainer = Trainer([p], name, loss_scale="dynamic")
-        assert run(trainer, [(p, [0.5])]).applied
-        assert not run(trainer, [(p, [inf])]).applied
-        (master,) = trainer.master_params().values()
-        assert master.dtype == np.float32
-        assert master.asnumpy().item() != 1.0
-        assert np.float16(master.asnumpy().item()) == values(p)[0]
-
-
 def test_without_a_scale_it_is_a_gluon_trainer():
     results = []
     for make in (gluon.Trainer, Trainer):
@@ -63,7 +49,7 @@ def test_without_a_scale_it_is_a_gluon_trainer():
         trainer = make(net.collect_params(), mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
         for _ in range(3):
             with autograd.record():
-                loss = (net(kinds.ones((2, 3))) ** 2).sum()
+                loss = (net(nd.ones((2, 3))) ** 2).sum()
             loss.backward()
             trainer.step(2)
         results.append(values(net.weight))
@@ -73,32 +59,12 @@ def test_without_a_scale_it_is_a_gluon_trainer():
 def test_without_a_scale_nothing_is_checked(monkeypatch):
     p = parameter("p", [1.0], "float32")
     trainer = Trainer([p], "sgd", {"learning_rate": 1.0})
-    monkeypatch.setattr(trainer_module.snapshot, "begin_backward", None)
+    monkeypatch.setattr(statistics, "begin_backward", None)
     assert run(trainer, [(p, [inf])]) == StepReport(True, 1.0, 1.0)
     assert values(p)[0] == -inf
 
 
 # ------------------------------------------------------------------------------ public faces
-
-OVERRIDDEN = ["allreduce_grads", "load_states", "save_states", "step", "update"]
-
-
-def test_public_names_are_not_those_of_another_trainer():
-    p = parameter("p", [1.0])
-    stock = gluon.Trainer([p], "sgd")
-    theirs = {*dir(stock), "root_rank", "compression"}  # the last two are BytePS's
-    public = {name for name in dir(ScaledSteps) if not name.startswith("_")}
-    assert sorted(public & theirs) == OVERRIDDEN
-
-
-def test_parameters_statistics_devices_and_factor():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], differentiable=False)
-    trainer = Trainer([p, q], optimizer.SGD(rescale_grad=0.5))
-    assert trainer.parameters == [p, q]
-    assert trainer.statistics == [q]
-    assert trainer.contexts == [mx.cpu()]
-    assert (trainer.scaling, trainer.rescale, trainer.skips) == (True, 0.5, Skips())
-    assert [grad is p.grad() for grad in trainer.gradients()] == [True]
 
 
 def test_masters_are_those_of_float16_weights_that_were_updated():
@@ -114,11 +80,41 @@ def test_masters_are_those_of_float16_weights_that_were_updated():
     assert trainer.master_params()["p"].asnumpy().item() == 0.25
 
 
-def test_what_users_receive_is_of_the_kind_of_their_parameters():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
-    trainer = Trainer([p, q], "sgd", loss_scale=8)
-    for _ in range(2):  # before and after the first update
-        given = [*trainer.gradients(), *trainer.master_params().values()]
-        assert {type(one) for one in given} == {type(p.data())} == {type(p.grad())}
-        run(trainer, [(p, [0.5]), (q, [0.5])])
-    assert type(p.data()) is type(kinds.ones(1))
+# ------------------------------------------------------------------------------ with a cast net
+
+
+def batch(seed, n=16):
+    random = np.random.RandomState(seed)
+    labels = random.randint(0, 4, n)
+    pixels = random.normal(size=(n, 3, 8, 8)) + labels[:, None, None, None]
+    return nd.array(pixels), nd.array(labels)
+
+
+@pytest.mark.parametrize(
+    "policy, optimizer, settings, unit",
+    [
+        ("float16", "adam", {"learning_rate": 0.01}, 2**-11),
+        ("bfloat16", "sgd", {"learning_rate": 0.1, "momentum": 0.9}, 2**-8),
+    ],
+)
+def test_twenty_steps_match_float32(policy, optimizer, settings, unit):
+    loss_fn, start, results = gluon.loss.SoftmaxCrossEntropyLoss(), small_net(), {}
+    for name in ("float32", policy):
+        net, losses = small_net(), []
+        for p, q in zip(net.collect_params().values(), start.collect_params().values()):
+            p.set_data(q.data())
+        amp.cast(net, name)
+        trainer = Trainer(net.collect_params(), optimizer, dict(settings), loss_scale=2.0**8)
+        for k in range(20):
+            x, y = batch(k)
+            with autograd.record():
+                loss = loss_fn(net(x), y)
+            trainer.backward(loss)
+            assert trainer.step(len(x)).applied
+            losses.append(loss.mean().asscalar())
+        results[name] = losses, net[5].weight.data().asnumpy().astype("float32")
+    (expected, weight), (found, low) = results["float32"], results[policy]
+    assert expected[-1] < 0.9 * expected[0]  # the net learns
+    assert np.abs(np.subtract(found, expected)).max() < 32 * unit
+    assert np.abs(weight - low).max() < 32 * unit
+    assert not np.array_equal(weight, low)

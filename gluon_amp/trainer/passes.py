@@ -1,0 +1,168 @@
+"""The backward passes of a step, and what was done to their gradients: two frozen values.
+
+A `Pass` belongs to the loss scale: trainers that share a scale may step on the passes of another.
+`Gradients` belong to one trainer. Both are replaced whole, and end with the step.
+"""
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Iterable, Mapping, Optional, Tuple
+
+from gluon_amp.base.writes import version
+from gluon_amp.casting import snapshots
+from gluon_amp.trainer.loss_scale import LossScale
+
+from mxnet.ndarray import NDArray
+
+# Passes are replaced, and scales updated, under one lock: GluonCV runs backward passes in threads,
+# and trainers in several threads may share a scale.
+_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The backward passes since a trainer's last step.
+
+    Attributes
+    ----------
+    scale : float
+        The loss scale in the gradients.
+    searching, at_floor : bool
+        Those of the loss scale when the first pass began. Another trainer's step may have changed
+        them by now.
+    written : tuple of Snapshots
+        What these passes wrote to running statistics; a skip undoes it.
+    losses : tuple of NDArray
+        The losses of the last pass.
+    fitting : float or None
+        The largest scale at which each pass fits, found by replays while the loss scale is
+        searching; 0 if there is none, and None if no pass was replayed or finite.
+    """
+
+    scale: float
+    searching: bool = False
+    at_floor: bool = False
+    written: Tuple[snapshots.Snapshots, ...] = ()
+    losses: Tuple[NDArray, ...] = ()
+    fitting: Optional[float] = None
+
+    @classmethod
+    def at(cls, scale: LossScale) -> "Pass":
+        """Return one that begins with the present scale."""
+        return cls(scale.checked_scale(), scale.searching, scale.at_floor)
+
+    def with_written(self, written: snapshots.Snapshots) -> "Pass":
+        """Return it with one more write to running statistics."""
+        return replace(self, written=snapshots.followed_by(self.written, written))
+
+    def with_backward(self, losses: Iterable[NDArray], fitting: Optional[float]) -> "Pass":
+        """Return it with one more backward pass, and where that fits, if it is known."""
+        known = [one for one in (self.fitting, fitting) if one is not None]
+        losses = tuple(one.detach() for one in losses)
+        return replace(self, losses=losses, fitting=min(known, default=None))
+
+
+class Passes:
+    """The passes of one trainer, beside those of others that share its loss scale."""
+
+    def __init__(self, scale: LossScale):
+        self._scale = scale
+        self.end()
+
+    def begin(self) -> Pass:
+        """Return the pass to which a backward pass belongs that begins now."""
+        with _LOCK:
+            self._own = self._own or Pass.at(self._scale)
+            self._scale.begin_pass(self._own)
+            return self._own
+
+    def extend(
+        self, written: snapshots.Snapshots, losses, fitting: Optional[float], ended: bool
+    ) -> None:
+        """Add a backward pass that has ended, or whose end will not be known."""
+        with _LOCK:  # so that they are added in the order in which they ended
+            written = snapshots.ended(written) if ended else written
+            self._own = self._own.with_written(written).with_backward(losses, fitting)
+            self._scale.last_pass = self._own
+
+    def current(self) -> Optional[Pass]:
+        """Return what a step would be made on, this trainer's passes or another's, if any."""
+        last = self._scale.last_pass
+        if self._own is None and last is not self._stepped_on:
+            # Replays show where the gradients of the trainer fit that ran them, and no others.
+            return replace(last, fitting=None)
+        return self._own
+
+    def add_write(self, written: snapshots.Snapshots) -> None:
+        """Add a write that has ended to the current pass, which is this trainer's own then."""
+        with _LOCK:
+            current = self.current()
+            self._own = current and current.with_written(snapshots.ended(written))
+
+    def report(self, finite: bool, fitting: Optional[float] = None) -> None:
+        """Update the scale, which counts each pass once."""
+        with _LOCK:
+            self._scale.update_once(finite, fitting)
+
+    def end(self) -> None:
+        """Forget all passes up to now."""
+        self._own: Optional[Pass] = None
+        self._stepped_on = self._scale.last_pass
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a trainer has done to its gradients since the last backward pass wrote them.
+
+    Attributes
+    ----------
+    fresh : dict of int to NDArray
+        Weights, by their `id`, whose gradients were fresh when they were reduced, measured or
+        unscaled. MXNet's own marks are cleared then. So a mark that is set now comes from a later
+        backward pass.
+    reduced : bool
+        Whether they are exchanged and reduced over devices and workers.
+    divisor : float
+        What they were divided by: a power of two before the reduction, or the loss scale.
+    clip_factor : float
+        Their factor in the update.
+    norm : float or None
+        The result of `clip_global_norm`.
+    finite : dict of int to int or None
+        The versions of gradients, by their `id`, that `clip_global_norm` found to be finite.
+    """
+
+    fresh: Mapping[int, NDArray] = field(default_factory=dict)
+    reduced: bool = False
+    divisor: float = 1.0
+    clip_factor: float = 1.0
+    norm: Optional[float] = None
+    finite: Mapping[int, Optional[int]] = field(default_factory=dict)
+
+    def after(self, weights: Iterable[NDArray], **changes) -> "Gradients":
+        """Return them after changes, and clear MXNet's marks of these weights."""
+        fresh = {id(weight): weight for weight in clear_fresh(weights)}
+        return replace(self, fresh={**self.fresh, **fresh}, **changes)
+
+    def still_finite(self, gradients: Iterable[NDArray]) -> bool:
+        """Return whether gradients are known to be finite, without a look at their elements."""
+        versions = [(version(grad), self.finite.get(id(grad))) for grad in gradients]
+        return bool(versions) and all(now is not None and now == then for now, then in versions)
+
+    def is_fresh(self, weight: NDArray) -> bool:
+        """Return whether a backward pass has written the weight's gradient since the last step."""
+        return weight._fresh_grad or id(weight) in self.fresh
+
+
+def mark_fresh(weights: Iterable[NDArray]) -> None:
+    """Set the marks by which MXNet knows that a backward pass wrote these weights' gradients."""
+    for weight in weights:
+        weight._fresh_grad = True
+
+
+def clear_fresh(weights: Iterable[NDArray]) -> list:
+    """Clear these marks, and return the weights that had one."""
+    marked = [weight for weight in weights if weight._fresh_grad]
+    for weight in marked:
+        weight._fresh_grad = False
+    return marked
