@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from gluon_amp.base import host
 from gluon_amp.base.host import host_view
 from gluon_amp.kernels import updates
-from gluon_amp.optimizer.arrays import all_finite, head_gradients, square_sums
+from gluon_amp.optimizer.arrays import (
+    all_finite,
+    all_zero,
+    finite,
+    head_gradients,
+    multiply,
+    restored,
+    square_sums,
+)
 
 import mxnet as mx
 from mxnet import nd
@@ -18,12 +26,12 @@ from mxnet import nd
 law = settings(
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
-@pytest.fixture(params=["kernels", "numpy", "as on a GPU"], autouse=True)
+@pytest.fixture(params=["kernels", "numpy", "as on a GPU"])
 def way(request, monkeypatch):
     if request.param == "numpy":
         monkeypatch.setattr(updates, "supported", lambda arrays: False)
@@ -41,43 +49,93 @@ def norm_of(arrays):
     st.integers(1, 70000),
     st.data(),
 )
-def test_one_bad_element_is_seen_wherever_it_is(dtype, bad, size, data):
+def test_one_bad_element_is_seen_wherever_it_is(way, dtype, bad, size, data):
     array = nd.random.normal(shape=(size,)).astype(dtype)
     assert all_finite([array])
     array[data.draw(st.integers(0, size - 1))] = bad
-    assert not all_finite([nd.ones((3,)), array, nd.ones((2,), dtype="float16")])
+    around = [nd.ones((3,)), array, nd.ones((2,), dtype="float16")]
+    assert not all_finite(around)
+    assert finite(around) == [True, False, True]
 
 
-def test_all_65536_float16_values():
-    values = np.arange(65536, dtype=np.uint16).view(np.float16)
+def test_float16_values_are_finite_or_not_as_numpy_has_it(way):
+    values = np.arange(0, 65536, 97, dtype=np.uint16).view(np.float16)
     array = nd.array(values, dtype="float16")
     np.testing.assert_array_equal(host_view(array), values)
-    finite = [all_finite([array[i : i + 1]]) for i in range(0, 65536, 97)]
-    np.testing.assert_array_equal(finite, np.isfinite(values[::97]))
+    found = finite([array[i : i + 1] for i in range(len(values))])
+    np.testing.assert_array_equal(found, np.isfinite(values))
 
 
-def test_large_finite_float32_is_no_overflow():
+def test_large_finite_float32_is_no_overflow(way):
     assert all_finite([nd.full((4,), 3e38), nd.full((4,), -1e-45)])
 
 
-def test_nothing_is_finite_and_has_norm_0():
-    assert all_finite([])
-    assert norm_of([]) == 0.0
-    assert all_finite([nd.zeros((0,))] if mx.util.is_np_shape() else [])
+def test_nothing_is_finite_and_has_norm_0(way):
+    with mx.util.np_shape():
+        for nothing in ([], [nd.zeros((0,))]):
+            assert all_finite(nothing)
+            assert finite(nothing) == [True] * len(nothing)
+            assert norm_of(nothing) == 0.0
 
 
-def test_the_norm_is_that_of_all_dtypes_together_in_float32():
+def test_250_arrays_are_more_than_one_operator_takes(way):
+    many = [nd.ones((1,)) for _ in range(250)]
+    assert all_finite(many)
+    many[249][:] = np.inf
+    assert not all_finite(many)
+    many[249][:] = 1
+    assert square_sums(many) == [1.0] * 250
+
+
+def test_the_norm_is_that_of_all_dtypes_together_in_float32(way):
     grads = [nd.full((2, 2), 3e4, dtype="float16"), nd.full((4,), -3e4), nd.zeros((5,))]
     np.testing.assert_allclose(norm_of(grads), 3e4 * np.sqrt(8), rtol=1e-6)
     sparse = nd.ones((3, 2)).tostype("row_sparse")
     np.testing.assert_allclose(norm_of([sparse]), np.sqrt(6), rtol=1e-6)
 
 
-def test_arrays_of_both_kinds_in_one_list():
+def test_the_norm_of_very_large_and_very_small_float32(way):
+    np.testing.assert_allclose(norm_of([nd.full((4,), 1e30)]), 2e30, rtol=1e-6)
+    np.testing.assert_allclose(norm_of([nd.full((4,), 1e-30)]), 2e-30, rtol=1e-6)
+    assert norm_of([nd.array([np.inf])]) == np.inf
+    assert np.isnan(norm_of([nd.array([np.nan])]))
+
+
+@law
+@given(st.integers(0, 2**31 - 1), st.integers(-14, 15))
+def test_a_power_of_two_goes_through_the_norm_exactly(way, seed, exponent):
+    values = np.random.RandomState(seed).randn(1000).astype(np.float32)
+    norm = norm_of([nd.array(values)])
+    assert norm_of([nd.array(values * 2.0**exponent)]) == norm * 2.0**exponent
+
+
+def test_arrays_of_both_kinds_in_one_list(way):
     kinds = nd.array([3.0]), mx.np.array([[4.0]]), mx.np.array([12.0], dtype="float16")
     assert all_finite(kinds)
     assert norm_of(kinds) == 13.0
     assert not all_finite([*kinds, mx.np.array([np.nan])])
+    multiply(kinds, 0.25)
+    assert [one.asnumpy().item() for one in kinds] == [0.75, 1, 3]
+
+
+def test_a_power_of_two_multiplies_dense_and_sparse_arrays():
+    arrays = [nd.ones((3, 2)), nd.full((70,), 3, dtype="float16")]
+    arrays.append(nd.ones((3, 2)).tostype("row_sparse"))
+    multiply(arrays, 0.5)
+    assert [np.unique(one.asnumpy()).tolist() for one in arrays] == [[0.5], [1.5], [0.5]]
+
+
+def test_values_are_restored_also_after_an_error():
+    array = nd.array([1, np.nan])
+    with pytest.raises(ZeroDivisionError), restored(iter([array])):
+        array[:] = 7
+        raise ZeroDivisionError
+    np.testing.assert_array_equal(array.asnumpy(), [1, np.nan])
+
+
+def test_all_zero():
+    assert all_zero([nd.array([0, -0.0, np.nan]), nd.zeros((2, 2)).tostype("row_sparse")])
+    assert not all_zero([nd.zeros((1,)), nd.array([0, -1e-45])])
 
 
 def test_head_gradients_have_the_shapes_and_dtypes_of_the_losses(arrays):
@@ -88,18 +146,3 @@ def test_head_gradients_have_the_shapes_and_dtypes_of_the_losses(arrays):
     assert [head.context for head in heads] == [mx.cpu(0), mx.cpu(1), mx.cpu(0)]
     assert [head.dtype for head in heads] == [np.float32, np.float32, np.float64]
     assert all((head.asnumpy() == 8.0).all() for head in heads)
-
-
-def test_the_norm_of_very_large_and_very_small_float32():
-    np.testing.assert_allclose(norm_of([nd.full((4,), 1e30)]), 2e30, rtol=1e-6)
-    np.testing.assert_allclose(norm_of([nd.full((4,), 1e-30)]), 2e-30, rtol=1e-6)
-    assert norm_of([nd.array([np.inf])]) == np.inf
-    assert np.isnan(norm_of([nd.array([np.nan])]))
-
-
-@law
-@given(st.integers(0, 2**31 - 1), st.integers(-14, 15))
-def test_a_power_of_two_goes_through_the_norm_exactly(seed, exponent):
-    values = np.random.RandomState(seed).randn(1000).astype(np.float32)
-    norm = norm_of([nd.array(values)])
-    assert norm_of([nd.array(values * 2.0**exponent)]) == norm * 2.0**exponent

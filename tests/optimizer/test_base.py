@@ -1,5 +1,6 @@
 """What all optimizers share: the layout of states, devices, exact attributes."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -19,8 +20,8 @@ law = settings(deadline=None, derandomize=True, max_examples=40)
 
 def test_one_weight_at_a_time_as_a_kvstore_calls_it():
     for name in optimizer.OPTIMIZERS:
-        together, _ = trained(name, steps=3)
-        _, updater = build(name)
+        together, _ = trained(name, steps=3, rate=lambda step: 0.01)
+        _, updater = build(name, learning_rate=0.01)
         weights = [nd.array(start(i), dtype="float16") for i in range(len(SHAPES))]
         for step in range(3):
             for i, weight in enumerate(weights):
@@ -30,28 +31,24 @@ def test_one_weight_at_a_time_as_a_kvstore_calls_it():
 
 
 @pytest.mark.usefixtures("arrays")
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("name", list(optimizer.OPTIMIZERS))
-def test_weights_of_both_kinds_get_the_same_bits_in_both_modes(way, name, dtype):
-    results = []
-    for view in (nd.NDArray.as_nd_ndarray, nd.NDArray.as_np_ndarray):
-        built, _ = build(name, learning_rate=0.5, wd=0.5)
-        weights = [view(nd.array(start(i), dtype=dtype)) for i in range(2)]
-        states = [built.create_state_multi_precision(i, w) for i, w in enumerate(weights)]
-        for step in range(2):
-            grads = [view(nd.array(gradient(step, i), dtype=dtype)) for i in range(2)]
+def test_weights_of_both_kinds_get_the_same_bits_in_both_modes(way):
+    for name in optimizer.OPTIMIZERS:
+        results = []
+        for view in (nd.NDArray.as_nd_ndarray, nd.NDArray.as_np_ndarray):
+            built, _ = build(name, learning_rate=0.5, wd=0.5)
+            weights = [view(nd.array(start(i), dtype="float16")) for i in range(2)]
+            states = [built.create_state_multi_precision(i, w) for i, w in enumerate(weights)]
+            grads = [view(nd.array(gradient(0, i), dtype="float16")) for i in range(2)]
             built.update_multi_precision([0, 1], weights, grads, states)
-        built.update_multi_precision(0, weights[0], grads[0], states[0])
-        arrays = [one for one in (*weights, *states[0], *states[1]) if one is not None]
-        assert {type(one) for one in arrays} == {type(weights[0])}
-        results.append([one.asnumpy().tobytes() for one in arrays])
-    assert results[0] == results[1]
+            built.update_multi_precision(0, weights[0], grads[0], states[0])
+            arrays = [one for one in (*weights, *states[0], *states[1]) if one is not None]
+            assert {type(one) for one in arrays} == {type(weights[0])}
+            results.append([one.asnumpy().tobytes() for one in arrays])
+        assert results[0] == results[1], name
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_an_updater_accepts_weights_of_mx_np_whatever_mode_it_was_built_in(arrays, name):
-    _, updater = build(name, learning_rate=0.5)
-    mx.npx.reset_np()
+def test_an_updater_accepts_weights_of_mx_np_outside_of_its_mode():
+    _, updater = build("sgd", learning_rate=0.5)
     weight = mx.np.ones((2,), dtype="float16")
     updater([0], [mx.np.ones((2,), dtype="float16")], [weight])
     np.testing.assert_array_equal(weight.asnumpy(), np.float16([0.5, 0.5]))
@@ -108,9 +105,8 @@ def test_float16_without_masters_is_refused():
         updater([0], [nd.ones((2,))], [nd.ones((2,))])
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7, 32, 100, 256, 1000, 0.3])
-def test_rescale_grad_arrives_exactly_for_every_scale(batch):
-    for exponent in range(29):
+def test_rescale_grad_arrives_exactly_for_every_scale():
+    for batch, exponent in itertools.product((1, 3, 7, 100, 0.3), range(29)):
         weight = nd.zeros((1,))
         factor = ExactFloat(1.0 / batch / 2.0**exponent)
         nd.sgd_update(weight, nd.full((1,), 2.0**exponent), out=weight, lr=1, rescale_grad=factor)
