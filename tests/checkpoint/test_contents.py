@@ -8,40 +8,10 @@ from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.checkpoint.contents import FILE
 from gluon_amp.files import archive
 from tests import forging
-from tests.checkpoint.helpers import assert_same, content, make_trainer, refused
+from tests.checkpoint.helpers import make_trainer, read, refused
 
 from mxnet import autograd, nd
 from mxnet.gluon import nn
-
-
-def test_truncated_files_are_refused_at_every_length(saved, tmp_path):
-    path, net, trainer = saved
-    with open(path, "rb") as file:
-        data = file.read()
-    before = content(net, trainer)
-    cut = tmp_path / "cut.ckpt"
-    lengths = [0, 1, 4, 30, 60, *range(100, len(data), len(data) // 40), len(data) - 1]
-    for length in lengths:
-        cut.write_bytes(data[:length])
-        expected = "truncated or damaged" if length >= 100 else "not written by|truncated"
-        with pytest.raises(ValueError, match=expected):
-            load_checkpoint(cut, net, trainer)
-    assert_same(content(net, trainer), before)
-
-
-def test_one_wrong_bit_anywhere_is_refused(saved, tmp_path):
-    path, net, trainer = saved
-    with open(path, "rb") as file:
-        data = file.read()
-    before = content(net, trainer)
-    bent = tmp_path / "bent.ckpt"
-    for position in np.random.RandomState(0).randint(100, len(data), 60):
-        wrong = bytearray(data)
-        wrong[position] ^= 1 << (position % 8)
-        bent.write_bytes(wrong)
-        with pytest.raises(ValueError, match="truncated or damaged"):
-            load_checkpoint(bent, net, trainer)
-    assert_same(content(net, trainer), before)
 
 
 @pytest.fixture
@@ -56,8 +26,7 @@ def small(tmp_path):
     trainer.backward(loss)
     trainer.step(1)
     path = save_checkpoint(tmp_path / "net.ckpt", net, trainer, epoch=3, order=np.arange(3))
-    with open(path, "rb") as file:
-        return file.read(), path, net, trainer
+    return read(path), path, net, trainer
 
 
 def forge(path, data):
@@ -65,6 +34,20 @@ def forge(path, data):
         file.write(data)
 
 
+def test_truncated_and_damaged_files_are_refused(small):
+    data, path, net, trainer = small
+    for length in (0, 4, 60, 100, len(data) // 2, len(data) - 1):
+        forge(path, data[:length])
+        match = "truncated or damaged" if length >= 100 else "not written by|truncated"
+        refused(match, path, net, trainer)
+    for position in np.random.RandomState(0).randint(100, len(data), 8):
+        bent = bytearray(data)
+        bent[position] ^= 1 << (position % 8)
+        forge(path, bent)
+        refused("truncated or damaged", path, net, trainer)
+
+
+@pytest.mark.slow
 def test_many_forged_headers_are_refused_or_right(small):
     """Anybody can compute a digest, so the contents of the header are checked, too."""
     data, path, net, trainer = small
@@ -97,59 +80,69 @@ def test_many_forged_headers_are_refused_or_right(small):
     "name, array",
     [
         ("parameters/0.weight", np.ones((2, 3), np.float32)),
-        ("parameters/0.weight", np.ones((2, 2), np.float64)),
         ("parameters/0.weight", np.ones((2, 2), np.complex64)),
         ("parameters/0.weight", np.ones((2, 2), bool)),
         ("parameters/0.weight", np.array([["a", "b"], ["c", "d"]])),
         ("parameters/0.weight", np.float32(1)),
         ("parameters/0.weight", np.ones((2, 0), np.float32)),
         ("parameters/0.bias", None),
-        ("parameters/1.running_mean", np.ones((2, 1), np.float32)),
         ("trainer/6", np.ones(3, np.float32)),
         ("trainer/6", np.ones((2, 2), np.float64)),
-        ("trainer/6", np.array(["a"])),
         ("trainer/6", None),
     ],
 )
 def test_forged_arrays_are_refused(small, name, array):
     _, path, net, trainer = small
     header, arrays = archive.read(FILE, path)
-    assert name in arrays
-    if array is None:
-        del arrays[name]
-    else:
+    assert arrays.pop(name) is not None
+    if array is not None:
         arrays[name] = np.asarray(array)
     forge(path, archive.encode(FILE, header, arrays))
-    if name == "parameters/0.weight" and getattr(array, "dtype", None) == np.float64:
-        load_checkpoint(path, net, trainer)  # a float64 weight is rounded
-        assert (net[0].weight.data().asnumpy() == 1).all()
-    else:
-        refused("", path, net, trainer)
+    refused("", path, net, trainer)
 
 
-def test_a_header_that_contradicts_itself(small):
+def test_a_float64_weight_is_rounded(small):
+    _, path, net, trainer = small
+    header, arrays = archive.read(FILE, path)
+    arrays["parameters/0.weight"] = np.ones((2, 2)) / 3
+    forge(path, archive.encode(FILE, header, arrays))
+    load_checkpoint(path, net, trainer)
+    assert (trainer.master_params()[net[0].weight.name].asnumpy() == np.float32(1 / 3)).all()
+
+
+def with_trained(header, names):
+    return {**header, "trained": names}
+
+
+def with_arrays(header, *keys):
+    header["parameters"]["0.weight"]["arrays"] = list(keys)
+    return header
+
+
+@pytest.mark.parametrize(
+    "edit, args, match",
+    [
+        (with_trained, [["0.weight"]], "the optimizer has states of parameters that are not tra"),
+        (with_trained, [["0.weight", "0.weight"]], "trained parameters are not among the param"),
+        (with_trained, [["0.weight", "x"]], "trained parameters are not among the parameters"),
+        (with_arrays, ["parameters/0.weight", "parameters/0.bias"], "missing or different"),
+        (with_arrays, [], "the arrays of 0.weight are missing or different"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(small, edit, args, match):
     data, path, net, trainer = small
-    forge(path, forging.with_header(data, {**forging.header_of(data), "trained": ["0.weight"]}))
-    refused("the optimizer has states of parameters that are not trained", path, net, trainer)
-    header = forging.header_of(data)
-    header["parameters"]["0.weight"]["arrays"] *= 2
-    header["parameters"]["0.weight"]["arrays"][1] = "parameters/0.bias"
-    forge(path, forging.with_header(data, header))
-    refused("the arrays of 0.weight are missing or different", path, net, trainer)
+    forge(path, forging.with_header(data, edit(forging.header_of(data), *args)))
+    refused(match, path, net, trainer)
 
 
 def test_foreign_files_are_refused(saved, tmp_path):
     _, net, trainer = saved
     path = str(tmp_path / "foreign")
-    net.save_parameters(path)
-    refused("was not written by amp.save_checkpoint", path, net, trainer)
-    trainer.save_states(path)
-    refused("was not written by amp.save_checkpoint", path, net, trainer)
+    for write in (net.save_parameters, trainer.save_states):
+        write(path)
+        refused("was not written by amp.save_checkpoint", path, net, trainer)
     np.savez(path, a=np.ones(3))
     refused("was not written by amp.save_checkpoint", path + ".npz", net, trainer)
-    with open(path, "w") as file:
-        file.write("hello")
-    refused("was not written by amp.save_checkpoint", path, net, trainer)
 
 
 def test_a_later_version_is_refused(saved, tmp_path, monkeypatch):

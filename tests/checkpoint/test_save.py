@@ -1,20 +1,21 @@
 """The file that `save_checkpoint` writes."""
 
+import errno
 import hashlib
 import json
 import os
+import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-import gluon_amp as amp
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.checkpoint.contents import FILE
-from tests.checkpoint.helpers import make_net, make_trainer
+from tests.checkpoint.helpers import made, names, read
 
 import mxnet as mx
-from mxnet import autograd, nd
-from mxnet.gluon import nn
 
 
 def test_it_is_a_numpy_archive_with_a_readable_header(saved):
@@ -31,29 +32,17 @@ def test_it_is_a_numpy_archive_with_a_readable_header(saved):
     assert np.array_equal(master.astype(np.float16), net[0].weight.data().asnumpy())
 
 
-def test_the_same_state_gives_the_same_bytes(saved, tmp_path):
+def test_the_same_state_gives_the_same_bytes_and_their_digest_ends_them(saved, tmp_path):
     path, net, trainer = saved
-    again = save_checkpoint(tmp_path / "again.ckpt", net, trainer, epoch=3)
-    with open(path, "rb") as one, open(again, "rb") as other:
-        assert one.read() == other.read()
-
-
-def test_the_last_64_bytes_are_the_sha256_of_the_others(saved):
-    with open(saved[0], "rb") as file:
-        data = file.read()
+    data = read(path)
+    assert read(save_checkpoint(tmp_path / "again.ckpt", net, trainer, epoch=3)) == data
     assert data[-64:].decode() == hashlib.sha256(data[:-64]).hexdigest()
 
 
-def test_masters_are_not_saved_twice(tmp_path):
-    net = nn.Dense(1000, in_units=1000, use_bias=False)
-    net.initialize()
-    trainer = make_trainer(amp.cast(net, "float16"), "sgd")
-    with autograd.record():
-        loss = net(nd.ones((2, 1000))).sum()
-    trainer.backward(loss)
-    trainer.step(1)
-    path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
-    assert 8.0e6 < os.path.getsize(path) < 8.1e6  # master and momentum, 4 bytes each
+def test_masters_are_not_saved_twice(saved):
+    archive = np.load(saved[0])
+    shapes = [archive[name].shape for name in archive.files if name != FILE.header]
+    assert shapes.count((4, 3, 3, 3)) == 2  # master and momentum
 
 
 EXTRA = {
@@ -70,6 +59,7 @@ EXTRA = {
     "zero_dimensional": np.array(2.5, np.float16),
     "half": np.float16(1.5),
     "names": np.array(["a", "bc"]),
+    "numpy_state": ("MT19937", np.arange(4, dtype=np.uint32), 624, 0, 0.0),
     "nested": [{"deep": np.array([True])}],
 }
 
@@ -79,63 +69,30 @@ def test_extra_comes_back_as_it_was(saved, tmp_path):
     path = save_checkpoint(tmp_path / "extra.ckpt", net, trainer, **EXTRA)
     extra = load_checkpoint(path, net, trainer)
 
-    def assert_equal(a, b):
-        assert type(a) is type(b)
-        if isinstance(a, dict):
-            assert list(a) == list(b)
-            for key in a:
-                assert_equal(a[key], b[key])
-        elif isinstance(a, (list, tuple)):
-            assert len(a) == len(b)
-            for x, y in zip(a, b):
-                assert_equal(x, y)
-        elif isinstance(a, np.ndarray):
-            assert a.dtype == b.dtype
-            assert a.shape == b.shape
-            assert np.array_equal(a, b)
-        else:
-            assert a == b
-
-    assert_equal(extra, EXTRA)
-
-
-def test_random_states_fit_into_extra(saved, tmp_path):
-    import random
-
-    _, net, trainer = saved
-    state, numpy_state = random.getstate(), np.random.get_state()
-    path = save_checkpoint(tmp_path / "r.ckpt", net, trainer, python=state, numpy=numpy_state)
-    numbers = random.random(), np.random.rand()
-    extra = load_checkpoint(path, net, trainer)
-    random.setstate(extra["python"])
-    np.random.set_state(extra["numpy"])
-    assert (random.random(), np.random.rand()) == numbers
+    np.testing.assert_equal(extra, EXTRA)
+    assert repr(extra) == repr(EXTRA)  # types, dtypes and the order of keys
+    assert type(extra["half"]) is np.float16
 
 
 @pytest.mark.parametrize(
     "value, where",
     [
-        ({1, 2}, r"extra\['thing'\] is a builtins.set"),
         ([1, {"k": object()}], r"extra\['thing'\]\[1\]\['k'\] is a builtins.object"),
         (np.array([None]), r"extra\['thing'\] is a numpy.ndarray"),
-        (lambda: 0, "function"),
         (mx.nd.ones(2), r"call .asnumpy\(\) on it"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_and_the_old_file_stays(saved, value, where):
     path, net, trainer = saved
-    with open(path, "rb") as file:
-        before = file.read()
+    before = read(path)
     with pytest.raises(TypeError, match=where):
         save_checkpoint(path, net, trainer, thing=value)
-    with open(path, "rb") as file:
-        assert file.read() == before
+    assert read(path) == before
 
 
 def test_a_net_without_values_is_refused(tmp_path):
-    net = make_net()
     with pytest.raises(ValueError, match=r"0.weight, 1.gamma, 1.beta and 3 more have no values"):
-        save_checkpoint(tmp_path / "net.ckpt", net, make_trainer(net))
+        save_checkpoint(tmp_path / "net.ckpt", *made())
     assert os.listdir(tmp_path) == []
 
 
@@ -154,3 +111,110 @@ def test_a_missing_folder_or_file_is_named(saved, tmp_path):
         load_checkpoint(tmp_path / "other.ckpt", net, trainer)
     with pytest.raises(FileNotFoundError, match="none has been saved yet"):
         load_checkpoint(tmp_path / "other-{step}.ckpt", net, trainer)
+
+
+# ------------------------------------------------------------------------------------- crashes
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_full_disk_is_reported_and_all_earlier_files_stay(saved, tmp_path, share):
+    _, net, trainer = saved
+    path = tmp_path / "net-{step}.ckpt"
+    trainer.optimizer.num_update = 1
+    before = read(save_checkpoint(path, net, trainer))
+    left = names(tmp_path)
+    trainer.optimizer.num_update = 2
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * len(before)), limits[1]))
+    try:
+        with pytest.raises(OSError, match="The checkpoint of 0.0 MB was not written") as caught:
+            save_checkpoint(path, net, trainer, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert "(File too large), and what was there before is unchanged" in str(caught.value)
+    assert names(tmp_path) == left
+    assert read(tmp_path / "net-1.ckpt") == before
+
+
+KILLS = """
+import os, signal, sys
+import gluon_amp as amp
+from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
+import mxnet as mx
+pattern = os.path.join(sys.argv[1], "net-{step}.ckpt")
+
+def build(value):
+    net = mx.gluon.nn.Dense(64, in_units=64)
+    net.initialize(mx.init.Constant(value))
+    return net, amp.Trainer(amp.cast(net, "float16").collect_params(), "sgd")
+
+def path_of(step):
+    return pattern.replace("{step}", str(step))
+
+def save_and_die(at):
+    # Saves in a child process that is killed right before a system call. False if it ends before.
+    child = os.fork()
+    if child == 0:
+        count, fdopen, leave = 0, os.fdopen, os._exit
+        def counted(function):
+            def call(*args, **kwargs):
+                nonlocal count
+                count += 1
+                if count == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+            return call
+        class Slow:  # writes in pieces, as the system does
+            def __init__(self, file):
+                self.file = file
+            def write(self, data):
+                for start in range(0, len(data), len(data) // 8 + 1):
+                    counted(self.file.write)(data[start : start + len(data) // 8 + 1])
+                    self.file.flush()
+            def __getattr__(self, name):
+                return getattr(self.file, name)
+            def __enter__(self):
+                return self
+            def __exit__(self, *_):
+                self.file.close()
+        for name in ("open", "close", "fsync", "replace", "unlink", "chmod"):
+            setattr(os, name, counted(getattr(os, name)))
+        os.fdopen = lambda *args: Slow(fdopen(*args))
+        save_checkpoint(pattern, *new, keep=2, step=3)
+        leave(0)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL
+    return status != 0
+
+old, new, spare = build(1.0), build(2.0), build(3.0)
+new[1].optimizer.num_update = 3
+outcomes, killed = [], True
+while killed:
+    for step in (1, 2, 3):  # the third one is replaced
+        old[1].optimizer.num_update = step
+        save_checkpoint(pattern, *old, step=-step)
+    killed = save_and_die(len(outcomes) + 1)
+    outcomes.append(load_checkpoint(pattern, *spare)["step"])
+    assert (spare[0].weight.data().asnumpy() == (1 if outcomes[-1] < 0 else 2)).all()
+    left = [step for step in (1, 2, 3) if os.path.exists(path_of(step))]
+    assert left == [2, 3] or (left == [1, 2, 3] and killed), left
+    earlier = [load_checkpoint(path_of(step), *spare)["step"] for step in left[:-1]]
+    assert earlier == [-step for step in left[:-1]]
+assert outcomes == sorted(outcomes), outcomes
+assert outcomes.count(-3) > 10 and outcomes.count(3) > 3, outcomes
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_between_any_two_system_calls_loses_nothing(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", KILLS, str(tmp_path)],
+        # MXNet runs without engine threads, so that the process can be forked.
+        env={**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
