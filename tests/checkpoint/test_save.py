@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -129,86 +127,3 @@ def test_a_full_disk_is_reported_and_all_earlier_files_stay(saved, tmp_path):
     assert "(File too large), and what was there before is unchanged" in str(caught.value)
     assert names(tmp_path) == left
     assert read(tmp_path / "net-1.ckpt") == before
-
-
-KILLS = """
-import os, signal, sys
-import gluon_amp as amp
-from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
-import mxnet as mx
-pattern = os.path.join(sys.argv[1], "net-{step}.ckpt")
-
-def build(value):
-    net = mx.gluon.nn.Dense(64, in_units=64)
-    net.initialize(mx.init.Constant(value))
-    return net, amp.Trainer(amp.cast(net, "float16").collect_params(), "sgd")
-
-def path_of(step):
-    return pattern.replace("{step}", str(step))
-
-def save_and_die(at):
-    # Saves in a child process that is killed right before a system call. False if it ends before.
-    child = os.fork()
-    if child == 0:
-        count, fdopen, leave = 0, os.fdopen, os._exit
-        def counted(function):
-            def call(*args, **kwargs):
-                nonlocal count
-                count += 1
-                if count == at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*args, **kwargs)
-            return call
-        class Slow:  # writes in pieces, as the system does
-            def __init__(self, file):
-                self.file = file
-            def write(self, data):
-                for start in range(0, len(data), len(data) // 8 + 1):
-                    counted(self.file.write)(data[start : start + len(data) // 8 + 1])
-                    self.file.flush()
-            def __getattr__(self, name):
-                return getattr(self.file, name)
-            def __enter__(self):
-                return self
-            def __exit__(self, *_):
-                self.file.close()
-        for name in ("open", "close", "fsync", "replace", "unlink", "chmod"):
-            setattr(os, name, counted(getattr(os, name)))
-        os.fdopen = lambda *args: Slow(fdopen(*args))
-        save_checkpoint(pattern, *new, keep=2, step=3)
-        leave(0)
-    status = os.waitpid(child, 0)[1]
-    assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL
-    return status != 0
-
-old, new, spare = build(1.0), build(2.0), build(3.0)
-new[1].optimizer.num_update = 3
-outcomes, killed = [], True
-while killed:
-    for step in (1, 2, 3):  # the third one is replaced
-        old[1].optimizer.num_update = step
-        save_checkpoint(pattern, *old, step=-step)
-    killed = save_and_die(len(outcomes) + 1)
-    outcomes.append(load_checkpoint(pattern, *spare)["step"])
-    assert (spare[0].weight.data().asnumpy() == (1 if outcomes[-1] < 0 else 2)).all()
-    left = [step for step in (1, 2, 3) if os.path.exists(path_of(step))]
-    assert left == [2, 3] or (left == [1, 2, 3] and killed), left
-    earlier = [load_checkpoint(path_of(step), *spare)["step"] for step in left[:-1]]
-    assert earlier == [-step for step in left[:-1]]
-assert outcomes == sorted(outcomes), outcomes
-assert outcomes.count(-3) > 10 and outcomes.count(3) > 3, outcomes
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_between_any_two_system_calls_loses_nothing(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path)],
-        # MXNet runs without engine threads, so that the process can be forked.
-        env={**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr

@@ -41,9 +41,10 @@ def build(name, **params):
 
 
 def gradient(step, index):
-    """Return numbers that float16 represents exactly, so that gradients do not depend on dtype."""
-    rng = np.random.RandomState(1000 * index + step)
-    return rng.randint(-64, 65, SHAPES[index]) / 128.0
+    """Return numbers that float16 represents exactly; the first one is always 0."""
+    values = np.random.RandomState(1000 * index + step).randint(-64, 65, SHAPES[index]) / 128.0
+    values.flat[0] = 0
+    return values
 
 
 def start(index):
@@ -58,6 +59,7 @@ def half_rate(step):
 def trained(name, dtype="float16", steps=STEPS, rate=half_rate, **params):
     """Return masters (or float32 weights) after training, in float64, and the weights."""
     built, updater = build(name, **params)
+    built.param_dict[2].lr_mult, built.param_dict[2].wd_mult = 0.5, 0.25
     weights = [nd.array(start(i), dtype=dtype) for i in range(len(SHAPES))]
     for step in range(steps):
         built.set_learning_rate(rate(step))
@@ -100,13 +102,15 @@ def lamb(w, g, s, t, name, lr, wd=0.0, b1=0.9, b2=0.999, eps=1e-6, upper=np.inf)
     return w - lr * min(np.linalg.norm(w), upper) / np.linalg.norm(d) * d
 
 
-def reference(rule, rescale=1.0, clip=np.inf, **params):
+def reference(rule, rescale=1.0, clip=np.inf, wd=0.0, **params):
     """Return what `trained` does, in float64."""
     result = []
     for index, name in enumerate(NAMES):
         w, state = start(index), {}
+        of_rate, of_decay = (0.5, 0.25) if index == 2 else (1, 1)
         for step in range(STEPS):
             g = np.clip(rescale * gradient(step, index), -clip, clip)
-            w = rule(w, g, state, step + 1, name, half_rate(step), **params)
+            lr = of_rate * half_rate(step)
+            w = rule(w, g, state, step + 1, name, lr, wd=of_decay * wd, **params)
         result.append(w)
     return result

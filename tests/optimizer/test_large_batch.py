@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from gluon_amp import Trainer, optimizer
+from gluon_amp import optimizer
 from tests.optimizer.reference import Named, build
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import nd
 
 
 def test_lars_leaves_biases_and_normalization_at_the_plain_rate():
@@ -86,31 +86,3 @@ def test_lars_corrects_it_on_every_device_and_in_every_dtype_once():
     for own in weights:
         for weight in own:
             np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-3)
-
-
-def test_a_resumed_run_with_lars_knows_the_last_rate():
-    def parameter_and_trainer():
-        one = gluon.Parameter("p", shape=(4,))
-        one.initialize(mx.init.One())
-        return one, Trainer([one], lars(optimizer, eta=0.25), loss_scale=None)
-
-    def step(one, trainer, rate):
-        trainer.set_learning_rate(rate)
-        with autograd.record():
-            loss = one.data().sum()
-        loss.backward()
-        trainer.step(1)
-
-    one, trainer = parameter_and_trainer()
-    step(one, trainer, 0.5)
-    saved, values = trainer.state_dict(), one.data().copy()
-    step(one, trainer, 0.125)
-    for used in (False, True):
-        other, resumed = parameter_and_trainer()
-        if used:  # the trainer has already made a step of its own
-            step(other, resumed, 2.0)
-        other.set_data(values)
-        resumed.set_learning_rate(0.5)
-        resumed.load_state_dict(saved)
-        step(other, resumed, 0.125)
-        assert other.data().asnumpy().tolist() == one.data().asnumpy().tolist()

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gluon_amp import optimizer
 from gluon_amp.base.writes import version
@@ -11,8 +9,6 @@ from gluon_amp.optimizer import masters
 
 import mxnet as mx
 from mxnet import nd
-
-law = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 def entry(weight, master):
@@ -43,19 +39,6 @@ def record(detector, weight, master, writes=0):
     detector.record(seen, lambda _: writes)
 
 
-@law
-@given(st.integers(1, 20000), st.data())
-def test_a_write_of_one_element_anywhere_is_detected(size, data):
-    where = data.draw(st.integers(0, size - 1))
-    weight = nd.random.normal(shape=(size,)).astype("float16")
-    master = weight.astype("float32")
-    detector = masters.WriteDetector()
-    record(detector, weight, master, writes=1)
-    weight[where] = 7.0
-    detector.sync_written(entry(weight, master))
-    assert master[where].asscalar() == 7.0
-
-
 @pytest.mark.parametrize("writes", [1, 3])
 def test_masters_of_unwritten_weights_are_not_touched(writes):
     weight, master = nd.array([1.0], dtype="float16"), nd.array([1.0])
@@ -65,11 +48,16 @@ def test_masters_of_unwritten_weights_are_not_touched(writes):
     master[:] = 9.0  # a sync would set it to 1
     record(detector, weight, master, writes)
     weight.wait_to_read()
-    detector.sync_written(entry(weight, master))
+    record(detector, weight, master, writes)
     assert master.asscalar() == 9.0
+    weight[:] = 2.0
+    detector.sync_written(entry(weight, master))
+    assert master.asscalar() == 2.0
+    record(detector, weight, master, writes)
+    master[:] = 9.0
     detector.clear()
     detector.sync_written(entry(weight, master))
-    assert master.asscalar() == 1.0
+    assert master.asscalar() == 2.0
 
 
 def test_another_array_in_the_place_of_a_weight_is_a_write():
@@ -135,8 +123,6 @@ class Nested(mx.optimizer.Optimizer):
     "layout",
     [
         lambda master: master,
-        lambda master: (master, None),
-        lambda master: ((nd.zeros_like(master), nd.zeros_like(master)), master),
         lambda master: [nd.zeros_like(master), [nd.ones_like(master), master], None],
         lambda master: (nd.zeros_like(master), master, (master.copy(),)),
     ],

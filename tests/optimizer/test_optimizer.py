@@ -9,7 +9,6 @@ from gluon_amp import optimizer
 from gluon_amp.optimizer import ExactFloat
 from tests.optimizer.reference import (
     SHAPES,
-    Named,
     adam,
     build,
     go,
@@ -34,12 +33,7 @@ PAPERS = [
     ("adam", {"wd": 0.01}, adam, {"wd": 0.01}),
     ("adamw", {"wd": 0.1}, adam, {"wd": 0.1, "decoupled": True}),
     ("lars", {"wd": 0.01}, lars, {"wd": 0.01}),
-    (
-        "lars",
-        {"momentum": 0.9, "momentum_correction": False},
-        lars,
-        {"momentum": 0.9},
-    ),
+    ("lars", {"momentum": 0.9, "momentum_correction": False}, lars, {"momentum": 0.9}),
     ("lamb", {"wd": 0.01, "clip_gradient": 0.1}, lamb, {"wd": 0.01, "clip": 0.1}),
     ("lamb", {"upper_bound": 0.5}, lamb, {"upper": 0.5}),
 ]
@@ -97,21 +91,6 @@ def test_any_scale_in_gradients_and_rescale_grad_gives_the_same_bits(way):
         assert len(results) == 1, name
 
 
-def test_lr_and_wd_multipliers_count(way):
-    for name in optimizer.OPTIMIZERS:
-        built, updater = build(name, learning_rate=0.1, wd=0.1)
-        built.param_dict = {0: Named("w", lr_mult=0.0), 1: Named("w"), 2: Named("w", wd_mult=0.0)}
-        weights = [nd.ones((4,), dtype="float16") for _ in range(3)]
-        updater([0, 1, 2], [nd.full((4,), 0.5, dtype="float16")] * 3, weights)
-        masters = [float(updater.states[i][0].asnumpy()[0]) for i in range(3)]
-        assert masters[0] == 1
-        assert masters[1] < 1
-        assert masters[2] < 1
-        # a lone layer's trust ratio can hide the decay; Adam's first step has size lr either way
-        if name in ("sgd", "nag", "adamw"):
-            assert masters[1] < masters[2]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_all_of_70_parameters_move(way, dtype):
     # more than any multi-tensor operator takes
@@ -123,14 +102,6 @@ def test_all_of_70_parameters_move(way, dtype):
         # LARS gives the one bias among the names another rate
         assert 1.0 not in values
         assert len(values) == (2 if name == "lars" else 1), name
-
-
-def test_a_zero_gradient_leaves_moments_finite():
-    for name in ("adam", "adamw", "lamb"):
-        _, updater = build(name)
-        weight = nd.ones((4,), dtype="float16")
-        updater([0], [nd.zeros((4,), dtype="float16")], [weight])
-        assert np.isfinite(weight.asnumpy()).all()
 
 
 # ------------------------------------------------------------------------------ as in MXNet
@@ -156,33 +127,30 @@ def test_constructors_take_mxnets_arguments_in_the_same_order_with_the_same_defa
                 assert vars(optimizer.create(name))[setting] == value, (name, setting)
 
 
-@pytest.mark.parametrize(
-    "given, rate", [({}, None), ({"learning_rate": None}, 0.5), ({"learning_rate": 0.25}, 0.25)]
-)
-def test_a_rate_replaces_a_schedulers_base_rate_where_it_does_in_mxnet(given, rate):
+def test_a_rate_replaces_a_schedulers_base_rate_where_it_does_in_mxnet():
     for name in STOCK:
-        ours, theirs = (
-            source.create(
-                name, lr_scheduler=mx.lr_scheduler.FactorScheduler(10, base_lr=0.5), **given
-            ).learning_rate
-            for source in (optimizer, mx.optimizer)
-        )
-        assert ours == theirs == (rate or ours)
+        for given in ({}, {"learning_rate": None}, {"learning_rate": 0.25}):
+            ours, theirs = (
+                source.create(name, lr_scheduler=mx.lr_scheduler.FactorScheduler(9, 0.5), **given)
+                for source in (optimizer, mx.optimizer)
+            )
+            assert ours.learning_rate == theirs.learning_rate
 
 
 def test_the_same_names_have_a_weight_decay():
+    kinds = ("_weight", "_gamma", "_beta", "_bias")
+    variables = [mx.sym.var(f"{k}{kind}", wd_mult=k) for kind in kinds for k in (None, 0.5)]
+    symbol = mx.sym.Group(variables)
+    names = dict(enumerate(symbol.list_arguments()))
     for name in STOCK:
-        for kind in ("_weight", "_gamma", "_beta", "_bias"):
-            symbol = mx.sym.var("d" + kind) + mx.sym.var("e" + kind, wd_mult=0.5)
-            names = dict(enumerate(symbol.list_arguments()))
-            ours, theirs = (
-                source.create(name, wd=1.0, param_idx2name=names, sym=symbol)
-                for source in (optimizer, mx.optimizer)
-            )
-            assert ours._get_wds([0, 1]) == theirs._get_wds([0, 1])
+        ours, theirs = (
+            source.create(name, wd=1.0, param_idx2name=names, sym=symbol)
+            for source in (optimizer, mx.optimizer)
+        )
+        for multipliers in ({}, {names[0]: 0.25, names[7]: 0.75}):
             for built in (ours, theirs):
-                built.set_wd_mult({"d" + kind: 0.25})
-            assert ours._get_wds([0, 1]) == theirs._get_wds([0, 1])
+                built.set_wd_mult(multipliers)
+            assert ours._get_wds(list(names)) == theirs._get_wds(list(names))
 
 
 COMMON = [

@@ -12,13 +12,10 @@ from mxnet import nd
 from mxnet.io import DataBatch, DataDesc
 
 
-def sequence_net(length):
-    """Return an LSTM that predicts the next word; all lengths share the parameters."""
+def net_of(length):
+    """Return a symbol that predicts the next of 8 words; all lengths share the parameters."""
     words = mx.sym.Embedding(mx.sym.var("data"), input_dim=8, output_dim=6, name="embed")
-    cell = mx.rnn.LSTMCell(num_hidden=8, prefix="lstm_")
-    outputs, _ = cell.unroll(length, inputs=words, merge_outputs=True)
-    x = mx.sym.reshape(outputs, shape=(-1, 8))
-    x = mx.sym.FullyConnected(x, num_hidden=8, name="fc")
+    x = mx.sym.FullyConnected(mx.sym.reshape(words, shape=(-1, 6)), num_hidden=8, name="fc")
     label = mx.sym.reshape(mx.sym.var("softmax_label"), shape=(-1,))
     return mx.sym.SoftmaxOutput(x, label, name="softmax"), ("data",), ("softmax_label",)
 
@@ -38,99 +35,85 @@ def sentences(length, rows=4):
 class Sentences(mx.io.DataIter):
     """Batches of three lengths, one after another."""
 
-    def __init__(self, lengths=(6, 3, 5)):
-        super().__init__(4)
-        self.batches = [sentences(length) for length in lengths]
-        self.provide_data = self.batches[0].provide_data
-        self.provide_label = self.batches[0].provide_label
-        self.default_bucket_key = lengths[0]
-        self.reset()
+    provide_data, provide_label = sentences(6).provide_data, sentences(6).provide_label
+    default_bucket_key = 6
 
     def reset(self):
-        self.rest = iter(self.batches)
+        self.rest = map(sentences, (6, 3, 5))
 
     def next(self):
         return next(self.rest)
 
 
-def bucketing(loss_scale=2.0**6, **kwargs):
-    return BucketingModule(sequence_net, default_bucket_key=6, loss_scale=loss_scale, **kwargs)
-
-
-def fit_buckets(module, epochs=1, **fit):
+def fitted(epochs, module=None, **fit):
+    """Return a module after epochs of three steps, one in each bucket."""
     mx.random.seed(2)
-    np.random.seed(2)
-    settings = {
-        "optimizer": "adam",
-        "optimizer_params": {"learning_rate": 0.03},
-        "initializer": mx.init.Xavier(),
-        "eval_metric": mx.metric.Perplexity(None),
-        **fit,
-    }
-    module.fit(Sentences(), num_epoch=epochs, **settings)
+    if module is None:
+        module = BucketingModule(net_of, 6, loss_scale=amp.DynamicLossScale(2.0**6))
+    settings = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}, **fit}
+    data = Sentences()
+    data.reset()
+    settings["eval_metric"] = mx.metric.Perplexity(None)
+    module.fit(data, num_epoch=epochs, initializer=mx.init.Xavier(), **settings)
     return module
 
 
-def test_buckets_learn_with_one_scale_and_one_optimizer():
-    module = fit_buckets(bucketing(loss_scale=amp.DynamicLossScale(2.0**6)), epochs=30)
-    assert isinstance(module, mx.mod.BucketingModule)
-    assert dict(module.score(Sentences(), mx.metric.Perplexity(None)))["perplexity"] < 1.5
-    modules = [module.buckets[key] for key in (3, 5, 6)]
-    assert {(one.trainer, one.loss_scale) for one in modules} == {
-        (modules[0].trainer, module.loss_scale)
-    }
-    assert module.loss_scale.finite_steps == modules[0].optimizer.num_update == 90
-    weights = [on_device(one, "lstm_i2h_weight") for one in modules]
-    assert {weight.dtype for weight in weights} == {np.float16}
-    assert len({weight.asnumpy().tobytes() for weight in weights}) == 1
-
-
-def bucket_step(module, length):
-    module.forward(sentences(length), is_train=True)
+def make_step(module, batch):
+    module.forward(batch, is_train=True)
     module.backward()
     module.update()
     return module.last_report
 
 
+def test_buckets_learn_with_one_scale_and_one_optimizer():
+    module = fitted(30)
+    assert isinstance(module, mx.mod.BucketingModule)
+    assert dict(module.score(Sentences(), mx.metric.Perplexity(None)))["perplexity"] < 1.5
+    modules = [module.buckets[key] for key in (3, 5, 6)]
+    assert {one.trainer for one in modules} == {modules[0].trainer}
+    assert {one.loss_scale for one in modules} == {module.loss_scale}
+    assert module.loss_scale.finite_steps == modules[0].optimizer.num_update == 90
+    weights = [on_device(one) for one in modules]
+    assert {weight.dtype for weight in weights} == {np.float16}
+    assert len({weight.asnumpy().tobytes() for weight in weights}) == 1
+
+
 def test_an_overflow_in_one_bucket_is_one_skip_for_all():
-    module = fit_buckets(bucketing(loss_scale=amp.DynamicLossScale(2.0**6)))
+    module = fitted(1)
     before = values(module)
     module.loss_scale.scale = 2.0**24  # every gradient above 2**-8 overflows
-    reports = [bucket_step(module, length) for length in (3, 5)]
+    reports = [make_step(module, sentences(length)) for length in (3, 5)]
     assert [r.applied for r in reports] == [False, False]
     assert [r.loss_scale for r in reports] == [2.0**24, 2.0**23]
     assert reports[1].skipped_total == 2
     same(before, values(module))
 
 
-def test_bucketing_checkpoint_resumes_bit_for_bit(tmp_path):
+def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
     prefix = str(tmp_path / "net")
-    straight = fit_buckets(bucketing(), epochs=3)
-    first = fit_buckets(bucketing(), epochs=1)
+    straight, first = fitted(3), fitted(1)
     first.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    options = {"default_bucket_key": 6, "load_optimizer_states": True, "loss_scale": 2.0**6}
-    second = BucketingModule.load(prefix, 1, sequence_net, **options)
-    fit_buckets(second, epochs=3, begin_epoch=1)
+    options = {"default_bucket_key": 6, "load_optimizer_states": True}
+    scale = amp.DynamicLossScale(2.0**6)
+    second = BucketingModule.load(prefix, 1, net_of, loss_scale=scale, **options)
+    fitted(3, second, begin_epoch=1)
     same(values(second), values(straight))
     for _ in range(2):  # in a bucket that is not the default one, and back
         for module in (second, straight):
-            bucket_step(module, 3)
+            make_step(module, sentences(3))
         second.save_optimizer_states(str(tmp_path / "states"))
         second.load_optimizer_states(str(tmp_path / "states"))
         same(values(second), values(straight))
-    stock = mx.mod.BucketingModule.load(prefix, 1, sequence_net, default_bucket_key=6)
-    batch = sentences(6)
-    stock.bind(batch.provide_data, batch.provide_label, for_training=False)
-    stock.forward(batch, is_train=False)
+    stock = mx.mod.BucketingModule.load(prefix, 1, net_of, default_bucket_key=6)
+    stock.bind(sentences(6).provide_data, sentences(6).provide_label, for_training=False)
     same(values(stock), values(first))
 
 
 def test_rebound_buckets_go_on():
-    rebound, straight = (fit_buckets(bucketing(), epochs=1) for _ in range(2))
-    batch = sentences(6)
-    rebound.bind(batch.provide_data, batch.provide_label, force_rebind=True)
+    rebound, straight = fitted(1), fitted(1)
+    rebound.bind(sentences(6).provide_data, sentences(6).provide_label, force_rebind=True)
     for module in (rebound, straight):
-        bucket_step(module, 5)
+        make_step(module, sentences(5))
     same(values(rebound), values(straight))
 
 
@@ -142,28 +125,25 @@ def test_a_bucket_that_uses_a_part_of_the_parameters():
         head = mx.sym.LinearRegressionOutput(x, mx.sym.var("softmax_label"))
         return head, ["data"], ["softmax_label"]
 
+    def weights_after(key):
+        shapes = {"provide_data": data, "provide_label": label}
+        batch = DataBatch([nd.ones((1, 1))], [nd.zeros((1, 1))], bucket_key=key, **shapes)
+        make_step(module, batch)
+        return {name: value.item() for name, value in values(module).items()}
+
     data, label = [DataDesc("data", (1, 1))], [DataDesc("softmax_label", (1, 1))]
     module = BucketingModule(sym_gen, 2, loss_scale=2.0)
     module.bind(data, label)
     module.init_params(mx.init.One())
     module.init_optimizer(optimizer_params={"learning_rate": 0.5})
-
-    def make_step(key):
-        shapes = {"provide_data": data, "provide_label": label}
-        batch = DataBatch([nd.ones((1, 1))], [nd.zeros((1, 1))], bucket_key=key, **shapes)
-        module.forward(batch, is_train=True)
-        module.backward()
-        module.update()
-        return {name: value.item() for name, value in values(module).items()}
-
-    assert make_step(1) == {"fc_weight": 0.5, "extra_weight": 1.0}
+    assert weights_after(1) == {"fc_weight": 0.5, "extra_weight": 1.0}
     # while the small bucket is the current one
     module.init_optimizer(optimizer_params={"learning_rate": 1.0}, force_init=True)
-    assert make_step(2) == {"fc_weight": 0.0, "extra_weight": 0.75}  # of 0.5 · 1
+    assert weights_after(2) == {"fc_weight": 0.0, "extra_weight": 0.75}  # of 0.5 · 1
 
 
 def test_bucketing_refuses_what_module_refuses():
     with pytest.raises(ValueError, match="must be a power of two"):
-        bucketing(loss_scale=100)
+        BucketingModule(net_of, 6, loss_scale=100)
     with pytest.raises(TypeError, match="unexpected keyword argument 'fixed_params'"):
-        bucketing(fixed_params=["fc_weight"])
+        BucketingModule(net_of, 6, fixed_params=["fc_weight"])

@@ -52,8 +52,8 @@ def test_heads_give_the_scaled_gradient_exactly(name):
 
 
 def test_make_loss_is_scaled():
+    x = mx.sym.var("data")
     for name in ("MakeLoss", "make_loss"):
-        x = mx.sym.var("data")
         loss = getattr(mx.sym, name)(mx.sym.sum(x * x))
         out, grad = scaled_gradient(loss, np.array([3.0, -1.0], "float32"), 8.0)
         assert out.item() == 10
@@ -76,24 +76,18 @@ def test_outputs_of_heads_are_distinguished_from_others():
     group = convert(mx.sym.Group([x * 2, head, asking, mx.sym.MakeLoss(x)]), "float16")
     _, inside = loss_head.scale_gradients(group, amp.Policy.parse("float16"), set())
     assert inside == {1, 3}
+    scaled, inside = loss_head.scale_gradients(x * 2, amp.Policy(), set())
+    assert inside == set() and loss_head.SCALE not in scaled.list_arguments()
 
 
-def test_a_graph_without_heads_gets_no_scale():
-    scaled, inside = loss_head.scale_gradients(mx.sym.var("data") * 2, amp.Policy(), set())
-    assert loss_head.SCALE not in scaled.list_arguments()
-    assert inside == set()
-
-
-@pytest.mark.parametrize("scale", [1.0, 256.0])
-def test_module_scales_the_gradient_before_float16(scale):
+def test_module_scales_the_gradient_before_float16():
     # d/dw of (w·x - y)²/2 with x = 1, w·x - y = 2**-26: below float16 without a scale
-    module = linear_module([[0.0]], loss_scale=scale)
-    step(module, [[1.0]], [[-(2.0**-26)]])
-    grad = module.executors[0].grad_dict["fc_weight"]
-    assert grad.dtype == np.float16
-    assert grad.asnumpy().item() == (2.0**-18 if scale == 256 else 0)
-    moved = values(module)["fc_weight"].item()
-    assert moved == (-(2.0**-26) if scale == 256 else 0)
+    for scale, expected in ((1.0, 0), (256.0, 2.0**-18)):
+        module = linear_module([[0.0]], loss_scale=scale)
+        step(module, [[1.0]], [[-(2.0**-26)]])
+        grad = module.executors[0].grad_dict["fc_weight"]
+        assert (grad.dtype, grad.asscalar()) == (np.float16, expected)
+        assert values(module)["fc_weight"].item() == -expected / scale
 
 
 def test_heads_and_other_outputs_in_one_symbol():

@@ -395,24 +395,6 @@ def test_gradients_without_an_optimizer_are_true():
     assert module.executors[0].grad_dict["fc_weight"].asscalar() == 2
 
 
-def test_modules_in_a_row():
-    first = Module(
-        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="one"),
-        label_names=None,
-        loss_scale=2.0**6,
-    )
-    second = Module(linear_net(), loss_scale=2.0**4)
-    row = mx.mod.SequentialModule().add(first).add(second, take_labels=True, auto_wiring=True)
-    row.bind([("data", (1, 1))], [("softmax_label", (1, 1))])
-    row.init_params(mx.init.One())
-    row.init_optimizer(optimizer_params={"learning_rate": 0.25})
-    row.forward(batch_of([[1.0]], [[1.0]]), is_train=True)  # 1 + 1, one too much
-    row.backward()
-    row.update()
-    np.testing.assert_array_equal(values(second)["fc_weight"], [[0.75, 0.75]])
-    np.testing.assert_array_equal(values(first)["one_weight"], [[0.75], [0.75]])
-
-
 # ---------------------------------------------------------------------- files
 
 
@@ -482,20 +464,6 @@ def test_states_move_between_policies_and_leave_the_parameters_alone(tmp_path):
     assert not np.array_equal(before["fc_weight"], values(wide)["fc_weight"])
     module.load_optimizer_states(f"{prefix}-0001.states")
     same(values(module), before)
-
-
-def test_stock_states_go_on(tmp_path):
-    prefix = str(tmp_path / "net")
-    stock = train(mx.mod.Module(conv_net()), *images(16), epochs=1)
-    stock.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    module = Module.load(prefix, 1, load_optimizer_states=True)
-    module.bind([("data", (16, 1, 8, 8))], [("softmax_label", (16,))])
-    module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
-    same(values(module), values(stock))
-    states = module.trainer.state_dict()["states"]
-    names = stock._param_names
-    ours = {names[index]: rest[0] for index, (_, rest) in states.items()}
-    same(ours, {names[index]: one.asnumpy() for index, one in stock._updater.states.items()})
 
 
 # ---------------------------------------------------------------------- arguments
