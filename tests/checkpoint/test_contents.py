@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
+from gluon_amp.checkpoint import save_checkpoint
 from gluon_amp.checkpoint.contents import FILE
 from gluon_amp.files import archive
 from tests import forging
@@ -47,35 +47,6 @@ def test_truncated_and_damaged_files_are_refused(small):
         refused("truncated or damaged", path, net, trainer)
 
 
-@pytest.mark.slow
-def test_many_forged_headers_are_refused_or_right(small):
-    """Anybody can compute a digest, so the contents of the header are checked, too."""
-    data, path, net, trainer = small
-
-    def state():  # one array of the net and one of the optimizer stand for all
-        states = trainer.updaters[0].states  # a header may leave out those of a weight
-        arrays = net[0].weight.data(), *(states[0][1:2] if 0 in states else ())
-        counts = trainer.optimizer._index_update_count, trainer.loss_scale.state_dict()
-        return [array.asnumpy().tolist() for array in arrays], repr(counts)
-
-    refusals = 0
-    for header in forging.mutations(forging.header_of(data), np.random.RandomState(2), 250):
-        net[0].weight.set_data(nd.full((2, 2), 7))  # so that a load is visible
-        trainer.optimizer._index_update_count[0] = 9
-        before = state()
-        forge(path, forging.with_header(data, header))
-        try:
-            extra = load_checkpoint(path, net, trainer)
-        except ValueError as error:
-            refusals += 1
-            assert "\n" not in str(error)
-            assert len(str(error)) < 6000
-            assert state() == before
-        else:
-            assert isinstance(extra, dict)
-    assert 150 < refusals < 250
-
-
 @pytest.mark.parametrize(
     "name, array",
     [
@@ -101,37 +72,39 @@ def test_forged_arrays_are_refused(small, name, array):
     refused("", path, net, trainer)
 
 
-def test_a_float64_weight_is_rounded(small):
-    _, path, net, trainer = small
-    header, arrays = archive.read(FILE, path)
-    arrays["parameters/0.weight"] = np.ones((2, 2)) / 3
-    forge(path, archive.encode(FILE, header, arrays))
-    load_checkpoint(path, net, trainer)
-    assert (trainer.master_params()[net[0].weight.name].asnumpy() == np.float32(1 / 3)).all()
-
-
-def with_trained(header, names):
-    return {**header, "trained": names}
-
-
-def with_arrays(header, *keys):
-    header["parameters"]["0.weight"]["arrays"] = list(keys)
+def field(header, *keys):
+    """Return a part of a header; that of the trainer is packed as pairs of keys and values."""
+    for key in keys:
+        header = dict(header["dict"])[key] if "dict" in header and key != "dict" else header[key]
     return header
 
 
 @pytest.mark.parametrize(
-    "edit, args, match",
+    "edit, match",
     [
-        (with_trained, [["0.weight"]], "the optimizer has states of parameters that are not tra"),
-        (with_trained, [["0.weight", "0.weight"]], "trained parameters are not among the param"),
-        (with_trained, [["0.weight", "x"]], "trained parameters are not among the parameters"),
-        (with_arrays, ["parameters/0.weight", "parameters/0.bias"], "missing or different"),
-        (with_arrays, [], "the arrays of 0.weight are missing or different"),
+        (lambda h: h["trained"].pop(), "states of parameters that are not trained"),
+        (lambda h: h["trained"].append("0.bias"), "trained parameters are not among the"),
+        (lambda h: h["trained"].append("x"), "trained parameters are not among the"),
+        (lambda h: h["trained"].append(3), "is 3 and not a name"),
+        (lambda h: field(h, "parameters", "0.weight", "arrays").clear(), "0.weight are missing"),
+        (
+            lambda h: field(h, "parameters", "0.weight", "arrays").append("parameters/0.bias"),
+            "diff",
+        ),
+        (lambda h: field(h, "policies", "")["pins"].append([["x"], "y", "z"]), "not a pin"),
+        (
+            lambda h: field(h, "trainer", "counts", "dict")[0].__setitem__(1, -1),
+            "is -1 and not a wh",
+        ),
+        (lambda h: h["trainer"]["dict"].pop(), "the trainer"),
+        (lambda h: h.update(extra=[1]), "extra"),
     ],
 )
-def test_a_header_that_contradicts_itself_is_refused(small, edit, args, match):
+def test_a_header_that_is_malformed_or_contradicts_itself_is_refused(small, edit, match):
     data, path, net, trainer = small
-    forge(path, forging.with_header(data, edit(forging.header_of(data), *args)))
+    header = forging.header_of(data)
+    edit(header)
+    forge(path, forging.with_header(data, header))
     refused(match, path, net, trainer)
 
 
@@ -143,13 +116,3 @@ def test_foreign_files_are_refused(saved, tmp_path):
         refused("was not written by amp.save_checkpoint", path, net, trainer)
     np.savez(path, a=np.ones(3))
     refused("was not written by amp.save_checkpoint", path + ".npz", net, trainer)
-
-
-def test_a_later_version_is_refused(saved, tmp_path, monkeypatch):
-    from gluon_amp.checkpoint import save
-
-    _, net, trainer = saved
-    monkeypatch.setattr(save, "FILE", FILE._replace(version=2))
-    path = save_checkpoint(tmp_path / "later.ckpt", net, trainer)
-    monkeypatch.undo()
-    refused("has version 2 of the format, this gluon_amp reads 1", path, net, trainer)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import graph
 from tests.log_lines import Lines
 
 import mxnet as mx
@@ -215,9 +214,7 @@ def test_its_parameters_and_symbol_load_in_stock_mxnet(tmp_path):
     values = {name: p.data().asnumpy() for name, p in fresh._collect_params_with_prefix().items()}
     equal(values, parameters(made))
     symbol = mx.sym.load(str(tmp_path / "model-symbol.json"))
-    assert {node["op"] for node in graph.to_json(symbol)["nodes"]} == {
-        *("null", "FullyConnected", "Activation", "BatchNorm")
-    }
+    assert "amp_cast" not in symbol.tojson(remove_amp_cast=False)
 
 
 def test_a_run_that_is_complete_is_not_resumed(tmp_path):

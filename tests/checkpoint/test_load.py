@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.trainer.contrib_amp import init_trainer
 from tests.checkpoint.helpers import (
     BATCHES,
@@ -72,17 +72,16 @@ def test_weights_written_since_the_last_step_are_saved_as_they_are(saved, tmp_pa
 
 
 def test_gradients_that_accumulated_before_are_gone(tmp_path):
-    net = make_net("mixed_float16", in_channels=3)
+    net = amp.cast(nn.Dense(2, in_units=2), "mixed_float16")
+    net.initialize()
     net.collect_params().setattr("grad_req", "add")
     trainer = make_trainer(net)
-    run(net, trainer, [0])
     path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
     with autograd.record():
-        loss = net(nd.array(BATCHES[0])).sum()
+        loss = net(nd.ones((1, 2))).sum()
     trainer.backward(loss)
     load_checkpoint(path, net, trainer)
-    grads = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
-    assert all((grad.asnumpy() == 0).all() for grad in grads)
+    assert (net.weight.grad().asnumpy() == 0).all()
 
 
 @pytest.mark.parametrize("saver", [False, True])
@@ -264,23 +263,22 @@ def test_other_sizes_of_a_deferred_net_are_refused_and_it_stays_deferred(saved):
         ({"optimizer": "adam"}, r"state of the optimizer .*\.SGD, and this trainer has .*\.Adam"),
         ({"loss_scale": 128}, "loss scale .*DynamicLossScale, and this trainer has .*Static"),
         ({"momentum": 0.0}, "another kind of optimizer state .*momentum=0.9 and not 0.0"),
+        (
+            {"trained": 1},
+            "had 8 parameters and this one has 2, different in 1.beta, 1.gamma, 1.run",
+        ),
     ],
 )
 def test_another_kind_of_trainer_is_refused(saved, kwargs, match):
-    net, trainer = made(**kwargs)
+    net = make_net()
+    if "trained" in kwargs:
+        kwargs = {"params": net[: kwargs["trained"]].collect_params()}
+    trainer = make_trainer(net, **kwargs)
     run(net, trainer, [0])
     refused(match, saved[0], net, trainer)
 
 
-def test_a_trainer_of_other_parameters_is_refused(saved):
-    net = make_net()
-    trainer = make_trainer(net, params=net[3].collect_params())
-    match = r"had 8 parameters and this one has 2, different in 0.bias, 0.weight, 1.beta and 3 more"
-    with pytest.raises(ValueError, match=match):
-        load_checkpoint(saved[0], net, trainer)
-
-
-# ------------------------------------------------------------------------------ settings and extra
+# ------------------------------------------------------------------------------ settings stay
 
 
 def test_settings_stay_the_trainers_own_and_the_loss_scale_is_restored_whole(saved, caplog):
@@ -298,21 +296,7 @@ def test_settings_stay_the_trainers_own_and_the_loss_scale_is_restored_whole(sav
     )
     assert scale.growth_interval == 3
     assert scale.state_dict() == trainer.loss_scale.state_dict()
-
-
-def test_nothing_is_logged_if_nothing_differs(saved, caplog, recwarn):
+    caplog.clear()
     with caplog.at_level(logging.INFO, "gluon_amp"):
-        load_checkpoint(saved[0], *made())
+        load_checkpoint(path, *made())
     assert not caplog.records
-    assert not [w for w in recwarn if "saved" in str(w.message)]
-
-
-def test_extra_can_be_read_alone(saved):
-    path, net, trainer = saved
-    save_checkpoint(path, net, trainer, epoch=7, best={"top1": 0.5}, order=np.arange(3))
-    extra = read_extra(path)
-    assert (extra["epoch"], extra["best"], extra["order"].tolist()) == (7, {"top1": 0.5}, [0, 1, 2])
-    with open(path, "r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(ValueError, match="is truncated or damaged"):
-        read_extra(path)

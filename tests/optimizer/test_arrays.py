@@ -12,11 +12,9 @@ from gluon_amp.base.host import host_view
 from gluon_amp.kernels import updates
 from gluon_amp.optimizer.arrays import (
     all_finite,
-    all_zero,
     finite,
     head_gradients,
     multiply,
-    restored,
     square_sums,
 )
 
@@ -66,25 +64,18 @@ def test_float16_values_are_finite_or_not_as_numpy_has_it(way):
     np.testing.assert_array_equal(found, np.isfinite(values))
 
 
-def test_large_finite_float32_is_no_overflow(way):
-    assert all_finite([nd.full((4,), 3e38), nd.full((4,), -1e-45)])
-
-
-def test_nothing_is_finite_and_has_norm_0(way):
+def test_many_none_and_empty_arrays(way):
     with mx.util.np_shape():
         for nothing in ([], [nd.zeros((0,))]):
             assert all_finite(nothing)
             assert finite(nothing) == [True] * len(nothing)
             assert norm_of(nothing) == 0.0
-
-
-def test_250_arrays_are_more_than_one_operator_takes(way):
-    many = [nd.ones((1,)) for _ in range(250)]
+    many = [nd.ones((1,)) for _ in range(250)]  # more than one operator takes
+    many[0][:], many[1][:] = 3e38, -1e-45
     assert all_finite(many)
     many[249][:] = np.inf
     assert not all_finite(many)
-    many[249][:] = 1
-    assert square_sums(many) == [1.0] * 250
+    assert square_sums(many)[2:] == [1.0] * 247 + [np.inf]
 
 
 def test_the_norm_is_that_of_all_dtypes_together_in_float32(way):
@@ -114,28 +105,9 @@ def test_arrays_of_both_kinds_in_one_list(way):
     assert all_finite(kinds)
     assert norm_of(kinds) == 13.0
     assert not all_finite([*kinds, mx.np.array([np.nan])])
-    multiply(kinds, 0.25)
-    assert [one.asnumpy().item() for one in kinds] == [0.75, 1, 3]
-
-
-def test_a_power_of_two_multiplies_dense_and_sparse_arrays():
-    arrays = [nd.ones((3, 2)), nd.full((70,), 3, dtype="float16")]
-    arrays.append(nd.ones((3, 2)).tostype("row_sparse"))
-    multiply(arrays, 0.5)
-    assert [np.unique(one.asnumpy()).tolist() for one in arrays] == [[0.5], [1.5], [0.5]]
-
-
-def test_values_are_restored_also_after_an_error():
-    array = nd.array([1, np.nan])
-    with pytest.raises(ZeroDivisionError), restored(iter([array])):
-        array[:] = 7
-        raise ZeroDivisionError
-    np.testing.assert_array_equal(array.asnumpy(), [1, np.nan])
-
-
-def test_all_zero():
-    assert all_zero([nd.array([0, -0.0, np.nan]), nd.zeros((2, 2)).tostype("row_sparse")])
-    assert not all_zero([nd.zeros((1,)), nd.array([0, -1e-45])])
+    sparse = nd.ones((3, 2)).tostype("row_sparse")
+    multiply([*kinds, sparse], 0.25)
+    assert [one.asnumpy().flat[-1] for one in (*kinds, sparse)] == [0.75, 1, 3, 0.25]
 
 
 def test_head_gradients_have_the_shapes_and_dtypes_of_the_losses(arrays):

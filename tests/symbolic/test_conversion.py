@@ -44,13 +44,9 @@ def test_it_keeps_the_interface_and_has_no_emulation():
 
 
 def test_several_inputs_are_no_parameters():
-    x = mx.sym.RNN(
-        *map(mx.sym.var, ("pixels", "parameters", "state", "cell")),
-        state_size=4,
-        num_layers=1,
-        mode="lstm",
-        name="lstm",
-    )
+    inputs = ("pixels", "parameters", "state", "cell")
+    options = {"state_size": 4, "num_layers": 1, "mode": "lstm", "name": "lstm"}
+    x = mx.sym.RNN(*map(mx.sym.var, inputs), **options)
     norm = mx.sym.LayerNorm(x, mx.sym.var("g"), mx.sym.var("b"), name="norm")
     cast = convert(norm, "float16", data_names=["pixels", "state", "cell"], label_names=[])
     types = types_of(cast, pixels="float32", state="float32", cell="float32")

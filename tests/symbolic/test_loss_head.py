@@ -109,34 +109,6 @@ class HalfDistance(mx.operator.CustomOp):
         self.assign(in_grad[0], req[0], (in_data[0] - in_data[1]) / 2)
 
 
-@mx.operator.register("gluon_amp_test_half_distance")
-class HalfDistanceProp(mx.operator.CustomOpProp):
-    def __init__(self):
-        super().__init__(need_top_grad=False)
-
-    def list_arguments(self):
-        return ["data", "label"]
-
-    def infer_shape(self, in_shape):
-        return [in_shape[0], in_shape[0]], [in_shape[0]], []
-
-    def create_operator(self, ctx, shapes, dtypes):
-        return HalfDistance()
-
-
-def test_a_custom_operator_as_head():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
-    label = mx.sym.var("softmax_label")
-    symbol = mx.sym.Custom(x, label, op_type="gluon_amp_test_half_distance", name="loss")
-    module = linear_module([[4.0]], symbol=symbol, loss_scale=2.0**7)
-    step(module, [[1.0]], [[1.0]])
-    assert values(module)["fc_weight"].item() == 4 - 1.5
-    gradient_of_x = [
-        op for op in ops_of(module.executors[0].get_optimized_symbol()) if op.endswith("sign_ste")
-    ]
-    assert len(gradient_of_x) == 1  # the label gets none
-
-
 class Double(mx.operator.CustomOp):
     """Not a loss: 2 · x, and twice the head gradient."""
 
@@ -147,15 +119,35 @@ class Double(mx.operator.CustomOp):
         self.assign(in_grad[0], req[0], out_grad[0] * 2)
 
 
-@mx.operator.register("gluon_amp_test_double")
-class DoubleProp(mx.operator.CustomOpProp):
+@mx.operator.register("gluon_amp_test")
+class Properties(mx.operator.CustomOpProp):
+    def __init__(self, loss):
+        super().__init__(need_top_grad=loss == "0")
+        self.loss = loss == "1"
+
+    def list_arguments(self):
+        return ["data", "label"] if self.loss else ["data"]
+
+    def infer_shape(self, in_shape):
+        return in_shape[:1] * len(in_shape), in_shape[:1], []
+
     def create_operator(self, ctx, shapes, dtypes):
-        return Double()
+        return HalfDistance() if self.loss else Double()
+
+
+def test_a_custom_operator_as_head():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
+    symbol = mx.sym.Custom(x, mx.sym.var("softmax_label"), op_type="gluon_amp_test", loss=1)
+    module = linear_module([[4.0]], symbol=symbol, loss_scale=2.0**7)
+    step(module, [[1.0]], [[1.0]])
+    assert values(module)["fc_weight"].item() == 4 - 1.5
+    ops = ops_of(module.executors[0].get_optimized_symbol())
+    assert sum(op.endswith("sign_ste") for op in ops) == 1  # the label gets no gradient
 
 
 def test_a_custom_operator_that_passes_gradients_on():
     x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
-    symbol = mx.sym.Custom(x, op_type="gluon_amp_test_double", name="twice")
+    symbol = mx.sym.Custom(x, op_type="gluon_amp_test", loss=0)
     module = linear_module([[4.0]], symbol=symbol, label_names=None, loss_scale=2.0**7)
     step(module, [[1.0]], None, [nd.array([[0.25]])])
     assert values(module)["fc_weight"].item() == 4 - 0.5
