@@ -18,11 +18,7 @@ EIGHT = np.random.RandomState(3).randn(8, 4).astype("float32")
 
 def network(policy, ctx=None):
     net = nn.HybridSequential()
-    net.add(
-        nn.Dense(8, activation="relu", in_units=4),
-        nn.BatchNorm(in_channels=8),
-        nn.Dense(2, in_units=8),
-    )
+    net.add(nn.Dense(8, "relu", in_units=4), nn.BatchNorm(in_channels=8), nn.Dense(2, in_units=8))
     if policy:
         amp.cast(net, policy)
     net.initialize(mx.init.Xavier(), ctx=ctx)
@@ -54,26 +50,24 @@ def lines(made):
     return made.logger.handlers[0].lines
 
 
-def loss_of(made):
-    return made.train_metrics[-1].get()[1]
-
-
 def parameters(made):
     values = made.net._collect_params_with_prefix()
     wide = made.trainer.master_params()
     return {name: wide.get(p.name, p.data()).asnumpy() for name, p in values.items()}
 
 
-def equal(one, other):
-    assert one.keys() == other.keys() and one
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+def assert_same(one, other):
+    """Assert that two estimators have the same scale, skips and parameters."""
+    assert one.trainer.loss_scale.state_dict() == other.trainer.loss_scale.state_dict()
+    assert one.trainer.skips == other.trainer.skips
+    for name, value in parameters(one).items():
+        np.testing.assert_array_equal(value, parameters(other)[name], err_msg=name)
 
 
 def test_a_fit_learns_and_validates(arrays):
     made = estimator(loss_scale=16)
     made.fit(loader(arrays=arrays), val_data=loader(arrays=arrays), epochs=5)
-    assert loss_of(made) < 0.6
+    assert made.train_metrics[-1].get()[1] < 0.6
     assert made.val_metrics[0].get() == ("validation accuracy", 1.0)
     assert made.trainer.optimizer.num_update == 10
 
@@ -147,12 +141,6 @@ def fitted(folder, limits, period=None, resume=False, values=EIGHT, **kwargs):
     return made
 
 
-def assert_same_state(one, other):
-    assert one.trainer.loss_scale.state_dict() == other.trainer.loss_scale.state_dict()
-    assert one.trainer.skips == other.trainer.skips
-    equal(parameters(one), parameters(other))
-
-
 def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     values = EIGHT.copy()
     values[5] = np.inf  # each second step is skipped
@@ -162,7 +150,7 @@ def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
         if epochs == 1:
             nothing = "CheckpointHandler: no checkpoint found, training from scratch."
             assert nothing in lines(resumed)
-    assert_same_state(resumed, whole)
+    assert_same(resumed, whole)
     assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
 
 
@@ -170,10 +158,12 @@ def test_a_fit_by_batches_is_resumed_too(tmp_path):
     whole = fitted(tmp_path / "whole", {"batches": 6}, period=2)
     fitted(tmp_path / "parts", {"batches": 4}, period=2)
     resumed = fitted(tmp_path / "parts", {"batches": 6}, period=2, resume=True)
-    assert_same_state(resumed, whole)
+    assert_same(resumed, whole)
+    with pytest.raises(ValueError, match=r"batch5.ckpt has reached 6 of 6 batches already: train"):
+        fitted(tmp_path / "parts", {"batches": 6}, period=2, resume=True)
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept_and_load_in_stock_mxnet(tmp_path):
     other = "model-epoch0batch20.params"  # begins like the name of one that is removed
     (tmp_path / other).write_text("of another run")
     fitted(tmp_path, {"epochs": 12}, max_checkpoints=2)
@@ -183,10 +173,17 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
         "model-symbol.json",
     ]
     assert sorted(os.listdir(tmp_path)) == [other, *kept]
-    fitted(tmp_path, {"epochs": 13}, max_checkpoints=2, resume=True)
+    made = fitted(tmp_path, {"epochs": 13}, max_checkpoints=2, resume=True)
     kept[:2] = []
     kept[2:2] = ["model-epoch12batch26.ckpt", "model-epoch12batch26.params"]
     assert sorted(os.listdir(tmp_path)) == [other, *kept]
+    # Stock MXNet loads the parameters, which are the masters, and the symbol.
+    fresh = network(None)
+    fresh.load_parameters(str(tmp_path / "model-epoch12batch26.params"))
+    for name, param in fresh._collect_params_with_prefix().items():
+        np.testing.assert_array_equal(param.data().asnumpy(), parameters(made)[name])
+    symbol = mx.sym.load(str(tmp_path / "model-symbol.json"))
+    assert "amp_cast" not in symbol.tojson(remove_amp_cast=False)
 
 
 def test_the_best_checkpoint_survives_a_resume(tmp_path):
@@ -205,19 +202,3 @@ def test_the_best_checkpoint_survives_a_resume(tmp_path):
     assert resumed.best == min(loss, later)
     written = os.path.getmtime(tmp_path / "model-best.ckpt") > 1
     assert written == (later < loss)
-
-
-def test_its_parameters_and_symbol_load_in_stock_mxnet(tmp_path):
-    made = fitted(tmp_path, {"epochs": 1})
-    fresh = network(None)
-    fresh.load_parameters(str(tmp_path / "model-epoch0batch2.params"))
-    values = {name: p.data().asnumpy() for name, p in fresh._collect_params_with_prefix().items()}
-    equal(values, parameters(made))
-    symbol = mx.sym.load(str(tmp_path / "model-symbol.json"))
-    assert "amp_cast" not in symbol.tojson(remove_amp_cast=False)
-
-
-def test_a_run_that_is_complete_is_not_resumed(tmp_path):
-    fitted(tmp_path, {"epochs": 2})
-    with pytest.raises(ValueError, match=r"epoch1batch4.ckpt has reached 2 of 2 epochs already"):
-        fitted(tmp_path, {"epochs": 2}, resume=True)

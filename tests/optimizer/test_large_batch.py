@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from gluon_amp import optimizer
 from tests.optimizer.reference import Named, build
 
 import mxnet as mx
@@ -50,7 +51,7 @@ def test_lars_norm_of_a_large_float16_gradient_does_not_overflow():
 
 
 def test_lars_corrects_the_momentum_of_each_device_and_dtype_when_the_rate_changes():
-    built, _ = build("lars", learning_rate=0.5, momentum=0.5, eta=1.0)
+    built = optimizer.create("lars", learning_rate=0.5, momentum=0.5, eta=1.0)
     updaters = [mx.optimizer.get_updater(built) for _ in range(2)]
     weights = [
         [nd.ones((4,), ctx=mx.cpu(device), dtype=dtype) for dtype in ("float16", "float32")]

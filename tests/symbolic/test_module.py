@@ -1,7 +1,5 @@
 """`Module`: its steps, its optimizer, fit, binding, gradients in and out, files, bad input."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -333,18 +331,6 @@ def test_rebinding_keeps_training_state():
     for module in (rebound, straight):
         step(module, data, label)
     same(values(rebound), values(straight))
-
-
-def test_binding_twice_does_nothing(caplog):
-    module = linear_module([[1.0, 2.0]])
-    with caplog.at_level(logging.WARNING):
-        module.bind([("data", (1, 2))], [("softmax_label", (1, 1))])
-        module.init_optimizer()
-    first_words = [record.message.split(",")[0] for record in caplog.records]
-    assert first_words == ["Already bound", "optimizer already initialized"]
-    with pytest.warns(UserWarning, match="already initialized"):
-        module.init_params()
-    assert values(module)["fc_weight"].tolist() == [[1, 2]]
 
 
 def test_fixed_parameters_and_those_without_grad_req_stay():
