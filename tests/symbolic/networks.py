@@ -41,19 +41,17 @@ def batch_of(data, label=None):
     return DataBatch([nd.array(data)], None if label is None else [nd.array(label)])
 
 
-def linear_module(weight, rows=1, sgd=(("learning_rate", 1.0),), bind=None, **kwargs):
-    """Return a module of one weight matrix, ready to train; its gradients are divided by nothing.
+def linear_module(weight, rows=1, sgd=None, bind=None, kvstore="local", **kwargs):
+    """Return a module of one weight matrix, ready to train; its learning rate is 1.
 
     `kwargs` are those of Module, `bind` those of its method, and `symbol` is another network of
     that weight.
     """
-    symbol = kwargs.pop("symbol", None)
-    symbol = linear_net(len(weight)) if symbol is None else symbol
-    module = Module(symbol, **kwargs)
+    module = Module(kwargs.pop("symbol", linear_net(len(weight))), **kwargs)
     label = [("softmax_label", (rows, len(weight)))] if module.label_names else None
     module.bind([("data", (rows, len(weight[0])))], label, **(bind or {}))
     module.init_params(arg_params={"fc_weight": nd.array(weight)}, aux_params={})
-    module.init_optimizer(optimizer="sgd", optimizer_params={"rescale_grad": 1.0, **dict(sgd)})
+    module.init_optimizer(kvstore, optimizer_params={"learning_rate": 1.0, **(sgd or {})})
     return module
 
 

@@ -29,28 +29,6 @@ TWO = [mx.cpu(0), mx.cpu(1)]
 # ---------------------------------------------------------------------- steps and skips
 
 
-def test_every_scale_and_the_faqs_static_recipe_give_the_same_parameters():
-    # No product here needs more bits than float16 has.
-    rng = np.random.RandomState(5)
-    data = rng.randint(-2, 3, (32, 4)) / 2
-    label = data @ np.array([[1.0, -2.0, 0.5, 1.5]]).T
-    growing = amp.DynamicLossScale(init_scale=1, growth_interval=2, max_scale=8)
-    # https://mxnet.apache.org/versions/1.9.1/api/faq/float16: grad_scale=128, rescale_grad=1/128,
-    # alone, and with a loss scale on top
-    plain, recipe = (linear_net(), 1 / 32), (linear_net(grad_scale=128.0), 1 / 128 / 32)
-    results = []
-    for (symbol, rescale), loss_scale in [
-        *((plain, one) for one in (None, growing, 64.0)),
-        *((recipe, one) for one in (None, 2.0)),
-    ]:
-        sgd = {"learning_rate": 0.25, "momentum": 0.5, "rescale_grad": rescale}
-        module = linear_module([[0.5, 1, -0.5, 0]], 32, sgd, symbol=symbol, loss_scale=loss_scale)
-        assert all(step(module, data, label).applied for _ in range(6))
-        results.append(values(module)["fc_weight"].tolist())
-    assert results == results[:1] * 5
-    assert growing.scale == 8
-
-
 def test_the_faqs_symbol_itself_trains():
     x = mx.sym.Flatten(mx.sym.Cast(mx.sym.var("data"), dtype="float16"))
     x = mx.sym.Cast(mx.sym.FullyConnected(x, num_hidden=4, name="fc"), dtype="float32")
@@ -235,28 +213,16 @@ def test_compression_is_refused_under_a_scale():
 
 WORKER = """
 import json, sys
-import gluon_amp
-from gluon_amp.symbolic import Module
-import mxnet as mx
-from mxnet import nd
-from mxnet.io import DataBatch
+from tests.symbolic.networks import linear_module, step, values
 
 first = sys.argv[1] == "0"
-start = 1.0 if first else 5.0
-net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
-net = mx.sym.LinearRegressionOutput(net, mx.sym.var("softmax_label"), name="head")
-module = Module(net, loss_scale=gluon_amp.StaticLossScale(4))
-module.bind([("data", (1, 1))], [("softmax_label", (1, 1))])
 # workers begin with different weights, and get those of one worker
-module.init_params(arg_params={"fc_weight": nd.array([[start]])}, aux_params={})
-module.init_optimizer("dist_sync", optimizer_params={"learning_rate": 0.5})
-results = [module.get_params()[0]["fc_weight"].asscalar().item()]
-for huge in (False, True):
-    x = 300.0 if huge and first else 1.0  # only one worker has the overflow
-    module.forward(DataBatch([nd.array([[x]])], [nd.zeros((1, 1))]), is_train=True)
-    module.backward()
-    module.update()
-    results += [module.last_report.applied, module.get_params()[0]["fc_weight"].asscalar().item()]
+module = linear_module([[1.0 if first else 5.0]], kvstore="dist_sync", loss_scale=4.0,
+                       sgd={"learning_rate": 0.5})
+results = [values(module)["fc_weight"].item()]
+for x in (1.0, 300.0 if first else 1.0):  # only one worker has the overflow
+    report = step(module, [[x]], [[0.0]])
+    results += [report.applied, values(module)["fc_weight"].item()]
 with open(sys.argv[2], "w") as file:
     json.dump(results, file)
 """
@@ -357,7 +323,8 @@ def test_gradients_from_outside_are_scaled_and_input_gradients_are_true(scale):
     tiny = nd.array([[2.0**-25], [0.0]])  # below float16 without a scale
     expected = 2.0**-25 if scale else 0.0
     for gradients in (tiny, [tiny]):
-        module = linear_module([[0.5, 2.0]], 2, symbol=symbol, **kwargs)
+        sgd = {"learning_rate": 2.0}  # the rows of a batch are averaged
+        module = linear_module([[0.5, 2.0]], 2, sgd, symbol=symbol, **kwargs)
         assert step(module, [[1.0, 0.0], [0.0, 1.0]], None, gradients).applied
         merged = module.get_input_grads()[0].asnumpy()
         by_device = module.get_input_grads(merge_multi_context=False)[0][0].asnumpy()
