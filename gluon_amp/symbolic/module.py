@@ -313,13 +313,11 @@ class Module(mx.mod.Module):
         if trainer is None:
             current = dict(zip(group.param_names, (arrays[0] for arrays in group.param_arrays)))
         else:
-            trainer.refresh_masters()
             current = {parameter.name: parameter.data() for parameter in trainer.parameters}
-            current.update(
-                (trainer.parameters[index].name, master)
-                for (device, index), _, master in trainer.masters()
-                if device == 0
-            )
+            wide = {
+                parameter.name: masters.master_of(parameter) for parameter in trainer.parameters
+            }
+            current.update((name, master) for name, master in wide.items() if master is not None)
         for name, held in self._arg_params.items():
             value = current[name].as_in_context(mx.cpu())
             if np.dtype(value.dtype) == np.float16:

@@ -84,22 +84,16 @@ def test_the_losses_of_several_devices_are_one_batch():
         np.testing.assert_allclose(parameters(two)[name], value, rtol=0.02, atol=0.02)
 
 
-def test_without_the_batch_processor_the_error_names_it():
+def test_trainers_that_cannot_be_scaled_get_one_sentence():
     made = estimator(processor=False)
     with pytest.raises(RuntimeError, match=r"Estimator, batch_processor=amp.BatchProcessor\(\)"):
         made.fit(loader(), epochs=1)
-
-
-def test_a_stock_trainer_gets_one_sentence():
     made = estimator(None, trainer=gluon.Trainer)
     with pytest.raises(TypeError, match="BatchProcessor.. got a Trainer without a loss scale"):
         made.fit(loader(), epochs=1)
     made.batch_processor = stock.BatchProcessor()
     with pytest.raises(TypeError, match="GradientUpdateHandler.. got a Trainer without a loss"):
         made.fit(loader(), epochs=1, event_handlers=[amp.GradientUpdateHandler()])
-
-
-# ------------------------------------------------------------------------------------- skips
 
 
 def test_skips_and_scale_are_logged():
@@ -117,15 +111,9 @@ def test_skips_and_scale_are_logged():
     (first, _) = (line for line in lines(made) if "Step skipped" in line)
     assert first.endswith("overflowed at loss scale 16; next scale 8")
     assert made.trainer.optimizer.num_update == 2
-
-
-def test_no_scale_is_logged_where_there_is_none():
-    made = estimator("bfloat16")
+    made = estimator("bfloat16")  # which has none
     made.fit(loader(), epochs=1, event_handlers=[amp.GradientUpdateHandler()])
     assert not [line for line in lines(made) if "scale" in line.lower()]
-
-
-# -------------------------------------------------------------------------------- checkpoints
 
 
 def fitted(folder, limits, period=None, resume=False, values=EIGHT, **kwargs):

@@ -8,14 +8,18 @@ from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from tests.checkpoint.helpers import made, names, run
 
 
-def test_keep_leaves_the_newest(tmp_path):
+def test_keep_leaves_the_newest_and_without_it_all_stay(tmp_path):
     net, trainer = made()
-    for step in (0, 1, 3, 4, 5):
-        run(net, trainer, [step])
-        save_checkpoint(tmp_path / "net-{step}.ckpt", net, trainer, keep=2, data=step)
-    assert names(tmp_path) == ["net-4.ckpt", "net-5.ckpt"]
-    assert load_checkpoint(tmp_path / "net-{step}.ckpt", net, trainer) == {"data": 5}
-    assert load_checkpoint(tmp_path / "net-4.ckpt", net, trainer) == {"data": 4}
+    run(net, trainer, [0])
+    for folder, keep, left in (("a", 2, [4, 5]), ("{step}", None, [0, 1, 3, 4, 5])):
+        path = tmp_path / folder / "run{step}-{step}.ckpt"
+        path.parent.mkdir()
+        for step in (0, 1, 3, 4, 5):
+            trainer.optimizer.num_update = step
+            save_checkpoint(path, net, trainer, keep=keep, data=step)
+        assert names(path.parent) == [f"run{step}-{step}.ckpt" for step in left]
+        assert load_checkpoint(path, net, trainer) == {"data": 5}
+        assert load_checkpoint(path.parent / "run4-4.ckpt", net, trainer) == {"data": 4}
 
 
 def test_steps_are_compared_as_numbers_and_other_files_are_left_alone(saved, tmp_path):
@@ -28,16 +32,6 @@ def test_steps_are_compared_as_numbers_and_other_files_are_left_alone(saved, tmp
     # 200 is later than the step just saved. It is of an abandoned run, but a save cannot know this.
     kept = ["net-100.ckpt", "net-200.ckpt", "net-300.ckpt"]
     assert names(tmp_path) == sorted([*others, *kept])
-
-
-def test_without_keep_nothing_is_removed(saved, tmp_path):
-    _, net, trainer = saved
-    folder = tmp_path / "{step}" / "run"
-    folder.mkdir(parents=True)
-    for step in range(3):
-        trainer.optimizer.num_update = step
-        save_checkpoint(folder / "a{step}-{step}.ckpt", net, trainer)
-    assert names(folder) == ["a0-0.ckpt", "a1-1.ckpt", "a2-2.ckpt"]
 
 
 def test_keep_is_a_number_of_numbered_files(saved):

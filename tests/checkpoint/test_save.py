@@ -79,9 +79,6 @@ def test_a_missing_folder_or_file_is_named(saved, tmp_path):
         load_checkpoint(tmp_path / "other-{step}.ckpt", net, trainer)
 
 
-# ------------------------------------------------------------------------------------- crashes
-
-
 def test_a_full_disk_is_reported_and_all_earlier_files_stay(saved, tmp_path):
     _, net, trainer = saved
     path = tmp_path / "net-{step}.ckpt"

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gluon_amp.base import host
-from gluon_amp.base.host import host_view
 from gluon_amp.kernels import updates
 from gluon_amp.optimizer.arrays import (
     all_finite,
@@ -54,14 +53,6 @@ def test_one_bad_element_is_seen_wherever_it_is(way, dtype, bad, size, data):
     around = [nd.ones((3,)), array, nd.ones((2,), dtype="float16")]
     assert not all_finite(around)
     assert finite(around) == [True, False, True]
-
-
-def test_float16_values_are_finite_or_not_as_numpy_has_it(way):
-    values = np.arange(0, 65536, 97, dtype=np.uint16).view(np.float16)
-    array = nd.array(values, dtype="float16")
-    np.testing.assert_array_equal(host_view(array), values)
-    found = finite([array[i : i + 1] for i in range(len(values))])
-    np.testing.assert_array_equal(found, np.isfinite(values))
 
 
 def test_many_none_and_empty_arrays(way):

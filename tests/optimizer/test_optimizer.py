@@ -37,19 +37,9 @@ PAPERS = [
     ("lamb", {"wd": 0.01, "clip_gradient": 0.1}, lamb, {"wd": 0.01, "clip": 0.1}),
     ("lamb", {"upper_bound": 0.5}, lamb, {"upper": 0.5}),
 ]
-NATIVE = ("sgd", "adam", "adamw")  # the others use MXNet's operators on every CPU
 
 
-@pytest.mark.parametrize(
-    ("way", "name", "params", "rule", "constants"),
-    [
-        (way, *paper)
-        for paper in PAPERS
-        for way in ("native", "single", "fused")
-        if way != "native" or paper[0] in NATIVE
-    ],
-    indirect=["way"],
-)
+@pytest.mark.parametrize(("name", "params", "rule", "constants"), PAPERS)
 def test_20_steps_equal_the_paper(way, name, params, rule, constants):
     expected = reference(rule, rescale=1 / 3, **constants)
     for dtype in ("float16", "float32"):

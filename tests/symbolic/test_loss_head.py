@@ -11,20 +11,16 @@ import mxnet as mx
 from mxnet import nd
 
 
-def scaled_gradient(symbol, x, scale, label=None, **head_grads):
+def scaled_gradient(symbol, x, scale, **label):
     """Return the outputs of a graph with the scale, and the gradient of its variable `data`."""
     scaled, _ = loss_head.scale_gradients(symbol, amp.Policy(), {"softmax_label"})
-    shapes = {"data": x.shape}
-    if label is not None:
-        shapes["softmax_label"] = label.shape
-    reqs = dict.fromkeys(scaled.list_arguments(), "null")
-    executor = scaled.simple_bind(mx.cpu(), grad_req={**reqs, "data": "write"}, **shapes)
-    executor.arg_dict["data"][:] = x
+    reqs = {**dict.fromkeys(scaled.list_arguments(), "null"), "data": "write"}
+    inputs = {"data": x, **label}
+    shapes = {name: values.shape for name, values in inputs.items()}
+    executor = scaled.simple_bind(mx.cpu(), grad_req=reqs, **shapes)
     executor.arg_dict[loss_head.SCALE][:] = scale
-    if label is not None:
-        executor.arg_dict["softmax_label"][:] = label
-    executor.forward(is_train=True)
-    executor.backward(**head_grads)
+    executor.forward(is_train=True, **{name: nd.array(values) for name, values in inputs.items()})
+    executor.backward()
     return executor.outputs[0].asnumpy(), executor.grad_dict["data"].asnumpy()
 
 
@@ -46,7 +42,7 @@ def test_heads_give_the_scaled_gradient_exactly(name):
     plain.forward(is_train=True, data=nd.array(X), softmax_label=nd.array(label))
     plain.backward()
     for scale in (2.0**-3, 2.0**16):
-        out, grad = scaled_gradient(head, X, scale, label)
+        out, grad = scaled_gradient(head, X, scale, softmax_label=label)
         np.testing.assert_array_equal(out, plain.outputs[0].asnumpy())
         np.testing.assert_array_equal(grad, plain.grad_dict["data"].asnumpy() * np.float32(scale))
 
