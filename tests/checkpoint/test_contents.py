@@ -1,58 +1,37 @@
-"""Damaged, forged and foreign files."""
+"""Forged and foreign files: anybody can compute a digest, so the contents are checked, too."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-import gluon_amp as amp
-from gluon_amp.checkpoint import save_checkpoint
 from gluon_amp.checkpoint.contents import FILE
 from gluon_amp.files import archive
 from tests import forging
-from tests.checkpoint.helpers import make_trainer, read, refused
-
-from mxnet import autograd, nd
-from mxnet.gluon import nn
-
-
-@pytest.fixture
-def small(tmp_path):
-    """A checkpoint's bytes and path, its net, and its trainer."""
-    net = nn.HybridSequential()
-    net.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2))
-    net.initialize()
-    trainer = make_trainer(amp.cast(net, "float16"))
-    with autograd.record():
-        loss = net(nd.ones((2, 2))).sum()
-    trainer.backward(loss)
-    trainer.step(1)
-    path = save_checkpoint(tmp_path / "net.ckpt", net, trainer, epoch=3, order=np.arange(3))
-    return read(path), path, net, trainer
-
-
-def forge(path, data):
-    with open(path, "wb") as file:
-        file.write(data)
+from tests.checkpoint.helpers import read, refused
 
 
 @pytest.mark.parametrize(
-    "name, array",
+    "kind, edit",
     [
-        ("parameters/0.weight", np.ones((2, 3), np.float32)),
-        ("parameters/0.weight", np.array([["a", "b"], ["c", "d"]])),
-        ("parameters/0.weight", np.ones((2, 0), np.float32)),
+        ("parameters/0.weight", lambda array: array[:1]),
+        ("parameters/0.weight", lambda array: array[:0]),
+        ("parameters/0.weight", lambda array: array.astype(str)),
+        ("parameters/0.weight", lambda array: array.astype(np.complex64)),
         ("parameters/0.bias", None),
-        ("trainer/6", np.ones(3, np.float32)),
-        ("trainer/6", np.ones((2, 2), np.float64)),
-        ("trainer/6", None),
+        ("trainer/", lambda array: array[:1]),
+        ("trainer/", lambda array: array.astype(np.float64)),
+        ("trainer/", None),
     ],
 )
-def test_forged_arrays_are_refused(small, name, array):
-    _, path, net, trainer = small
+def test_forged_arrays_are_refused(saved, kind, edit):
+    path, net, trainer = saved
     header, arrays = archive.read(FILE, path)
-    assert arrays.pop(name) is not None
-    if array is not None:
-        arrays[name] = np.asarray(array)
-    forge(path, archive.encode(FILE, header, arrays))
+    name = next(name for name in arrays if name.startswith(kind))
+    array = arrays.pop(name)
+    if edit is not None:
+        arrays[name] = edit(array)
+    Path(path).write_bytes(archive.encode(FILE, header, arrays))
     refused("", path, net, trainer)
 
 
@@ -84,11 +63,11 @@ def field(header, *keys):
         (lambda h: h.update(extra=[1]), "extra"),
     ],
 )
-def test_a_header_that_is_malformed_or_contradicts_itself_is_refused(small, edit, match):
-    data, path, net, trainer = small
-    header = forging.header_of(data)
+def test_a_header_that_is_malformed_or_contradicts_itself_is_refused(saved, edit, match):
+    path, net, trainer = saved
+    header = forging.header_of(read(path))
     edit(header)
-    forge(path, forging.with_header(data, header))
+    Path(path).write_bytes(forging.with_header(read(path), header))
     refused(match, path, net, trainer)
 
 

@@ -24,6 +24,7 @@ from tests.optimizer.reference import (
 import mxnet as mx
 from mxnet import nd
 
+LARS = {"momentum": 0.9, "wd": 0.01, "momentum_correction": False}
 # Settings of an optimizer, its formula, and what the formula is told
 PAPERS = [
     ("sgd", {"wd": 0.01, "clip_gradient": 0.1}, sgd, {"wd": 0.01, "clip": 0.1}),
@@ -32,8 +33,7 @@ PAPERS = [
     ("adam", {"clip_gradient": 0.1}, adam, {"clip": 0.1}),
     ("adam", {"wd": 0.01}, adam, {"wd": 0.01}),
     ("adamw", {"wd": 0.1}, adam, {"wd": 0.1, "decoupled": True}),
-    ("lars", {"wd": 0.01}, lars, {"wd": 0.01}),
-    ("lars", {"momentum": 0.9, "momentum_correction": False}, lars, {"momentum": 0.9}),
+    ("lars", LARS, lars, {"momentum": 0.9, "wd": 0.01}),
     ("lamb", {"wd": 0.01, "clip_gradient": 0.1}, lamb, {"wd": 0.01, "clip": 0.1}),
     ("lamb", {"upper_bound": 0.5}, lamb, {"upper": 0.5}),
 ]

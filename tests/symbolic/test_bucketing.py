@@ -131,8 +131,8 @@ def test_a_bucket_that_uses_a_part_of_the_parameters():
     assert weights_after(2) == {"fc_weight": 0.0, "extra_weight": 0.75}  # of 0.5 · 1
 
 
-def test_bucketing_refuses_what_module_refuses():
+def test_the_loss_scale_is_checked_and_by_default_one_object():
     with pytest.raises(ValueError, match="must be a power of two"):
         BucketingModule(net_of, 6, loss_scale=100)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'fixed_params'"):
-        BucketingModule(net_of, 6, fixed_params=["fc_weight"])
+    module = BucketingModule(net_of, 6)
+    assert module.buckets[6].loss_scale is module.loss_scale
