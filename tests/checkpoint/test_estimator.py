@@ -13,6 +13,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator as stock
 
+ENDS = ("ckpt", "params")
 EIGHT = np.random.RandomState(3).randn(8, 4).astype("float32")
 
 
@@ -129,42 +130,29 @@ def fitted(folder, limits, period=None, resume=False, values=EIGHT, **kwargs):
     return made
 
 
-def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("unit, limits", [("epochs", (1, 2, 3)), ("batches", (2, 4, 6))])
+def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(tmp_path, unit, limits):
     values = EIGHT.copy()
     values[5] = np.inf  # each second step is skipped
-    whole = fitted(tmp_path / "whole", {"epochs": 3}, values=values)
-    for epochs in (1, 2, 3):
-        resumed = fitted(tmp_path / "parts", {"epochs": epochs}, resume=True, values=values)
-        if epochs == 1:
-            nothing = "CheckpointHandler: no checkpoint found, training from scratch."
-            assert nothing in lines(resumed)
-    assert_same(resumed, whole)
+    period = 2 if unit == "batches" else None
+    whole = fitted(tmp_path / "whole", {unit: limits[-1]}, period, values=values)
+    runs = [fitted(tmp_path / "parts", {unit: k}, period, True, values) for k in limits]
+    assert "CheckpointHandler: no checkpoint found, training from scratch." in lines(runs[0])
+    assert_same(runs[-1], whole)
     assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
-
-
-def test_a_fit_by_batches_is_resumed_too(tmp_path):
-    whole = fitted(tmp_path / "whole", {"batches": 6}, period=2)
-    fitted(tmp_path / "parts", {"batches": 4}, period=2)
-    resumed = fitted(tmp_path / "parts", {"batches": 6}, period=2, resume=True)
-    assert_same(resumed, whole)
-    with pytest.raises(ValueError, match=r"batch5.ckpt has reached 6 of 6 batches already: train"):
-        fitted(tmp_path / "parts", {"batches": 6}, period=2, resume=True)
+    with pytest.raises(ValueError, match=f"has reached {limits[-1]} of {limits[-1]} {unit} alread"):
+        fitted(tmp_path / "parts", {unit: limits[-1]}, period, True)
 
 
 def test_only_the_newest_checkpoints_are_kept_and_load_in_stock_mxnet(tmp_path):
     other = "model-epoch0batch20.params"  # begins like the name of one that is removed
     (tmp_path / other).write_text("of another run")
     fitted(tmp_path, {"epochs": 12}, max_checkpoints=2)
-    kept = [
-        *("model-epoch10batch22.ckpt", "model-epoch10batch22.params"),
-        *("model-epoch11batch24.ckpt", "model-epoch11batch24.params"),
-        "model-symbol.json",
-    ]
-    assert sorted(os.listdir(tmp_path)) == [other, *kept]
+    kept = [f"model-epoch{k}batch{2 * k + 2}.{kind}" for k in (10, 11) for kind in ENDS]
+    assert sorted(os.listdir(tmp_path)) == [other, *kept, "model-symbol.json"]
     made = fitted(tmp_path, {"epochs": 13}, max_checkpoints=2, resume=True)
-    kept[:2] = []
-    kept[2:2] = ["model-epoch12batch26.ckpt", "model-epoch12batch26.params"]
-    assert sorted(os.listdir(tmp_path)) == [other, *kept]
+    kept = [f"model-epoch{k}batch{2 * k + 2}.{kind}" for k in (11, 12) for kind in ENDS]
+    assert sorted(os.listdir(tmp_path)) == [other, *kept, "model-symbol.json"]
     # Stock MXNet loads the parameters, which are the masters, and the symbol.
     fresh = network(None)
     fresh.load_parameters(str(tmp_path / "model-epoch12batch26.params"))

@@ -87,8 +87,10 @@ def test_a_checkpoint_of_one_kind_of_arrays_is_loaded_into_the_other(tmp_path, s
 
 
 def test_a_trainer_that_has_made_no_step_yet(tmp_path):
-    net, trainer = made()
+    net = make_net()
     net(nd.array(BATCHES[0]))
+    net[0].weight.set_data(nd.full((4, 3, 3, 3), 1 / 3))  # more bits than float16 has
+    trainer = make_trainer(net)
     path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
     other = made()
     load_checkpoint(path, *other)
@@ -233,6 +235,17 @@ def test_another_net_is_refused(saved, build, match):
     with autograd.pause():
         net(nd.array(BATCHES[0]))
     refused(match, saved[0], net, make_trainer(net))
+
+
+def test_other_dtypes_are_refused(tmp_path):
+    def build(dtype):
+        net = nn.Dense(1, in_units=1)
+        net.table = net.params.get_constant("table", nd.ones((2,), dtype=dtype))
+        net.initialize()
+        return net, make_trainer(net)
+
+    path = save_checkpoint(tmp_path / "net.ckpt", *build("float32"))
+    refused("has table in float32 and not in int32: load it into a net of", path, *build("int32"))
 
 
 @pytest.mark.parametrize(
