@@ -87,10 +87,9 @@ def test_a_checkpoint_of_one_kind_of_arrays_is_loaded_into_the_other(tmp_path, s
 
 
 def test_a_trainer_that_has_made_no_step_yet(tmp_path):
-    net = make_net()
-    net(nd.array(BATCHES[0]))
-    net[0].weight.set_data(nd.full((4, 3, 3, 3), 1 / 3))  # more bits than float16 has
-    trainer = make_trainer(net)
+    net, earlier = made()
+    run(net, earlier, [0])
+    trainer = make_trainer(net)  # the parameters keep their masters
     path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
     other = made()
     load_checkpoint(path, *other)
@@ -272,7 +271,9 @@ def test_another_kind_of_trainer_is_refused(saved, kwargs, match):
 # ------------------------------------------------------------------------------ settings stay
 
 
-def test_settings_stay_the_trainers_own_and_the_loss_scale_is_restored_whole(saved, caplog):
+def test_settings_stay_the_trainers_own_and_the_loss_scale_is_restored_whole(
+    saved, caplog, recwarn
+):
     path, _, trainer = saved
     scale = amp.DynamicLossScale(2.0**16, growth_interval=500)
     net, again = made(learning_rate=0.5, wd=0.0, loss_scale=scale)
@@ -281,6 +282,7 @@ def test_settings_stay_the_trainers_own_and_the_loss_scale_is_restored_whole(sav
         load_checkpoint(path, net, again)
     assert again.optimizer is optimizer
     assert (again.learning_rate, optimizer.wd) == (0.5, 0.0)
+    assert not [one for one in recwarn if "saved" in str(one.message)]  # it is logged
     (record,) = caplog.records
     assert record.getMessage() == (
         "net.ckpt was saved with lr=0.01 and not 0.5, wd=0.001 and not 0.0; this run keeps its own."
