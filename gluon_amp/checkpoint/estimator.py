@@ -208,11 +208,11 @@ class CheckpointHandler(stock.CheckpointHandler):
         if not found:
             estimator.logger.info("CheckpointHandler: no checkpoint found, training from scratch.")
             return
-        for unit in ("epoch", "batch"):
+        for unit, units in (("epoch", "epochs"), ("batch", "batches")):
             limit, trained = getattr(estimator, f"max_{unit}"), getattr(self, f"trained_{unit}") + 1
             if limit and trained >= limit:
                 raise ValueError(
-                    f"{self._path(names[-1])} has reached {trained} of {limit} {unit}s already: "
+                    f"{self._path(names[-1])} has reached {trained} of {limit} {units} already: "
                     "train for more, or leave out resume_from_checkpoint=True."
                 )
             if limit:

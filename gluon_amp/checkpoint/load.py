@@ -8,13 +8,8 @@ import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind_for
 from gluon_amp.base.messages import did_you_mean, first_few
-from gluon_amp.checkpoint.contents import (
-    Saved,
-    parameters_of,
-    policies_of,
-    read,
-    trained_names,
-)
+from gluon_amp.base.shapes import shape_fits
+from gluon_amp.checkpoint.contents import Saved, parameters_of, policies_of, read, trained_names
 from gluon_amp.checkpoint.names import newest
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import PRESETS, STRING_KEYS
@@ -172,7 +167,7 @@ def _check_parameters(path, saved: Saved, params) -> None:
         )
     for name, param in params.items():
         value = saved.parameters[name][0]
-        if not _fits(param.shape, value.shape):
+        if not shape_fits(param.shape, value.shape):
             raise ValueError(
                 f"{path} is of another net, since it has {name} with the shape {value.shape} and "
                 f"not {tuple(param.shape)}: load it into a net of the saved sizes."
@@ -184,16 +179,9 @@ def _check_parameters(path, saved: Saved, params) -> None:
             )
 
 
-def _fits(own, saved) -> bool:
-    """Return whether a shape, whose deferred dimensions are unknown, can be the saved one."""
-    if own is None:
-        return True
-    return len(own) == len(saved) and all(a in (b, 0, -1) for a, b in zip(own, saved))
-
-
 def _check_policy(path, policies, net) -> None:
     saved, own = (
-        {block: fields["dtypes"] for block, fields in each.items()}
+        {block: tuple(fields["dtypes"]) for block, fields in each.items()}
         for each in (policies, policies_of(net))
     )
     if saved != own:
@@ -205,21 +193,17 @@ def _check_policy(path, policies, net) -> None:
         )
 
 
-def _policy_names(policies: Dict[str, list]) -> str:
+def _policy_names(policies: Dict[str, tuple]) -> str:
+    """Return names of policies, and of the blocks that each of them casts."""
+    known = {dtypes: name for name, dtypes in reversed(list(PRESETS.items()))}
     blocks = {}
     for block, dtypes in policies.items():
-        blocks.setdefault(_policy_name(dtypes), []).append(block)
+        pairs = (f"{key}={dtype}" for key, dtype in zip(STRING_KEYS, dtypes))
+        blocks.setdefault(repr(known.get(dtypes) or ",".join(pairs)), []).append(block)
     named = [
         name if where == [""] else f"{name} in {', '.join(where)}" for name, where in blocks.items()
     ]
     return " and ".join(named or ["'float32'"])
-
-
-def _policy_name(dtypes: list) -> str:
-    for name, preset in PRESETS.items():
-        if preset == tuple(dtypes):
-            return repr(name)
-    return repr(",".join(f"{key}={dtype}" for key, dtype in zip(STRING_KEYS, dtypes)))
 
 
 def _check_trained(path, saved, trained) -> None:

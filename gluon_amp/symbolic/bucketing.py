@@ -4,7 +4,7 @@ import logging
 from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple, Union
 
 from gluon_amp.policy import Policy
-from gluon_amp.symbolic.conversion import Shapes
+from gluon_amp.symbolic.graphs import Shapes
 from gluon_amp.symbolic.module import Module, resolve_loss_scale
 from gluon_amp.symbolic.parameters import Params
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport

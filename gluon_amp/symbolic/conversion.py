@@ -1,18 +1,13 @@
-"""`convert`: a symbol that computes as a policy says; `lower_for`: one that a device can run."""
+"""`convert`: a symbol that computes as a policy says."""
 
-from typing import Iterable, Optional, Sequence, Set, Tuple, Union
+from typing import Iterable, Set, Union
 
 from gluon_amp import graph
-from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.base.messages import did_you_mean, reason_of
-from gluon_amp.lowering import in_place, lower
-from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.base.messages import did_you_mean
+from gluon_amp.lowering import in_place
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
-from mxnet.io import DataDesc
-
-Shapes = Sequence[Union[DataDesc, Tuple[str, Tuple[int, ...]]]]
 
 # What the names of parameters end with; an error lists the other arguments as possible inputs.
 PARAMETER_ENDINGS = ("_weight", "_bias", "_gamma", "_beta")
@@ -83,38 +78,6 @@ def cast_symbol(
     if policy.is_float32:
         return cast_pass.apply(symbol, policy, {})
     return cast_pass.apply(symbol, policy, cast_pass.parameter_dtypes(symbol, policy, inputs))
-
-
-def lower_for(
-    device_type: str,
-    symbol: mx.sym.Symbol,
-    shapes: Shapes,
-    frozen: Iterable[str],
-    scales: Optional[Scales] = None,
-) -> mx.sym.Symbol:
-    """Return a cast graph that a device ('cpu' or 'gpu') can run, for inputs of these dtypes.
-
-    A dtype that is missing in `shapes` is float32. Inputs that the graph does not have are ignored.
-    `frozen` names the parameters without a gradient. `scales` are as for `lower`. Raise
-    `TypeError` for a dtype that the network's operators do not accept, such as float64.
-    """
-    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-    inputs = [one if isinstance(one, DataDesc) else DataDesc(*one) for one in shapes]
-    input_dtypes = {one.name: one.dtype for one in inputs if one.name in arguments}
-    try:
-        arg_types, _, aux_types = symbol.infer_type_partial(**input_dtypes)
-        known = {
-            name: dtype
-            for name, dtype in zip([*arguments, *states], [*arg_types, *aux_types])
-            if dtype is not None
-        }
-        return lower(symbol, known, device_type, frozenset(frozen), scales)
-    except mx.base.MXNetError as error:
-        bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
-        raise TypeError(
-            f"The inputs are bound as {bound}, which the network's operators do not accept "
-            f"({reason_of(error)}): bind them as float32."
-        ) from None
 
 
 def _input_names(symbol, data_names, label_names) -> Set[str]:

@@ -8,10 +8,11 @@ import logging
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.casting import statistics
@@ -19,8 +20,8 @@ from gluon_amp.lowering import check_device, delayed_scaling
 from gluon_amp.optimizer import create, masters
 from gluon_amp.optimizer.arrays import all_finite, restored
 from gluon_amp.policy import Policy
-from gluon_amp.symbolic.conversion import Shapes, cast_symbol, lower_for
-from gluon_amp.symbolic.loss_head import SCALE, scale_gradients
+from gluon_amp.symbolic.graphs import Graphs, Shapes
+from gluon_amp.symbolic.loss_head import SCALE
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
@@ -108,17 +109,11 @@ class Module(mx.mod.Module):
         context = mx.cpu() if context is None else context
         _check_devices(context, policy)
         other_names = [*(label_names or ()), *(options.get("state_names") or ())]
-        self._cast_symbol = cast_symbol(symbol, policy, data_names or (), other_names)
+        self._graphs = Graphs(symbol, policy, data_names or (), other_names, self._scaling)
         super().__init__(symbol, data_names, label_names, logger, context, **options)
-        self._trainer = None
-        self._scales = delayed_scaling.Scales() if policy.studies else None
-        self._head_outputs = set()  # numbers of the outputs whose gradients are scaled in the graph
+        self._trainer: Optional[Trainer] = None
         self._has_new_gradients = False
-        self._input_grad_scale = 1.0
-        if self._scaling:
-            self._scaled_symbol, self._head_outputs = scale_gradients(
-                self._cast_symbol, policy, {*self._data_names, *self._label_names}
-            )
+        self._input_grad_scale = 1.0  # of the last backward pass
 
     @classmethod
     def load(
@@ -220,7 +215,9 @@ class Module(mx.mod.Module):
         symbol, new_params = self._symbol, not self.params_initialized
         shapes = [*data_shapes, *(label_shapes or ())]
         # mx.mod.Module.bind has no argument for the graph that it binds.
-        self._symbol = self._executable(shapes, for_training, grad_req)
+        self._symbol = self._graphs.lowered(
+            self._context[0].device_type, shapes, for_training, self._frozen(for_training, grad_req)
+        )
         try:
             super().bind(
                 data_shapes,
@@ -243,15 +240,16 @@ class Module(mx.mod.Module):
                 # An initializer writes here; in float32 its values keep all bits for the masters.
                 self._arg_params = in_float32(self._arg_params)
             if self._trainer is not None:
-                self._rebind_trainer()
+                for parameter in self._trainer.parameters:
+                    parameter.use_executors(self.executors)
+                self._write_masters(self._arg_params)
 
-    def _executable(self, shapes: Shapes, for_training, grad_req) -> mx.sym.Symbol:
-        """Return the graph that the executors run."""
-        symbol = self._scaled_symbol if self._scaling and for_training else self._cast_symbol
+    def _frozen(self, for_training, grad_req) -> Set[str]:
+        """Return the names of the parameters without a gradient."""
         frozen = set(self._fixed_param_names) if for_training else set()
         if isinstance(grad_req, dict):
             frozen.update(name for name, one in grad_req.items() if one == "null")
-        return lower_for(self._context[0].device_type, symbol, shapes, frozen, self._scales)
+        return frozen
 
     # ------------------------------------------------------------------ parameters
 
@@ -297,16 +295,16 @@ class Module(mx.mod.Module):
         if allow_missing and (force_init or not self.params_initialized):
             if self.params_initialized:
                 self.get_params()  # so that missing ones keep their values
-            values = {**(arg_params or {}), **(aux_params or {})}
-            unknown = sorted(set(values) - {*self._arg_params, *self._aux_params})
+            arg_params, aux_params = arg_params or {}, aux_params or {}
+            unknown = sorted({*arg_params, *aux_params} - {*self._arg_params, *self._aux_params})
             if unknown and not allow_extra:
                 raise ValueError(
                     f"The symbol has no parameter {unknown[0]!r}"
                     f"{did_you_mean(unknown[0], self._arg_params)}: "
                     "leave it out, or pass allow_extra=True."
                 )
-            arg_params = {**self._arg_params, **(arg_params or {})}
-            aux_params = {**self._aux_params, **(aux_params or {})}
+            arg_params = {**self._arg_params, **arg_params}
+            aux_params = {**self._aux_params, **aux_params}
         super().set_params(arg_params, aux_params, False, force_init, allow_extra)
 
     def _sync_params_from_devices(self):
@@ -315,13 +313,11 @@ class Module(mx.mod.Module):
         if trainer is None:
             current = dict(zip(group.param_names, (arrays[0] for arrays in group.param_arrays)))
         else:
-            trainer.refresh_masters()
             current = {parameter.name: parameter.data() for parameter in trainer.parameters}
-            current.update(
-                (trainer.parameters[index].name, master)
-                for (device, index), _, master in trainer.masters()
-                if device == 0
-            )
+            wide = {
+                parameter.name: masters.master_of(parameter) for parameter in trainer.parameters
+            }
+            current.update((name, master) for name, master in wide.items() if master is not None)
         for name, held in self._arg_params.items():
             value = current[name].as_in_context(mx.cpu())
             if np.dtype(value.dtype) == np.float16:
@@ -396,8 +392,7 @@ class Module(mx.mod.Module):
         optimizer.param_dict = {}
         optimizer.idx2name = names
         trainer.ready()
-        self._share_scales(trainer)
-        self._trainer = trainer
+        self._use_trainer(trainer)
         self._optimizer, self._kvstore = optimizer, kvstore
         self._update_on_kvstore, self._updater = False, None
         if _is_distributed(kvstore):
@@ -420,19 +415,13 @@ class Module(mx.mod.Module):
     def borrow_optimizer(self, shared_module: "Module") -> None:
         """Share another module's optimizer, masters and loss scale; used in bucketing."""
         super().borrow_optimizer(shared_module)
-        self._trainer = shared_module.trainer
-        self._share_scales(self._trainer)
+        self._use_trainer(shared_module.trainer)
         self._loss_scale = shared_module.loss_scale
 
-    def _share_scales(self, trainer) -> None:
-        if self._scales is not None:
-            delayed_scaling.register(self._scales, trainer.parameters)
-
-    def _rebind_trainer(self):
-        """Use the trainer for the executors that were bound after it was built."""
-        for parameter in self._trainer.parameters:
-            parameter.use_executors(self.executors)
-        self._write_masters(self._arg_params)
+    def _use_trainer(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        if self._graphs.scales is not None:
+            delayed_scaling.register(self._graphs.scales, trainer.parameters)
 
     def _write_masters(self, values):
         """Set the masters of all float16 weights; create them before the first update."""
@@ -472,7 +461,7 @@ class Module(mx.mod.Module):
         self._has_new_gradients = True
         if trainer is not None:
             for parameter in trainer.parameters:
-                if parameter.grad_req != "null" and parameter.name in self._param_names:
+                if parameter.grad_req != "null":
                     mark_fresh(parameter.list_data())
 
     def _backward_at(self, scale: float, out_grads: Optional[List[nd.NDArray]]) -> None:
@@ -481,7 +470,7 @@ class Module(mx.mod.Module):
                 executor.arg_dict[SCALE][:] = scale
         if out_grads is not None and scale != 1.0:
             out_grads = [
-                grad if k in self._head_outputs else grad * scale
+                grad if k in self._graphs.heads else grad * scale
                 for k, grad in enumerate(out_grads)
             ]
         super().backward(out_grads)
@@ -495,19 +484,18 @@ class Module(mx.mod.Module):
         The forward pass runs again too, because executors reuse the memory of activations in the
         backward pass. So random operators draw again.
         """
-        grads = {
-            (device, name): grad
-            for device, executor in enumerate(self.executors)
+        grads = [
+            (name, grad)
+            for executor in self.executors
             for name, grad in executor.grad_dict.items()
             if grad is not None
-        }
-        with restored([*self._outputs(), *grads.values()]):
-            for grad in grads.values():
-                nd.zeros_like(grad, out=grad)  # for 'add'
+        ]
+        with restored([*self._outputs(), *(grad for _, grad in grads)]):
+            set_to_zero(grad for _, grad in grads)  # for 'add'
             for executor in self.executors:
                 executor.forward(is_train=True)
             self._backward_at(scale, out_grads)
-            return all_finite(grads[key] for key in grads if key[1] in self._param_names)
+            return all_finite(grad for name, grad in grads if name in self._param_names)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""

@@ -29,13 +29,20 @@ def make_net(policy="float16", channels=4, in_channels=0, ctx=None):
     return amp.cast(net, policy)
 
 
-def make_trainer(net, optimizer="sgd", loss_scale="short", **settings):
+def make_trainer(net, optimizer="sgd", loss_scale="short", params=None, **settings):
     if loss_scale == "short":
         loss_scale = amp.DynamicLossScale(2.0**10, growth_interval=3)
     if optimizer == "sgd":
         settings = {"momentum": 0.9, "wd": 1e-3, **settings}
     settings = {"learning_rate": 0.01, **settings}
-    return amp.Trainer(net.collect_params(), optimizer, settings, loss_scale=loss_scale)
+    params = net.collect_params() if params is None else params
+    return amp.Trainer(params, optimizer, settings, loss_scale=loss_scale)
+
+
+def made(*args, **kwargs):
+    """Return a new net and its trainer, whose arguments these are."""
+    net = make_net()
+    return net, make_trainer(net, *args, **kwargs)
 
 
 def run(net, trainer, steps):
@@ -60,14 +67,23 @@ def content(net, trainer):
 
 
 def assert_same(one, other):
-    (params, masters, state), (params2, masters2, state2) = one, other
-    assert params == params2
-    assert masters == masters2
-    assert state == state2
+    for part, its_other in zip(one, other):
+        assert part == its_other
+
+
+def assert_continued(pair, other, steps=range(3, 6)):
+    """Assert that two nets with their trainers make the same steps."""
+    assert run(*pair, steps) == run(*other, steps)
+    assert_same(content(*pair), content(*other))
 
 
 def names(folder):
     return sorted(os.listdir(folder))
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def refused(match, path, net, trainer):

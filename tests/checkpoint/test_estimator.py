@@ -1,6 +1,5 @@
 """`gluon.contrib.estimator.Estimator` with an `amp.Trainer`."""
 
-import json
 import os
 
 import numpy as np
@@ -14,35 +13,23 @@ from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator as stock
 
-SCALED = ["float16", "mixed_float16"]
-POLICIES = [*SCALED, "float32", "bfloat16"]
-TWO = [mx.cpu(0), mx.cpu(1)]
+ENDS = ("ckpt", "params")
 EIGHT = np.random.RandomState(3).randn(8, 4).astype("float32")
 
 
-def layers(**kwargs):
-    net = nn.HybridSequential(**kwargs)
-    with net.name_scope():
-        net.add(
-            nn.Dense(8, activation="relu", in_units=4),
-            nn.BatchNorm(in_channels=8),
-            nn.Dense(2, in_units=8),
-        )
-    return net
-
-
 def network(policy, ctx=None):
-    net = layers()
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, "relu", in_units=4), nn.BatchNorm(in_channels=8), nn.Dense(2, in_units=8))
     if policy:
         amp.cast(net, policy)
     net.initialize(mx.init.Xavier(), ctx=ctx)
     return net
 
 
-def loader(values=EIGHT, arrays=mx.nd, batch_size=4):
+def loader(values=EIGHT, arrays=mx.nd):
     labels = (EIGHT[:, 0] > 0).astype("float32")
     data = gluon.data.ArrayDataset(arrays.array(values), arrays.array(labels))
-    return gluon.data.DataLoader(data, batch_size=batch_size)
+    return gluon.data.DataLoader(data, batch_size=4)
 
 
 def estimator(policy="float16", ctx=None, processor=True, trainer=amp.Trainer, **kwargs):
@@ -64,50 +51,30 @@ def lines(made):
     return made.logger.handlers[0].lines
 
 
-def loss_of(made):
-    return made.train_metrics[-1].get()[1]
-
-
 def parameters(made):
     values = made.net._collect_params_with_prefix()
     wide = made.trainer.master_params()
-    return {
-        name: wide.get(p.name, p.data()).asnumpy().astype("float32") for name, p in values.items()
-    }
+    return {name: wide.get(p.name, p.data()).asnumpy() for name, p in values.items()}
 
 
-def equal(one, other):
-    assert one.keys() == other.keys() and one
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+def assert_same(one, other):
+    """Assert that two estimators have the same scale, skips and parameters."""
+    assert one.trainer.loss_scale.state_dict() == other.trainer.loss_scale.state_dict()
+    assert one.trainer.skips == other.trainer.skips
+    for name, value in parameters(one).items():
+        np.testing.assert_array_equal(value, parameters(other)[name], err_msg=name)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_fit_follows_float32_on_a_stock_trainer(policy):
-    plain = estimator(None, processor=False, trainer=gluon.Trainer)
-    plain.fit(loader(), epochs=5)
-    made = estimator(policy, loss_scale=16 if policy in SCALED else None)
-    made.fit(loader(), val_data=loader(), epochs=5)
-    assert loss_of(made) < 0.6 and abs(loss_of(made) - loss_of(plain)) < 0.02
+def test_a_fit_learns_and_validates(arrays):
+    made = estimator(loss_scale=16)
+    made.fit(loader(arrays=arrays), val_data=loader(arrays=arrays), epochs=5)
+    assert made.train_metrics[-1].get()[1] < 0.6
     assert made.val_metrics[0].get() == ("validation accuracy", 1.0)
     assert made.trainer.optimizer.num_update == 10
 
 
-def test_under_both_kinds_of_arrays_metrics_and_validation_work(arrays):
-    made = estimator(loss_scale=16)
-    made.fit(loader(arrays=arrays), val_data=loader(arrays=arrays), epochs=5)
-    names = [name for name, _ in (m.get() for m in [*made.train_metrics, *made.val_metrics])]
-    assert names == [f"{a} {b}" for a in ("training", "validation") for b in METRICS]
-    assert loss_of(made) < 0.6
-    made.evaluate(loader(arrays=arrays))
-    assert made.val_metrics[0].get()[1] == 1.0
-
-
-METRICS = ("accuracy", "softmaxcrossentropyloss")
-
-
 def test_the_losses_of_several_devices_are_one_batch():
-    one, two = estimator(ctx=TWO[:1], loss_scale=16), estimator(ctx=TWO, loss_scale=16)
+    one, two = (estimator(ctx=[mx.cpu(k) for k in range(n)], loss_scale=16) for n in (1, 2))
     for made in (one, two):
         # without running statistics, which each device has its own
         made.net[1].collect_params().setattr("grad_req", "null")
@@ -118,60 +85,10 @@ def test_the_losses_of_several_devices_are_one_batch():
         np.testing.assert_allclose(parameters(two)[name], value, rtol=0.02, atol=0.02)
 
 
-def test_users_metrics_and_stock_handlers_work(tmp_path):
-    made = estimator(loss_scale=16)
-    metrics = [mx.metric.Accuracy(name="mine"), mx.metric.Loss("loss")]
-    other = stock.Estimator(
-        made.net,
-        made.loss,
-        train_metrics=metrics,
-        trainer=made.trainer,
-        batch_processor=amp.BatchProcessor(),
-        context=mx.cpu(),
-    )
-    other.logger.handlers.clear()
-    stopping = stock.EarlyStoppingHandler(metrics[1], patience=1, mode="max")
-    handlers = [
-        stock.LoggingHandler(log_interval=1, metrics=other.train_metrics),
-        stock.ValidationHandler(loader(), other.evaluate, batch_period=1),
-        stopping,
-        stock.CheckpointHandler(str(tmp_path), monitor=metrics[1], save_best=True, mode="min"),
-    ]
-    other.fit(loader(), val_data=loader(), epochs=10, event_handlers=handlers)
-    assert stopping.stopped_epoch == 1  # a loss that falls does not rise
-    name, accuracy = metrics[0].get()
-    assert name == "training mine" and accuracy > 0.8
-    assert {"model-best.params", "model-best.states", "model-symbol.json"} <= {
-        *os.listdir(tmp_path)
-    }
-
-
-def test_a_validation_net_that_shares_the_parameters_is_validated_in_float32():
-    made = estimator(loss_scale=16)
-    made.val_net = layers(prefix=made.net.prefix, params=made.net.collect_params())
-    made.fit(loader(), val_data=loader(), epochs=5)
-    assert made.val_metrics[0].get()[1] == 1.0
-    np.testing.assert_allclose(
-        made.val_net(mx.nd.array(EIGHT)).asnumpy(),
-        made.net(mx.nd.array(EIGHT)).asnumpy(),
-        atol=0.05,
-    )
-
-
-def test_without_the_batch_processor_the_error_names_it():
+def test_trainers_that_cannot_be_scaled_get_one_sentence():
     made = estimator(processor=False)
     with pytest.raises(RuntimeError, match=r"Estimator, batch_processor=amp.BatchProcessor\(\)"):
         made.fit(loader(), epochs=1)
-
-
-def test_without_a_loss_scale_the_stock_batch_processor_works_too():
-    made, other = estimator("bfloat16", processor=False), estimator("bfloat16")
-    for one in (made, other):
-        one.fit(loader(), epochs=2)
-    equal(parameters(made), parameters(other))
-
-
-def test_a_stock_trainer_gets_one_sentence():
     made = estimator(None, trainer=gluon.Trainer)
     with pytest.raises(TypeError, match="BatchProcessor.. got a Trainer without a loss scale"):
         made.fit(loader(), epochs=1)
@@ -180,47 +97,29 @@ def test_a_stock_trainer_gets_one_sentence():
         made.fit(loader(), epochs=1, event_handlers=[amp.GradientUpdateHandler()])
 
 
-# ------------------------------------------------------------------------------------- skips
-
-
 def test_skips_and_scale_are_logged():
     values = EIGHT.copy()
     values[5] = np.inf  # in the second batch
     made = estimator(loss_scale=amp.DynamicLossScale(init_scale=16))
     made.fit(loader(values), epochs=2, event_handlers=[amp.GradientUpdateHandler()])
-    ours = [line for line in lines(made) if "scale" in line]
-    assert len(ours) == 4
-    assert ours[0].startswith("[Epoch 0] Step skipped: gradients of ")
-    assert ours[0].endswith("overflowed at loss scale 16; next scale 8")
-    assert ours[1] == "[Epoch 0] Loss scale 8, 1 steps skipped so far"
-    assert ours[2].startswith("[Epoch 1] Step skipped: ")
-    assert ours[3] == "[Epoch 1] Loss scale 4, 2 steps skipped so far"
+    ours = [line.split(" of ")[0] for line in lines(made) if "scale" in line]
+    assert ours == [
+        "[Epoch 0] Step skipped: gradients",
+        "[Epoch 0] Loss scale 8, 1 steps skipped so far",
+        "[Epoch 1] Step skipped: gradients",
+        "[Epoch 1] Loss scale 4, 2 steps skipped so far",
+    ]
+    (first, _) = (line for line in lines(made) if "Step skipped" in line)
+    assert first.endswith("overflowed at loss scale 16; next scale 8")
     assert made.trainer.optimizer.num_update == 2
-
-
-def test_no_scale_is_logged_where_there_is_none():
-    made = estimator("bfloat16")
-    made.fit(loader(), epochs=2, event_handlers=[amp.GradientUpdateHandler()])
+    made = estimator("bfloat16")  # which has none
+    made.fit(loader(), epochs=1, event_handlers=[amp.GradientUpdateHandler()])
     assert not [line for line in lines(made) if "scale" in line.lower()]
-    assert made.trainer.optimizer.num_update == 4
 
 
-# -------------------------------------------------------------------------------- checkpoints
-
-
-def fitted(
-    folder,
-    limits,
-    policy="float16",
-    period=None,
-    resume=False,
-    values=EIGHT,
-    kind=amp.CheckpointHandler,
-    **kwargs,
-):
-    scale = amp.DynamicLossScale(init_scale=16, growth_interval=3)
-    made = estimator(policy, loss_scale=scale if policy in SCALED else None)
-    handler = kind(
+def fitted(folder, limits, period=None, resume=False, values=EIGHT, **kwargs):
+    made = estimator(loss_scale=amp.DynamicLossScale(init_scale=16, growth_interval=3))
+    handler = amp.CheckpointHandler(
         str(folder),
         epoch_period=None if period else 1,
         batch_period=period,
@@ -228,75 +127,47 @@ def fitted(
         **kwargs,
     )
     made.fit(loader(values), event_handlers=[handler], **limits)
-    return made, handler
+    return made
 
 
-def state(made):
-    return [made.trainer.loss_scale.state_dict(), made.trainer.skips, parameters(made)]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(policy, tmp_path):
+@pytest.mark.parametrize("unit, limits", [("epochs", (1, 2, 3)), ("batches", (2, 4, 6))])
+def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(tmp_path, unit, limits):
     values = EIGHT.copy()
-    values[5] = np.inf if policy in SCALED else 0  # each second step is skipped
-    whole, _ = fitted(tmp_path / "whole", {"epochs": 4}, policy, values=values)
-    fitted(tmp_path / "parts", {"epochs": 1}, policy, values=values)
-    fitted(tmp_path / "parts", {"epochs": 2}, policy, resume=True, values=values)
-    resumed, _ = fitted(tmp_path / "parts", {"epochs": 4}, policy, resume=True, values=values)
-    *rest, values = state(whole)
-    *resumed_rest, resumed_values = state(resumed)
-    assert resumed_rest == rest
-    equal(resumed_values, values)
+    values[5] = np.inf  # each second step is skipped
+    period = 2 if unit == "batches" else None
+    whole = fitted(tmp_path / "whole", {unit: limits[-1]}, period, values=values)
+    runs = [fitted(tmp_path / "parts", {unit: k}, period, True, values) for k in limits]
+    assert "CheckpointHandler: no checkpoint found, training from scratch." in lines(runs[0])
+    assert_same(runs[-1], whole)
     assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
+    with pytest.raises(ValueError, match=f"has reached {limits[-1]} of {limits[-1]} {unit} alread"):
+        fitted(tmp_path / "parts", {unit: limits[-1]}, period, True)
 
 
-def test_a_fit_by_batches_is_resumed_too(tmp_path):
-    whole, _ = fitted(tmp_path / "whole", {"batches": 8}, period=2)
-    fitted(tmp_path / "parts", {"batches": 4}, period=2)
-    resumed, _ = fitted(tmp_path / "parts", {"batches": 8}, period=2, resume=True)
-    assert state(resumed)[:2] == state(whole)[:2]
-    equal(parameters(resumed), parameters(whole))
-
-
-def test_mxnets_own_handler_resumes_with_the_scale(tmp_path):
-    kind = stock.CheckpointHandler
-    whole, _ = fitted(tmp_path / "whole", {"epochs": 4}, kind=kind)
-    fitted(tmp_path / "parts", {"epochs": 2}, kind=kind)
-    resumed, _ = fitted(tmp_path / "parts", {"epochs": 4}, kind=kind, resume=True)
-    assert state(resumed)[:2] == state(whole)[:2]
-    equal(parameters(resumed), parameters(whole))
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept_and_load_in_stock_mxnet(tmp_path):
+    other = "model-epoch0batch20.params"  # begins like the name of one that is removed
+    (tmp_path / other).write_text("of another run")
     fitted(tmp_path, {"epochs": 12}, max_checkpoints=2)
-    assert sorted(os.listdir(tmp_path)) == [
-        *("model-epoch10batch22.ckpt", "model-epoch10batch22.params"),
-        *("model-epoch11batch24.ckpt", "model-epoch11batch24.params"),
-        "model-symbol.json",
-    ]
-    fitted(tmp_path, {"epochs": 13}, max_checkpoints=2, resume=True)
-    assert {"model-epoch11batch24.ckpt", "model-epoch12batch26.ckpt"} < {*os.listdir(tmp_path)}
-    assert "model-epoch10batch22.ckpt" not in os.listdir(tmp_path)
-
-
-def test_removing_an_old_checkpoint_leaves_those_whose_names_begin_alike(tmp_path):
-    (tmp_path / "model-epoch0batch20.params").write_text("of another run")
-    fitted(tmp_path, {"epochs": 2}, max_checkpoints=1)
-    assert (tmp_path / "model-epoch0batch20.params").exists()
-    assert not (tmp_path / "model-epoch0batch2.params").exists()
+    kept = [f"model-epoch{k}batch{2 * k + 2}.{kind}" for k in (10, 11) for kind in ENDS]
+    assert sorted(os.listdir(tmp_path)) == [other, *kept, "model-symbol.json"]
+    made = fitted(tmp_path, {"epochs": 13}, max_checkpoints=2, resume=True)
+    kept = [f"model-epoch{k}batch{2 * k + 2}.{kind}" for k in (11, 12) for kind in ENDS]
+    assert sorted(os.listdir(tmp_path)) == [other, *kept, "model-symbol.json"]
+    # Stock MXNet loads the parameters, which are the masters, and the symbol.
+    fresh = network(None)
+    fresh.load_parameters(str(tmp_path / "model-epoch12batch26.params"))
+    for name, param in fresh._collect_params_with_prefix().items():
+        np.testing.assert_array_equal(param.data().asnumpy(), parameters(made)[name])
+    symbol = mx.sym.load(str(tmp_path / "model-symbol.json"))
+    assert "amp_cast" not in symbol.tojson(remove_amp_cast=False)
 
 
 def test_the_best_checkpoint_survives_a_resume(tmp_path):
     def best(limits, resume):
         made = estimator(loss_scale=16)
         metric = made.train_metrics[-1]
-        handler = amp.CheckpointHandler(
-            str(tmp_path),
-            monitor=metric,
-            save_best=True,
-            mode="min",
-            resume_from_checkpoint=resume,
-        )
+        saving = {"monitor": metric, "save_best": True, "mode": "min"}
+        handler = amp.CheckpointHandler(str(tmp_path), resume_from_checkpoint=resume, **saving)
         made.fit(loader(), epochs=limits, event_handlers=[handler])
         return handler, metric.get()[1]
 
@@ -307,29 +178,3 @@ def test_the_best_checkpoint_survives_a_resume(tmp_path):
     assert resumed.best == min(loss, later)
     written = os.path.getmtime(tmp_path / "model-best.ckpt") > 1
     assert written == (later < loss)
-
-
-def test_its_parameters_and_symbol_load_in_stock_mxnet(tmp_path):
-    made, _ = fitted(tmp_path, {"epochs": 1})
-    plain = mx.sym.load(str(tmp_path / "model-symbol.json"))
-    fresh = network(None)
-    fresh.load_parameters(str(tmp_path / "model-epoch0batch2.params"))
-    equal(
-        {name: p.data().asnumpy() for name, p in fresh._collect_params_with_prefix().items()},
-        parameters(made),
-    )
-    nodes = json.loads(plain.tojson(remove_amp_cast=False))["nodes"]
-    ops = {"FullyConnected", "Activation", "BatchNorm"}
-    assert {node["op"] for node in nodes} - {"null"} == ops
-
-
-def test_a_run_that_is_complete_is_not_resumed(tmp_path):
-    fitted(tmp_path, {"epochs": 2})
-    with pytest.raises(ValueError, match=r"epoch1batch4.ckpt has reached 2 of 2 epochs already"):
-        fitted(tmp_path, {"epochs": 2}, resume=True)
-
-
-def test_resuming_from_nothing_starts_from_scratch(tmp_path):
-    made, _ = fitted(tmp_path, {"epochs": 1}, resume=True)
-    assert "CheckpointHandler: no checkpoint found, training from scratch." in lines(made)
-    assert "model-epoch0batch2.ckpt" in os.listdir(tmp_path)

@@ -1,64 +1,44 @@
 """Names with `{step}`, and the files that `keep` leaves."""
 
 import fcntl
-import os
 
 import pytest
 
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
-from tests.checkpoint.helpers import make_net, make_trainer, names, run
+from tests.checkpoint.helpers import made, names, run
 
 
-def test_keep_leaves_the_newest(tmp_path):
-    net = make_net()
-    trainer = make_trainer(net)
-    for step in (0, 1, 3, 4, 5):
-        run(net, trainer, [step])
-        save_checkpoint(tmp_path / "net-{step}.ckpt", net, trainer, keep=2, data=step)
-    assert names(tmp_path) == ["net-4.ckpt", "net-5.ckpt"]
-    assert load_checkpoint(tmp_path / "net-{step}.ckpt", net, trainer) == {"data": 5}
-    assert load_checkpoint(tmp_path / "net-4.ckpt", net, trainer) == {"data": 4}
+def test_keep_leaves_the_newest_and_without_it_all_stay(tmp_path):
+    net, trainer = made()
+    run(net, trainer, [0])
+    for folder, keep, left in (("a", 2, [4, 5]), ("{step}", None, [0, 1, 3, 4, 5])):
+        path = tmp_path / folder / "run{step}-{step}.ckpt"
+        path.parent.mkdir()
+        for step in (0, 1, 3, 4, 5):
+            trainer.optimizer.num_update = step
+            save_checkpoint(path, net, trainer, keep=keep, data=step)
+        assert names(path.parent) == [f"run{step}-{step}.ckpt" for step in left]
+        assert load_checkpoint(path, net, trainer) == {"data": 5}
+        assert load_checkpoint(path.parent / "run4-4.ckpt", net, trainer) == {"data": 4}
 
 
 def test_steps_are_compared_as_numbers_and_other_files_are_left_alone(saved, tmp_path):
     _, net, trainer = saved  # its step is 2
     trainer.optimizer.num_update = 100
     others = ["net-x.ckpt", "net-7.ckpt.bak", "anet-7.ckpt", "net-.ckpt", "net-7.CKPT", "net.ckpt"]
-    for name in [*others, "net-9.ckpt", "net-10.ckpt", "net-200.ckpt"]:
+    for name in [*others, "net-9.ckpt", "net-10.ckpt", "net-200.ckpt", "net-300.ckpt"]:
         (tmp_path / name).write_text("")
     save_checkpoint(tmp_path / "net-{step}.ckpt", net, trainer, keep=2)
     # 200 is later than the step just saved. It is of an abandoned run, but a save cannot know this.
-    kept = ["net-100.ckpt", "net-200.ckpt"]
+    kept = ["net-100.ckpt", "net-200.ckpt", "net-300.ckpt"]
     assert names(tmp_path) == sorted([*others, *kept])
 
 
-def test_keep_never_removes_the_file_just_written(saved, tmp_path):
-    _, net, trainer = saved
-    for step in (50, 60, 70):
-        (tmp_path / f"net-{step}.ckpt").write_text("")
-    path = save_checkpoint(tmp_path / "net-{step}.ckpt", net, trainer, keep=1)
-    assert os.path.exists(path)
-
-
-def test_without_keep_nothing_is_removed(saved, tmp_path):
-    _, net, trainer = saved
-    folder = tmp_path / "{step}" / "run"
-    folder.mkdir(parents=True)
-    for step in range(3):
-        trainer.optimizer.num_update = step
-        save_checkpoint(folder / "a{step}-{step}.ckpt", net, trainer)
-    assert names(folder) == ["a0-0.ckpt", "a1-1.ckpt", "a2-2.ckpt"]
-
-
-@pytest.mark.parametrize("keep", [0, -1, 2.0, True, "3"])
-def test_a_keep_that_is_no_number_of_files_raises(saved, keep):
+def test_keep_is_a_number_of_numbered_files(saved):
     path, net, trainer = saved
-    with pytest.raises(ValueError, match="keep must be a whole number of at least 1, received"):
-        save_checkpoint(path, net, trainer, keep=keep)
-
-
-def test_keep_needs_numbered_files(saved):
-    path, net, trainer = saved
+    for keep in (0, 2.0, True, "3"):
+        with pytest.raises(ValueError, match="keep must be a whole number of at least 1, received"):
+            save_checkpoint(path, net, trainer, keep=keep)
     with pytest.raises(ValueError, match=r"put \{step\} into the name, as in 'net-\{step\}.ckpt'"):
         save_checkpoint(path, net, trainer, keep=3)
 

@@ -12,7 +12,18 @@ from mxnet import nd
 
 SHAPES = [(3, 4), (5,), (2, 3, 2)]
 NAMES = ["a_weight", "a_bias", "b_weight"]
-STEPS = 50
+STEPS = 20
+WAYS = ["native", "single", "fused"]
+
+
+def go(way, monkeypatch):
+    """Make optimizers use the C++ kernels, one of MXNet's ops per tensor, or multi-tensor ops."""
+    if way == "native" and not kernels.available():
+        pytest.skip("the C++ operators cannot be built here")
+    if way == "single":
+        monkeypatch.setattr(updates, "supported", lambda arrays: False)
+    if way == "fused":
+        monkeypatch.setattr(host, "_as_on_a_gpu", True)
 
 
 class Named:
@@ -30,22 +41,28 @@ def build(name, **params):
 
 
 def gradient(step, index):
-    """Return numbers that float16 represents exactly, so that gradients do not depend on dtype."""
-    rng = np.random.RandomState(1000 * index + step)
-    return rng.randint(-64, 65, SHAPES[index]) / 128.0
+    """Return numbers that float16 represents exactly; the first one is always 0."""
+    values = np.random.RandomState(1000 * index + step).randint(-64, 65, SHAPES[index]) / 128.0
+    values.flat[0] = 0
+    return values
 
 
 def start(index):
     return np.random.RandomState(index).randint(-256, 257, SHAPES[index]) / 256.0
 
 
-def trained(name, dtype="float16", steps=STEPS, lr=lambda step: None, **params):
+def half_rate(step):
+    """Return a learning rate that is halved in the middle of the training."""
+    return 0.01 if step < STEPS // 2 else 0.005
+
+
+def trained(name, dtype="float16", steps=STEPS, rate=half_rate, **params):
     """Return masters (or float32 weights) after training, in float64, and the weights."""
     built, updater = build(name, **params)
+    built.param_dict[2].lr_mult, built.param_dict[2].wd_mult = 0.5, 0.25
     weights = [nd.array(start(i), dtype=dtype) for i in range(len(SHAPES))]
     for step in range(steps):
-        if lr(step) is not None:
-            built.set_learning_rate(lr(step))
+        built.set_learning_rate(rate(step))
         grads = [nd.array(gradient(step, i), dtype=dtype) for i in range(len(SHAPES))]
         updater(list(range(len(SHAPES))), grads, weights)
     values = [updater.states[i][0] if dtype == "float16" else w for i, w in enumerate(weights)]
@@ -53,9 +70,10 @@ def trained(name, dtype="float16", steps=STEPS, lr=lambda step: None, **params):
 
 
 def sgd(w, g, s, t, name, lr, momentum=0.0, nesterov=False, wd=0.0):
-    g = g + wd * w
-    s["v"] = momentum * s.get("v", 0) + g
-    return w - lr * (g + momentum * s["v"] if nesterov else s["v"])
+    # MXNet's convention, unlike torch's: the momentum contains the rates of its own steps.
+    step = lr * (g + wd * w)
+    s["v"] = momentum * s.get("v", 0) - step
+    return w + (momentum * s["v"] - step if nesterov else s["v"])
 
 
 def adam(w, g, s, t, name, lr, wd=0.0, decoupled=False, b1=0.9, b2=0.999, eps=1e-8):
@@ -84,25 +102,15 @@ def lamb(w, g, s, t, name, lr, wd=0.0, b1=0.9, b2=0.999, eps=1e-6, upper=np.inf)
     return w - lr * min(np.linalg.norm(w), upper) / np.linalg.norm(d) * d
 
 
-def reference(rule, steps=STEPS, rescale=1.0, clip=np.inf, **params):
+def reference(rule, rescale=1.0, clip=np.inf, wd=0.0, **params):
+    """Return what `trained` does, in float64."""
     result = []
     for index, name in enumerate(NAMES):
         w, state = start(index), {}
-        for step in range(steps):
+        of_rate, of_decay = (0.5, 0.25) if index == 2 else (1, 1)
+        for step in range(STEPS):
             g = np.clip(rescale * gradient(step, index), -clip, clip)
-            w = rule(w, g, state, step + 1, name, **params)
+            lr = of_rate * half_rate(step)
+            w = rule(w, g, state, step + 1, name, lr, wd=of_decay * wd, **params)
         result.append(w)
     return result
-
-
-WAYS = ["native", "single", "fused"]
-
-
-def go(way, monkeypatch):
-    """Make optimizers use the C++ kernels, one of MXNet's ops per tensor, or multi-tensor ops."""
-    if way == "native" and not kernels.available():
-        pytest.skip("the C++ operators cannot be built here")
-    if way == "single":
-        monkeypatch.setattr(updates, "supported", lambda arrays: False)
-    if way == "fused":
-        monkeypatch.setattr(host, "_as_on_a_gpu", True)

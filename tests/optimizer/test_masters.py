@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gluon_amp import optimizer
 from gluon_amp.base.writes import version
@@ -12,32 +10,25 @@ from gluon_amp.optimizer import masters
 import mxnet as mx
 from mxnet import nd
 
-law = settings(deadline=None, derandomize=True, max_examples=40)
-
 
 def entry(weight, master):
     return [(0, weight, master)]
 
 
-def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_elsewhere(arrays):
-    weight = arrays.array([1.0, 2.0, 3.0], dtype="float16")
-    master = nd.array([1.0001, 2.0002, 3.0003])
+@pytest.mark.parametrize("kind", [nd, mx.np])
+def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_elsewhere(kind):
+    weight = kind.array([1.0, 2.0, 3.0, np.inf, -0.0], dtype="float16")
+    master = nd.array([1.0001, 2.0002, 3.0003, 1.0, 1e-9])
     weight[1] = 5.0
     masters.sync_master(weight, master)
-    np.testing.assert_array_equal(master.asnumpy(), np.float32([1.0001, 5.0, 3.0003]))
+    expected = np.float32([1.0001, 5.0, 3.0003, np.inf, 1e-9])
+    np.testing.assert_array_equal(master.asnumpy(), expected)
 
 
-def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding(arrays):
-    weight = arrays.array([1.0, 2.0, 3.0])
+def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding():
+    weight = nd.array([1.0, 2.0, 3.0])
     masters.widen(weight, nd.array([1.0001, 2.5, 3.0003]))
     np.testing.assert_array_equal(weight.asnumpy(), np.float32([1.0001, 2.0, 3.0003]))
-
-
-def test_a_master_follows_an_infinite_weight_and_keeps_a_zero():
-    weight = nd.array([np.inf, 0.0, -0.0], dtype="float16")
-    master = nd.array([1.0, 1e-9, 1e-9])
-    masters.sync_master(weight, master)
-    np.testing.assert_array_equal(master.asnumpy(), np.float32([np.inf, 1e-9, 1e-9]))
 
 
 def record(detector, weight, master, writes=0):
@@ -46,19 +37,6 @@ def record(detector, weight, master, writes=0):
     for _ in range(writes):
         weight += 0
     detector.record(seen, lambda _: writes)
-
-
-@law
-@given(st.integers(1, 20000), st.data())
-def test_a_write_of_one_element_anywhere_is_detected(size, data):
-    where = data.draw(st.integers(0, size - 1))
-    weight = nd.random.normal(shape=(size,)).astype("float16")
-    master = weight.astype("float32")
-    detector = masters.WriteDetector()
-    record(detector, weight, master, writes=1)
-    weight[where] = 7.0
-    detector.sync_written(entry(weight, master))
-    assert master[where].asscalar() == 7.0
 
 
 @pytest.mark.parametrize("writes", [1, 3])
@@ -70,47 +48,51 @@ def test_masters_of_unwritten_weights_are_not_touched(writes):
     master[:] = 9.0  # a sync would set it to 1
     record(detector, weight, master, writes)
     weight.wait_to_read()
-    detector.sync_written(entry(weight, master))
+    record(detector, weight, master, writes)
     assert master.asscalar() == 9.0
+    weight[:] = 2.0
+    detector.sync_written(entry(weight, master))
+    assert master.asscalar() == 2.0
+    record(detector, weight, master, writes)
+    master[:] = 9.0
     detector.clear()
     detector.sync_written(entry(weight, master))
-    assert master.asscalar() == 1.0
+    assert master.asscalar() == 2.0
 
 
-def test_another_array_in_the_place_of_a_weight_is_a_write():
-    master = nd.array([1.0])
-    detector = masters.WriteDetector()
-    record(detector, nd.array([1.0], dtype="float16"), master)
-    other = nd.array([3.0], dtype="float16")  # written as often as the first one
-    detector.sync_written(entry(other, master))
-    assert master.asscalar() == 3.0
-
-
-def test_an_update_whose_number_of_writes_is_unknown_counts_as_a_write():
+def test_another_array_and_unknown_numbers_of_writes_count_as_written(monkeypatch):
     weight, master = nd.array([1.0], dtype="float16"), nd.array([1.0])
     detector = masters.WriteDetector()
-    detector.record(detector.sync_written(entry(weight, master)), lambda _: None)
+    record(detector, weight, master)
+    other = nd.array([3.0], dtype="float16")  # written as often as the first one
+    detector.record(detector.sync_written(entry(other, master)), lambda _: None)
+    assert master.asscalar() == 3.0
     master[:] = 9.0
-    detector.sync_written(entry(weight, master))
-    assert master.asscalar() == 1.0
+    record(detector, other, master)
+    assert master.asscalar() == 3.0
+    monkeypatch.setattr(masters, "version", lambda array: None)  # where nothing counts the writes
+    for _ in range(2):
+        master[:] = 9.0
+        record(detector, other, master, writes=1)
+        assert master.asscalar() == 3.0
 
 
-@pytest.mark.parametrize("name", optimizer.OPTIMIZERS)
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
-def test_an_update_writes_each_weight_as_often_as_its_optimizer_says(way, name, stype):
-    built = optimizer.create(name, **({"momentum": 0.9} if name in ("sgd", "nag", "lars") else {}))
-    updater = mx.optimizer.get_updater(built)
-    weights = [nd.ones((2, 2), dtype="float16") for _ in range(2)]
-    gradients = [nd.ones((2, 2), dtype="float16").tostype(stype) for _ in weights]
-    nd.waitall()
-    for _ in range(3):
-        before = [version(weight) for weight in weights]
-        updater([0, 1], gradients, weights)
-        nd.waitall()
-        after = [version(weight) for weight in weights]
-        assert [b - a for a, b in zip(before, after)] == [
-            built.weight_writes(weight) for weight in weights
-        ]
+def test_an_update_writes_each_weight_as_often_as_its_optimizer_says(way, stype):
+    for name in optimizer.OPTIMIZERS:
+        settings = {"momentum": 0.9} if name in ("sgd", "nag", "lars") else {}
+        built = optimizer.create(name, **settings)
+        updater = mx.optimizer.get_updater(built)
+        weights = [nd.ones((2, 2), dtype="float16") for _ in range(2)]
+        gradients = [nd.ones((2, 2), dtype="float16").tostype(stype) for _ in weights]
+        for _ in range(2):
+            nd.waitall()
+            before = [version(weight) for weight in weights]
+            updater([0, 1], gradients, weights)
+            nd.waitall()
+            after = [version(weight) for weight in weights]
+            expected = [built.weight_writes(weight) for weight in weights]
+            assert [b - a for a, b in zip(before, after)] == expected, name
 
 
 def test_masters_of_mxnet_optimizers_are_found_in_both_layouts():
@@ -140,9 +122,6 @@ class Nested(mx.optimizer.Optimizer):
     "layout",
     [
         lambda master: master,
-        lambda master: (master, None),
-        lambda master: (None, master),
-        lambda master: ((nd.zeros_like(master), nd.zeros_like(master)), master),
         lambda master: [nd.zeros_like(master), [nd.ones_like(master), master], None],
         lambda master: (nd.zeros_like(master), master, (master.copy(),)),
     ],

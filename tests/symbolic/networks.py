@@ -10,9 +10,6 @@ import mxnet as mx
 from mxnet import nd
 from mxnet.io import DataBatch, NDArrayIter
 
-HALF = ("float16", "mixed_float16")
-POLICIES = ("float32", *HALF, "bfloat16")
-
 
 def conv_net(**head):
     """Return a convolution, a norm of an unusual name, a dense layer and the FAQ's head."""
@@ -35,14 +32,6 @@ def images(count=64):
     return data.astype("float32"), label.astype("float32")
 
 
-def exact_problem():
-    """Return data and labels for which no product needs more bits than float16 has."""
-    rng = np.random.RandomState(5)
-    data = rng.randint(-2, 3, (32, 4)) / 2
-    label = data @ np.array([[1.0, -2.0, 0.5, 1.5]]).T
-    return data.astype("float32"), label.astype("float32")
-
-
 def linear_net(hidden=1, head=mx.sym.LinearRegressionOutput, **attrs):
     x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=hidden, no_bias=True, name="fc")
     return head(x, mx.sym.var("softmax_label"), name="head", **attrs)
@@ -52,15 +41,17 @@ def batch_of(data, label=None):
     return DataBatch([nd.array(data)], None if label is None else [nd.array(label)])
 
 
-def linear_module(weight, data=(2, 2), label=(2, 1), sgd=(("learning_rate", 1.0),), **kwargs):
-    """Return a module of one weight matrix, by default of shape (1, 2), ready to train."""
-    symbol = kwargs.pop("symbol", None)
-    symbol = linear_net(len(weight)) if symbol is None else symbol
-    labels = kwargs.pop("label_names", ("softmax_label",))
-    module = Module(symbol, label_names=labels, **kwargs)
-    module.bind([("data", data)], [(labels[0], label)] if labels else None)
+def linear_module(weight, rows=1, sgd=None, bind=None, kvstore="local", **kwargs):
+    """Return a module of one weight matrix, ready to train; its learning rate is 1.
+
+    `kwargs` are those of Module, `bind` those of its method, and `symbol` is another network of
+    that weight.
+    """
+    module = Module(kwargs.pop("symbol", linear_net(len(weight))), **kwargs)
+    label = [("softmax_label", (rows, len(weight)))] if module.label_names else None
+    module.bind([("data", (rows, len(weight[0])))], label, **(bind or {}))
     module.init_params(arg_params={"fc_weight": nd.array(weight)}, aux_params={})
-    module.init_optimizer(optimizer="sgd", optimizer_params={"rescale_grad": 1.0, **dict(sgd)})
+    module.init_optimizer(kvstore, optimizer_params={"learning_rate": 1.0, **(sgd or {})})
     return module
 
 

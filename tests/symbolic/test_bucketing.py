@@ -4,21 +4,18 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.symbolic import BucketingModule, Module
-from tests.symbolic.networks import HALF, POLICIES, conv_net, images, on_device, same, train, values
+from gluon_amp.symbolic import BucketingModule
+from tests.symbolic.networks import on_device, same, values
 
 import mxnet as mx
 from mxnet import nd
 from mxnet.io import DataBatch, DataDesc
 
 
-def sequence_net(length):
-    """Return an LSTM that predicts the next word; all lengths share the parameters."""
+def net_of(length):
+    """Return a symbol that predicts the next of 8 words; all lengths share the parameters."""
     words = mx.sym.Embedding(mx.sym.var("data"), input_dim=8, output_dim=6, name="embed")
-    cell = mx.rnn.LSTMCell(num_hidden=8, prefix="lstm_")
-    outputs, _ = cell.unroll(length, inputs=words, merge_outputs=True)
-    x = mx.sym.reshape(outputs, shape=(-1, 8))
-    x = mx.sym.FullyConnected(x, num_hidden=8, name="fc")
+    x = mx.sym.FullyConnected(mx.sym.reshape(words, shape=(-1, 6)), num_hidden=8, name="fc")
     label = mx.sym.reshape(mx.sym.var("softmax_label"), shape=(-1,))
     return mx.sym.SoftmaxOutput(x, label, name="softmax"), ("data",), ("softmax_label",)
 
@@ -38,124 +35,74 @@ def sentences(length, rows=4):
 class Sentences(mx.io.DataIter):
     """Batches of three lengths, one after another."""
 
-    def __init__(self, lengths=(6, 3, 5)):
-        super().__init__(4)
-        self.batches = [sentences(length) for length in lengths]
-        self.provide_data = self.batches[0].provide_data
-        self.provide_label = self.batches[0].provide_label
-        self.default_bucket_key = lengths[0]
-        self.reset()
+    provide_data, provide_label = sentences(6).provide_data, sentences(6).provide_label
+    default_bucket_key = 6
 
     def reset(self):
-        self.rest = iter(self.batches)
+        self.rest = map(sentences, (6, 3, 5))
 
     def next(self):
         return next(self.rest)
 
 
-def bucketing(policy="float16", loss_scale=2.0**6, **kwargs):
-    return BucketingModule(
-        sequence_net, default_bucket_key=6, policy=policy, loss_scale=loss_scale, **kwargs
-    )
-
-
-def fit_buckets(module, epochs=1, **fit):
+def fitted(epochs, module=None, **fit):
+    """Return a module after epochs of three steps, one in each bucket."""
     mx.random.seed(2)
-    np.random.seed(2)
-    settings = {
-        "optimizer": "adam",
-        "optimizer_params": {"learning_rate": 0.03},
-        "initializer": mx.init.Xavier(),
-        "eval_metric": mx.metric.Perplexity(None),
-        **fit,
-    }
-    module.fit(Sentences(), num_epoch=epochs, **settings)
+    if module is None:
+        module = BucketingModule(net_of, 6, loss_scale=amp.DynamicLossScale(2.0**6))
+    settings = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}, **fit}
+    data = Sentences()
+    data.reset()
+    settings["eval_metric"] = mx.metric.Perplexity(None)
+    module.fit(data, num_epoch=epochs, initializer=mx.init.Xavier(), **settings)
     return module
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_buckets_learn(policy):
-    module = fit_buckets(bucketing(policy, 2.0**6 if policy in HALF else None), epochs=30)
+def make_step(module, batch):
+    module.forward(batch, is_train=True)
+    module.backward()
+    module.update()
+    return module.last_report
+
+
+def test_buckets_learn_with_one_scale_and_one_optimizer():
+    module = fitted(30)
     assert isinstance(module, mx.mod.BucketingModule)
     assert dict(module.score(Sentences(), mx.metric.Perplexity(None)))["perplexity"] < 1.5
-    assert sorted(module.buckets) == [3, 5, 6]
-    weights = {key: on_device(m, "lstm_i2h_weight") for key, m in module.buckets.items()}
-    expected = np.float16 if policy == "float16" else np.float32
-    assert all(weight.dtype == expected for weight in weights.values())
-    for weight in weights.values():
-        np.testing.assert_array_equal(weight.asnumpy(), weights[6].asnumpy())
+    modules = [module.buckets[key] for key in (3, 5, 6)]
+    assert {one.trainer for one in modules} == {modules[0].trainer}
+    assert {one.loss_scale for one in modules} == {module.loss_scale}
+    assert module.loss_scale.finite_steps == modules[0].optimizer.num_update == 90
+    weights = [on_device(one) for one in modules]
+    assert {weight.dtype for weight in weights} == {np.float16}
+    assert len({weight.asnumpy().tobytes() for weight in weights}) == 1
 
 
-def test_buckets_share_one_scale_and_one_optimizer():
-    module = fit_buckets(bucketing(loss_scale=amp.DynamicLossScale(2.0**6, growth_interval=4)))
-    assert len({id(m.trainer) for m in module.buckets.values()}) == 1
-    assert len({id(m.loss_scale) for m in module.buckets.values()}) == 1
-    assert module.loss_scale.finite_steps == 3
-    assert module.buckets[6].optimizer.num_update == 3
-
-
-def test_an_overflow_in_one_bucket_is_one_skip_for_all():
-    module = fit_buckets(bucketing(loss_scale=amp.DynamicLossScale(2.0**6)))
-    before = values(module)
-    module.loss_scale.scale = 2.0**24  # every gradient above 2**-8 overflows
-    reports = []
-    for length in (3, 5):
-        module.forward(sentences(length), is_train=True)
-        module.backward()
-        module.update()
-        reports.append(module.last_report)
-    assert [r.applied for r in reports] == [False, False]
-    assert [r.loss_scale for r in reports] == [2.0**24, 2.0**23]
-    assert reports[1].skipped_total == 2
-    same(before, values(module))
-
-
-def test_buckets_are_scale_invariant():
-    # float32 holds these gradients at any scale
-    one = fit_buckets(bucketing("float32", None), epochs=2)
-    other = fit_buckets(bucketing("float32", 2.0**12), epochs=2)
-    same(values(one), values(other))
-
-
-def test_bucketing_checkpoint_resumes_bit_for_bit(tmp_path):
+def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
     prefix = str(tmp_path / "net")
-    straight = fit_buckets(bucketing(), epochs=3)
-    first = fit_buckets(bucketing(), epochs=1)
+    straight, first = fitted(3), fitted(1)
     first.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    second = BucketingModule.load(
-        prefix,
-        1,
-        sequence_net,
-        default_bucket_key=6,
-        load_optimizer_states=True,
-        policy="float16",
-        loss_scale=2.0**6,
-    )
-    fit_buckets(second, epochs=3, begin_epoch=1)
+    options = {"default_bucket_key": 6, "load_optimizer_states": True}
+    scale = amp.DynamicLossScale(2.0**6)
+    second = BucketingModule.load(prefix, 1, net_of, loss_scale=scale, **options)
+    fitted(3, second, begin_epoch=1)
     same(values(second), values(straight))
     for _ in range(2):  # in a bucket that is not the default one, and back
         for module in (second, straight):
-            module.forward(sentences(3), is_train=True)
-            module.backward()
-            module.update()
+            make_step(module, sentences(3))
         second.save_optimizer_states(str(tmp_path / "states"))
         second.load_optimizer_states(str(tmp_path / "states"))
         same(values(second), values(straight))
-    stock = mx.mod.BucketingModule.load(prefix, 1, sequence_net, default_bucket_key=6)
-    batch = sentences(6)
-    stock.bind(batch.provide_data, batch.provide_label, for_training=False)
-    stock.forward(batch, is_train=False)
+    stock = mx.mod.BucketingModule.load(prefix, 1, net_of, default_bucket_key=6)
+    stock.bind(sentences(6).provide_data, sentences(6).provide_label, for_training=False)
     same(values(stock), values(first))
 
 
 def test_rebound_buckets_go_on():
-    rebound, straight = (fit_buckets(bucketing(), epochs=1) for _ in range(2))
-    batch = sentences(6)
-    rebound.bind(batch.provide_data, batch.provide_label, force_rebind=True)
+    rebound, straight = fitted(1), fitted(1)
+    rebound.bind(sentences(6).provide_data, sentences(6).provide_label, force_rebind=True)
     for module in (rebound, straight):
-        module.forward(sentences(5), is_train=True)
-        module.backward()
-        module.update()
+        make_step(module, sentences(5))
     same(values(rebound), values(straight))
 
 
@@ -167,54 +114,25 @@ def test_a_bucket_that_uses_a_part_of_the_parameters():
         head = mx.sym.LinearRegressionOutput(x, mx.sym.var("softmax_label"))
         return head, ["data"], ["softmax_label"]
 
-    module = BucketingModule(sym_gen, 2, loss_scale=2.0)
+    def weights_after(key):
+        shapes = {"provide_data": data, "provide_label": label}
+        batch = DataBatch([nd.ones((1, 1))], [nd.zeros((1, 1))], bucket_key=key, **shapes)
+        make_step(module, batch)
+        return {name: value.item() for name, value in values(module).items()}
+
     data, label = [DataDesc("data", (1, 1))], [DataDesc("softmax_label", (1, 1))]
+    module = BucketingModule(sym_gen, 2, loss_scale=2.0)
     module.bind(data, label)
     module.init_params(mx.init.One())
     module.init_optimizer(optimizer_params={"learning_rate": 0.5})
-    small = DataBatch(
-        [nd.ones((1, 1))],
-        [nd.zeros((1, 1))],
-        bucket_key=1,
-        provide_data=data,
-        provide_label=label,
-    )
-    module.forward(small, is_train=True)
-    module.backward()
-    module.update()
-    same(values(module), {"fc_weight": np.array([[0.5]]), "extra_weight": np.array([[1.0]])})
+    assert weights_after(1) == {"fc_weight": 0.5, "extra_weight": 1.0}
     # while the small bucket is the current one
     module.init_optimizer(optimizer_params={"learning_rate": 1.0}, force_init=True)
-    whole = DataBatch(
-        [nd.ones((1, 1))],
-        [nd.zeros((1, 1))],
-        bucket_key=2,
-        provide_data=data,
-        provide_label=label,
-    )
-    module.forward(whole, is_train=True)  # 0.5 · 1
-    module.backward()
-    module.update()
-    same(values(module), {"fc_weight": np.array([[0.0]]), "extra_weight": np.array([[0.75]])})
+    assert weights_after(2) == {"fc_weight": 0.0, "extra_weight": 0.75}  # of 0.5 · 1
 
 
-def test_bucketing_refuses_what_module_refuses():
+def test_the_loss_scale_is_checked_and_by_default_one_object():
     with pytest.raises(ValueError, match="must be a power of two"):
-        bucketing(loss_scale=100)
-    with pytest.raises(ValueError, match="Unknown policy"):
-        bucketing("float8")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'fixed_params'"):
-        bucketing(fixed_params=["fc_weight"])
-
-
-def test_law_1_stock_modules_are_unchanged():
-    data, label = images()
-    public = {name: getattr(mx.mod, name) for name in dir(mx.mod)}
-    members = {name: vars(kind).copy() for name, kind in public.items() if isinstance(kind, type)}
-    before = values(train(mx.mod.Module(conv_net()), data, label))
-    train(Module(conv_net(), loss_scale=2.0**6), data, label)
-    fit_buckets(bucketing())
-    same(before, values(train(mx.mod.Module(conv_net()), data, label)))
-    assert public == {name: getattr(mx.mod, name) for name in dir(mx.mod)}
-    for name, attributes in members.items():
-        assert vars(public[name]) == attributes
+        BucketingModule(net_of, 6, loss_scale=100)
+    module = BucketingModule(net_of, 6)
+    assert module.buckets[6].loss_scale is module.loss_scale

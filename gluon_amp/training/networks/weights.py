@@ -3,9 +3,10 @@
 import importlib.util
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Sequence
+from typing import Callable, Dict, List, NamedTuple
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.base.shapes import shape_fits
 from gluon_amp.files import torch_file
 from gluon_amp.training.networks import efficientnet_lite
 
@@ -148,7 +149,7 @@ def load_matching(net: HybridBlock, path: Path) -> List[str]:
     missing = []
     for name, param in params.items():
         array = arrays.get(name)
-        if array is None or not _fits(param.shape, array.shape):
+        if array is None or not shape_fits(param.shape, array.shape):
             missing.append(name)
         else:
             _set_value(param, array.astype("float32"))
@@ -191,13 +192,8 @@ def copy_features(source: Block, net: Block, head: List[Parameter]) -> None:
 
 def _set_value(param: Parameter, value: nd.NDArray) -> None:
     """Set the value of an initialized parameter, whose shape may be unknown."""
-    if any(size <= 0 for size in param.shape):
+    if param.shape is None or any(size <= 0 for size in param.shape):
         # `set_data` alone would only store the value, in this dtype, until the shape is known.
         param.shape = value.shape
         param.initialize(mx.init.Zero(), ctx=param.list_ctx())
     param.set_data(value)
-
-
-def _fits(own: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether shapes agree, where one's own may still be unknown (0 or -1)."""
-    return len(own) == len(other) and all(a in (b, 0, -1) for a, b in zip(own, other))

@@ -1,0 +1,77 @@
+"""The graphs that a Module's executors run: cast, with the loss scale, lowered for their device."""
+
+from typing import Iterable, Sequence, Set, Tuple, Union
+
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.messages import reason_of
+from gluon_amp.lowering import lower
+from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.policy import Policy
+from gluon_amp.symbolic.conversion import cast_symbol
+from gluon_amp.symbolic.loss_head import scale_gradients
+
+import mxnet as mx
+from mxnet.io import DataDesc
+
+Shapes = Sequence[Union[DataDesc, Tuple[str, Tuple[int, ...]]]]
+
+
+class Graphs:
+    """The cast graphs of one symbol, for training and for inference.
+
+    Parameters
+    ----------
+    symbol, policy, data_names
+        As for `convert`.
+    other_names : list of str
+        The other inputs: labels and states.
+    scaled : bool
+        Whether the loss heads multiply their gradients by the variable `loss_head.SCALE`.
+
+    Attributes
+    ----------
+    heads : set of int
+        The numbers of the outputs whose gradients are scaled in the graph.
+    scales : Scales or None
+        The scales of the tensors, if the policy studies formats.
+    """
+
+    def __init__(
+        self,
+        symbol: mx.sym.Symbol,
+        policy: Policy,
+        data_names: Sequence[str],
+        other_names: Sequence[str],
+        scaled: bool,
+    ):
+        self._inference = self._training = cast_symbol(symbol, policy, data_names, other_names)
+        self.heads: Set[int] = set()
+        if scaled:
+            inputs = {*data_names, *other_names}
+            self._training, self.heads = scale_gradients(self._inference, policy, inputs)
+        self.scales = Scales() if policy.studies else None
+
+    def lowered(
+        self, device_type: str, shapes: Shapes, training: bool, frozen: Iterable[str]
+    ) -> mx.sym.Symbol:
+        """Return a graph that a device ('cpu' or 'gpu') can run, for inputs of these dtypes.
+
+        A dtype that is missing in `shapes` is float32. Inputs that the graph does not have are
+        ignored. `frozen` names the parameters without a gradient. Raise `TypeError` for a dtype
+        that the network's operators do not accept, such as float64.
+        """
+        symbol = self._training if training else self._inference
+        arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+        inputs = [one if isinstance(one, DataDesc) else DataDesc(*one) for one in shapes]
+        input_dtypes = {one.name: one.dtype for one in inputs if one.name in arguments}
+        try:
+            arg_types, _, aux_types = symbol.infer_type_partial(**input_dtypes)
+            types = dict(zip([*arguments, *states], [*arg_types, *aux_types]))
+            known = {name: dtype for name, dtype in types.items() if dtype is not None}
+            return lower(symbol, known, device_type, frozenset(frozen), self.scales)
+        except mx.base.MXNetError as error:
+            bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
+            raise TypeError(
+                f"The inputs are bound as {bound}, which the network's operators do not accept "
+                f"({reason_of(error)}): bind them as float32."
+            ) from None
