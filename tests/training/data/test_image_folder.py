@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
-from gluon_amp.training.data import DataError, Preprocessing, open_image_folder
 from gluon_amp.training.data.image_folder import split
 from gluon_amp.training.data.prepare.splitting import read_tree
+
+from gluon_amp.training.data import DataError, Preprocessing, open_image_folder
 from tests.images import picture, png, write_folders
 
 SMALL = Preprocessing(24)

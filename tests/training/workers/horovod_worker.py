@@ -10,7 +10,8 @@ import numpy as np
 import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.runs.script import guarded
-from gluon_amp.training.workers.workers import HorovodStore, connect, leave
+from gluon_amp.training.workers.group import connect, leave
+from gluon_amp.training.workers.stores import HorovodStore
 from tests.training.workers.agreement import agreement
 
 import mxnet as mx

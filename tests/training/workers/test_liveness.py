@@ -8,7 +8,7 @@ import pytest
 
 import gluon_amp  # noqa: F401
 from gluon_amp.training.workers import liveness
-from gluon_amp.training.workers.liveness import LostError, Peer, Watch, open_watch
+from gluon_amp.training.workers.liveness import Liveness, LostError, Peer, connect_to_first
 
 FAR = 60.0
 
@@ -33,7 +33,7 @@ def star(count, seconds=FAR, watched=None):
         *([Peer("worker 0", theirs)] for _, theirs in pairs),
     ]
     watched = range(count) if watched is None else watched
-    watches = {n: Watch(peers[n], n == 0, seconds, ends[n]) for n in watched}
+    watches = {n: Liveness(peers[n], n == 0, seconds, ends[n]) for n in watched}
     return watches, ends, [None, *(theirs for _, theirs in pairs)]
 
 
@@ -136,7 +136,7 @@ def test_strangers_are_turned_away():
     opened = {}
 
     def work(rank):
-        opened[rank] = open_watch(rank, 2, "127.0.0.1", from_first, FAR)
+        opened[rank] = connect_to_first(rank, 2, "127.0.0.1", from_first, FAR)
 
     first = threading.Thread(target=work, args=(0,))
     first.start()
@@ -161,7 +161,7 @@ def test_strangers_are_turned_away():
 def test_a_worker_that_never_comes(monkeypatch):
     monkeypatch.setattr(liveness, "GREETING", 0.2)
     with pytest.raises(LostError, match="only 0 of 2 other workers have connected to the first"):
-        open_watch(0, 3, "127.0.0.1", lambda data: data, FAR)
+        connect_to_first(0, 3, "127.0.0.1", lambda data: data, FAR)
 
 
 def test_a_first_worker_that_cannot_be_reached():
@@ -170,4 +170,4 @@ def test_a_first_worker_that_cannot_be_reached():
     with pytest.raises(
         LostError, match=f"worker 2 cannot connect to .* 127.0.0.1:{port} .*refused"
     ):
-        open_watch(2, 3, "127.0.0.1", lambda _: f"127.0.0.1 {port} word".encode(), FAR)
+        connect_to_first(2, 3, "127.0.0.1", lambda _: f"127.0.0.1 {port} word".encode(), FAR)

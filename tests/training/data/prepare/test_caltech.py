@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gluon_amp.training.data.prepare.splitting import Image, Split, Tree
 
 from gluon_amp.training.console import prepare_caltech
 from gluon_amp.training.data.class_names import read_classes
 from gluon_amp.training.data.prepare import caltech
 from gluon_amp.training.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.training.data.prepare.packing import Encoding, Packing
-from gluon_amp.training.data.prepare.splitting import Image, Split, Tree
 from tests import ROOT
 from tests.training.data.prepare.serving import serve
 from tests.training.data.refusal import refusal

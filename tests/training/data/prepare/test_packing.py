@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from gluon_amp.training.data.prepare.splitting import Split, read_tree
 
 from gluon_amp.files import atomic
 from gluon_amp.training.console import pack as pack_command
@@ -24,7 +25,6 @@ from gluon_amp.training.data.prepare.packing import (
     pack,
     packed_with,
 )
-from gluon_amp.training.data.prepare.splitting import Split, read_tree
 from gluon_amp.training.data.records import open_records
 from gluon_amp.training.data.source import DataError
 from tests import ROOT

@@ -4,8 +4,8 @@ import collections
 import os
 
 import pytest
-
 from gluon_amp.training.data.prepare.splitting import Image, Split, read_tree, shuffled
+
 from tests.training.data.jpegs import write_classes_abc, write_jpeg
 from tests.training.data.refusal import refusal
 

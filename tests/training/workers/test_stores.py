@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gluon_amp  # noqa: F401
-from gluon_amp.training.workers.ordered import OrderedStore
+from gluon_amp.training.workers.stores import OrderedStore
 
 from mxnet import nd
 

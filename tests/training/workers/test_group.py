@@ -10,8 +10,7 @@ import pytest
 
 import gluon_amp  # noqa: F401
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.workers import workers
-from gluon_amp.training.workers.workers import (
+from gluon_amp.training.workers.group import (
     LostError,
     Workers,
     average_statistics,
@@ -114,7 +113,7 @@ def test_horovod_where_it_is_not_installed(monkeypatch):
 def test_a_scheduler_that_does_not_answer(tmp_path):
     """A process of its own, as MXNet goes on waiting in it."""
     script = """
-        from gluon_amp.training.workers.workers import LostError, connect, leave
+        from gluon_amp.training.workers.group import LostError, connect, leave
         import mxnet as mx
 
         def main():
@@ -163,7 +162,7 @@ AGREE = """
     import gluon_amp as amp
     import mxnet as mx
     from mxnet import autograd, gluon
-    from gluon_amp.training.workers.workers import connect, leave
+    from gluon_amp.training.workers.group import connect, leave
     from tests.training.workers.agreement import agreement
 
     def main():
@@ -217,7 +216,7 @@ def test_two_workers_agree(tmp_path):
 
 
 FAILS = """
-    from gluon_amp.training.workers.workers import connect, leave
+    from gluon_amp.training.workers.group import connect, leave
     import mxnet as mx
 
     def main():
@@ -245,5 +244,5 @@ def test_a_worker_that_fails_does_not_wait_at_its_exit(tmp_path, what, status, w
 
 def test_names_are_the_documented_ones():
     names = "device local nccl dist_sync dist_device_sync horovod"
-    assert tuple(names.split()) == workers.KV_STORES
+    assert tuple(names.split()) == group.KV_STORES
     assert issubclass(LostError, RuntimeError)
