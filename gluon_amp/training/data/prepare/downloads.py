@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import BinaryIO, Iterator, Optional, Sequence
+from typing import Any, BinaryIO, Iterator, Optional, Sequence
 
 from gluon_amp.base.messages import from_extra
 from gluon_amp.files import atomic
@@ -117,8 +117,10 @@ def _fetch(requests: ModuleType, url: str, part: Path) -> str:
     return digest.hexdigest()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Any) -> str:
     """Return the innermost reason of a failed request in a few words."""
+    if error.response is not None:
+        return f"{error.response.status_code} {error.response.reason}"
     text = str(getattr(error.args[0], "reason", error) if error.args else error)
     return text.split(": ", 1)[-1].strip("()'\"> ")
 
