@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gluon_amp.training.data import DataError, Preprocessing, decode
+from gluon_amp.training.data import Preprocessing
 from gluon_amp.training.data.imagenet_transforms import (
     AREA,
     ASPECT,
@@ -25,13 +25,7 @@ import mxnet as mx
 from mxnet.gluon.data.vision import transforms
 
 
-def test_without_opencv_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(decode, "cv2", None)
-    with pytest.raises(DataError, match=r"OpenCV, which is not installed: run `pip install"):
-        TrainingTransform(Preprocessing(24))
-
-
-@pytest.mark.parametrize("size", [(256, 256), (375, 500), (1, 1), (2, 300), (500, 20)])
+@pytest.mark.parametrize("size", [(375, 500), (1, 1), (2, 300)])
 def test_a_random_part_is_inside_the_image(size):
     for seed in range(200):
         top, left, height, width = random_box(size, np.random.default_rng(seed))
@@ -117,7 +111,7 @@ def test_saturation_scales_the_distance_to_the_grey_of_the_pixel(colours):
     assert np.allclose(apply(matrix, colours), grey + 0.8 * (colours - grey))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_the_matrix_is_one_step_after_the_other(colours, order):
     factors = (1.2, 0.7, 1.4)
     expected = colours
@@ -150,34 +144,13 @@ def test_brightness_and_contrast_are_those_of_mxnet(colours, kind, name):
     assert np.allclose(ours, theirs, atol=1e-3)
 
 
-def test_mxnets_saturation_uses_blue_instead_of_grey(colours):
-    """gluon_amp's differs, because MXNet's also changes the brightness of the image."""
-    mx.random.seed(3)
-    theirs = transforms.RandomSaturation(0.4)(mx.nd.array(colours)).asnumpy()
-    blue = 0.114 * colours[..., 2:] + np.zeros(3)
-    factor = ((theirs - blue) * (colours - blue)).sum() / ((colours - blue) ** 2).sum()
-    assert np.allclose(theirs, blue + factor * (colours - blue), atol=1e-3)
-    assert abs(theirs.mean() / colours.mean() - 1) > 0.005
-    ours = random_colour(mean(colours), Fixed((1, 1, factor)))
-    assert abs((apply(ours, colours) @ GREY).mean() - (colours @ GREY).mean()) < 1e-6
-
-
-def test_random_colours_stay_in_their_range(colours):
-    matrices = [
-        random_colour(np.full(3, 128.0), np.random.default_rng(seed)) for seed in range(500)
-    ]
-    brightness = np.array([matrix[:, :3].sum(axis=1).mean() for matrix in matrices])
-    assert 0.36 <= brightness.min() < 0.5 and 1.6 < brightness.max() <= 1.96
-    assert abs(brightness.mean() - 1) < 0.05
-
-
 def test_normalisation_is_the_published_one():
     bgr = np.array([[[10.0, 100.0, 250.0]]])
     expected = (np.array([250, 100, 10]) / 255 - MEAN) / STD
     assert np.allclose(apply(normalisation(Preprocessing()), bgr), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(256, 256), (300, 400), (1200, 700), (100, 60)])
+@pytest.mark.parametrize("size", [(256, 256), (300, 400), (100, 60)])
 def test_validation_is_that_of_gluon(size):
     encoded = jpeg(smooth(*size))
     out = np.empty((3, 224, 224), np.float32)
@@ -204,9 +177,10 @@ def test_validation_crops_in_the_middle():
 
 def test_training_writes_every_pixel_and_depends_on_the_generator_alone():
     transform, encoded = TrainingTransform(Preprocessing(50)), jpeg(smooth(80, 90))
-    outs = [np.full((3, 50, 50), np.nan, np.float32) for _ in range(3)]
+    outs = [np.full((3, 50, 50), np.nan, np.float32) for _ in range(4)]
     for out, seed in zip(outs, (1, 1, 2)):
         transform(encoded, np.random.default_rng(seed), out)
+    transform(jpeg(smooth(10, 10)), np.random.default_rng(1), outs[3])  # a smaller image
     assert all(np.isfinite(out).all() for out in outs)
     assert np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[0], outs[2])
 
@@ -225,28 +199,12 @@ def test_half_of_the_images_are_mirrored():
     assert abs(originals - mirrored) < 4 * math.sqrt(originals + mirrored)
 
 
-def test_a_mirrored_image_is_the_mirror_image():
-    image = smooth(24, 24)
-    transform = TrainingTransform(Preprocessing(24))
+@pytest.mark.parametrize("size", [7, 150])
+def test_planes_are_mirrored_and_normalised_in_chunks(size):
+    image, transform = smooth(size, size), TrainingTransform(Preprocessing(size))
     plain = transform.split(image, mirrored=False).copy()
     assert np.array_equal(plain, image.transpose(2, 0, 1))
     assert np.array_equal(transform.split(image, mirrored=True), plain[:, :, ::-1])
-
-
-@pytest.mark.parametrize("size", [1, 7, 150, 224])
-def test_normalising_in_chunks_covers_every_pixel(size):
-    transform = TrainingTransform(Preprocessing(size))
-    image = smooth(size, size)
-    out = np.empty((3, size, size), np.float32)
-    transform.normalise(transform.split(image, False), normalisation(Preprocessing()), out)
-    assert np.allclose(
-        out, apply(normalisation(Preprocessing()), image).transpose(2, 0, 1), atol=1e-5
-    )
-
-
-def test_one_transform_accepts_images_of_several_sizes():
-    transform = TrainingTransform(Preprocessing(20))
-    out = np.empty((3, 20, 20), np.float32)
-    for size in [(10, 10), (500, 300), (20, 20)]:
-        transform(jpeg(smooth(*size)), np.random.default_rng(0), out)
-        assert np.isfinite(out).all()
+    matrix, out = normalisation(Preprocessing()), np.empty((3, size, size), np.float32)
+    transform.normalise(plain, matrix, out)
+    assert np.allclose(out, apply(matrix, image).transpose(2, 0, 1), atol=1e-5)
