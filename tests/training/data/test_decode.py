@@ -80,15 +80,14 @@ def test_a_png_is_decoded_whole():
     assert np.array_equal(part[..., ::-1], image[2:52, 3:63])
 
 
-@pytest.mark.parametrize("orientation, rotation", [(1, None), (6, cv2.ROTATE_90_CLOCKWISE)])
-def test_a_part_of_a_rotated_jpeg_is_inside_it(orientation, rotation):
+def test_a_part_of_a_rotated_jpeg_is_inside_it():
     image = smooth(40, 80)
-    encoded = exif(jpeg(image), orientation)
+    encoded = exif(jpeg(image), 6)
     upright = decode.decode(encoded)
-    expected = image if rotation is None else cv2.rotate(image, rotation)
+    expected = cv2.rotate(image, cv2.ROTATE_90_CLOCKWISE)
     assert np.abs(upright.astype(int) - expected).mean() < 2
     part = decode_box(encoded, lambda _: (0, 20, 40, 60), target=400)
-    assert np.array_equal(part, upright[:, 20:80] if rotation is None else upright[20:80])
+    assert np.array_equal(part, upright[20:80])
 
 
 def chunk(kind, data):

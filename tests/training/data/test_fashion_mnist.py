@@ -79,26 +79,22 @@ def test_augmentation_shifts_by_up_to_two_pixels_and_mirrors():
     assert {int((corner[epoch][0].asnumpy()[0] > 0).sum()) for epoch in range(50)} == {0, 1}
 
 
-def test_augmentation_depends_on_seed_epoch_and_image_alone(tmp_path):
+def test_augmentation_depends_on_the_seed(tmp_path):
     write_fashion(tmp_path)
-    one, again, other = (open_fashion_mnist(tmp_path, seed).train for seed in (3, 3, 4))
-    third = [one[80 + n][0].asnumpy() for n in range(40)]
-    assert all(np.array_equal(again[80 + n][0].asnumpy(), third[n]) for n in range(40))
-    changed = [not np.array_equal(other[80 + n][0].asnumpy(), third[n]) for n in range(40)]
-    assert sum(changed) > 20
+    sources = [open_fashion_mnist(tmp_path, seed).train for seed in (3, 3, 4)]
+    one, again, other = ([train[n][0].asnumpy() for n in range(9)] for train in sources)
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
 
 
 def test_larger_images_for_networks_that_need_them(tmp_path):
     source = open_fashion_mnist(write_fashion(tmp_path), size=56)
-    assert source.image_shape == (3, 56, 56)
-    (native, _), _ = load_part(tmp_path, "t10k"), None
+    native, _ = load_part(tmp_path, "t10k")
     large = source.val[0][0].asnumpy()[0] * 0.353 + 0.286
     # twice as large: a pixel is between its nearest neighbours, with weights 3/4 and 1/4
     weights = np.array([[9, 3], [3, 1]]) / 16
     expected = (weights * native[0, 5:7, 5:7]).sum() / 255
     assert large[11, 11] == pytest.approx(expected, abs=0.51 / 255)
-    train, _ = source.train[0]
-    assert train.shape == (3, 56, 56)
+    assert source.image_shape == source.train[0][0].shape == (3, 56, 56)
 
 
 @pytest.mark.skipif(not FOLDER.exists(), reason=f"Debian's {PACKAGE} is not installed")

@@ -1,7 +1,6 @@
 """Idx files: what is read, and what is refused in one sentence."""
 
 import gzip
-import os
 import struct
 
 import numpy as np
@@ -57,18 +56,15 @@ def test_other_content_is_refused(path, content, reason):
         assert message.startswith(f"{path} is not the expected idx file: ") and reason in message
 
 
-def test_a_cut_of_a_compressed_file_is_refused(path):
-    whole = gzip.compress(IMAGES)
-    for length in (1, 12, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        assert str(path) in refusal(read_idx, path, (2, 3))
-
-
-def test_damaged_compressed_bytes_are_refused(path):
+@pytest.mark.parametrize("damage", [slice(1), slice(12), slice(-1), 60])
+def test_damaged_compressed_bytes_are_refused(path, damage):
     whole = bytearray(gzip.compress(idx(np.arange(6 * 50).reshape(50, 2, 3) % 251)))
-    whole[100] ^= 0x10
+    if isinstance(damage, slice):
+        whole = whole[damage]
+    else:
+        whole[damage] ^= 0x10
     path.write_bytes(whole)
-    assert "its compressed data are damaged or cut short" in refusal(read_idx, path, (2, 3))
+    assert str(path) in refusal(read_idx, path, (2, 3))
 
 
 def test_a_file_that_expands_a_thousandfold_is_not_expanded(path, monkeypatch):
@@ -87,9 +83,5 @@ def test_a_file_that_expands_a_thousandfold_is_not_expanded(path, monkeypatch):
     assert MAX_ITEMS * 28 * 28 < 2**30  # what any header can make it read
 
 
-def test_what_is_no_regular_file_is_refused(path, tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     assert refusal(read_idx, tmp_path, ()) == f"{tmp_path} cannot be read: not a regular file."
-    os.mkfifo(path)
-    assert refusal(read_idx, path, ()) == f"{path} cannot be read: not a regular file."
-    missing = tmp_path / "missing"
-    assert refusal(read_idx, missing, ()) == f"{missing} cannot be read: No such file or directory."

@@ -46,8 +46,13 @@ def data(batches):
     return [(images.asnumpy().tolist(), labels.asnumpy().tolist()) for images, labels in batches]
 
 
+def flat(batches):
+    """Return the labels of batches that are lists."""
+    return [label for _, labels in batches for label in labels]
+
+
 def labels(batches):
-    return [label for _, batch in data(batches) for label in batch]
+    return flat(data(batches))
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +69,22 @@ def packed(tmp_path_factory):
 
 def test_an_epoch_is_every_image_once_in_an_order_of_its_own():
     batches = TrainingBatches(Numbers(10), 4, seed=3)
+    for array, dtype, shape in zip(next(batches.epoch(0)), (np.float32, np.int32), ((4, 2), (4,))):
+        assert (array.dtype, array.shape, array.context) == (dtype, shape, mx.cpu())
     epochs = [data(batches.epoch(number)) for number in (0, 1)]
     for number, epoch in enumerate(epochs):
         assert [len(labels) for _, labels in epoch] == [4, 4, 2]
         for images, numbers in epoch:
             assert images == [[number, index] for index in numbers]
-        assert sorted(sum((numbers for _, numbers in epoch), [])) == list(range(10))
+        assert sorted(flat(epoch)) == list(range(10))
     orders = [
         labels(TrainingBatches(Numbers(10), 10, seed).epoch(number))
         for seed in (3, 4)
         for number in (0, 1)
     ]
     assert len({tuple(order) for order in orders}) == 4
-    assert orders[0] == sum((numbers for _, numbers in epochs[0]), [])
+    assert orders[0] == flat(epochs[0])
     assert data(batches.epoch(1)) == epochs[1]  # whatever was read before
-
-
-def test_batches_are_float32_and_int32_on_the_cpu():
-    images, numbers = next(TrainingBatches(Numbers(10), 4).epoch(0))
-    assert images.shape == (4, 2) and images.dtype == np.float32 and images.context == mx.cpu()
-    assert numbers.shape == (4,) and numbers.dtype == np.int32
 
 
 @pytest.mark.parametrize("workers", [2, None])
@@ -109,13 +110,8 @@ def test_epochs_do_not_disturb_each_other(packed):
     left = batches.epoch(0)
     next(left)
     left.close()
-    first, second = zip(*zip(batches.epoch(0), batches.epoch(1)))
+    first, second = zip(*zip(batches.epoch(0), batches.epoch(1)))  # all kept, none overwritten
     assert [data(first), data(second)] == whole
-
-
-def test_kept_batches_are_not_overwritten():
-    batches = TrainingBatches(Numbers(64), 4)
-    assert labels(list(batches.epoch(0))) == labels(batches.epoch(0))
 
 
 def test_the_augmentation_of_an_image_depends_on_seed_epoch_and_index():

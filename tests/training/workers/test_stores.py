@@ -1,4 +1,4 @@
-"""Sums of several workers in a fixed order, whatever the order in which their numbers arrive."""
+"""Sums of several workers in a fixed order, and the errors of a Horovod that has lost a worker."""
 
 import itertools
 import threading
@@ -6,49 +6,39 @@ import threading
 import numpy as np
 import pytest
 
-import gluon_amp  # noqa: F401
-from gluon_amp.training.workers.stores import OrderedStore
+from gluon_amp.training.workers.liveness import LostError
+from gluon_amp.training.workers.stores import OrderedStore, naming_lost_workers
 
+import mxnet as mx
 from mxnet import nd
 
 
-class Server:
-    """A server that adds the numbers of all workers in a given order, in their dtype."""
-
-    def __init__(self, order):
-        self.order = order
-        self.sent = {}
-        self.barrier = threading.Barrier(len(order))
-
-    def store(self, rank):
-        return Store(self, rank)
-
-
 class Store:
+    """The store of one worker, whose server adds all numbers in a given order, in their dtype."""
+
     type = "dist_sync"
 
-    def __init__(self, server, rank):
-        self.server, self.rank = server, rank
-        self.num_workers = len(server.order)
+    def __init__(self, rank, order, sent, barrier):
+        self.rank, self.order, self.sent, self.barrier = rank, order, sent, barrier
+        self.num_workers = len(order)
 
     def pushpull(self, key, value, out=None, priority=0):
-        server = self.server
-        server.sent[self.rank] = value.asnumpy()
-        server.barrier.wait(10)
-        total = server.sent[server.order[0]]
-        for rank in server.order[1:]:
-            total = total + server.sent[rank]
+        self.sent[self.rank] = value.asnumpy()
+        self.barrier.wait(10)
+        total = self.sent[self.order[0]]
+        for rank in self.order[1:]:
+            total = total + self.sent[rank]
         value[:] = nd.array(total, dtype=total.dtype)
-        server.barrier.wait(10)
+        self.barrier.wait(10)
 
 
 def summed(values, order, devices=1):
     """What each worker has after a sum, and the bytes that it has sent."""
-    server, results = Server(order), {}
+    sent, barrier, results = {}, threading.Barrier(len(order)), {}
 
     def work(rank):
         arrays = [nd.array(values[rank], dtype=values.dtype) / devices for _ in range(devices)]
-        OrderedStore(server.store(rank), rank).pushpull(3, arrays)
+        OrderedStore(Store(rank, order, sent, barrier), rank).pushpull(3, arrays)
         results[rank] = [array.asnumpy() for array in arrays]
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(order))]
@@ -56,14 +46,12 @@ def summed(values, order, devices=1):
         thread.start()
     for thread in threads:
         thread.join(20)
-    return results, [sent.nbytes for sent in server.sent.values()]
+    return results, [one.nbytes for one in sent.values()]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("count", [3, 4, 5])
+@pytest.mark.parametrize("dtype, count", [("float32", 3), ("float16", 4)])
 def test_the_order_of_arrival_does_not_matter(count, dtype):
     values = (np.random.RandomState(count).randn(count, 50) * 100).astype(dtype)
-    values[:, 0] = [-0.0] * count
     values[:2, 1] = [1e4, -1e4]
     plain, ours = set(), set()
     for order in itertools.islice(itertools.permutations(range(count)), 0, None, 5):
@@ -71,20 +59,33 @@ def test_the_order_of_arrival_does_not_matter(count, dtype):
         results, sent = summed(values, order)
         ours |= {arrays[0].tobytes() for arrays in results.values()}
         assert sent == [(count + 1) // 2 * values[0].nbytes] * count
-    assert len(plain) > 1
-    assert len(ours) == 1
+    assert len(plain) > 1 and len(ours) == 1
     total = np.frombuffer(*ours, dtype=dtype)
     expected = values.astype("float64").sum(axis=0)
     np.testing.assert_allclose(total, expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=0.2)
 
 
-def test_an_overflow_in_one_worker_reaches_all():
-    values = np.array([[1, 1], [np.inf, 1], [1, 60000]], dtype="float16")
-    results, _ = summed(values, (2, 0, 1))
-    assert [arrays[0].tolist() for _, arrays in sorted(results.items())] == [[np.inf, 60000]] * 3
+def test_devices_are_added_too_and_an_overflow_reaches_all():
+    values = np.array([[8, 1], [16, np.inf], [32, 1]], dtype="float16")
+    results, _ = summed(values, (2, 0, 1), devices=2)
+    assert [array.tolist() for rank in range(3) for array in results[rank]] == [[56, np.inf]] * 6
 
 
-def test_the_devices_of_a_worker_are_added_too():
-    values = np.array([[8], [16], [32]], dtype="float32")
-    results, _ = summed(values, (0, 1, 2), devices=2)
-    assert results[2] == [[56], [56]]
+@pytest.mark.parametrize(
+    "text",
+    [  # as MXNet raised them after the other worker was killed, or did not answer
+        "MXNetError: Horovod has been shut down. This was caused by an exception on one of the",
+        'Traceback (most recent call last):\n  File "Read error [127.0.0.1]", line 45482\n'
+        "MXNetError: Connection reset by peer",
+        "MXNetError: [/t/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for "
+        "recv operation to complete",
+    ],
+)
+def test_the_errors_of_a_lost_horovod_are_one_sentence(text):
+    with pytest.raises(LostError, match=r"^another worker has end[^.]*\.$"), naming_lost_workers():
+        raise mx.MXNetError(text)
+
+
+def test_other_errors_of_mxnet_stay_as_they_are():
+    with pytest.raises(mx.MXNetError, match="broadcast together"), naming_lost_workers():
+        (mx.nd.ones((2, 3)) + mx.nd.ones((4, 5))).wait_to_read()

@@ -137,42 +137,32 @@ def test_what_is_written(root, tmp_path):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_order_does_not_depend_on_the_threads(tmp_path, workers):
     """More images than the pool holds at once, of very different sizes."""
+    root, out = tmp_path / "data", tmp_path / "rec"
     for number in range(30):
-        write_jpeg(tmp_path / "data" / "a" / f"{number}.jpg", number, 20 + number * 37 % 200)
-    images = read_tree(tmp_path / "data").images
-    pack(
-        tmp_path / "rec",
-        Listing(tmp_path / "data", "a", {"val": images}),
-        {},
-        packing(workers=workers),
-    )
-    packed = [data for _, _, data in records(tmp_path / "rec", "val")]
-    assert packed == [SMALL((tmp_path / "data" / image.name).read_bytes()) for image in images]
+        write_jpeg(root / "a" / f"{number}.jpg", number, 20 + number * 37 % 200)
+    images = read_tree(root).images
+    pack(out, Listing(root, "a", {"val": images}), {}, packing(workers=workers))
+    packed = [data for _, _, data in records(out, "val")]
+    assert packed == [SMALL((root / image.name).read_bytes()) for image in images]
 
 
 def test_divided_folders(divided, tmp_path):
     lines = []
-    for number in range(4):
-        (divided / "train" / "a" / f"{number}.txt").touch()
-    (divided / "val" / "b" / "0.txt").touch()
-    (divided / "val" / "b" / "1.txt").touch()
+    for name in ("train/a/0.txt", "val/b/0.txt"):
+        (divided / name).touch()
     pack_small(divided, tmp_path / "rec", without=["train/a/1.jpg"], log=lines.append)
     train = [(label, f"train/{'ab'[label]}/{n}.jpg") for label in (0, 1) for n in range(3)]
     train.remove((0, "train/a/1.jpg"))
     assert sorted(listed(tmp_path / "rec", "train")) == train
     assert listed(tmp_path / "rec", "train") != train
     assert listed(tmp_path / "rec", "val") == [(0, "val/a/0.jpg"), (1, "val/b/0.jpg")]
-    assert lines[0] == (
-        "Ignored, as these are no images: train/a/0.txt, train/a/1.txt, train/a/2.txt, "
-        "train/a/3.txt, val/b/0.txt and 1 more."
-    )
+    assert lines[0] == "Ignored, as these are no images: train/a/0.txt, val/b/0.txt."
 
 
 @pytest.mark.parametrize(
     ("changed", "difference"),
     [
         ({"split": Split(total=6)}, "per class 2, not none"),
-        ({"split": Split(per_class=2, seed=1)}, "seed 0, not 1"),
         ({"encoding": Encoding(16, 90)}, "quality 95, not 90"),
         ({"without": ["c/1.jpg"]}, 'without [], not ["c/1.jpg"]'),
     ],
@@ -191,15 +181,14 @@ def test_other_options_than_before(root, tmp_path, changed, difference):
     assert content(out) != before
 
 
-def test_images_added_since(root, tmp_path):
+def test_images_added_and_damage_since(root, tmp_path):
     pack_small(root, tmp_path / "rec", split=TWO)
     write_jpeg(root / "a" / "new.jpg", 0)
     message = refusal(pack_small, root, tmp_path / "rec", split=TWO)
     assert 'with files {"train": 6, "val": 6}, not {"train": 6, "val": 7}' in message
     (tmp_path / "rec" / MANIFEST).write_text("[]")
-    assert refusal(pack_small, root, tmp_path / "rec", split=TWO) == (
-        f"{tmp_path}/rec/{MANIFEST} is damaged: pass --overwrite to pack again."
-    )
+    message = refusal(pack_small, root, tmp_path / "rec", split=TWO)
+    assert message == f"{tmp_path}/rec/{MANIFEST} is damaged: pass --overwrite to pack again."
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -224,26 +213,16 @@ def test_a_corrupt_image_is_named_and_nothing_is_left(root, tmp_path):
 
 
 def test_wrong_layouts(divided, tmp_path):
-    assert refusal(pack_small, divided, tmp_path / "rec", split=TWO) == (
-        f"{divided} holds train and val, so it is split already: pass neither "
-        "--train-per-class nor --train-images."
-    )
-    assert refusal(pack_small, divided, tmp_path / "rec", without=["a"]) == (
-        f"{divided} holds train and val, so a should begin with one of them."
-    )
+    def refused(out=tmp_path / "rec", **options):
+        return refusal(pack_small, divided, out, **options)
+
+    assert "so it is split already: pass neither --train-per-class nor" in refused(split=TWO)
+    assert "so a should begin with one of them" in refused(without=["a"])
     (divided / "val" / "b").rename(divided / "val" / "c")
-    assert refusal(pack_small, divided, tmp_path / "rec") == (
-        f"{divided}/train has 2 classes, {divided}/val has 2, and class b is only in "
-        "train: they must be the same classes."
-    )
+    assert "class b is only in train: they must be the same classes" in refused()
     (divided / "val").rename(divided / "test")
-    assert refusal(pack_small, divided, tmp_path / "rec") == (
-        f"{divided} does not hold both train and val: to split the classes in it, pass "
-        "--train-per-class or --train-images."
-    )
-    assert refusal(pack_small, divided, divided / "rec", split=TWO) == (
-        f"{divided}/rec would be a class of {divided}: choose a folder outside it."
-    )
+    assert "does not hold both train and val: to split the classes in it, pass" in refused()
+    assert "would be a class of" in refused(divided / "rec", split=TWO)
 
 
 # ------------------------------------------------------------------------------------- the command
@@ -286,21 +265,3 @@ def test_an_interruption_leaves_nothing_half_written(divided, capsys, monkeypatc
         "gluon-amp pack: interrupted; run the same command again to resume.\n"
     )
     assert sorted(path.name for path in divided.iterdir()) == ["train", "val"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--quality", "101"], "--quality: expected a whole number from 1 to 100, got '101'"),
-        (["--resize", "-1"], "--resize: expected a whole number from 0 to 65500, got '-1'"),
-        (
-            ["--train-per-class", "3", "--train-images", "3"],
-            "--train-images: not allowed with argument --train-per-class",
-        ),
-    ],
-)
-def test_wrong_options(capsys, options, message):
-    with pytest.raises(SystemExit) as caught:
-        pack_command.main(["root", "out", *options])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err == f"gluon-amp pack: argument {message}\n"
