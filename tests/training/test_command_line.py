@@ -34,11 +34,9 @@ def test_values_are_read(read, text, value):
     [
         (whole(0, 9), "10", "expected a whole number from 0 to 9, got '10'"),
         (whole(1), "0", "expected a whole number of at least 1, got '0'"),
-        (whole(1), "1.0", "expected a whole number of at least 1, got '1.0'"),
         (whole(1), str(2**31), "expected a whole number from 1 to 2147483647, got '2147483648'"),
         (real(0, above=True), "0", "expected a number above 0, got '0'"),
         (real(0, 1, below=True), "1", "expected a number from 0 up to below 1, got '1'"),
-        (real(0), "nan", "expected a number of at least 0, got 'nan'"),
         (real(0), "inf", "expected a number of at least 0, got 'inf'"),
         (real(0), "1e31", "expected a number from 0 to 1e+30, got '1e31'"),
         (real(0), "1e-31", "expected a number of at least 0, and no closer to 0 than 1e-30"),

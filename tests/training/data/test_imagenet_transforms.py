@@ -115,12 +115,6 @@ def test_lighting_is_that_of_mxnet():
     assert np.allclose(jittered(COLOURS, light=light), theirs, atol=1e-4)
 
 
-def test_normalisation_is_the_published_one():
-    bgr = np.array([[[10.0, 100.0, 250.0]]])
-    expected = (np.array([250, 100, 10]) / 255 - MEAN) / STD
-    assert np.allclose(apply(normalisation(Preprocessing()), bgr), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("size", [(256, 256), (300, 400), (100, 60)])
 def test_validation_is_that_of_gluon(size):
     encoded = jpeg(smooth(*size))

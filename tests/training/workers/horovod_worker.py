@@ -1,11 +1,8 @@
 """What each worker of test_horovod.py runs: one of these functions, whose result it prints."""
 
-import hashlib
 import json
 import os
 import sys
-
-import numpy as np
 
 import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
@@ -16,10 +13,8 @@ from tests.training.workers.agreement import agreement
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
-from mxnet.gluon import nn
 
 SCALE = 2.0**15
-LOUD = 4  # the step in which one worker overflows
 
 
 def store():
@@ -76,51 +71,6 @@ def sums():
             steps.append([report.applied, report.loss_scale, p.data()[0].asscalar().item()])
         results[name] = steps
     return results
-
-
-def training():
-    """Train twice with the store, and with Horovod's trainer; in a step, one worker overflows."""
-    import horovod.mxnet as hvd
-
-    workers = connect("horovod", [mx.cpu()])
-    results = {}
-    settings = {"learning_rate": 0.1, "momentum": 0.9}
-    for kind in ("store", "again", "horovod"):
-        mx.random.seed(workers.rank)  # other weights everywhere, before they are sent
-        net = nn.HybridSequential(prefix=f"{kind}_")
-        net.add(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dense(2))
-        net.initialize(mx.init.Xavier())
-        amp.cast(net, "float16")
-        params = net.collect_params()
-        if kind == "horovod":
-            hvd.broadcast_parameters(params, root_rank=0, prefix=net.prefix)
-            trainer = hvd.DistributedTrainer(params, "sgd", settings, prefix=net.prefix)
-            amp.init_trainer(trainer)
-        else:
-            trainer = amp.Trainer(params, "sgd", settings, kvstore=workers.kvstore)
-            net(nd.zeros((4, 5)))  # complete the shapes
-            trainer.ready()  # the first step would send the weights after the backward pass
-        results[kind] = train(net, trainer, workers, 4 if kind == "horovod" else 4 * workers.count)
-    return results
-
-
-def train(net, trainer, workers, size):
-    random = np.random.RandomState(10 + workers.rank)
-    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-    steps = []
-    for number in range(10):
-        x = nd.array(random.randn(4, 5))
-        with autograd.record():
-            loss = loss_fn(net(x).astype("float32"), x[:, 0] > 0)
-            if number == LOUD and workers.rank == 1:
-                loss = loss * 1e30
-        trainer.backward(loss)
-        report = trainer.step(size)
-        steps.append([report.applied, report.loss_scale, report.next_loss_scale])
-    weights = trainer.master_params()
-    trained = [weights[p.name] for p in trainer.parameters if p.grad_req != "null"]
-    digest = hashlib.sha256(b"".join(value.asnumpy().tobytes() for value in trained))
-    return {"steps": steps, "digest": digest.hexdigest()}
 
 
 def refuses():

@@ -101,41 +101,17 @@ def test_a_scheduler_that_does_not_answer(monkeypatch):
 
 AGREE = """
     import json
-    import gluon_amp as amp
     import mxnet as mx
-    from mxnet import autograd, gluon
     from gluon_amp.training.workers.group import connect, leave
     from tests.training.workers.agreement import agreement
 
     def main():
         workers = connect("dist_sync", [mx.cpu()])
-        results = {"rank": workers.rank, **agreement(workers)}
-
-        # Gradients travel in the weights' dtype, and one that overflows in the sum is seen by all.
-        p = gluon.Parameter("p", shape=(2,), dtype="float16")
-        p.initialize(mx.init.One())
-        trainer = amp.Trainer([p], "sgd", {"learning_rate": 1}, kvstore=workers.kvstore,
-                              loss_scale=4)
-        results["applied"], results["sent"] = [], []
-        for factor in (10000, 0.125):
-            with autograd.record():
-                loss = (p.data().astype("float32") * factor).sum()
-            trainer.backward(loss)
-            trainer.allreduce_grads()
-            results["sent"].append([p.grad().dtype.__name__, str(p.grad()[0].asscalar())])
-            results["applied"].append(trainer.update(2).applied)
-        results["weight"] = p.data().asnumpy().tolist()
-        print(json.dumps(results), flush=True)
+        print(json.dumps({"rank": workers.rank, **agreement(workers)}), flush=True)
         return 0
 
     leave(main)
 """
-AGREED = {
-    **OF_TWO,
-    "sent": [["float16", "inf"], ["float16", "1.0"]],
-    "applied": [False, True],
-    "weight": [0.875, 0.875],
-}
 FAILS = """
     from gluon_amp.training.workers.group import connect, leave
     import mxnet as mx
@@ -173,11 +149,10 @@ def test_two_workers_agree(tmp_path):
     done = launch(AGREE, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
-    assert [json.loads(line[line.index("{") :]) for line in lines] == [
-        {"rank": rank, **AGREED} for rank in (0, 1)
-    ]
     # the launcher's numbers are the ranks
     assert [line[: line.index("{")] for line in lines] == ["[worker 0] ", "[worker 1] "]
+    results = [json.loads(line[line.index("{") :]) for line in lines]
+    assert results == [{"rank": rank, **OF_TWO} for rank in (0, 1)]
 
 
 @pytest.mark.slow

@@ -50,18 +50,6 @@ def test_sums_in_float16_fit_where_each_gradient_does(count):
         ], name
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_all_workers_skip_alike_and_end_with_the_same_bits(count):
-    """In two trainings, too: the sums of three workers have the same bits in each."""
-    first, *others = results("training", count)
-    assert others == [first] * (count - 1)
-    for kind, one in first.items():
-        applied = [step[0] for step in one["steps"]]
-        assert not applied[4] and all(applied[5:]) and one["steps"][5][1] < one["steps"][4][1]
-        if kind == "again":
-            assert one == first["store"]
-
-
 def test_a_worker_that_fails_ends_the_job():
     ended = run(PYTHON, [*MODULE, "refuses"], timeout=200, count=2)
     text = "\n".join(ended.log)

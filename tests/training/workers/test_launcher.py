@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gluon_amp.base.messages import UsageError
 from gluon_amp.training.workers import launcher
 from gluon_amp.training.workers.launcher import launch
 from tests import ROOT
@@ -240,10 +239,3 @@ def test_a_host_that_cannot_be_reached(ssh, capsys, monkeypatch):
         "gluon-amp launch: worker 1 on lost ended with status 255, as ssh ends when it cannot "
         "connect; the others are ended.\n"
     )
-
-
-def test_without_ssh(ssh, monkeypatch):
-    (ssh / "hosts").write_text("one\n")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match="ssh cannot be run: No such file"):
-        launch(["-n", "1", "-H", "hosts", "--host-ip", "127.0.0.1", "--", "true"])

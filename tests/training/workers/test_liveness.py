@@ -59,27 +59,17 @@ def test_all_leave_together():
     assert sorted(left) == [0, 1, 2] and ends == [[], [], []]
 
 
-def test_the_end_of_one_ends_all():
-    _, ends, connections = star(3, listening=[0, 1])
-    time.sleep(0.3)
-    connections[2].close()
+@pytest.mark.parametrize(
+    ("silent", "what"), [(False, "has ended"), (True, "has not answered for 0.8 s")]
+)
+def test_the_end_or_the_silence_of_one_ends_all(silent, what):
+    _, ends, connections = star(3, seconds=0.8 if silent else FAR, listening=[0, 1])
+    if not silent:
+        time.sleep(0.3)
+        connections[2].close()
     for end in ends[:2]:
         assert end.called.wait(5)
-        assert end[0].startswith("worker 2 has ended, and the others cannot go on: start the whole")
-
-
-def test_one_that_has_left_may_end():
-    _, ends, connections = star(2, listening=[0])
-    connections[1].sendall(b"leaving\n")
-    connections[1].close()
-    assert not ends[0].called.wait(0.6)
-
-
-def test_silence_ends_all():
-    _, ends, _ = star(3, seconds=0.8, listening=[0, 1])
-    for end in ends[:2]:
-        assert end.called.wait(5)
-        assert end[0].startswith("worker 2 has not answered for 0.8 s, and the others cannot")
+        assert end[0].startswith(f"worker 2 {what}, and the others cannot go on: start the whole")
 
 
 def test_a_server_is_missed_if_all_wait():
@@ -106,9 +96,11 @@ def test_a_step_may_take_ten_times_as_long_as_another():
         assert ends[0].called.wait(5)
 
 
-def test_after_the_end_of_the_run_nothing_is_waited_for():
+def test_one_that_has_left_may_end_and_is_not_waited_for():
     members, ends, connections = star(2, listening=[0])
     connections[1].sendall(b"leaving\n")
+    connections[1].close()
+    assert not ends[0].called.wait(0.6)
     members[0].leave(3, 0.2)
     assert ends[0].called.wait(5)
     assert ends[0] == ["the run is over; MXNet's scheduler or a server did not end with it."]

@@ -1,13 +1,17 @@
 """Sums of several workers in a fixed order, and the errors of a Horovod that has lost a worker."""
 
 import itertools
+import os
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
 
+from gluon_amp.training.workers.group import connect
 from gluon_amp.training.workers.liveness import LostError
-from gluon_amp.training.workers.stores import OrderedStore, naming_lost_workers
+from gluon_amp.training.workers.stores import FUSION, OrderedStore, naming_lost_workers
 
 import mxnet as mx
 from mxnet import nd
@@ -69,6 +73,40 @@ def test_devices_are_added_too_and_an_overflow_reaches_all():
     values = np.array([[8, 1], [16, np.inf], [32, 1]], dtype="float16")
     results, _ = summed(values, (2, 0, 1), devices=2)
     assert [array.tolist() for rank in range(3) for array in results[rank]] == [[56, np.inf]] * 6
+
+
+@pytest.fixture
+def horovod(monkeypatch):
+    """A stand-in for Horovod with three workers that have the same values."""
+    module = types.ModuleType("horovod.mxnet")
+    module.init, module.rank, module.size, module.Sum = lambda: None, lambda: 1, lambda: 3, "sum"
+    module.broadcast = lambda array, root_rank, name, priority: array + 10
+    module.calls = []
+
+    def allreduce_(array, op, name, priority):
+        module.calls.append((op, name))
+        array *= 3
+
+    module.allreduce_ = allreduce_
+    package = types.ModuleType("horovod")
+    package.mxnet = module
+    monkeypatch.setitem(sys.modules, "horovod", package)
+    monkeypatch.setitem(sys.modules, "horovod.mxnet", module)
+    monkeypatch.delenv(FUSION, raising=False)
+    return module
+
+
+def test_horovod_as_a_store(horovod):
+    workers = connect("horovod", [mx.cpu()])
+    assert (workers.rank, workers.count, os.environ.pop(FUSION)) == (1, 3, "0")
+    store, value, out = workers.kvstore, nd.ones(2), [nd.zeros(2), nd.zeros(2)]
+    store.pushpull("key", value, out=out)
+    assert value.asnumpy().tolist() == [1, 1]
+    assert [array.asnumpy().tolist() for array in out] == [[3, 3]] * 2
+    store.pushpull("key", [value])
+    assert value.asnumpy().tolist() == [3, 3] and horovod.calls == [("sum", "key")] * 2
+    store.broadcast("key", value, out)
+    assert out[1].asnumpy().tolist() == [13, 13] and not store.is_capable("optimizer")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -16,22 +15,10 @@ from gluon_amp.training.data.prepare import caltech
 from gluon_amp.training.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.training.data.prepare.downloads import DownloadError
 from gluon_amp.training.data.prepare.packing import Encoding, Packing
-from gluon_amp.training.data.splitting import Image, Split, Tree
+from gluon_amp.training.data.splitting import Split
 from tests.images import record_files
 from tests.training.data.jpegs import jpeg, smooth
 from tests.training.data.refusal import refusal
-
-# The images of the 102 classes of Caltech-101, in the order of the folders.
-COUNTS_101 = [
-    *(467, 435, 435, 200, 798, 55, 800, 42, 42, 47, 54, 46, 33, 128, 98, 43, 85, 91, 50, 43, 123),
-    *(47, 59, 62, 107, 47, 69, 73, 70, 50, 51, 57, 67, 52, 65, 68, 75, 64, 53, 64, 85, 67, 67, 45),
-    *(34, 34, 51, 99, 100, 42, 54, 88, 80, 31, 64, 86, 114, 61, 81, 78, 41, 66, 43, 40, 87, 32),
-    *(76, 55, 35, 39, 47, 38, 45, 53, 34, 57, 82, 59, 49, 40, 63, 39, 84, 57, 35, 64, 45, 86),
-    *(59, 64, 35, 85, 49, 86, 75, 239, 37, 59, 34, 56, 39, 60),
-]
-# The numbers of classes and images are those of Caltech-256: of 30,607 images, 827 are clutter, and
-# no class has fewer than 80. The sums do not depend on the distribution of the others.
-COUNTS_256 = [80] * 100 + [139] * 60 + [140] * 96 + [827]
 
 
 def members(folder, classes, **others):
@@ -125,43 +112,6 @@ def counts(root, part):
     return [tally[label] for label in range(max(tally) + 1)]
 
 
-# -------------------------------------------------------------------------------------- the tables
-
-
-@pytest.mark.parametrize(
-    ("sizes", "split", "train", "val"),
-    [
-        (COUNTS_256, Split(per_class=60), 15_420, 15_187),
-        (COUNTS_101[1:], Split(per_class=30), 3_030, 5_647),
-        (COUNTS_101[1:], Split(total=6_996), 6_996, 1_681),
-    ],
-    ids=["256", "101 without clutter", "101 as MXNet's mirror"],
-)
-def test_published_splits(sizes, split, train, val):
-    classes = [f"{label:03}" for label in range(len(sizes))]
-    images = (
-        Image(f"{classes[label]}/{number}", label)
-        for label, size in enumerate(sizes)
-        for number in range(size)
-    )
-    parts = split.divide(Tree(Path("root"), tuple(classes), tuple(images), ()))
-    assert (len(parts["train"]), len(parts["val"])) == (train, val)
-    drawn = collections.Counter(image.label for image in parts["train"])
-    if split.total is None:
-        assert set(drawn.values()) == {split.per_class}
-    else:
-        share = split.total / sum(sizes)
-        assert all(abs(drawn[label] - share * size) < 1 for label, size in enumerate(sizes))
-
-
-def test_the_published_numbers():
-    for name, sizes, per_class in (("caltech101", COUNTS_101, 30), ("caltech256", COUNTS_256, 60)):
-        data = DATASETS[name]
-        numbers = (data.images, data.classes, data.train_per_class)
-        assert numbers == (sum(sizes), len(sizes), per_class)
-        assert all(len(bytes.fromhex(archive.md5)) == 16 for archive in data.archives)
-
-
 # --------------------------------------------------------------------------------------- preparing
 
 
@@ -225,36 +175,20 @@ def test_a_run_that_was_killed_at_any_step_is_resumed(data, archive, tmp_path, s
     assert content(root) == content(tmp_path / "other")
 
 
-# ---------------------------------------------------------------------------------------- failures
-
-
-def test_no_mirror_has_it(data, tmp_path, served):
-    assert refusal(prepare_small, data, tmp_path / "root") == (
+def test_what_cannot_be_prepared(data, archive, tmp_path, served):
+    root = tmp_path / "root"
+    assert refusal(prepare_small, data, root) == (
         "Caltech-256 could not be downloaded (256_ObjectCategories.tar could not be downloaded: "
         "a.tar: 404.): download it in another way and pass --archive FILE."
     )
-
-
-def test_another_archive(data, tmp_path):
-    path = tmp_path / "256_ObjectCategories.tar"
-    path.write_bytes(b"another file")
-    expected = (
-        f"{path} is not Caltech-256 as published: its md5 is {md5(b'another file')}, expected "
-        f"{data.archives[0].md5} (256_ObjectCategories.tar); pack other images with "
-        "`gluon-amp pack`."
-    )
-    assert refusal(prepare_small, data, tmp_path / "root", path) == expected
-    assert refusal(prepare_small, data, tmp_path) == expected  # in the place of the download
-
-
-def test_images_are_missing(data, archive, tmp_path):
-    images = tmp_path / "images" / "256_ObjectCategories"
-    prepare_small(data, tmp_path, archive)
-    (images / "001.ak47" / "2.jpg").unlink()
-    assert refusal(prepare_small, data, tmp_path, overwrite=True) == (
-        f"{images} holds 22 images of 4 classes, expected 23 of 4: remove {tmp_path}/images "
-        "to extract it again."
-    )
+    for path in (tmp_path / "other", root / "256_ObjectCategories.tar"):  # as from a download
+        path.write_bytes(b"another file")
+        message = refusal(prepare_small, data, root, path if path.parent != root else None)
+        assert message.startswith(f"{path} is not Caltech-256 as published: its md5 is ")
+    prepare_small(data, root, archive)
+    (root / "images" / "256_ObjectCategories" / "001.ak47" / "2.jpg").unlink()
+    message = refusal(prepare_small, data, root, overwrite=True)
+    assert "holds 22 images of 4 classes, expected 23 of 4: remove " in message
 
 
 # ------------------------------------------------------------------------------------- the command

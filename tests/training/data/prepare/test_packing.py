@@ -94,21 +94,15 @@ def test_quality_and_colours():
     red[:, :, 0] = 200
     mean = mx.image.imdecode(Encoding(16)(png(red))).asnumpy().mean(axis=(0, 1))
     np.testing.assert_allclose(mean, (200, 0, 0), atol=3)
+    # a board of black and white pixels becomes grey, as it would not with every fourth pixel
+    board = np.indices((256, 256, 3))[:2].sum(axis=0) % 2 * 255
+    stored = mx.image.imdecode(Encoding(64, 100)(png(board.astype(np.uint8)))).asnumpy()
+    assert 125 <= stored.min() <= stored.max() <= 130
 
 
 def test_an_image_too_long_for_a_jpeg():
-    line = png(np.zeros((2, 600, 3), np.uint8))
-    with pytest.raises(DecodeError) as caught:
-        Encoding(256)(line)  # 256 × 76800
-    assert str(caught.value) == "its 600×2 pixels cannot be a JPEG of that shorter side"
-
-
-def test_shrinking_averages():
-    """A board of black and white pixels becomes grey, as it would not with every fourth pixel."""
-    board = np.indices((256, 256)).sum(axis=0) % 2 * 255
-    image = np.repeat(board[:, :, None], 3, axis=2).astype(np.uint8)
-    stored = mx.image.imdecode(Encoding(64, 100)(png(image))).asnumpy()
-    assert 125 <= stored.min() <= stored.max() <= 130
+    with pytest.raises(DecodeError, match="its 600×2 pixels cannot be a JPEG of that shorter side"):
+        Encoding(256)(png(np.zeros((2, 600, 3), np.uint8)))  # 256 × 76800
 
 
 # ----------------------------------------------------------------------------------------- packing
@@ -172,10 +166,8 @@ def test_other_options_than_before(root, tmp_path, changed, difference):
     pack_small(root, out, split=TWO)
     before = content(out)
     options = {"split": TWO, **changed}
-    assert refusal(pack_small, root, out, **options) == (
-        f"{out} was packed with {difference}: pass --overwrite to pack again, or choose another "
-        "folder."
-    )
+    message = refusal(pack_small, root, out, **options)
+    assert message.startswith(f"{out} was packed with {difference}: pass --overwrite to pack again")
     assert content(out) == before
     pack_small(root, out, **options, overwrite=True)
     assert content(out) != before
@@ -194,9 +186,8 @@ def test_images_added_and_damage_since(root, tmp_path):
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_foreign_files_are_not_overwritten(root, overwrite):
     for out in (root, root / "a" / "0.jpg"):
-        assert refusal(pack_small, root, out, split=TWO, overwrite=overwrite) == (
-            f"{out} holds no {MANIFEST}, so it is not overwritten: choose another folder."
-        )
+        message = refusal(pack_small, root, out, split=TWO, overwrite=overwrite)
+        assert message.startswith(f"{out} holds no {MANIFEST}, so it is not overwritten")
     assert len(read_tree(root).images) == 12
 
 
@@ -242,15 +233,11 @@ def test_the_command(divided, capsys):
         f"--rec-val '{divided}/my packed/val.rec'"
     )
     assert pack_command.main([str(divided), str(divided / "rec")]) == 2
-    assert capsys.readouterr().err == (
-        f"gluon-amp pack: {divided}/rec was packed with resize 16, not 256: pass --overwrite to "
-        "pack again, or choose another folder.\n"
-    )
+    error = f"gluon-amp pack: {divided}/rec was packed with resize 16, not 256: pass --overwrite"
+    assert capsys.readouterr().err.startswith(error)
     with atomic.folder(divided / "new"):
         assert pack_command.main([str(divided), str(divided / "new")]) == 2
-    assert capsys.readouterr().err == (
-        f"gluon-amp pack: another process is writing {divided}/new.unfinished: wait for it.\n"
-    )
+    assert "new.unfinished: wait for it.\n" in capsys.readouterr().err
 
 
 def test_an_interruption_leaves_nothing_half_written(divided, capsys, monkeypatch):
