@@ -128,6 +128,8 @@ def _reason(error: Any) -> str:
 def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
     """Extract a tar archive, compressed or not, into a new folder. If that fails, remove it.
 
+    Modes, owners and times in the archive are not restored.
+
     Parameters
     ----------
     archive : Path
@@ -150,7 +152,7 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
             mode="r|*",  # without seeking, as in a member of a zip archive
         ) as tar:
             for member in tar:
-                tar.extract(_checked(member, archive), into, **FILTER)
+                tar.extract(_checked(member, archive), into, set_attrs=False, **FILTER)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise DataError(
             f"{archive} is damaged or not the expected archive ({error}): remove it and download "

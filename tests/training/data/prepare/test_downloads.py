@@ -175,6 +175,7 @@ def test_an_archive_is_extracted(tmp_path, data, inner):
     unpack(tmp_path, data, inner)
     assert files(tmp_path / "out") == ["top", "top/a.jpg", "top/deep", "top/deep/b.jpg"]
     assert (tmp_path / "out/top/a.jpg").read_bytes() == DATA
+    assert not (tmp_path / "out/top/deep/b.jpg").stat().st_mode & 0o4111
 
 
 @pytest.mark.parametrize("data_filter", [True, False])
