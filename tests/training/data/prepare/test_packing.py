@@ -1,7 +1,5 @@
 """Packing in RecordIO: the files, a second run, and folders that are refused."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from gluon_amp.training.data import read_classes
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.prepare import packing as packing_module
 from gluon_amp.training.data.prepare.pack_folders import pack_folders
-from gluon_amp.training.data.prepare.packing import MANIFEST, Encoding, Listing, Packing, pack
+from gluon_amp.training.data.prepare.packing import MANIFEST, Encoding, Packing
 from gluon_amp.training.data.splitting import Split, read_tree
 from tests.images import picture, png
 from tests.training.data.jpegs import write_classes_abc, write_jpeg
@@ -24,13 +22,10 @@ SMALL = Encoding(resize=16)
 TWO = Split(per_class=2)
 
 
-def packing(**options):
-    """Return options to pack small images without messages."""
-    return Packing(**{"encoding": SMALL, "log": lambda line: None, **options})
-
-
 def pack_small(root, out, **options):
-    return pack_folders(root, out, packing(**options))
+    """Pack small images without messages."""
+    packing = Packing(**{"encoding": SMALL, "log": lambda line: None, **options})
+    return pack_folders(root, out, packing)
 
 
 @pytest.fixture
@@ -73,13 +68,10 @@ def listed(folder, part):
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [
-        ((40, 30), (21, 16)),  # 21.3, rounded down as im2rec does
-        ((10, 12), (16, 19)),
-        ((16, 50), (16, 50)),
-    ],
+    [((40, 30), (21, 16)), ((10, 12), (16, 19)), ((16, 50), (16, 50))],
 )
 def test_shorter_side(tmp_path, size, expected):
+    """21.3 is rounded down, as im2rec does."""
     write_jpeg(tmp_path / "x.jpg", 1, *size)
     stored = Encoding(16)((tmp_path / "x.jpg").read_bytes())
     assert mx.image.imdecode(stored).shape == (*expected, 3)
@@ -98,9 +90,6 @@ def test_quality_and_colours():
     board = np.indices((256, 256, 3))[:2].sum(axis=0) % 2 * 255
     stored = mx.image.imdecode(Encoding(64, 100)(png(board.astype(np.uint8)))).asnumpy()
     assert 125 <= stored.min() <= stored.max() <= 130
-
-
-def test_an_image_too_long_for_a_jpeg():
     with pytest.raises(DecodeError, match="its 600×2 pixels cannot be a JPEG of that shorter side"):
         Encoding(256)(png(np.zeros((2, 600, 3), np.uint8)))  # 256 × 76800
 
@@ -108,36 +97,29 @@ def test_an_image_too_long_for_a_jpeg():
 # ----------------------------------------------------------------------------------------- packing
 
 
-def test_what_is_written(root, tmp_path):
-    out, lines = tmp_path / "rec", []
-    manifest = pack_small(root, out, split=TWO, log=lines.append)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_is_written(tmp_path, workers):
+    """More images than are encoded ahead, of very different sizes; a second run does nothing."""
+    root, out, lines = tmp_path / "data", tmp_path / "rec", []
+    for number in range(40):
+        write_jpeg(root / "ab"[number % 2] / f"{number}.jpg", number, 20 + number * 37 % 200)
+    split = Split(per_class=15)
+    manifest = pack_small(root, out, split=split, workers=workers, log=lines.append)
     files = ["train.idx", "train.lst", "train.rec", "val.idx", "val.lst", "val.rec"]
     assert sorted(content(out)) == sorted([*files, "classes.json", MANIFEST])
-    assert read_classes(out) == ("a", "b", "c")
-    assert manifest == json.loads((out / MANIFEST).read_text())
-    assert manifest["images"] == {"train": 6, "val": 6}
-    for part, images in TWO.divide(read_tree(root)).items():
+    assert read_classes(out) == ("a", "b")
+    assert manifest["images"] == {"train": 30, "val": 10}
+    for part, images in split.divide(read_tree(root)).items():
         assert listed(out, part) == [(image.label, image.name) for image in images]
-        for number, (label, identity, data) in enumerate(records(out, part)):
-            assert (label, identity) == (images[number].label, number)
-            assert data == SMALL((root / images[number].name).read_bytes())
+        assert records(out, part) == [
+            (image.label, number, SMALL((root / image.name).read_bytes()))
+            for number, image in enumerate(images)
+        ]
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert pack_small(root, out, split=TWO, log=lines.append) == manifest
+    assert pack_small(root, out, split=split, log=lines.append) == manifest
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     again = f"{out} is packed already, with these options."
     assert lines == [f"Packing into {out} ...", again]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_order_does_not_depend_on_the_threads(tmp_path, workers):
-    """More images than the pool holds at once, of very different sizes."""
-    root, out = tmp_path / "data", tmp_path / "rec"
-    for number in range(30):
-        write_jpeg(root / "a" / f"{number}.jpg", number, 20 + number * 37 % 200)
-    images = read_tree(root).images
-    pack(out, Listing(root, "a", {"val": images}), {}, packing(workers=workers))
-    packed = [data for _, _, data in records(out, "val")]
-    assert packed == [SMALL((root / image.name).read_bytes()) for image in images]
 
 
 def test_divided_folders(divided, tmp_path):
@@ -183,15 +165,14 @@ def test_images_added_and_damage_since(root, tmp_path):
     assert message == f"{tmp_path}/rec/{MANIFEST} is damaged: pass --overwrite to pack again."
 
 
+# ---------------------------------------------------------------------------------------- failures
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_foreign_files_are_not_overwritten(root, overwrite):
     for out in (root, root / "a" / "0.jpg"):
         message = refusal(pack_small, root, out, split=TWO, overwrite=overwrite)
         assert message.startswith(f"{out} holds no {MANIFEST}, so it is not overwritten")
-    assert len(read_tree(root).images) == 12
-
-
-# ---------------------------------------------------------------------------------------- failures
 
 
 def test_a_corrupt_image_is_named_and_nothing_is_left(root, tmp_path):
@@ -248,7 +229,6 @@ def test_an_interruption_leaves_nothing_half_written(divided, capsys, monkeypatc
 
     monkeypatch.setattr(packing_module, "_encode", interrupt)
     assert pack_command.main([str(divided), str(divided / "rec")]) == 130
-    assert capsys.readouterr().err == (
-        "gluon-amp pack: interrupted; run the same command again to resume.\n"
-    )
+    error = "gluon-amp pack: interrupted; run the same command again to resume.\n"
+    assert capsys.readouterr().err == error
     assert sorted(path.name for path in divided.iterdir()) == ["train", "val"]
