@@ -142,6 +142,18 @@ def test_training_writes_every_pixel_and_depends_on_the_generator_alone():
     assert np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[0], outs[2])
 
 
+def test_the_jitter_of_an_image_is_that_of_its_mean_colour():
+    blue_green_red = np.array([200.0, 90.0, 30.0])
+    image = np.tile(blue_green_red[::-1], (40, 40, 1)).astype(np.uint8)
+    out, generator = np.empty((3, 16, 16), np.float32), np.random.default_rng(5)
+    TrainingTransform(Preprocessing(16))(png(image), np.random.default_rng(5), out)
+    random_box((40, 40), generator)
+    generator.random()  # whether it is mirrored
+    matrix = normalisation(Preprocessing(), random_colour(blue_green_red[::-1], generator))
+    expected = apply(matrix, blue_green_red)
+    assert np.allclose(out, expected[:, None, None], atol=1e-4)
+
+
 def test_half_of_the_images_are_mirrored():
     """The left half is black and the right half white, so the result shows its side."""
     image = np.zeros((64, 64, 3), np.uint8)
