@@ -29,11 +29,7 @@ def test_jpeg_size(size, progressive):
     options = [cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
     encoded = cv2.imencode(".jpg", smooth(*size), options)[1].tobytes()
     assert jpeg_size(encoded) == jpeg_size(exif(encoded, 6)) == size
-
-
-@pytest.mark.parametrize("encoded", [b"\xff\xd8\xff\xe0\0\x10", png(picture(0))])
-def test_without_a_jpeg_header_there_is_no_size(encoded):
-    assert jpeg_size(encoded) is None
+    assert jpeg_size(encoded[:6]) is None
 
 
 def test_decode_is_that_of_opencv():
@@ -130,9 +126,7 @@ def test_a_palette_may_be_transparent():
     ]
 
 
-def test_an_opaque_png_or_a_damaged_header_is_not_transparent():
-    assert not decode.is_transparent(png(picture(0)))
-    assert not decode.is_transparent(decode.PNG_START)
+def test_a_png_with_a_damaged_header_is_refused():
     with pytest.raises(DecodeError):
         decode.decode(decode.PNG_START + bytes(13) + b"\6tRNS")
 

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks import weights
 from gluon_amp.training.networks.efficientnet_lite import (
@@ -95,15 +94,6 @@ def test_the_network_has_the_published_number_of_parameters():
     assert len(published_names()) == len(set(published_names())) == len(params)
 
 
-def test_it_can_be_cast():
-    net = with_weights(initialized(), gluon_parameters(seeded_weights(shapes())))
-    expected = net(nd.array(images())).asnumpy()
-    amp.cast(net, "float16")
-    outputs = net(nd.array(images())).asnumpy()
-    error = np.sqrt(np.mean((outputs - expected) ** 2) / np.mean(expected**2))
-    assert 2**-11 / 10 < error < 40 * 2**-11  # of 50 layers
-
-
 def test_pytorchs_weights_are_a_pretrained_file(tmp_path):
     published = seeded_weights(shapes())
     path = tmp_path / "weights.pth"
@@ -119,20 +109,18 @@ def test_pytorchs_weights_are_a_pretrained_file(tmp_path):
 
 
 def test_weights_of_another_network_are_one_sentence(tmp_path):
-    path = tmp_path / "weights.pth"
-    published = seeded_weights(shapes())
+    path, net, published = tmp_path / "weights.pth", initialized(), seeded_weights(shapes())
     first = published.pop("_conv_stem.weight")
     for arrays, reason in (
-        (published, "_conv_stem.weight is missing"),
         ({**published, "conv1.weight": first}, "_conv_stem.weight is missing"),
         ({**published, "_conv_stem.weight": first, "more": first}, "more is unknown"),
     ):
         path.write_bytes(as_zip(arrays))
         with pytest.raises(UsageError, match=f"those of efficientnet_lite0, in which {reason}"):
-            weights.load_matching(initialized(), path)
-    path.write_bytes(as_zip({**published, "_conv_stem.weight": first})[:-1000])
+            weights.load_matching(net, path)
+    path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(UsageError, match="cannot be read as PyTorch's weights"):
-        weights.load_matching(initialized(), path)
+        weights.load_matching(net, path)
 
 
 def test_a_package_is_found_and_not_imported(tmp_path, monkeypatch):
