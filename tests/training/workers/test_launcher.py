@@ -92,6 +92,13 @@ def test_a_worker_has_its_share_of_the_cores_the_folder_and_nothing_to_read(
     assert capsys.readouterr().out == f"[worker 0] 7\n[worker 0] {here}\n"
 
 
+def test_a_terminals_signals_reach_the_launcher_alone(here, capsys):
+    options = shell('[ "$1" != "worker 0" ] || cut -d" " -f6 /proc/$PPID/stat')
+    assert launch(["-n", "1", "-s", "1", *options]) == 0
+    session_of_the_supervisor = int(capsys.readouterr().out.split()[-1])
+    assert session_of_the_supervisor != os.getsid(0)
+
+
 WAITING = """
     sleep 60 & touch $! $$
     {}

@@ -8,13 +8,15 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from types import ModuleType
-from typing import Any, BinaryIO, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Optional, Sequence
 
 from gluon_amp.base.messages import from_extra
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import tqdm
 from gluon_amp.training.data.source import DataError
+
+if TYPE_CHECKING:
+    import requests
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = (10, 60)  # seconds to connect, and between two packets
@@ -64,10 +66,10 @@ def download(urls: Sequence[str], path: Path, md5: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     reasons = {}
-    with _alone_in(path.parent):
+    with _alone_in(path.parent), requests.Session() as session:
         for url in [*urls] * ATTEMPTS:
             try:
-                actual = _fetch(requests, url, part)
+                actual = _fetch(session, url, part)
             except requests.RequestException as error:
                 reasons[url] = _reason(error)
                 continue
@@ -97,11 +99,11 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _fetch(requests: ModuleType, url: str, part: Path) -> str:
+def _fetch(session: "requests.Session", url: str, part: Path) -> str:
     """Write what a URL returns to a file, and flush it to the disk; return its md5."""
     digest = hashlib.md5()
     bytes_ = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-    with requests.get(url, headers=HEADERS, stream=True, timeout=TIMEOUT) as response:
+    with session.get(url, headers=HEADERS, stream=True, timeout=TIMEOUT) as response:
         response.raise_for_status()
         total = int(response.headers.get("Content-Length", 0)) or None
         label = f"loading {part.stem}"
