@@ -3,9 +3,11 @@
 import pytest
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.training.networks import models
 from gluon_amp.training.networks.models import MXNET_MODELS, build, full_name, smallest_size
 
 from mxnet import nd
+from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 
@@ -54,6 +56,12 @@ def test_a_network_without_a_smallest_size_is_one_sentence(name, sentence):
     with pytest.raises(UsageError) as caught:
         smallest_size(name, 5)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_network_with_outputs_of_its_own_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(models.OWN_MODELS, "seven", lambda classes: nn.Dense(7))
+    with pytest.raises(UsageError, match="--model seven fits no .*it has 7 outputs for 5 classes"):
+        smallest_size("seven", 5)
 
 
 def test_mxnets_models_are_all_listed():

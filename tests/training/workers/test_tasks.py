@@ -62,7 +62,7 @@ def test_variables_for_all_and_for_one_role(monkeypatch):
     [
         ("# nothing\n", "lists no hosts"),
         ("a\nb slots=2\n", "has 'b slots=2' in line 2: expected HOST"),
-        ("-oProxyCommand=x\n", "has '-oProxyCommand=x' in line 1"),
+        ("-lroot\n", "has '-lroot' in line 1"),  # an option of ssh
         ("a:ssh\n", "has 'a:ssh' in line 1"),
         (None, "cannot be read: No such file"),
     ],
