@@ -74,7 +74,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
         import gluon_amp  # noqa: F401
     except ImportError as error:  # MXNet is missing or cannot be loaded
         return _refused(prog, error)
-    from gluon_amp.training.workers.workers import leave
+    from gluon_amp.training.workers.group import leave
 
     command = importlib.import_module(module)
     return leave(functools.partial(command.main, rest, f"{prog} {name}"))

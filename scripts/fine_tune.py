@@ -9,7 +9,7 @@ fine-tuned on 5 to 9.
 from functools import partial
 
 from gluon_amp.training.console.fine_tune import main
-from gluon_amp.training.workers.workers import leave
+from gluon_amp.training.workers.group import leave
 
 if __name__ == "__main__":
     leave(partial(main, prog="fine_tune.py"))

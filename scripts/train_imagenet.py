@@ -8,7 +8,7 @@ Without ImageNet it trains a small network on the handwritten digits of scikit-l
 from functools import partial
 
 from gluon_amp.training.console.train import main
-from gluon_amp.training.workers.workers import leave
+from gluon_amp.training.workers.group import leave
 
 if __name__ == "__main__":
     leave(partial(main, prog="train_imagenet.py"))

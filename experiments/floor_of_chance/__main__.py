@@ -27,7 +27,14 @@ from experiments.floor_of_chance.page import page
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
-from gluon_amp.training.command_line import Parser, natural, path, positive_int, status_of
+from gluon_amp.training.command_line import (
+    Parser,
+    natural,
+    path,
+    positive_int,
+    split_at_dashes,
+    status_of,
+)
 from gluon_amp.training.runs.data_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
@@ -36,8 +43,7 @@ from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
 
 def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
     """Return the options, and the arguments after ``--``, which are for the runs."""
-    arguments = list(arguments)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, for_runs = split_at_dashes(arguments)
     parser = Parser(prog="floor_of_chance", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
@@ -53,7 +59,7 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
         metavar="DIR",
         help="for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)",
     )
-    return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
+    return parser.parse_args(own), for_runs
 
 
 def run(arguments: Sequence[str]) -> int:

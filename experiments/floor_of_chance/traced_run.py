@@ -21,7 +21,7 @@ from gluon_amp.training.runs.checkpoints import Saved
 from gluon_amp.training.runs.recipe import read
 from gluon_amp.training.runs.run import ImageTraining, prepare, train
 from gluon_amp.training.runs.script import guarded
-from gluon_amp.training.workers.workers import leave
+from gluon_amp.training.workers.group import leave
 
 import mxnet as mx
 

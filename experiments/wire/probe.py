@@ -12,7 +12,7 @@ from typing import Sequence
 
 import numpy as np
 
-from gluon_amp.training.workers.workers import connect, leave
+from gluon_amp.training.workers.group import connect, leave
 
 import mxnet as mx
 from mxnet import nd

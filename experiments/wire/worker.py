@@ -16,7 +16,7 @@ from typing import Sequence
 import numpy as np
 
 from experiments.wire.networks import NETWORKS, batches, trained
-from gluon_amp.training.workers.workers import connect, leave
+from gluon_amp.training.workers.group import connect, leave
 
 import mxnet as mx
 

@@ -1,6 +1,6 @@
 """What the programs share: their parser, readers for the values of options, errors and signals.
 
-This file needs the standard library alone.
+Importing this file needs the standard library alone.
 """
 
 import argparse
@@ -12,9 +12,9 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, from_extra
 
 WIDTH = 80  # columns of the help, even on a wider terminal
 
@@ -40,6 +40,26 @@ class Parser(argparse.ArgumentParser):
         line = " ".join(message.split())  # an argument may hold line breaks
         print(f"{self.prog}: {line[:1].lower()}{line[1:]}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def split_at_dashes(arguments: Sequence[str]) -> Tuple[List[str], Tuple[str, ...]]:
+    """Return the arguments before the first ``--``, and those after it."""
+    arguments = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], tuple(arguments[end + 1 :])
+
+
+def tqdm() -> type:
+    """Return the class of a progress bar.
+
+    Raises
+    ------
+    UsageError
+        tqdm is not installed.
+    """
+    with from_extra("data", "tqdm is not installed"):
+        from tqdm import tqdm as bar
+    return bar
 
 
 def status_of(program: str, work: Callable[[], Optional[int]]) -> int:

@@ -1,14 +1,75 @@
-"""Packages of the extras: what a user reads where one is missing."""
+"""What the programs share: readers of options, and sentences for what cannot be done."""
 
+import argparse
 import importlib
+import os
 import sys
 
 import pytest
 
 from gluon_amp.base.messages import UsageError, from_extra
-from gluon_amp.training.runs import log
+from gluon_amp.training import command_line
+from gluon_amp.training.command_line import real, several, split_at_dashes, status_of, whole
 from gluon_amp.training.tables.figure import styled
 from gluon_amp.training.tables.statistics import statsmodels
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (whole(0, 9), "9", 9),
+        (real(0), "1e-30", 1e-30),
+        (real(0, 1), "1", 1.0),
+        (several(whole(0), "numbers"), "3,1", (3, 1)),
+        (several(whole(0), "numbers"), "", ()),
+        (command_line.path, "~/x", command_line.Path.home() / "x"),
+    ],
+)
+def test_values_are_read(read, text, value):
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "sentence"),
+    [
+        (whole(0, 9), "10", "expected a whole number from 0 to 9, got '10'"),
+        (whole(1), "0", "expected a whole number of at least 1, got '0'"),
+        (whole(1), str(2**31), "expected a whole number from 1 to 2147483647, got '2147483648'"),
+        (real(0, above=True), "0", "expected a number above 0, got '0'"),
+        (real(0, 1, below=True), "1", "expected a number from 0 up to below 1, got '1'"),
+        (real(0), "inf", "expected a number of at least 0, got 'inf'"),
+        (real(0), "1e31", "expected a number from 0 to 1e+30, got '1e31'"),
+        (real(0), "1e-31", "expected a number of at least 0, and no closer to 0 than 1e-30"),
+        (several(whole(0), "two numbers", 2), "1", "expected two numbers, got '1'"),
+        (command_line.path, "", "expected a path, got ''"),
+        (command_line.path, "a\0b", "'a\\x00b': "),
+        (command_line.input_file, "/dev", "/dev is not a regular file"),
+        (command_line.output_file, "/dev", "/dev is a directory, expected a file"),
+        (command_line.output_file, "/no/such", "there is no directory /no"),
+    ],
+)
+def test_other_values_are_one_sentence(read, text, sentence):
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        read(text)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "own", "others"),
+    [("a b", "a b", ""), ("a -- b -- c", "a", "b -- c"), ("-- b", "", "b")],
+)
+def test_arguments_after_dashes(line, own, others):
+    assert split_at_dashes(line.split()) == (own.split(), tuple(others.split()))
+
+
+def test_errors_are_one_sentence(capsys):
+    def refuse():
+        raise UsageError("that cannot be.")
+
+    assert status_of("prog", lambda: None) == 0
+    assert status_of("prog", refuse) == status_of("prog", lambda: os.stat("/none")) == 2
+    error = "prog: that cannot be.\nprog: /none: No such file or directory.\n"
+    assert capsys.readouterr() == ("", error)
 
 
 def test_a_missing_package_is_one_sentence_with_the_extra():
@@ -25,7 +86,7 @@ def test_a_missing_package_is_one_sentence_with_the_extra():
     [
         ("matplotlib.style", "results", styled().__enter__),
         ("statsmodels.stats", "results", statsmodels),
-        ("tqdm", "data", log.tqdm),
+        ("tqdm", "data", command_line.tqdm),
     ],
 )
 def test_the_users_of_an_extra_name_it(package, extra, use, monkeypatch):

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.command_line import Parser, path, positive, positive_int, whole
+from gluon_amp.training.command_line import (
+    Parser,
+    path,
+    positive,
+    positive_int,
+    split_at_dashes,
+    whole,
+)
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables import figure, imagenet, render
 from gluon_amp.training.tables.recipes import EXPERIMENTS, Experiment
@@ -33,8 +40,7 @@ accuracies."""
 
 def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
     """Return the options, and the arguments after ``--``, which are for the runs."""
-    arguments = list(arguments)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, for_runs = split_at_dashes(arguments)
     parser = Parser(prog=prog, description=DESCRIPTION)
     add = parser.add_argument
     add(
@@ -77,7 +83,7 @@ def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tupl
         action="store_true",
         help="print the table of MXNet's float16 FAQ, how to repeat it and what that should cost",
     )
-    return parser.parse_args(arguments[:end]), tuple(arguments[end + 1 :])
+    return parser.parse_args(own), for_runs
 
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp results") -> int:

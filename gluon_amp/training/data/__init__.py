@@ -9,8 +9,7 @@ package `prepare` downloads, splits and packs images.
 from gluon_amp.training.data.class_names import read_classes, write_classes
 from gluon_amp.training.data.digits import open_digits
 from gluon_amp.training.data.fashion_mnist import open_fashion_mnist
-from gluon_amp.training.data.folders import open_folders
-from gluon_amp.training.data.image_folder import open_image_folder
+from gluon_amp.training.data.folders import open_folders, open_image_folder
 from gluon_amp.training.data.imagenet_transforms import Preprocessing
 from gluon_amp.training.data.loader import TrainingBatches, ValidationBatches
 from gluon_amp.training.data.records import RecordFiles, open_records

@@ -1,6 +1,5 @@
-"""ImageNet as folders: ``root/train/CLASS/*.jpg`` and ``root/val/CLASS/*.jpg``."""
+"""Images in folders, one for each class: divided into ``train`` and ``val``, or divided here."""
 
-import os
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
@@ -8,8 +7,9 @@ from gluon_amp.training.data.class_names import check_same_classes
 from gluon_amp.training.data.datasets import EncodedImages, imagenet_source
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source, read_file
+from gluon_amp.training.data.splitting import PARTS, Image, Tree, draw, is_divided, read_tree
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+VALIDATION_SHARE = 5  # one image of five, at least one, as for the digits
 
 
 class FileImages(EncodedImages):
@@ -35,56 +35,14 @@ class FileImages(EncodedImages):
         return self._items[index][0]
 
 
-class FolderImages(FileImages):
-    """The images in ``folder/CLASS/``. A label is the rank of the class among the sorted names.
-
-    Parameters
-    ----------
-    folder : Path
-        Has a folder for each class, whose .jpg, .jpeg and .png files are its images.
-
-    Attributes
-    ----------
-    classes : list of str
-        Sorted names of the folders.
-    """
-
-    def __init__(self, folder: Path):
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        self.classes = [entry.name for entry in entries if entry.is_dir()]
-        items: List[Tuple[str, int]] = []
-        for label, name in enumerate(self.classes):
-            for file in sorted(os.listdir(folder / name)):
-                if file.lower().endswith(SUFFIXES):
-                    items.append((f"{folder}/{name}/{file}", label))
-        super().__init__(items)
-
-    def empty_classes(self) -> List[str]:
-        """Return the classes without images."""
-        filled = {label for _, label in self._items}
-        return [name for label, name in enumerate(self.classes) if label not in filled]
-
-
-def _open(root: Path, part: str) -> FolderImages:
-    folder = root / part
-    images = FolderImages(folder) if folder.is_dir() else None
-    if not images:
-        raise DataError(
-            f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "
-            f"{root}/val/CLASS/, found none in {folder}."
-        )
-    for name in images.empty_classes():
-        raise DataError(f"{folder}/{name} counts as a class but has no images: remove it.")
-    return images
-
-
 def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
-    """Return the images under `root` as a `Source`.
+    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS`` as a `Source`.
 
     Parameters
     ----------
     root : Path
-        Has ``train`` and ``val``, each with the same folders, one for each class.
+        Has ``train`` and ``val``, each with the same folders, one for each class. Their .jpg, .jpeg
+        and .png files are the images, and a label is the rank of a class among the sorted names.
     seed : int
         Determines the augmentation.
     preprocessing : Preprocessing
@@ -95,7 +53,56 @@ def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUON
     DataError
         There are no images, a class is empty, or ``train`` and ``val`` have different classes.
     """
-    train, val = _open(root, "train"), _open(root, "val")
-    check_same_classes(train.classes, val.classes, root / "train", root / "val")
-    names = train.classes
-    return imagenet_source(train, val, len(names), names, seed, preprocessing)
+    if not is_divided(root):
+        raise DataError(
+            f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "
+            f"{root}/val/CLASS/."
+        )
+    train, val = (read_tree(root / part) for part in PARTS)
+    check_same_classes(train.classes, val.classes, train.folder, val.folder)
+    return _source(train, _files(train, train.images), _files(val, val.images), seed, preprocessing)
+
+
+def open_image_folder(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
+    """Return the images in ``root/CLASS`` as a `Source`.
+
+    A fifth of each class, at least one image, is for validation. Which ones depends on the seed and
+    on the names of the class and its files alone. If `root` holds ``train`` and ``val``, it is
+    divided already, and `open_folders` reads it. The parameters are those of `open_folders`.
+
+    Raises
+    ------
+    DataError
+        There are fewer than two classes, or a class has fewer than two images.
+    """
+    if is_divided(root):
+        return open_folders(root, seed, preprocessing)
+    tree = read_tree(root)
+    if len(tree.classes) < 2:
+        raise DataError(
+            f"{root} holds one class, {tree.classes[0]}: expected a folder for each of several "
+            "classes, or train and val with such folders."
+        )
+    val, train = draw(tree, _validation_quotas(tree), seed)
+    return _source(tree, _files(tree, train), _files(tree, val), seed, preprocessing)
+
+
+def _validation_quotas(tree: Tree) -> List[int]:
+    counts = tree.count()
+    for name, count in zip(tree.classes, counts):
+        if count < 2:
+            raise DataError(
+                f"{tree.folder}/{name} has one image: a class needs at least two, one of them for "
+                "validation."
+            )
+    return [max(1, round(count / VALIDATION_SHARE)) for count in counts]
+
+
+def _files(tree: Tree, images: Sequence[Image]) -> FileImages:
+    return FileImages([(f"{tree.folder}/{image.name}", image.label) for image in images])
+
+
+def _source(
+    tree: Tree, train: FileImages, val: FileImages, seed: int, preprocessing: Preprocessing
+) -> Source:
+    return imagenet_source(train, val, len(tree.classes), tree.classes, seed, preprocessing)

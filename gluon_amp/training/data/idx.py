@@ -41,10 +41,8 @@ def read_idx(path: Path, item: Tuple[int, ...]) -> np.ndarray:
     """
     try:
         with open_file(path) as file:
-            if file.peek(len(GZIP_MAGIC))[: len(GZIP_MAGIC)] != GZIP_MAGIC:
-                return _read(file, path, item)
-            with gzip.GzipFile(fileobj=file) as expanded:
-                return _read(expanded, path, item)
+            compressed = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+            return _read(gzip.GzipFile(fileobj=file) if compressed else file, path, item)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise _malformed(path, "its compressed data are damaged or cut short") from None
     except OSError as error:

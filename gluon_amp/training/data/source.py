@@ -8,14 +8,14 @@ from typing import BinaryIO, Iterable, Tuple
 
 import numpy as np
 
-from gluon_amp.base.messages import first_few
+from gluon_amp.base.messages import UsageError, first_few
 
 import mxnet as mx
 from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
 
-class DataError(ValueError):
+class DataError(UsageError):
     """The data cannot be used for training; the message is one sentence for the user."""
 
 

@@ -27,7 +27,7 @@ from gluon_amp.training.runs.options import (
     SWITCH,
 )
 from gluon_amp.training.runs.parser import TrainingParser
-from gluon_amp.training.workers.workers import KV_STORES
+from gluon_amp.training.workers.group import KV_STORES
 
 MODES = ("hybrid", "imperative", "module")
 LR_MODES = ("step", "cosine", "poly", "linear", "constant")

@@ -18,7 +18,7 @@ from gluon_amp.training.runs.checkpoints import Checkpoints, Position, Saved
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.interruption import Interruption, RunInterruptedError
 from gluon_amp.training.runs.loop import DivergedError
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 
 from mxnet import gluon, nd
 

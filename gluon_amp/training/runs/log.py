@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import from_extra
 from gluon_amp.files.log_files import LogFiles, event_writer
+from gluon_amp.training.command_line import tqdm
 
 BATCH = "Epoch[%d] Batch [%d]\tSpeed: %f samples/sec\t%s=%f\tlr=%f"
 TRAINING = "[Epoch %d] training: %s=%f"
@@ -98,19 +98,6 @@ class _File(logging.FileHandler):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             super().close()
-
-
-def tqdm() -> type:
-    """Return the progress bar class.
-
-    Raises
-    ------
-    UsageError
-        tqdm is not installed.
-    """
-    with from_extra("data", "tqdm is not installed"):
-        from tqdm import tqdm as bar
-    return bar
 
 
 @contextlib.contextmanager

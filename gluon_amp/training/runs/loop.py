@@ -17,7 +17,7 @@ from gluon_amp.training.runs.log import Records
 from gluon_amp.training.runs.meters import Mean, TopK
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, step_seed
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 
 import mxnet as mx
 

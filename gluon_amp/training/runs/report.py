@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gluon_amp.files import atomic
 from gluon_amp.policy import Policy
+from gluon_amp.training.command_line import WIDTH
 from gluon_amp.training.runs.checkpoints import SavingError
 
-WIDTH = 80
 OBSERVED_NAMES = {
     "conv_weight": "conv weights",
     "conv_compute": "computed in",

@@ -25,7 +25,7 @@ from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
 from gluon_amp.training.runs.sources import open_data
 from gluon_amp.training.runs.training import Training
-from gluon_amp.training.workers.workers import connect
+from gluon_amp.training.workers.group import connect
 
 
 def train(recipe: Recipe, options: Dict[str, Any]) -> report.ImageSummary:

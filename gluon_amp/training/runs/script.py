@@ -16,7 +16,8 @@ from gluon_amp.training.runs.loop import TrainingError
 from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.run import train
 from gluon_amp.training.runs.speed import loading_speed, training_speed
-from gluon_amp.training.workers.workers import LostError, naming_lost_workers
+from gluon_amp.training.workers.liveness import LostError
+from gluon_amp.training.workers.stores import naming_lost_workers
 
 Read = Callable[[Optional[Sequence[str]], Optional[str]], Tuple[Recipe, Dict[str, Any]]]
 

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from gluon_amp.training.workers import workers
+from gluon_amp.training.workers import stores
 
 import mxnet as mx
 
@@ -13,7 +13,7 @@ import mxnet as mx
 DETERMINISTIC = {
     "MXNET_ENFORCE_DETERMINISM": "1",
     "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0",
-    workers.FUSION: "0",
+    stores.FUSION: "0",
 }
 
 

@@ -24,7 +24,7 @@ from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.outputs import Output, write_outputs
 from gluon_amp.training.runs.schedule import Schedule
-from gluon_amp.training.workers.workers import Workers, average_statistics
+from gluon_amp.training.workers.group import Workers, average_statistics
 
 import mxnet as mx
 

@@ -91,8 +91,8 @@ class Peer:
             self.connection.sendall(f"{state} {sentence}".rstrip().encode() + b"\n")
 
 
-class Watch:
-    """The connections of one worker, and the thread that watches them.
+class Liveness:
+    """The connections of one worker, and the thread that listens to them.
 
     Parameters
     ----------
@@ -118,11 +118,11 @@ class Watch:
         self._stopped = 0.0  # seconds in which this process was stopped
         self._woke = self._moved = time.monotonic()
         self._leaving, self._left = threading.Event(), threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="gluon_amp_watch").start()
+        threading.Thread(target=self._run, daemon=True, name="gluon_amp_liveness").start()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Watch over a step, which computes and then exchanges gradients.
+        """Bound the time of a step, which computes and then exchanges gradients.
 
         It may take as long as it is used to; how long the first one takes is not known.
         """
@@ -134,7 +134,7 @@ class Watch:
 
     @contextlib.contextmanager
     def exchange(self, seconds: Optional[float] = None) -> Iterator[None]:
-        """Watch over an exchange with the other workers."""
+        """Bound the time of an exchange with the other workers."""
         self._patience = self._clock() + (self._seconds if seconds is None else seconds)
         try:
             yield
@@ -142,7 +142,7 @@ class Watch:
             self._patience = math.inf
 
     def leave(self, status: int, seconds: float) -> None:
-        """Return once all workers have called this; until then, go on watching.
+        """Return once all workers have called this; until then, go on listening.
 
         The process then has `seconds` to end, or is ended with this status.
         """
@@ -217,10 +217,10 @@ class Watch:
 # --------------------------------------------------------------------------------------- connecting
 
 
-def open_watch(
+def connect_to_first(
     rank: int, count: int, host: str, from_first: Callable[[bytes], bytes], seconds: float
-) -> Watch:
-    """Connect all workers to the first one, and watch.
+) -> Liveness:
+    """Connect all workers to the first one; return the liveness of this worker.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def open_watch(
     from_first : callable
         Returns the first worker's argument in all workers.
     seconds : float
-        See `Watch`.
+        See `Liveness`.
 
     Raises
     ------
@@ -244,7 +244,7 @@ def open_watch(
             word = secrets.token_hex(16)
             address = f"{host} {listener.getsockname()[1]} {word}"
             from_first(address.encode())
-            return Watch(_accept(listener, word, count - 1), True, seconds)
+            return Liveness(_accept(listener, word, count - 1), True, seconds)
     ip, port, word = from_first(b"").decode().split()
     try:
         connection = socket.create_connection((ip, int(port)), timeout=GREETING)
@@ -254,10 +254,10 @@ def open_watch(
     except OSError as error:
         raise LostError(
             f"worker {rank} cannot connect to the first worker at {ip}:{port} "
-            f"({error.strerror or error}): open the ports between these machines, or watch no "
-            "worker with --worker-timeout 0."
+            f"({error.strerror or error}): open the ports between these machines, or "
+            "pass --worker-timeout 0."
         ) from None
-    return Watch([Peer("worker 0, the first one,", connection)], False, seconds)
+    return Liveness([Peer("worker 0, the first one,", connection)], False, seconds)
 
 
 def _accept(listener: socket.socket, word: str, count: int) -> List[Peer]:
@@ -271,7 +271,7 @@ def _accept(listener: socket.socket, word: str, count: int) -> List[Peer]:
         except OSError:
             raise LostError(
                 f"only {len(peers)} of {count} other workers have connected to the first one "
-                f"within {GREETING:g} s: see what they say, or watch no worker with "
+                f"within {GREETING:g} s: see what they say, or pass "
                 "--worker-timeout 0."
             ) from None
         connection.settimeout(GRACE)

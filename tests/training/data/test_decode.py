@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gluon_amp.training.data import decode
+from gluon_amp.training.data import DataError, decode
 from gluon_amp.training.data.decode import DecodeError, decode_box, jpeg_size
 from tests.images import picture, png
 from tests.training.data.jpegs import jpeg, smooth
@@ -24,34 +24,24 @@ def whole(size):
     return (0, 0, *size)
 
 
-@pytest.mark.parametrize("progressive", [0, 1])
-@pytest.mark.parametrize("size", [(1, 1), (37, 50), (300, 200)])
+@pytest.mark.parametrize(("size", "progressive"), [((1, 1), 0), ((37, 50), 0), ((300, 200), 1)])
 def test_jpeg_size(size, progressive):
     options = [cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
     encoded = cv2.imencode(".jpg", smooth(*size), options)[1].tobytes()
     assert jpeg_size(encoded) == jpeg_size(exif(encoded, 6)) == size
-
-
-@pytest.mark.parametrize("encoded", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\0\x10", png(picture(0))])
-def test_without_a_jpeg_header_there_is_no_size(encoded):
-    assert jpeg_size(encoded) is None
+    assert jpeg_size(encoded[:6]) is None
 
 
 def test_decode_is_that_of_opencv():
-    for encoded in (jpeg(smooth(30, 40)), png(picture(0))):
-        assert np.array_equal(decode.decode(encoded), cv2.imdecode(np.frombuffer(encoded, "u1"), 1))
-
-
-def test_a_grey_image_gets_three_colours():
     grey = cv2.imencode(".jpg", smooth(16, 16)[..., 0])[1].tobytes()
-    image = decode.decode(grey)
-    assert image.shape == (16, 16, 3) and np.array_equal(image[..., 0], image[..., 2])
+    for encoded in (jpeg(smooth(30, 40)), png(picture(0)), grey):
+        assert np.array_equal(decode.decode(encoded), cv2.imdecode(np.frombuffer(encoded, "u1"), 1))
 
 
 @pytest.mark.parametrize(
     "encoded",
-    [b"", b"no image", b"\xff\xd8\xff\xd9", jpeg(smooth(64, 64))[:-40], jpeg(smooth(64, 64))[:9]],
-    ids=["empty", "text", "nothing inside", "cut short", "header only"],
+    [b"", b"no image", b"\xff\xd8\xff\xd9", jpeg(smooth(64, 64))[:-40]],
+    ids=["empty", "text", "nothing inside", "cut short"],
 )
 def test_an_incomplete_image_is_refused(encoded):
     with pytest.raises(DecodeError):
@@ -63,7 +53,7 @@ def test_bytes_after_the_end_of_a_jpeg_are_allowed():
 
 
 @pytest.mark.parametrize(
-    "side, reduction", [(63, 1), (64, 2), (127, 2), (128, 4), (255, 4), (256, 8), (600, 8)]
+    "side, reduction", [(63, 1), (64, 2), (127, 2), (128, 4), (255, 4), (600, 8)]
 )
 def test_a_jpeg_is_decoded_at_the_smallest_sufficient_fraction(side, reduction):
     part = decode_box(jpeg(smooth(side, side)), whole, target=32)
@@ -86,15 +76,14 @@ def test_a_png_is_decoded_whole():
     assert np.array_equal(part[..., ::-1], image[2:52, 3:63])
 
 
-@pytest.mark.parametrize("orientation, rotation", [(1, None), (6, cv2.ROTATE_90_CLOCKWISE)])
-def test_a_part_of_a_rotated_jpeg_is_inside_it(orientation, rotation):
+def test_a_part_of_a_rotated_jpeg_is_inside_it():
     image = smooth(40, 80)
-    encoded = exif(jpeg(image), orientation)
+    encoded = exif(jpeg(image), 6)
     upright = decode.decode(encoded)
-    expected = image if rotation is None else cv2.rotate(image, rotation)
+    expected = cv2.rotate(image, cv2.ROTATE_90_CLOCKWISE)
     assert np.abs(upright.astype(int) - expected).mean() < 2
     part = decode_box(encoded, lambda _: (0, 20, 40, 60), target=400)
-    assert np.array_equal(part, upright[:, 20:80] if rotation is None else upright[20:80])
+    assert np.array_equal(part, upright[20:80])
 
 
 def chunk(kind, data):
@@ -137,9 +126,12 @@ def test_a_palette_may_be_transparent():
     ]
 
 
-def test_an_opaque_png_or_a_damaged_header_is_not_transparent():
-    assert not decode.is_transparent(png(picture(0)))
-    assert not decode.is_transparent(decode.PNG_START)
-    assert not decode.is_transparent(b"")
+def test_a_png_with_a_damaged_header_is_refused():
     with pytest.raises(DecodeError):
         decode.decode(decode.PNG_START + bytes(13) + b"\6tRNS")
+
+
+def test_without_opencv_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(decode, "cv2", None)
+    with pytest.raises(DataError, match=r"OpenCV, which is not installed: run `pip install"):
+        decode.require_opencv()

@@ -1,64 +1,101 @@
-"""Images in folders: classes, preprocessing, and folders that are refused."""
+"""Images in folders: classes, preprocessing, the split, and folders that are refused."""
 
 import numpy as np
 import pytest
 
-from gluon_amp.training.data import DataError, Preprocessing, open_folders
+from gluon_amp.training.data import Preprocessing, open_folders, open_image_folder
+from gluon_amp.training.data.source import UnreadableImageError
 from tests.images import picture, write_folders
+from tests.training.data.refusal import refusal
+
+SMALL = Preprocessing(24)
 
 
-def test_folders(tmp_path):
-    for part in ("train", "val"):
-        write_folders(tmp_path, part, ["cat", "dog"], images=3)
+@pytest.mark.parametrize("open_source", [open_folders, open_image_folder])
+def test_divided_folders(tmp_path, open_source):
+    write_folders(tmp_path, "train", ["b", "C"], images=3)
+    write_folders(tmp_path, "val", ["b", "C"], images=1)
     (tmp_path / "train" / "notes.txt").write_text("not a class")
-    source = open_folders(tmp_path, preprocessing=Preprocessing(24))
-    assert (source.train_images, source.val_images, source.classes) == (6, 6, 2)
-    for image, label in (source.train[5], source.val[5]):
-        assert image.shape == (3, 24, 24) and image.dtype == np.float32 and label == 1
-
-
-def test_validation_images_are_resized_cropped_and_normalised(tmp_path):
-    for part in ("train", "val"):
-        write_folders(tmp_path, part, ["cat"], images=1)
-    source = open_folders(tmp_path, preprocessing=Preprocessing(35))  # 35 / 0.875 = 40 = file size
-    image = source.val[0][0].asnumpy()
+    source = open_source(tmp_path, preprocessing=Preprocessing(35))  # 35 / 0.875 = 40 = file size
+    assert (source.train_images, source.val_images, source.classes) == (6, 2, 2)
+    assert source.class_names == ("C", "b")
+    image, label = source.train[5]
+    assert image.shape == (3, 35, 35) and image.dtype == np.float32 and label == 1
+    # a validation image is resized, cropped in the middle and normalised
     middle = picture(0)[2:37, 2:37].transpose(2, 0, 1) / 255.0
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = (middle - mean[:, None, None]) / std[:, None, None]
-    assert np.allclose(image, expected, atol=1e-5)
+    assert np.allclose(source.val[0][0].asnumpy(), expected, atol=1e-5)
 
 
-def test_a_folder_without_classes_is_refused(tmp_path):
-    with pytest.raises(DataError, match="holds no classes to train on"):
-        open_folders(tmp_path)
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(DataError, match="holds no classes to train on"):
-        open_folders(tmp_path)
-
-
-def test_an_empty_class_is_refused(tmp_path):
-    write_folders(tmp_path, "train", ["cat"])
-    write_folders(tmp_path, "val", ["cat"])
-    (tmp_path / "train" / ".hidden").mkdir()
-    with pytest.raises(DataError, match=r"train/\.hidden counts as a class but has no images"):
-        open_folders(tmp_path)
+def test_augmentation_depends_on_the_seed_and_the_epoch(tmp_path):
+    for part in ("train", "val"):
+        write_folders(tmp_path, part, ["a", "b"])
+    one, again, other = (open_folders(tmp_path, seed, SMALL).train for seed in (5, 5, 6))
+    image = one[1][0].asnumpy()
+    assert np.array_equal(image, again[1][0].asnumpy())
+    assert not np.array_equal(image, other[1][0].asnumpy())
+    assert not np.array_equal(image, one[2 * len(one) + 1][0].asnumpy())  # epoch 2
 
 
 @pytest.mark.parametrize(
-    "train, val, example",
+    ("train", "val", "sentence"),
     [
-        ("cat dog", "cat", "class dog is only in train:"),
-        ("cat dog", "cat emu dog", "class emu is only in val:"),
+        (None, None, "holds no classes to train on: expected images in"),
+        ("cat dog", "cat", "class dog is only in train: they must be the same classes"),
+        ("cat", "cat dog", "class dog is only in val: they must be the same classes"),
     ],
 )
-def test_classes_must_agree(tmp_path, train, val, example):
-    write_folders(tmp_path, "train", train.split())
-    write_folders(tmp_path, "val", val.split())
-    with pytest.raises(DataError, match=example):
-        open_folders(tmp_path)
+def test_divided_folders_that_are_refused(tmp_path, train, val, sentence):
+    for part, classes in (("train", train), ("val", val)):
+        if classes:
+            write_folders(tmp_path, part, classes.split())
+    assert sentence in refusal(open_folders, tmp_path)
 
 
-def test_folders_name_their_classes(tmp_path):
-    for part in ("train", "val"):
-        write_folders(tmp_path, part, ["b", "a", "C"])
-    assert open_folders(tmp_path, preprocessing=Preprocessing(24)).class_names == ("C", "a", "b")
+def in_order(images):
+    """Return the names of the images of a part."""
+    return [images._encoded.name(n) for n in range(len(images))]
+
+
+def test_a_fifth_of_each_class_is_for_validation(tmp_path):
+    write_folders(tmp_path, "", ["a", "c"], images=10)
+    write_folders(tmp_path, "", ["d"], images=2)
+    source = open_image_folder(tmp_path, seed=3, preprocessing=SMALL)
+    assert (source.train_images, source.val_images) == (17, 5)
+    assert source.class_names == ("a", "c", "d")
+    train, val = in_order(source.train), in_order(source.val)
+    assert sorted(train + val) == sorted(str(path) for path in tmp_path.rglob("*.png"))
+    assert sorted(source.val[n][1] for n in range(5)) == [0, 0, 1, 1, 2]
+    other = open_image_folder(tmp_path, seed=4, preprocessing=SMALL)
+    assert sorted(in_order(other.val)) != sorted(val)
+    write_folders(tmp_path, "", ["b"], images=10)  # another class changes nothing in these
+    after = in_order(open_image_folder(tmp_path, seed=3, preprocessing=SMALL).val)
+    assert sorted(name for name in after if "/b/" not in name) == sorted(val)
+
+
+@pytest.mark.parametrize(
+    ("folders", "sentence"),
+    [
+        ({}, "holds no folders: expected one for each class"),
+        ({"train": 3}, "holds one class, train: expected a folder for each of several"),
+        ({"cat": 3, "dog": 1}, "dog has one image: a class needs at least two"),
+    ],
+)
+def test_folders_that_cannot_be_split(tmp_path, folders, sentence):
+    for name, images in folders.items():
+        write_folders(tmp_path, "", [name], images)
+    assert sentence in refusal(open_image_folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(b"\x89PNG"), lambda p: p.unlink()]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, damage):
+    write_folders(tmp_path, "", ["a", "b"], images=4)
+    source = open_image_folder(tmp_path, preprocessing=SMALL)
+    name = in_order(source.val)[0]
+    damage(tmp_path / name)
+    with pytest.raises(UnreadableImageError) as caught:
+        source.val[0]
+    assert str(caught.value) == name

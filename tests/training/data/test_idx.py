@@ -1,13 +1,11 @@
 """Idx files: what is read, and what is refused in one sentence."""
 
 import gzip
-import os
 import struct
 
 import numpy as np
 import pytest
 
-from gluon_amp.training.data import DataError
 from gluon_amp.training.data.idx import MAX_ITEMS, read_idx
 from tests.idx_files import idx
 from tests.training.data.refusal import refusal
@@ -38,59 +36,40 @@ def forged(offset, data):
 
 
 REFUSED = [
-    (b"", "it has 0 bytes, fewer than its header"),
     (IMAGES[: HEADER - 1], "it has 15 bytes, fewer than its header"),
     (forged(0, b"\1"), "it begins with 01000803, expected 00000803"),
     (forged(2, b"\x0d"), "it begins with 00000d03, expected 00000803"),  # float32
-    (forged(3, b"\1"), "it begins with 00000801, expected 00000803"),
     (LABELS + IMAGES, "it begins with 00000801, expected 00000803"),
     (forged(8, struct.pack(">I", 3)), "its items have 3×3 values, not 2×3"),
     (forged(4, struct.pack(">I", 0)), "its header says 0 items, expected 1 to 1000000"),
     (forged(4, b"\xff" * 4), "its header says 4294967295 items, expected 1 to 1000000"),
-    (forged(4, struct.pack(">I", 3)), "its header says 18 values, but it has only 12"),
-    (forged(4, struct.pack(">I", 1)), "its header says 6 values, but it has more"),
     (IMAGES[:-1], "its header says 12 values, but it has only 11"),
     (IMAGES + b"\0", "its header says 12 values, but it has more"),
-    (b"\x80\x04cos\nsystem\n", "fewer than its header"),  # a pickle
 ]
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("content, reason", REFUSED)
-def test_other_content_is_refused(path, pack, content, reason):
-    path.write_bytes(pack(content))
-    message = refusal(read_idx, path, (2, 3))
-    assert message.startswith(f"{path} is not the expected idx file: ") and reason in message
+def test_other_content_is_refused(path, content, reason):
+    for pack in (bytes, gzip.compress):
+        path.write_bytes(pack(content))
+        message = refusal(read_idx, path, (2, 3))
+        assert message.startswith(f"{path} is not the expected idx file: ") and reason in message
 
 
-def test_every_cut_of_a_compressed_file_is_refused(path):
-    whole = gzip.compress(IMAGES)
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        assert str(path) in refusal(read_idx, path, (2, 3))
-
-
-def test_damaged_compressed_bytes_are_refused(path):
-    whole = gzip.compress(idx(np.arange(6 * 50).reshape(50, 2, 3) % 251))
+@pytest.mark.parametrize("damage", [slice(1), slice(12), slice(-1), 60])
+def test_damaged_compressed_bytes_are_refused(path, damage):
+    whole = bytearray(gzip.compress(idx(np.arange(6 * 50).reshape(50, 2, 3) % 251)))
+    if isinstance(damage, slice):
+        whole = whole[damage]
+    else:
+        whole[damage] ^= 0x10
     path.write_bytes(whole)
-    expected, accepted = read_idx(path, (2, 3)), 0
-    for position in range(10, len(whole)):  # behind gzip's header, which has a name and a time
-        damaged = bytearray(whole)
-        damaged[position] ^= 0x10
-        path.write_bytes(damaged)
-        try:
-            values = read_idx(path, (2, 3))
-        except DataError as error:
-            assert str(path) in str(error)
-        else:  # the last byte of the stream may have bits that mean nothing
-            accepted += 1
-            assert np.array_equal(values, expected)
-    assert accepted <= 1
+    assert str(path) in refusal(read_idx, path, (2, 3))
 
 
 def test_a_file_that_expands_a_thousandfold_is_not_expanded(path, monkeypatch):
     claimed = struct.pack(">HBB3I", 0, 8, 3, 4, 2, 3)
-    path.write_bytes(gzip.compress(claimed + bytes(50_000_000)))
+    path.write_bytes(gzip.compress(claimed + bytes(5_000_000)))
     assert path.stat().st_size < 100_000
     read, original = [], gzip.GzipFile.read
 
@@ -104,9 +83,5 @@ def test_a_file_that_expands_a_thousandfold_is_not_expanded(path, monkeypatch):
     assert MAX_ITEMS * 28 * 28 < 2**30  # what any header can make it read
 
 
-def test_what_is_no_regular_file_is_refused(path, tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     assert refusal(read_idx, tmp_path, ()) == f"{tmp_path} cannot be read: not a regular file."
-    os.mkfifo(path)
-    assert refusal(read_idx, path, ()) == f"{path} cannot be read: not a regular file."
-    missing = tmp_path / "missing"
-    assert refusal(read_idx, missing, ()) == f"{missing} cannot be read: No such file or directory."

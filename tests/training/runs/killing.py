@@ -23,7 +23,7 @@ import os, signal, sys, time
 from pathlib import Path
 
 import gluon_amp
-from gluon_amp.training.workers.workers import leave
+from gluon_amp.training.workers.group import leave
 from gluon_amp.training.runs import loop, script
 from gluon_amp.training.runs.engines.gluon import GluonEngine
 from gluon_amp.training.runs import network as network_build

@@ -24,7 +24,7 @@ from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import DivergedError, measured
 from gluon_amp.training.runs.recipe import read
 from gluon_amp.training.runs.script import run as run_script
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 from tests import ROOT
 from tests.training.runs.scripts import environment
 

@@ -25,7 +25,7 @@ from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.recipe import Recipe, read
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import step_seed
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 from tests import ROOT
 from tests.training.runs.scripts import OF_THE_CLOCK, environment
 

@@ -309,7 +309,7 @@ DIGEST = """
 import hashlib, json, os, sys
 from gluon_amp.training.runs import run
 from gluon_amp.training.runs.recipe import read
-from gluon_amp.training.workers.workers import leave
+from gluon_amp.training.workers.group import leave
 
 def main():
     kept = []

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gluon_amp.training.workers.workers import average_statistics
+from gluon_amp.training.workers.group import average_statistics
 
 import mxnet as mx
 from mxnet import gluon

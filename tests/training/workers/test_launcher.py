@@ -1,6 +1,5 @@
-"""scripts/launch.py: what it starts, passes on, refuses, and never leaves behind."""
+"""The launcher: what it starts, passes on, and never leaves behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import gluon_amp  # noqa: F401
-from gluon_amp.base.messages import UsageError
 from gluon_amp.training.workers import launcher
 from gluon_amp.training.workers.launcher import launch
 from tests import ROOT
 
-SCRIPT = ROOT / "scripts" / "launch.py"
+LAUNCH = [sys.executable, "-c", "import gluon_amp_console as c; exit(c.main())", "launch"]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -31,7 +29,7 @@ def shell(text):
 
 def pids(folder):
     """Return the processes that wrote their numbers to the folder."""
-    return [int(path.name) for path in folder.iterdir()]
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
 def alive(pid):
@@ -67,42 +65,6 @@ def send_later(number, condition):
     threading.Thread(target=send, daemon=True).start()
 
 
-# ------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    "line, sentence",
-    [
-        ("-n 1 -H hosts --launcher local -- true", "--launcher local runs everything here"),
-        ("-n 1 --launcher ssh -- true", "--launcher ssh needs a hostfile"),
-        ("-n 1 -H hosts -- true", "no-such-host.invalid has no address"),
-        ("-n 1 -H hosts --host-ip 192.0.2.1 -- true", "192.0.2.1 is not an address of this"),
-    ],
-)
-def test_bad_options_are_one_sentence(here, line, sentence):
-    (here / "hosts").write_text("no-such-host.invalid\n")
-    with pytest.raises(UsageError, match=sentence):
-        launch(line.split())
-
-
-@pytest.mark.parametrize(
-    "line, sentence",
-    [
-        ("-n 0 -- true", "expected a whole number from 1 to 4096, got '0'"),
-        ("-n 1", "the following arguments are required: COMMAND"),
-        ("-- true", "required: -n/--num-workers"),
-        ("-n 1 --env =x -- true", "expected NAME=VALUE or NAME, got '=x'"),
-        ("-n 1 --sync-dst-dir /tmp -- true", "unrecognized arguments"),
-        ("-n 1 --launcher mpi -- true", "invalid choice: 'mpi'"),
-    ],
-)
-def test_wrong_options_are_status_2(line, sentence, capsys):
-    with pytest.raises(SystemExit) as stop:
-        launch(line.split())
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and sentence in error and error.count("\n") == 1
-
-
 # ---------------------------------------------------------------------------------------- runs
 
 
@@ -117,20 +79,24 @@ def test_lines_carry_the_name_of_who_printed_them(here, capsys):
     assert sorted(err.splitlines()) == sorted(f"{label} wrong" for label in labels)
 
 
-def test_workers_share_the_cores(here, capsys, monkeypatch):
-    cores = len(os.sched_getaffinity(0))
-    options = shell('[ "$DMLC_ROLE" != worker ] || echo $OMP_NUM_THREADS')
+def test_a_worker_has_its_share_of_the_cores_the_folder_and_nothing_to_read(
+    here, capsys, monkeypatch
+):
+    options = shell('[ "$DMLC_ROLE" != worker ] || { echo $OMP_NUM_THREADS; pwd; cat; }')
     assert launch(["-n", "2", "-s", "1", *options]) == 0
-    share = max(1, cores // 2)
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"[worker {n}] {share}" for n in (0, 1)]
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    lines = [f"[worker {n}] {line}" for n in (0, 1) for line in (here, share)]
+    assert sorted(capsys.readouterr().out.splitlines()) == lines
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert launch(["-n", "1", "-s", "1", *options]) == 0
-    assert capsys.readouterr().out == "[worker 0] 7\n"
+    assert capsys.readouterr().out == f"[worker 0] 7\n[worker 0] {here}\n"
 
 
-def test_the_command_has_the_working_directory_and_nothing_to_read(here, capsys):
-    assert launch(["-n", "1", "-s", "1", *shell('[ "$1" != "worker 0" ] || { pwd; cat; }')]) == 0
-    assert capsys.readouterr().out == f"[worker 0] {here}\n"
+def test_a_terminals_signals_reach_the_launcher_alone(here, capsys):
+    options = shell('[ "$1" != "worker 0" ] || cut -d" " -f6 /proc/$PPID/stat')
+    assert launch(["-n", "1", "-s", "1", *options]) == 0
+    session_of_the_supervisor = int(capsys.readouterr().out.split()[-1])
+    assert session_of_the_supervisor != os.getsid(0)
 
 
 WAITING = """
@@ -145,7 +111,6 @@ WAITING = """
     [
         ("worker 1", "exit 3", 3, "worker 1 ended with status 3; the others are ended."),
         ("worker 1", "kill -9 $$", 137, "worker 1 ended with status 137 (SIGKILL); the others"),
-        ("server 0", "exit 1", 1, "server 0 ended with status 1; the others are ended."),
         ("scheduler 0", "exit 4", 4, "scheduler ended with status 4; the others are ended."),
     ],
 )
@@ -167,24 +132,18 @@ def test_what_a_worker_started_ends_with_it(here):
 
 def test_workers_ignore_no_signal_that_the_launcher_ignores(here):
     """Background jobs of a shell ignore SIGINT, and nohup SIGHUP; their shells cannot undo it."""
-    launching = [sys.executable, str(SCRIPT), "-n", "1", "-s", "1"]
+    launching = [*LAUNCH, "-n", "1", "-s", "1"]
     print_ignored = shell('[ "$1" != "worker 0" ] || exec grep SigIgn /proc/self/status')
     numbers = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM
     done = subprocess.run(
         ["sh", "-c", 'trap "" INT HUP QUIT TERM; exec "$@"', "sh", *launching, *print_ignored],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=ENV,
         capture_output=True,
         text=True,
         timeout=60,
     )
     mask = int(done.stdout.partition("[worker 0] SigIgn:\t")[2], 16)
     assert [number for number in numbers if mask >> number - 1 & 1] == [], done.stderr
-
-
-def test_a_command_that_is_not_there(capsys, monkeypatch):
-    monkeypatch.setattr(launcher, "LAST_WORDS", 0.5)
-    assert launch(["-n", "1", "-s", "1", "--", "no-such-command"]) == 127
-    assert "[worker 0] no-such-command: No such file or directory.\n" in capsys.readouterr().err
 
 
 SAVING = """
@@ -205,23 +164,19 @@ def test_a_signal_lets_the_workers_save(here, capsys, number, monkeypatch):
     assert err == f"gluon-amp launch: {number.name}: the workers have 60 s to save and leave.\n"
 
 
-def test_after_the_grace_all_is_ended(here, capsys):
-    command = shell('trap "" TERM; touch $$; while :; do sleep 0.1; done')
+@pytest.mark.parametrize("grace", [0.5, 60])
+def test_after_the_grace_or_a_second_signal_all_is_ended(here, grace):
+    command = shell('trap "touch $1; " TERM; touch $$; while :; do sleep 0.1; done')
     send_later(signal.SIGTERM, lambda: len(pids(here)) == 3)
-    assert launch(["-n", "1", "-s", "1", "--grace", "0.5", *command]) == 143
+    if grace == 60:
+        send_later(signal.SIGTERM, lambda: (here / "worker").exists())
+    assert launch(["-n", "1", "-s", "1", "--grace", str(grace), *command]) == 143
     assert not any(map(alive, pids(here)))
 
 
-def test_a_second_signal_ends_all_at_once(here, capsys):
-    command = shell('trap "touch $1; " TERM; touch $$; while :; do sleep 0.1; done')
-    send_later(signal.SIGTERM, lambda: len(pids(here)) == 3)
-    send_later(signal.SIGTERM, lambda: (here / "worker").exists())
-    assert launch(["-n", "1", "-s", "1", *command]) == 143
-
-
 def test_nothing_outlives_a_killed_launcher(here):
-    command = [sys.executable, str(SCRIPT), "-n", "2", "-s", "1", *shell(WAITING.format(""))]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [*LAUNCH, "-n", "2", "-s", "1", *shell(WAITING.format(""))]
+    process = subprocess.Popen(command, env=ENV)
     try:
         wait_until(lambda: len(pids(here)) == 8)
     finally:
@@ -238,9 +193,8 @@ def test_nothing_outlives_a_killed_supervisor(here, monkeypatch):
 
 
 def test_nobody_reads_on(here):
-    command = [sys.executable, str(SCRIPT), "-n", "1", "-s", "1", *shell("touch $$; yes")]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [*LAUNCH, "-n", "1", "-s", "1", *shell("touch $$; yes")]
+    process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=20) != 0
@@ -292,61 +246,3 @@ def test_a_host_that_cannot_be_reached(ssh, capsys, monkeypatch):
         "gluon-amp launch: worker 1 on lost ended with status 255, as ssh ends when it cannot "
         "connect; the others are ended.\n"
     )
-
-
-def test_without_ssh(ssh, monkeypatch):
-    (ssh / "hosts").write_text("one\n")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match="ssh cannot be run: No such file"):
-        launch(["-n", "1", "-H", "hosts", "--host-ip", "127.0.0.1", "--", "true"])
-
-
-# -------------------------------------------------------------------------- MXNet's own processes
-
-WORKER = """
-import json, os
-from pathlib import Path
-import gluon_amp
-import mxnet as mx
-from mxnet import nd
-
-def listening():
-    # addresses on which processes of this run listen
-    port = os.environ["DMLC_PS_ROOT_PORT"]
-    addresses = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"DMLC_PS_ROOT_PORT={port}" not in (process / "environ").read_text().split("\\0"):
-                continue
-            links = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
-        for table in ("tcp", "tcp6"):
-            for line in (process / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and fields[9] in sockets:
-                    addresses.add(fields[1].split(":")[0])
-    return sorted(addresses)
-
-kv = mx.kv.create("dist_sync")
-big = nd.array([40000, 2], dtype="float16")
-kv.broadcast(1, nd.zeros_like(big), nd.zeros_like(big))
-kv.pushpull(1, big)
-seen = listening()
-kv._barrier()
-print(json.dumps([kv.num_workers, big.asnumpy().tolist(), seen]))
-"""
-
-
-@pytest.mark.slow
-def test_mxnets_parameter_server(here, capsys, monkeypatch):
-    """Float16 values are added up in float16, and an overflow reaches all workers."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (here / "worker.py").write_text(WORKER)
-    assert launch(["-n", "2", "-s", "1", "--", sys.executable, "worker.py"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sorted(line[:11] for line in lines) == ["[worker 0] ", "[worker 1] "]
-    loopback = "0100007F"
-    for line in lines:
-        assert json.loads(line[11:]) == [2, [float("inf"), 4.0], [loopback]]

@@ -1,4 +1,4 @@
-"""Workers that watch each other, over real connections."""
+"""Workers that listen to each other, over real connections."""
 
 import socket
 import threading
@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-import gluon_amp  # noqa: F401
 from gluon_amp.training.workers import liveness
-from gluon_amp.training.workers.liveness import LostError, Peer, Watch, open_watch
+from gluon_amp.training.workers.liveness import Liveness, LostError, Peer, connect_to_first
 
 FAR = 60.0
 
@@ -24,17 +23,17 @@ class Ends(list):
         self.called.set()
 
 
-def star(count, seconds=FAR, watched=None):
-    """The first of `count` workers and the others; only those that are `watched` have a thread."""
+def star(count, seconds=FAR, listening=None):
+    """The first of `count` workers and the others; only those that are `listening` listen."""
     pairs = [socket.socketpair() for _ in range(count - 1)]
     ends = [Ends() for _ in range(count)]
     peers = [
         [Peer(f"worker {n}", mine) for n, (mine, _) in enumerate(pairs, 1)],
         *([Peer("worker 0", theirs)] for _, theirs in pairs),
     ]
-    watched = range(count) if watched is None else watched
-    watches = {n: Watch(peers[n], n == 0, seconds, ends[n]) for n in watched}
-    return watches, ends, [None, *(theirs for _, theirs in pairs)]
+    listening = range(count) if listening is None else listening
+    members = {n: Liveness(peers[n], n == 0, seconds, ends[n]) for n in listening}
+    return members, ends, [None, *(theirs for _, theirs in pairs)]
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +43,10 @@ def soon(monkeypatch):
 
 
 def test_all_leave_together():
-    watches, ends, _ = star(3)
+    members, ends, _ = star(3)
     left = []
     threads = [
-        threading.Thread(target=lambda n=n: (watches[n].leave(0, FAR), left.append(n)))
+        threading.Thread(target=lambda n=n: (members[n].leave(0, FAR), left.append(n)))
         for n in (1, 0, 2)
     ]
     for thread in threads[:2]:
@@ -60,62 +59,49 @@ def test_all_leave_together():
     assert sorted(left) == [0, 1, 2] and ends == [[], [], []]
 
 
-def test_the_end_of_one_ends_all():
-    _, ends, connections = star(3, watched=[0, 1])
-    time.sleep(0.3)
-    connections[2].close()
+@pytest.mark.parametrize(
+    ("silent", "what"), [(False, "has ended"), (True, "has not answered for 0.8 s")]
+)
+def test_the_end_or_the_silence_of_one_ends_all(silent, what):
+    _, ends, connections = star(3, seconds=0.8 if silent else FAR, listening=[0, 1])
+    if not silent:
+        time.sleep(0.3)
+        connections[2].close()
     for end in ends[:2]:
         assert end.called.wait(5)
-        assert end[0].startswith("worker 2 has ended, and the others cannot go on: start the whole")
-
-
-def test_one_that_has_left_may_end():
-    _, ends, connections = star(2, watched=[0])
-    connections[1].sendall(b"leaving\n")
-    connections[1].close()
-    assert not ends[0].called.wait(0.6)
-
-
-def test_silence_ends_all():
-    _, ends, _ = star(3, seconds=0.8, watched=[0, 1])
-    for end in ends[:2]:
-        assert end.called.wait(5)
-        assert end[0].startswith("worker 2 has not answered for 0.8 s, and the others cannot")
+        assert end[0].startswith(f"worker 2 {what}, and the others cannot go on: start the whole")
 
 
 def test_a_server_is_missed_if_all_wait():
-    watches, ends, _ = star(2, seconds=0.5)
-    for one in watches.values():
+    members, ends, _ = star(2, seconds=0.5)
+    for one in members.values():
         with one.step():  # it becomes the measure of the next
             pass
-    with watches[0].exchange():
+    with members[0].exchange():
         assert not ends[0].called.wait(1.2)  # the other one computes
-        with watches[1].step():
+        with members[1].step():
             for end in ends:
                 assert end.called.wait(5)
                 assert "a server or the scheduler has ended" in end[0]
 
 
-def test_the_first_step_may_take_its_time():
-    watches, ends, _ = star(2, seconds=0.3)
-    with watches[0].step(), watches[1].step():
-        assert not ends[0].called.wait(1)
-
-
 def test_a_step_may_take_ten_times_as_long_as_another():
-    watches, ends, _ = star(2, seconds=0.1)
-    for one in watches.values():
-        with one.step():
-            time.sleep(0.1)
-    with watches[0].step(), watches[1].step():
+    members, ends, _ = star(2, seconds=0.1)
+    with members[0].step(), members[1].step():  # how long the first takes is not known
+        assert not ends[0].called.wait(0.6)
+    for one in members.values():
+        one._longest = 0.1
+    with members[0].step(), members[1].step():
         assert not ends[0].called.wait(0.8)
         assert ends[0].called.wait(5)
 
 
-def test_after_the_end_of_the_run_nothing_is_waited_for():
-    watches, ends, connections = star(2, watched=[0])
+def test_one_that_has_left_may_end_and_is_not_waited_for():
+    members, ends, connections = star(2, listening=[0])
     connections[1].sendall(b"leaving\n")
-    watches[0].leave(3, 0.2)
+    connections[1].close()
+    assert not ends[0].called.wait(0.6)
+    members[0].leave(3, 0.2)
     assert ends[0].called.wait(5)
     assert ends[0] == ["the run is over; MXNet's scheduler or a server did not end with it."]
 
@@ -136,7 +122,7 @@ def test_strangers_are_turned_away():
     opened = {}
 
     def work(rank):
-        opened[rank] = open_watch(rank, 2, "127.0.0.1", from_first, FAR)
+        opened[rank] = connect_to_first(rank, 2, "127.0.0.1", from_first, FAR)
 
     first = threading.Thread(target=work, args=(0,))
     first.start()
@@ -158,16 +144,12 @@ def test_strangers_are_turned_away():
         assert not thread.is_alive()
 
 
-def test_a_worker_that_never_comes(monkeypatch):
+def test_workers_that_cannot_meet(monkeypatch):
     monkeypatch.setattr(liveness, "GREETING", 0.2)
     with pytest.raises(LostError, match="only 0 of 2 other workers have connected to the first"):
-        open_watch(0, 3, "127.0.0.1", lambda data: data, FAR)
-
-
-def test_a_first_worker_that_cannot_be_reached():
+        connect_to_first(0, 3, "127.0.0.1", lambda data: data, FAR)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(
-        LostError, match=f"worker 2 cannot connect to .* 127.0.0.1:{port} .*refused"
-    ):
-        open_watch(2, 3, "127.0.0.1", lambda _: f"127.0.0.1 {port} word".encode(), FAR)
+    sentence = f"worker 2 cannot connect to .* 127.0.0.1:{port} .*refused"
+    with pytest.raises(LostError, match=sentence):
+        connect_to_first(2, 3, "127.0.0.1", lambda _: f"127.0.0.1 {port} word".encode(), FAR)

@@ -1,9 +1,9 @@
-"""What scripts/launch.py plans to start: roles, hosts, variables."""
+"""What the launcher plans to start: roles, hosts, variables; and what it refuses."""
 
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.workers.tasks import Task, hosts, read, tasks
+from gluon_amp.training.workers.tasks import hosts, read, tasks
 
 
 def planned(line):
@@ -20,13 +20,12 @@ def test_a_local_run_stays_on_this_machine():
         assert task.env["DMLC_ROLE"] == task.role
     assert len({task.env["DMLC_PS_ROOT_PORT"] for task in started}) == 1
     assert [task.env.get("DMLC_WORKER_ID") for task in started] == [None, None, "0", "1"]
+    assert sum(task.role == "server" for task in planned("-n 3")) == 3  # by default
 
 
-def test_as_many_servers_as_workers_unless_told():
-    assert sum(task.role == "server" for task in planned("-n 3")) == 3
-
-
-def test_workers_go_round_the_hosts(tmp_path):
+def test_workers_go_round_the_hosts(tmp_path, monkeypatch):
+    for name in ("MXNET_CPU_WORKER_NTHREADS", "PS_VERBOSE", "SECRET"):
+        monkeypatch.setenv(name, "1")
     path = tmp_path / "hosts"
     path.write_text("10.0.0.1  # the first\n\nme@10.0.0.2:2222\n")
     started = planned(f"-n 3 -s 1 -H {path} --host-ip 127.0.0.1 --gpus-per-worker 2")
@@ -39,7 +38,9 @@ def test_workers_go_round_the_hosts(tmp_path):
         "worker 2 on 10.0.0.1": "2,3",
     }
     assert [task.neighbours for task in started] == [1, 2, 2, 1, 2]
-    assert not any("DMLC_NODE_HOST" in task.env for task in started)
+    for task in started:  # other machines get what MXNet reads
+        assert task.env["MXNET_CPU_WORKER_NTHREADS"] == task.env["PS_VERBOSE"] == "1"
+        assert "SECRET" not in task.env and "DMLC_NODE_HOST" not in task.env
     arguments = started[3].arguments(["train", "a b"], "/work dir")
     assert arguments[0] == "ssh" and arguments[-4:-1] == ["-p", "2222", "me@10.0.0.2"]
     assert arguments[-1].startswith("exec python3 -c ")
@@ -56,22 +57,12 @@ def test_variables_for_all_and_for_one_role(monkeypatch):
     }
 
 
-def test_other_machines_get_what_mxnet_reads(tmp_path, monkeypatch):
-    (tmp_path / "hosts").write_text("10.0.0.1\n")
-    for name in ("MXNET_CPU_WORKER_NTHREADS", "PS_VERBOSE", "SECRET"):
-        monkeypatch.setenv(name, "1")
-    task = planned(f"-n 1 -s 1 -H {tmp_path / 'hosts'} --host-ip 127.0.0.1")[-1]
-    assert task.env["MXNET_CPU_WORKER_NTHREADS"] == task.env["PS_VERBOSE"] == "1"
-    assert "SECRET" not in task.env
-
-
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        ("", "lists no hosts"),
         ("# nothing\n", "lists no hosts"),
         ("a\nb slots=2\n", "has 'b slots=2' in line 2: expected HOST"),
-        ("-oProxyCommand=x\n", "has '-oProxyCommand=x' in line 1"),
+        ("-lroot\n", "has '-lroot' in line 1"),  # an option of ssh
         ("a:ssh\n", "has 'a:ssh' in line 1"),
         (None, "cannot be read: No such file"),
     ],
@@ -84,6 +75,31 @@ def test_a_bad_hostfile_is_one_sentence(tmp_path, text, sentence):
         hosts(path)
 
 
-def test_a_task_says_what_it_is():
-    assert str(Task("worker", 2, "host")) == "worker 2 on host"
-    assert Task("scheduler", 0).label == "[scheduler] "
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("-n 1 -H hosts --launcher local", "--launcher local runs everything here"),
+        ("-n 1 --launcher ssh", "--launcher ssh needs a hostfile"),
+        ("-n 1 -H hosts", "no-such-host.invalid has no address"),
+        ("-n 1 -H hosts --host-ip 192.0.2.1", "192.0.2.1 is not an address of this"),
+    ],
+)
+def test_options_that_cannot_be_followed(tmp_path, monkeypatch, line, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("no-such-host.invalid\n")
+    with pytest.raises(UsageError, match=sentence):
+        planned(line)
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("-n 0 -- true", "expected a whole number from 1 to 4096, got '0'"),
+        ("-n 1", "the following arguments are required: COMMAND"),
+        ("-n 1 --env =x -- true", "expected NAME=VALUE or NAME, got '=x'"),
+    ],
+)
+def test_wrong_options(line, sentence, capsys):
+    with pytest.raises(SystemExit):
+        read(line.split())
+    assert sentence in capsys.readouterr().err

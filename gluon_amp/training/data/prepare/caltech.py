@@ -11,8 +11,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from gluon_amp.training.data.prepare.downloads import DownloadError, download, extract, md5_of
 from gluon_amp.training.data.prepare.packing import Listing, Packing, pack, packed_with
-from gluon_amp.training.data.prepare.splitting import read_tree
 from gluon_amp.training.data.source import DataError
+from gluon_amp.training.data.splitting import read_tree
 
 EXTRACTED, PACKED = "images", "rec"
 DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="

@@ -6,65 +6,32 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
+from gluon_amp.base.messages import UsageError
 from gluon_amp.files.atomic import InUseError
-from gluon_amp.training.command_line import Parser, natural, positive_int, whole
+from gluon_amp.training.command_line import Parser, natural, positive_int, status_of, whole
 from gluon_amp.training.data.prepare.packing import LONGEST, Encoding, Packing
-from gluon_amp.training.data.prepare.splitting import Split
-from gluon_amp.training.data.source import DataError
+from gluon_amp.training.data.splitting import Split
 
 
 def add_options(parser: Parser, per_class: str) -> None:
     """Add the shared options to a parser; `per_class` ends the help of ``--train-per-class``."""
+    number = {"type": positive_int, "metavar": "N"}
+    images = parser.add_mutually_exclusive_group()
+    each = f"images of each class for training {per_class}"
+    images.add_argument("--train-per-class", help=each, **number)
+    total = "images for training in total, in proportion from each class"
+    images.add_argument("--train-images", help=total, **number)
     add = parser.add_argument
-    number = parser.add_mutually_exclusive_group()
-    number.add_argument(
-        "--train-per-class",
-        type=positive_int,
-        metavar="N",
-        help=f"images of each class for training {per_class}",
-    )
-    number.add_argument(
-        "--train-images",
-        type=positive_int,
-        metavar="N",
-        help="images for training in total, in proportion from each class",
-    )
-    add(
-        "--split-seed",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="determines the training images and their order (default: %(default)s)",
-    )
-    add(
-        "--without",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave out this class, or this image as CLASS/FILE; may be repeated",
-    )
-    add(
-        "--resize",
-        type=whole(0, LONGEST),
-        default=256,
-        metavar="PIXELS",
-        help="shorter side of the stored images; 0 keeps the files unchanged "
-        "(default: %(default)s)",
-    )
-    add(
-        "--quality",
-        type=whole(1, 100),
-        default=95,
-        metavar="N",
-        help="of the JPEGs, 1 to 100 (default: %(default)s)",
-    )
-    add(
-        "--num-workers",
-        "-j",
-        type=whole(1, 1024),
-        metavar="N",
-        help="threads that pack (default: one for each processor)",
-    )
+    seed = "determines the training images and their order (default: %(default)s)"
+    add("--split-seed", type=natural, default=0, metavar="N", help=seed)
+    without = "leave out this class, or this image as CLASS/FILE; may be repeated"
+    add("--without", action="append", default=[], metavar="NAME", help=without)
+    side = "shorter side of the stored images; 0 keeps the files unchanged (default: %(default)s)"
+    add("--resize", type=whole(0, LONGEST), default=256, metavar="PIXELS", help=side)
+    quality = "of the JPEGs, 1 to 100 (default: %(default)s)"
+    add("--quality", type=whole(1, 100), default=95, metavar="N", help=quality)
+    threads = "threads that pack (default: one for each processor)"
+    add("--num-workers", "-j", type=whole(1, 1024), metavar="N", help=threads)
     add("--overwrite", action="store_true", help="replace what was packed with other options")
 
 
@@ -79,12 +46,12 @@ def packing(options: argparse.Namespace) -> Packing:
     )
 
 
-def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
+def run(prog: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
     """Pack, and print how to train on the result, or in one sentence why packing failed.
 
     Parameters
     ----------
-    name : str
+    prog : str
         The program's name, for messages.
     pack : callable
         Packs into `out`, and returns the manifest.
@@ -94,25 +61,21 @@ def run(name: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
     int
         Status of the process: 0, 2 after an error, 130 after an interruption.
     """
+
+    def work() -> None:
+        try:
+            manifest = pack()
+        except InUseError as error:
+            raise UsageError(f"{error}: wait for it.") from None
+        counts = " and ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
+        print(f"{counts} images of {manifest['classes']} classes. To train on them:")
+        print(f"gluon-amp train {_data_options(out)}")
+
     try:
-        manifest = pack()
-    except DataError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except InUseError as error:
-        print(f"{name}: {error}: wait for it.", file=sys.stderr)
-        return 2
-    except OSError as error:  # no space, no permission
-        file = f"{error.filename}: " if error.filename else ""
-        print(f"{name}: {file}{error.strerror or error}.", file=sys.stderr)
-        return 2
+        return status_of(prog, work)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; run the same command again to resume.", file=sys.stderr)
+        print(f"{prog}: interrupted; run the same command again to resume.", file=sys.stderr)
         return 130
-    counts = " and ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
-    print(f"{counts} images of {manifest['classes']} classes. To train on them:")
-    print(f"gluon-amp train {_data_options(out)}")
-    return 0
 
 
 def _data_options(out: Path) -> str:

@@ -6,10 +6,8 @@ from typing import Any, Dict, Sequence
 
 from gluon_amp.training.data.class_names import check_same_classes
 from gluon_amp.training.data.prepare.packing import Listing, Packing, pack, packed_with
-from gluon_amp.training.data.prepare.splitting import Tree, read_tree, shuffled
 from gluon_amp.training.data.source import DataError
-
-PARTS = ("train", "val")
+from gluon_amp.training.data.splitting import PARTS, Tree, is_divided, read_tree, shuffled
 
 
 def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
@@ -34,7 +32,8 @@ def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
     InUseError
         Another process is writing the same folder.
     """
-    listing = _list(root, out, packing)
+    splits = packing.split.per_class is not None or packing.split.total is not None
+    listing = _split(root, out, packing) if splits else _divided(root, packing)
     options = {
         "root": str(root.resolve()),
         "without": sorted(packing.without),
@@ -44,26 +43,28 @@ def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
     return packed_with(out, options, packing) or pack(out, listing, options, packing)
 
 
-def _list(root: Path, out: Path, packing: Packing) -> Listing:
-    split, without = packing.split, packing.without
-    is_split = all((root / part).is_dir() for part in PARTS)
-    if split.per_class is not None or split.total is not None:
-        if is_split:
-            raise DataError(
-                f"{root} holds train and val, so it is split already: pass neither "
-                "--train-per-class nor --train-images."
-            )
-        if out.resolve().parent == root.resolve():
-            raise DataError(f"{out} would be a class of {root}: choose a folder outside it.")
-        tree = read_tree(root, without)
-        return Listing(root, tree.classes, split.divide(tree), tree.ignored)
-    if not is_split:
+def _split(root: Path, out: Path, packing: Packing) -> Listing:
+    """List the images of a folder of classes, split as the packing says."""
+    if is_divided(root):
+        raise DataError(
+            f"{root} holds train and val, so it is split already: pass neither "
+            "--train-per-class nor --train-images."
+        )
+    if out.resolve().parent == root.resolve():
+        raise DataError(f"{out} would be a class of {root}: choose a folder outside it.")
+    tree = read_tree(root, packing.without)
+    return Listing(root, tree.classes, packing.split.divide(tree), tree.ignored)
+
+
+def _divided(root: Path, packing: Packing) -> Listing:
+    """List the images of a folder that holds train and val."""
+    if not is_divided(root):
         raise DataError(
             f"{root} does not hold both train and val: to split the classes in it, pass "
             "--train-per-class or --train-images."
         )
-    trees = {part: _read_part(root, part, without) for part in PARTS}
-    for name in without:
+    trees = {part: _read_part(root, part, packing.without) for part in PARTS}
+    for name in packing.without:
         if not name.startswith(tuple(f"{part}/" for part in PARTS)):
             raise DataError(f"{root} holds train and val, so {name} should begin with one of them.")
     check_same_classes(trees["train"].classes, trees["val"].classes, root / "train", root / "val")
@@ -71,7 +72,7 @@ def _list(root: Path, out: Path, packing: Packing) -> Listing:
         part: [image._replace(name=f"{part}/{image.name}") for image in tree.images]
         for part, tree in trees.items()
     }
-    images["train"] = shuffled(images["train"], split.seed)
+    images["train"] = shuffled(images["train"], packing.split.seed)
     ignored = [f"{part}/{name}" for part, tree in trees.items() for name in tree.ignored]
     return Listing(root, trees["val"].classes, images, ignored)
 

@@ -2,7 +2,7 @@
 
 The new folder has ``PART.rec`` and ``PART.idx`` for each part of the data set, which MXNet reads;
 ``PART.lst``, im2rec's list of the images; ``classes.json``, the names of the classes by label; and
-``manifest.json``, the options and the sizes of the files.
+``manifest.json``, the options and the numbers of images.
 """
 
 import functools
@@ -17,11 +17,11 @@ from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Sequ
 from gluon_amp.base.hardware import count_processors
 from gluon_amp.base.messages import first_few
 from gluon_amp.files import atomic
+from gluon_amp.training.command_line import tqdm
 from gluon_amp.training.data.class_names import write_classes
 from gluon_amp.training.data.decode import DecodeError, cv2, decode, require_opencv
-from gluon_amp.training.data.prepare.progress import bar
-from gluon_amp.training.data.prepare.splitting import Image, Split
 from gluon_amp.training.data.source import DataError, read_file
+from gluon_amp.training.data.splitting import Image, Split
 
 from mxnet import recordio
 
@@ -120,7 +120,6 @@ def pack(
             "options": {**options, **asdict(packing.encoding)},
             "classes": len(listing.classes),
             "images": {name: len(images) for name, images in listing.parts.items()},
-            "bytes": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
@@ -137,8 +136,8 @@ def packed_with(
     Raises
     ------
     DataError
-        The folder was packed with other options or is damaged, and may not be overwritten. Or it
-        has other content, which is never overwritten.
+        The folder was packed with other options, or its manifest is damaged, and it may not be
+        overwritten. Or it has other content, which is never overwritten.
     """
     path = out / MANIFEST
     if not path.exists():
@@ -152,7 +151,7 @@ def packed_with(
     again = "pass --overwrite to pack again"
     try:
         manifest = json.loads(read_file(path))
-        before, sizes = dict(manifest["options"]), dict(manifest["bytes"])
+        before = dict(manifest["options"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path} is damaged: {again}.") from None
     now = {**options, **asdict(packing.encoding)}
@@ -162,12 +161,6 @@ def packed_with(
                 f"{out} was packed with {name.replace('_', ' ')} {_text(before.get(name))}, not "
                 f"{_text(now.get(name))}: {again}, or choose another folder."
             )
-    for name, size in sizes.items():
-        file = out / name
-        actual = file.stat().st_size if file.is_file() else None
-        if actual != size:
-            problem = "is missing" if actual is None else f"has {actual} bytes, expected {size}"
-            raise DataError(f"{file} {problem}: {again}.")
     packing.log(f"{out} is packed already, with these options.")
     return manifest
 
@@ -191,8 +184,8 @@ def _encode(folder: Path, encoding: Encoding, image: Image) -> bytes:
 def _write_part(stem: Path, encoded_images: Iterator[Tuple[Image, bytes]], total: int) -> None:
     writer = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
     try:
-        with open(f"{stem}.lst", "w", encoding="utf-8", errors="surrogateescape") as lines, bar(
-            f"packing {stem.name}", total
+        with open(f"{stem}.lst", "w", encoding="utf-8", errors="surrogateescape") as lines, tqdm()(
+            desc=f"packing {stem.name}", total=total, unit="img", leave=False, disable=None
         ) as progress:
             for number, (image, encoded) in enumerate(encoded_images):
                 header = recordio.IRHeader(0, float(image.label), number, 0)
@@ -212,10 +205,14 @@ def _in_order(
     """Map over images in parallel, in their order, at most `ahead` images before the caller."""
     remaining = iter(images)
     pending: Deque = deque()
-    while True:
-        for image in itertools.islice(remaining, ahead - len(pending)):
-            pending.append((image, pool.submit(function, image)))
-        if not pending:
-            return
+
+    def submit(count: int) -> None:
+        pending.extend(
+            (image, pool.submit(function, image)) for image in itertools.islice(remaining, count)
+        )
+
+    submit(ahead)
+    while pending:
         image, result = pending.popleft()
         yield image, result.result()
+        submit(1)

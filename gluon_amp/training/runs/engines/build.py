@@ -11,7 +11,7 @@ from gluon_amp.training.runs.engines.gluon import GluonEngine
 from gluon_amp.training.runs.engines.module import ModuleEngine
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.recipe import Recipe
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock

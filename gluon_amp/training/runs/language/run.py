@@ -25,7 +25,7 @@ from gluon_amp.training.runs.outputs import Output, check_outputs, save_paramete
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
 from gluon_amp.training.runs.training import Training
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 
 import mxnet as mx
 

@@ -5,42 +5,27 @@ Several meet on MXNet's parameter server, as `gluon-amp launch` starts it, or th
 
 import contextlib
 import os
-import re
 import sys
 import threading
 import traceback
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    NoReturn,
-    Optional,
-    Sequence,
-    Union,
-)
+from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.mxnet_internals import LIB, check_call
-from gluon_amp.training.workers.liveness import LostError, Watch, open_watch
-from gluon_amp.training.workers.ordered import OrderedStore
+from gluon_amp.training.workers.liveness import Liveness, LostError, connect_to_first
+from gluon_amp.training.workers.stores import FUSION, HorovodStore, OrderedStore
 from gluon_amp.training.workers.tasks import address
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.base import KVStoreHandle, MXNetError
+from mxnet.base import KVStoreHandle
 from mxnet.kvstore import KVStoreBase
-from mxnet.ndarray import NDArray
 
 ALONE = ("device", "local", "nccl")
 PARAMETER_SERVER = ("dist_sync", "dist_device_sync")
 KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
-
-Arrays = Union[NDArray, List[NDArray]]
 
 # If one of these is missing, MXNet waits forever for a scheduler that does not exist.
 PS_VARIABLES = (
@@ -53,32 +38,13 @@ PS_VARIABLES = (
 
 # MXNet waits for the other workers when a store is freed, so only `leave` frees these.
 _STORES: List[mx.kvstore.KVStore] = []
-_WATCHES: List[Watch] = []
+_LIVENESS: List[Liveness] = []
 
 GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
-
-# What MXNet's errors contain when Horovod has lost a worker: its own SHUT_DOWN_ERROR
-# (horovod/common/common.h), a source of Gloo, or an address in the errors of Gloo's
-# transport/tcp/pair.cc, as in "Read error [127.0.0.1]", from which MXNet removes the source.
-HOROVOD_LOST = re.compile(
-    r"Horovod has been shut down|/gloo/|"
-    r"(timeout|closed|writev|Read error|by peer|connect) \[[0-9a-f.:]+\]"
-)
 
 # Trainers use the keys from 0 on.
 FIRST_KEY = 10**6
 CHUNK = 2**22  # bytes in one message
-
-# Horovod reduces the gradients that are ready in one buffer. The order in which it adds those of
-# three or more workers depends on their place in the buffer, and so on time. Without a buffer, at a
-# threshold of 0, the sums repeat bit for bit.
-FUSION = "HOROVOD_FUSION_THRESHOLD"
-
-HOROVOD_MISSING = (
-    "Horovod is not installed: run `HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
-    "--no-build-isolation 'horovod==0.28.1'`, with numpy below 1.24 (docs/how_to/horovod.md), or "
-    "use --kv-store dist_sync"
-)
 
 
 class Workers:
@@ -126,11 +92,11 @@ class _Several(Workers):
         super().__init__(OrderedStore(store, rank) if several else store)
         self._store = store
         self.rank, self.count = rank, store.num_workers
-        self.watch: Optional[Watch] = None
+        self.liveness: Optional[Liveness] = None
         self._keys: Dict[Any, int] = {}
 
     def step(self) -> ContextManager[None]:
-        return self.watch.step() if self.watch else contextlib.nullcontext()
+        return self.liveness.step() if self.liveness else contextlib.nullcontext()
 
     def every(self, values: Sequence[float]) -> np.ndarray:
         # A parameter server sums in float32. To keep float64, each worker's bytes have their own
@@ -154,88 +120,12 @@ class _Several(Workers):
     def _sum(self, values: np.ndarray) -> np.ndarray:
         kind = (values.shape, values.dtype)
         array = nd.array(values, dtype=values.dtype)
-        with self.watch.exchange() if self.watch else contextlib.nullcontext():
+        with self.liveness.exchange() if self.liveness else contextlib.nullcontext():
             if kind not in self._keys:
                 self._keys[kind] = FIRST_KEY + len(self._keys)
                 self._store.broadcast(self._keys[kind], nd.zeros_like(array), nd.zeros_like(array))
             self._store.pushpull(self._keys[kind], array)
             return array.asnumpy()
-
-
-class HorovodStore(KVStoreBase):
-    """Horovod as a key-value store, which sums the gradients of one device in each process.
-
-    A read of what it sums raises `MXNetError` if another worker is gone: see `naming_lost_workers`.
-
-    Raises
-    ------
-    UsageError
-        Horovod is not installed.
-    """
-
-    type = "horovod"
-
-    def __init__(self) -> None:
-        try:
-            import horovod.mxnet as horovod
-        except ImportError:
-            raise UsageError(f"--kv-store horovod: {HOROVOD_MISSING}.") from None
-        horovod.init()  # aborts the process after 30 s if the workers have not all met
-        self._horovod = horovod
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among those of all machines."""
-        return self._horovod.rank()
-
-    @property
-    def num_workers(self) -> int:
-        """The number of processes."""
-        return self._horovod.size()
-
-    def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
-        """Copy the first worker's value to all workers."""
-        sent = self._horovod.broadcast(
-            value.as_nd_ndarray(), root_rank=0, name=str(key), priority=priority
-        )
-        _copy(sent, out)
-
-    def pushpull(
-        self, key: int, value: Arrays, out: Optional[Arrays] = None, priority: int = 0
-    ) -> None:
-        """Replace a value by its sum over all workers, or copy the sum to `out`."""
-        (array,) = value if isinstance(value, list) else [value]
-        total = array if out is None else array.copy()
-        self._horovod.allreduce_(total, op=self._horovod.Sum, name=str(key), priority=priority)
-        if out is not None:
-            _copy(total, out)
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Return whether it can update parameters: it cannot."""
-        return False
-
-
-def _copy(source: NDArray, targets: Arrays) -> None:
-    for target in targets if isinstance(targets, list) else [targets]:
-        source.as_nd_ndarray().copyto(target.as_nd_ndarray())
-
-
-@contextlib.contextmanager
-def naming_lost_workers() -> Iterator[None]:
-    """Raise `LostError` instead of the `MXNetError` that Horovod causes when a worker is gone.
-
-    MXNet raises it where an array is read, so this surrounds the whole training.
-    """
-    try:
-        yield
-    except MXNetError as error:
-        if not HOROVOD_LOST.search(str(error)):
-            raise
-        raise LostError(
-            "another worker has ended or cannot be reached, so this one ends too: see what it "
-            "said, and start all of them again, with --resume auto if they have a --save-dir."
-        ) from None
 
 
 def connect(
@@ -290,8 +180,10 @@ def connect(
     workers = _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)), repeats)
     if timeout and workers.count > 1:
         host = os.environ.get("DMLC_NODE_HOST") or address(os.environ["DMLC_PS_ROOT_URI"])
-        workers.watch = open_watch(workers.rank, workers.count, host, workers.from_first, timeout)
-        _WATCHES.append(workers.watch)
+        workers.liveness = connect_to_first(
+            workers.rank, workers.count, host, workers.from_first, timeout
+        )
+        _LIVENESS.append(workers.liveness)
     return workers
 
 
@@ -379,9 +271,9 @@ def leave(main: Callable[[], int]) -> NoReturn:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(status)
-    for watch in _WATCHES:
+    for liveness in _LIVENESS:
         # Once all have left, MXNet waits for nothing but the scheduler.
-        watch.leave(status, GOODBYE)
+        liveness.leave(status, GOODBYE)
     for store in _STORES:  # here, as it would abort the process when Python exits
         check_call(LIB.MXKVStoreFree(store.handle))
         store.handle = KVStoreHandle()

@@ -1,4 +1,4 @@
-"""Splits a folder of classes into images for training and images for validation."""
+"""Folders of classes: the list of their images, and its division into training and validation."""
 
 import hashlib
 import os
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from gluon_amp.training.data.folders import SUFFIXES
 from gluon_amp.training.data.source import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+PARTS = ("train", "val")  # folders of a data set that is divided already
 
 
 class Image(NamedTuple):
@@ -31,6 +33,11 @@ class Tree:
         """Return the number of images of each class."""
         counts = Counter(image.label for image in self.images)
         return [counts[label] for label in range(len(self.classes))]
+
+
+def is_divided(root: Path) -> bool:
+    """Return whether a folder holds ``train`` and ``val``."""
+    return all((root / part).is_dir() for part in PARTS)
 
 
 def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
@@ -123,8 +130,32 @@ class Split:
             A class would have no images for training or none for validation.
         """
         if self.total is None:
-            return _draw(tree, _equal_quotas(tree, self.per_class), self.seed)
-        return _draw(tree, _proportional_quotas(tree, self.total), self.seed)
+            quotas = _equal_quotas(tree, self.per_class)
+        else:
+            quotas = _proportional_quotas(tree, self.total)
+        train, val = draw(tree, quotas, self.seed)
+        return {"train": train, "val": val}
+
+
+def draw(tree: Tree, quotas: Sequence[int], seed: int) -> Tuple[List[Image], List[Image]]:
+    """Draw so many images of each class; return them, shuffled, and the others, in their order."""
+    counts = [0] * len(quotas)
+    drawn = []
+    for image in shuffled(tree.images, seed):
+        if counts[image.label] < quotas[image.label]:
+            counts[image.label] += 1
+            drawn.append(image)
+    taken = set(drawn)
+    return drawn, [image for image in tree.images if image not in taken]
+
+
+def shuffled(images: Iterable[Image], seed: int) -> List[Image]:
+    """Return images in a random order that does not depend on the version of Python or numpy."""
+
+    def key(image: Image) -> bytes:
+        return hashlib.sha256(b"%d %s" % (seed, os.fsencode(image.name))).digest()
+
+    return sorted(images, key=key)
 
 
 def _equal_quotas(tree: Tree, images: int) -> List[int]:
@@ -151,23 +182,3 @@ def _proportional_quotas(tree: Tree, images: int) -> List[int]:
                 f"{tree.folder}/{name}: each class needs images for training and for validation."
             )
     return quotas
-
-
-def _draw(tree: Tree, quotas: Sequence[int], seed: int) -> Dict[str, List[Image]]:
-    counts = [0] * len(quotas)
-    train = []
-    for image in shuffled(tree.images, seed):
-        if counts[image.label] < quotas[image.label]:
-            counts[image.label] += 1
-            train.append(image)
-    drawn = set(train)
-    return {"train": train, "val": [image for image in tree.images if image not in drawn]}
-
-
-def shuffled(images: Iterable[Image], seed: int) -> List[Image]:
-    """Return images in a random order that does not depend on the version of Python or numpy."""
-
-    def key(image: Image) -> bytes:
-        return hashlib.sha256(b"%d %s" % (seed, os.fsencode(image.name))).digest()
-
-    return sorted(images, key=key)

@@ -1,0 +1,163 @@
+"""Workers: what is refused, and what several of them agree on, with MXNet's real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.workers import group
+from gluon_amp.training.workers.group import Workers, average_statistics, connect
+from gluon_amp.training.workers.liveness import LostError
+from tests import ROOT
+from tests.training.workers.agreement import OF_TWO
+
+import mxnet as mx
+from mxnet import gluon
+
+ROLE = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in [*ROLE, "HOROVOD_SIZE"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_worker_agrees_with_itself():
+    alone = connect("device", [mx.cpu()])
+    assert (alone.rank, alone.count, alone.kvstore, alone.first) == (0, 1, "device", True)
+    assert alone.total([1, 0.1]).tolist() == [1, 0.1]
+    assert alone.every([1, 0.1]).tolist() == [[1, 0.1]]
+    assert alone.from_first(b"a\0") == b"a\0"
+
+
+def test_statistics_of_one_worker_stay_as_they_are():
+    param = gluon.Parameter("p", shape=(2,), grad_req="null")
+    param.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+    param.list_data()[1][:] = 3
+    average_statistics([param], Workers())
+    assert [array.asnumpy().tolist() for array in param.list_data()] == [[1, 1], [3, 3]]
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    "name, variables, sentence",
+    [
+        (
+            "dist_sync",
+            {**ROLE, "DMLC_PS_ROOT_PORT": ""},
+            "needs servers, and DMLC_PS_ROOT_PORT is not set: start with `gluon-amp launch",
+        ),
+        ("device", {"DMLC_NUM_WORKER": "2"}, "alone, but 2 workers .*: use --kv-store dist_sync"),
+        ("local", {"HOROVOD_SIZE": "2"}, "trains alone, but 2 workers .*: use --kv-store horovod"),
+        ("horovod", {}, "not installed: run `HOROVOD_WITH_MXNET=1 .* dist_sync"),
+    ],
+)
+def test_a_store_that_cannot_be_used(name, variables, sentence, monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=rf"--kv-store {name}.* {sentence}"):
+        connect(name, [mx.cpu()])
+
+
+def test_horovod_trains_on_one_device():
+    with pytest.raises(UsageError, match="one device in each process"):
+        connect("horovod", [mx.cpu(0), mx.cpu(1)])
+
+
+@pytest.mark.skipif(mx.runtime.Features().is_enabled("NCCL"), reason="this MXNet has NCCL")
+def test_nccl_needs_a_build_with_it():
+    with pytest.raises(UsageError, match="built without NCCL: use --kv-store device"):
+        connect("nccl", [mx.cpu()])
+
+
+def test_a_scheduler_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(group.mx.kv, "create", lambda name: time.sleep(2))
+    for variable, value in ROLE.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(LostError) as caught:
+        connect("dist_sync", [mx.cpu()], seconds=0.1)
+    assert str(caught.value) == (
+        "--kv-store dist_sync: not all of 2 workers and 1 servers have met at the scheduler "
+        "127.0.0.1:9 within 0.1 s: see whether it can be reached from here, and what they say."
+    )
+
+
+# ------------------------------------------------------------------------------ several workers
+
+AGREE = """
+    import json
+    import mxnet as mx
+    from gluon_amp.training.workers.group import connect, leave
+    from tests.training.workers.agreement import agreement
+
+    def main():
+        workers = connect("dist_sync", [mx.cpu()])
+        print(json.dumps({"rank": workers.rank, **agreement(workers)}), flush=True)
+        return 0
+
+    leave(main)
+"""
+FAILS = """
+    from gluon_amp.training.workers.group import connect, leave
+    import mxnet as mx
+
+    def main():
+        workers = connect("dist_sync", [mx.cpu()])
+        if workers.rank == 1:
+            raise KeyError('gone')
+        workers.total([1])  # in which the other waits for ever
+        return 0
+
+    leave(main)
+"""
+
+
+def launch(script, folder):
+    """Run a script as two workers."""
+    path = folder / "worker.py"
+    path.write_text(textwrap.dedent(script))
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "gluon_amp", "launch", "-n", "2", "--"),
+            sys.executable,
+            str(path),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.slow
+def test_two_workers_agree(tmp_path):
+    done = launch(AGREE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    # the launcher's numbers are the ranks
+    assert [line[: line.index("{")] for line in lines] == ["[worker 0] ", "[worker 1] "]
+    results = [json.loads(line[line.index("{") :]) for line in lines]
+    assert results == [{"rank": rank, **OF_TWO} for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_does_not_wait_at_its_exit(tmp_path):
+    done = launch(FAILS, tmp_path)
+    assert done.returncode == 1
+    assert "launch: worker 1 ended with status 1; the others are ended." in done.stderr
+    assert "KeyError: 'gone'" in done.stderr
