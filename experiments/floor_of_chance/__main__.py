@@ -28,7 +28,7 @@ from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import Parser, natural, path, positive_int, status_of
-from gluon_amp.training.runs.data_options import DATASETS
+from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
 from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
