@@ -2,11 +2,14 @@
 
 import contextlib
 import io
+import resource
+import signal
 from types import SimpleNamespace
 
 import pytest
 
 from gluon_amp.training.console import train
+from tests.idx_files import write_fashion
 
 WORKERS = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "HOROVOD_SIZE")
 # Two epochs of four batches of the digits in float16, without an option that says where files are.
@@ -22,6 +25,14 @@ def no_imagenet(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in WORKERS:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def fashion(tmp_path_factory):
+    """Options of a short run of a small network, on 40 training and 23 validation images."""
+    folder = write_fashion(tmp_path_factory.mktemp("fashion"), train=40, val=23)
+    options = "--dataset fashion-mnist --batch-size 8 --epochs 1 --warmup-epochs 0 --log-interval 1"
+    return [*options.split(), "--data-dir", str(folder)]
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +58,21 @@ def trained(tmp_path_factory):
         more = "--save-batches 2 --keep 99 --confusions 3".split()
         assert train.main([*RUN, *more, *options]) == 0
     return SimpleNamespace(folder=folder, out=out.getvalue(), options=RUN, **files)
+
+
+@pytest.fixture
+def small_disk():
+    """A context in which no file can grow beyond a number of bytes, as on a full disk."""
+
+    @contextlib.contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limited

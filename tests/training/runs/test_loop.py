@@ -2,27 +2,23 @@
 
 import logging
 import re
+import threading
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp.training.data import (
-    Preprocessing,
-    RecordFiles,
-    Source,
     TrainingBatches,
     ValidationBatches,
-    open_digits,
-    open_records,
 )
 from gluon_amp.training.data.datasets import Augmented
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.engines.gluon import GluonEngine
-from gluon_amp.training.runs.loop import Loop, TrainingError
+from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.loop import Loop, TrainingError, measured
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.schedule import Schedule
-from tests.images import write_records
 from tests.log_lines import Lines
 
 import mxnet as mx
@@ -123,12 +119,11 @@ def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
     assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_validation_is_the_mean_cross_entropy_of_every_image(devices):
+def test_validation_is_the_mean_cross_entropy_of_every_image():
     """Batches of 4, 4 and 1, with smoothed labels in training, against float64."""
     data = blobs(9)
     objective = Objective(3, smoothing=0.1)
-    loop = small_loop([mx.cpu(i) for i in range(devices)], objective=objective)
+    loop = small_loop([mx.cpu(0), mx.cpu(1)], objective=objective)
     result = loop.validate(ValidationBatches(data, 4), 9, 0)
     points, labels = (np.array(part) for part in zip(*data))
     outputs = loop.engine.net(nd.array(points)).asnumpy().astype("float64")
@@ -192,44 +187,92 @@ def test_a_loss_that_is_no_number_stops_the_run():
             loop.train(batches_of(blobs()), epoch)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
-    for part in ("train", "val"):
-        write_records(tmp_path, part, range(10))
-    paths = [tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx")]
-    source: Source = open_records(RecordFiles(*paths), preprocessing=Preprocessing(24))
-    contexts_used = [mx.cpu(number) for number in range(devices)]
-    net = nn.HybridSequential()
-    net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 24 * 24))
-    net.initialize(ctx=contexts_used)
-    loop = small_loop(contexts_used)
-    loop.engine.net = net
-    batches = ValidationBatches(source.val, 4)
-    passes = [loop.validate(batches, 10, epoch) for epoch in range(5)]
-    assert {validation.images for validation in passes} == {10}
-    assert len(set(passes)) == 1
-
-    images = nd.stack(*[source.val[n][0] for n in range(10)])
-    answers = net(images.as_in_context(contexts_used[0])).argmax(axis=1).asnumpy()
-    assert passes[0].top1 == (answers == np.arange(10)).mean()
-
-
 def test_validation_must_count_every_image():
     with pytest.raises(TrainingError, match="validated 10 images, but there are 11"):
         small_loop().validate(ValidationBatches(blobs(), 4), 11, 0)
 
 
-def test_the_digits_can_be_learned():
-    """Every third digit, a dense layer, four epochs: far above chance in float16."""
-    source = open_digits()
-    data = SimpleDataset([source.train[n] for n in range(0, 1437, 3)])
-    net = nn.HybridSequential()
-    net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 32 * 32))
-    net.initialize(mx.init.Xavier())
-    loop = small_loop(dtype="float16")
-    loop.engine.net = amp.cast(net, "float16")
-    loop.engine.trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-    loop.schedule = Schedule(0.01, 4, 8, "constant")
-    for epoch in range(4):
-        loop.train(batches_of(data, 64), epoch)
-    assert loop.validate(ValidationBatches(source.val, 100), 360, 0).top1 > 0.8
+class Clock:
+    """A device and a loader that take simulated time, seen by one clock."""
+
+    def __init__(self, load, compute):
+        self.load, self.compute = load, compute
+        self.now = self.busy_until = 0.0
+        self.stepped = threading.Event()
+
+    def batches(self, number):
+        """A loader that prepares one batch while the last one is used."""
+        there = 0.0
+        for _ in range(number):
+            there = max(there, self.now - self.load) + self.load
+            self.now = max(self.now, there)
+            yield self.now
+
+    def dispatch(self):
+        """Start a step and return at once; the device runs its steps one after the other."""
+        self.busy_until = max(self.now, self.busy_until) + self.compute
+
+
+@pytest.mark.parametrize(
+    "load, compute, share",
+    [
+        (100.0, 105.0, 100 / (100 + 16 * 105)),  # waits for the first batch only
+        (10.0, 105.0, 10 / (10 + 16 * 105)),
+        (200.0, 105.0, (200 + 15 * 95) / (16 * 200 + 105)),
+        (200.0, 0.0, 1.0),
+        (0.0, 50.0, 0.0),
+    ],
+)
+@pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "runs ahead"])
+def test_the_share_of_waiting(load, compute, share, ahead):
+    clock, counts = Clock(load, compute), Counts()
+    ends = []
+
+    def wait():  # called by the watching thread, of a step that was dispatched before
+        ends.append(clock.busy_until)
+
+    class Times:
+        """The watching thread reads the step's end, the loop its own time."""
+
+        def __call__(self):
+            if threading.current_thread() is threading.main_thread():
+                return clock.now
+            return ends[-1]
+
+    class Settled:
+        """Let the watching thread finish every step that has ended by now, as in real time."""
+
+        def __init__(self, batches):
+            self.batches = batches
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            batch = next(self.batches)
+            if clock.busy_until <= clock.now:
+                while len(ends) < steps[0]:
+                    pass
+            return batch
+
+    steps = [0]
+    for _ in measured(Settled(clock.batches(16)), wait, counts, Times()):
+        clock.dispatch()
+        steps[0] += 1
+        if not ahead:
+            clock.now = clock.busy_until
+    total = clock.busy_until
+    if ahead and load < compute:  # the loop has run ahead of the device: nothing else is measurable
+        assert counts.waited <= load + 1e-9
+    else:
+        assert counts.waited / total == pytest.approx(share, abs=1e-9)
+
+
+def test_waiting_does_not_hold_up_the_loop():
+    """The step after next is dispatched while the device still works on the last one."""
+    release, dispatched = threading.Event(), []
+    for batch in measured(iter(range(3)), lambda: release.wait(10), Counts()):
+        dispatched.append(batch)
+        if batch == 2:
+            release.set()
+    assert dispatched == [0, 1, 2]

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import gluon_amp  # noqa: F401
 from gluon_amp.training.runs.meters import Mean, TopK
 
 from mxnet import nd
