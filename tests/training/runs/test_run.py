@@ -22,6 +22,7 @@ from gluon_amp.training.runs.loop import Loop
 from tests.images import picture, write_folders, write_records
 from tests.torch_files import as_zip
 from tests.training.networks.efficientnet_lite_reference import seeded_weights
+from tests.training.runs.killing import contents
 from tests.training.runs.scripts import OF_THE_CLOCK, environment
 
 import mxnet as mx
@@ -208,12 +209,6 @@ def test_a_format_for_study_is_called_so(fashion, summary_of):
     assert f"dtype {dtype}, emulated for study" in out
 
 
-def test_evaluation_alone(fashion, summary_of):
-    summary = summary_of(*fashion, "--eval-only")
-    assert (summary.steps, summary.validated, summary.images_per_second) == (0, 23, None)
-    assert "nothing was trained" in summary.out
-
-
 def test_epochs_without_validation_or_checkpoint(fashion, summary_of, tmp_path):
     line = "--epochs 3 --eval-frequency 2 --save-frequency 2 --lr 0".split()
     summary = summary_of(*fashion, *line, "--save-dir", tmp_path / "saved")
@@ -221,6 +216,9 @@ def test_epochs_without_validation_or_checkpoint(fashion, summary_of, tmp_path):
     assert first is None and second == last == summary.best_top1
     names = sorted(path.name for path in (tmp_path / "saved").glob("epoch*"))
     assert names == ["epoch002-sample00000000.ckpt", "epoch003-sample00000000.ckpt"]
+    untrained = summary_of(*fashion, "--eval-only")
+    assert (untrained.steps, untrained.validated, untrained.images_per_second) == (0, 23, None)
+    assert "nothing was trained" in untrained.out
 
 
 def test_a_run_goes_on_with_its_batch_divided_otherwise(fashion, summary_of, tmp_path):
@@ -261,21 +259,27 @@ def test_gluoncvs_two_files(fashion, summary_of, tmp_path, capsys):
         assert sentence in error and error.count("\n") == 1
 
 
-def test_dropout_goes_on_as_if_nothing_had_happened(fashion, summary_of, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "line, layer",
+    [("--accumulate 2", lambda: nn.Dropout(0.5)), ("--mode module --dtype float16", nn.BatchNorm)],
+)
+def test_a_run_goes_on_in_mid_epoch(line, layer, fashion, summary_of, tmp_path, monkeypatch):
     """MXNet's random generator cannot be saved, so every step seeds it."""
 
     def build(model, classes):
         net = nn.HybridSequential()
-        net.add(nn.Flatten(), nn.Dropout(0.5), nn.Dense(classes))
+        net.add(nn.Flatten(), layer(), nn.Dense(classes))
         return net
 
     monkeypatch.setattr(network, "build", build)
-    run = [*fashion, "--lr-mode", "constant", "--max-batches", 2]
-    summary_of(*run, "--epochs", 2, "--save-dir", tmp_path / "whole")
-    summary_of(*run, "--save-dir", tmp_path / "parts")
-    next((tmp_path / "parts").glob("*.params")).unlink()
-    summary_of(*run, "--epochs", 2, "--save-dir", tmp_path / "parts", "--resume", "auto")
-    assert parameters(tmp_path / "parts") == parameters(tmp_path / "whole")
+    run = [*fashion, *line.split(), *"--epochs 2 --save-batches 2 --keep 9".split()]
+    whole = summary_of(*run, "--save-dir", tmp_path / "whole")
+    (tmp_path / "part").mkdir()
+    shutil.copy(tmp_path / "whole" / "epoch001-sample00000016.ckpt", tmp_path / "part")
+    again = summary_of(*run, "--save-dir", tmp_path / "part", "--resume", "auto")
+    last = "epoch002-sample00000000.ckpt"
+    assert contents(tmp_path / "part" / last) == contents(tmp_path / "whole" / last)
+    assert (again.top1_by_epoch, again.steps) == (whole.top1_by_epoch, whole.steps)
 
 
 def test_the_best_checkpoint_is_that_of_the_best_epoch(fashion, summary_of, tmp_path, monkeypatch):
@@ -370,43 +374,3 @@ def test_make_train_reaches_97_percent(summary_of):
 def test_fine_tuning_learns_the_other_digits(summary_of, line, top1):
     summary = summary_of(*line.split(), main=fine_tune.main)
     assert summary.validated == 179 and summary.top1 > top1
-
-
-WORKER = """
-import hashlib, json, os, sys
-from gluon_amp.training.runs import run
-from gluon_amp.training.runs.recipe import read
-from gluon_amp.training.workers.workers import leave
-
-def main():
-    kept = []
-    build = run.build_engine
-    run.build_engine = lambda *a: kept.append(build(*a)) or kept[0]
-    summary = run.train(read(sys.argv[1:]))
-    masters = kept[0].trainer.master_params()
-    data = b"".join(masters[name].asnumpy().tobytes() for name in sorted(masters))
-    results = [summary.top1, summary.workers, summary.total_batch, hashlib.sha256(data).hexdigest()]
-    print(json.dumps(results), flush=True)
-    return 0
-
-leave(main)
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_train_the_digits_in_float16(tmp_path):
-    (tmp_path / "worker.py").write_text(WORKER)
-    options = "--dtype float16 --kv-store dist_sync --batch-size 32 --epochs 8 --lr 0.2".split()
-    launch = [sys.executable, "-m", "gluon_amp", "launch", "-n", "2", "-s", "1", "--"]
-    done = subprocess.run(
-        [*launch, sys.executable, str(tmp_path / "worker.py"), *options],
-        env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"\[\d.*\]$", done.stdout, re.MULTILINE)
-    (top1, workers, total, _), second = map(json.loads, found)
-    assert [top1, workers, total, _] == second
-    assert top1 >= 97.0 and (workers, total) == (2, 64)

@@ -160,7 +160,11 @@ job = Job(None, 0, folder / "run", ("-c", sys.argv[2]), ())
 with alone_in(folder) as lock:
     Runner(1, lock).train([job])
 """
-WAITS = "import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists({!r}): time.sleep(.02)"
+WAITS = """
+import os, time
+print("ready", flush=True)
+while not os.path.exists({!r}): time.sleep(0.02)
+"""
 
 
 def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_path):
