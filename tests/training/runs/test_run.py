@@ -367,10 +367,6 @@ def test_make_train_reaches_97_percent(summary_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line, top1",
-    [("--dtype float32", 95), ("--dtype float16", 95), ("--freeze-features --epochs 2", 60)],
-)
-def test_fine_tuning_learns_the_other_digits(summary_of, line, top1):
-    summary = summary_of(*line.split(), main=fine_tune.main)
-    assert summary.validated == 179 and summary.top1 > top1
+def test_fine_tuning_learns_the_other_digits(summary_of):
+    summary = summary_of("--dtype", "float16", main=fine_tune.main)
+    assert (summary.validated, summary.steps) == (179, 8 * 45) and summary.top1 > 95
