@@ -219,7 +219,7 @@ class ImageTraining(Training):
         )
 
     def outputs(self, summary: report.Summary) -> List[Output]:
-        recipe, net, outputs = self.recipe, self.engine.block, super().outputs(summary)
+        recipe, net, outputs = self.recipe, self.engine.net, super().outputs(summary)
         if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
             name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
             params = recipe.save_dir / name

@@ -107,7 +107,7 @@ class Training:
                 stack.enter_context(self.checkpoints.locked())
             keeper = Keeper(
                 self.checkpoints,
-                self.engine.block,
+                self.engine.net,
                 self.engine.trainer,
                 self.identity,
                 self.progress,

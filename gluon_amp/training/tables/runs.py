@@ -25,8 +25,8 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import handling_signals
 from gluon_amp.training.runs.interruption import SIGNALS, RunInterruptedError
-from gluon_amp.training.tables.machine import describe, versions
 from gluon_amp.training.tables.designs import Design, Options
+from gluon_amp.training.tables.machine import describe, versions
 from gluon_amp.training.tables.record import (
     LOG,
     RUN,

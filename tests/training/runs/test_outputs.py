@@ -48,7 +48,7 @@ def test_an_export_has_the_bits_of_the_masters_and_the_dtypes_of_the_policy(trai
     types, _, _ = graph.infer_type(data="float32", **{graph.list_arguments()[1]: "float16"})
     assert np.float16 in types
     for name, array in nd.load(f"{prefix}-float16-0000.params").items():
-        assert array.dtype == (np.float16 if name.endswith("weight") else np.float32)
+        assert array.dtype == (np.float16 if name.endswith(("weight", "bias")) else np.float32)
 
 
 def test_what_cannot_be_written_is_known_before_the_run(tmp_path):

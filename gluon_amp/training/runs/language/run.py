@@ -220,7 +220,7 @@ class LanguageTraining(Training):
         outputs = super().outputs(summary)
         if self.checkpoints:
             params = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
-            outputs.append(Output(partial(save_parameters, self.engine.block, params)))
+            outputs.append(Output(partial(save_parameters, self.engine.net, params)))
         return outputs
 
 
