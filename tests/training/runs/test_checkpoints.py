@@ -85,7 +85,6 @@ LAST, EARLIER = "epoch002-sample00000000.ckpt", "epoch001-sample00000064.ckpt"
         ([], "holds checkpoints of an earlier run: go on with it by --resume auto"),
         (["--resume", "auto", "--model", "cifar_resnet20_v1"], "with the model cifar_resnet8_v1"),
         (["--resume", "auto", "--dtype", "float32"], "with --dtype float16"),
-        (["--resume", "none.ckpt"], "none.ckpt cannot be read"),
         (["--resume", "digits-cifar_resnet8_v1-1.params"], "by amp.save_checkpoint"),
         (["--resume", EARLIER], "holds later checkpoints than"),
     ],
@@ -117,15 +116,11 @@ def test_a_run_in_mid_epoch_goes_on_in_the_same_order(trained):
     "forge",
     [
         lambda extra: extra.pop("progress"),
-        lambda extra: extra.update(position=[1, -1]),
         lambda extra: extra.update(position=[7, 0]),
-        lambda extra: extra["identity"].pop("seed"),
         lambda extra: extra["identity"].update(model=[1]),
         lambda extra: extra["progress"].update(rate="fast"),
         lambda extra: extra["progress"].update(workers=[]),
-        lambda extra: extra["progress"]["workers"][0].pop("counts"),
         lambda extra: extra["progress"]["workers"][0]["counts"].update(right=None),
-        lambda extra: extra["progress"]["history"].update(steps=1.5),
         lambda extra: extra["progress"]["history"].update(validated=[{"top1": 1}]),
     ],
 )

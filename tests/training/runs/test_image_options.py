@@ -47,19 +47,13 @@ def test_every_option_and_its_aliases_are_listed_here():
     "line, name, value",
     [
         ("--label-smoothing", "label_smoothing", 0.1),
-        ("--label-smoothing 0.05", "label_smoothing", 0.05),
-        ("--mixup", "mixup", 0.2),
         ("--mixup --mixup-alpha 0.3", "mixup", 0.3),
         ("--benchmark", "benchmark", 1),
-        ("--benchmark 0", "benchmark", 0),
         ("--resume --save-dir x", "resume", "auto"),
-        ("--resume some.ckpt", "resume", "some.ckpt"),
         ("--image-shape 3,299,299", "input_size", 299),
         ("--gpus 0,2", "gpus", (0, 2)),
         ("--lr-steps 10,20", "lr_decay_epoch", (10, 20)),
         ("--lr-decay-period 40 --epochs 90", "lr_decay_epoch", (40, 80)),
-        ("--rgb-std 1,2,3", "rgb_std", (1.0, 2.0, 3.0)),
-        ("--loss-scale 128", "loss_scale", 128.0),
     ],
 )
 def test_values(line, name, value):
@@ -111,7 +105,6 @@ def test_options_of_other_scripts_name_their_replacement(capsys):
             "--dtype int8",
             "argument --dtype: expected float32, float16, mixed_float16, bfloat16, mi",
         ),
-        ("--dtype fp16", "mixed_bfloat16, got 'fp16' (did you mean 'float16'?)"),
         ("--batch-size 0", "expected a whole number of at least 1, got '0'"),
         (
             "--loss-scale 3",
@@ -121,7 +114,6 @@ def test_options_of_other_scripts_name_their_replacement(capsys):
         ("--loss-scale dynamic:3", "dynamic:1024 to begin there, got 'dynamic:3'"),
         ("--loss-scale dynamic:", "expected a number above 0, got ''"),
         ("--gpus 0,x", "expected the numbers of devices, as in 0,1, got '0,x'"),
-        ("--lr-steps 30,-1", "expected whole numbers of at least 0, as in 30,60,80, got '30,-1'"),
         ("--crop-ratio 0", "expected a number above 0 to 1, got '0'"),
         ("--rgb-std 58,0,57", "expected three numbers from 0.001 to 1000, as in 58,57,57, got "),
         ("--num-epoch 3", "unrecognized arguments: --num-epoch 3"),

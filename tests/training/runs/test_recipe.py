@@ -45,27 +45,18 @@ def test_a_recipe_cannot_be_changed():
     "line, sentence",
     [
         ("--dtype float16 --amp", "--amp and --dtype float16 are two ways to choose a dtype"),
-        ("--num-gpus 1 --gpus 0,1", "--num-gpus 1 and --gpus 0,1 disagree"),
         ("--cpus 2 --gpus 0", "--cpus and GPUs were both asked for"),
         ("--resume auto", "--resume auto looks into --save-dir"),
         ("--resume a --resume-epoch 3", "--resume and --resume-epoch are two ways"),
         ("--resume-epoch 3", "--resume-epoch and --resume-params belong together"),
-        ("--resume-params a", "--resume-epoch and --resume-params belong together"),
         ("--epochs 3 --warmup-epochs 3", "--warmup-epochs 3 leaves none of --num-epochs 3"),
         ("--warmup-epochs 24", "--warmup-epochs 24 leaves none of --num-epochs 24"),  # the digits'
-        ("--use-pretrained --pretrained-file a", "are two ways to begin"),
         ("--from-scratch --pretrained-file a", "are two ways to begin"),
         ("--from-scratch --freeze-features", "--freeze-features keeps features"),
-        ("--from-scratch --freeze-statistics", "--freeze-statistics keeps statistics"),
         ("--crop-ratio 0.001 --input-size 224", "give at least 0.014 for --input-size 224"),
         ("--data-dir absent", "--data-dir absent was not found: give the folder that"),
         ("--image-folder . --data-dir .", "--image-folder and --data-dir both name the data"),
-        ("--image-folder . --use-rec", "--image-folder and packed images both name the data"),
-        ("--mode module --export x", "--mode module has no --export"),
-        ("--mode module --freeze-features", "--mode module has no --freeze-features"),
         ("--mode module --mixup", "--mode module has no --mixup"),
-        ("--mode module --accumulate 2", "--mode module has no --accumulate"),
-        ("--mode module --clip-grad 1", "--mode module has no --clip-grad"),
         ("--mode module --load-epoch 2", "--load-epoch reads from --model-prefix"),
     ],
 )
@@ -83,9 +74,7 @@ def test_options_that_contradict_each_other(line, sentence):
         ("--dataset fashion-mnist --model alexnet", "fashion-mnist", 64),
         ("--dataset digits --network vgg --num-layers 11", "digits", 32),
         ("--dataset digits --model alexnet --input-size 96", "digits", 96),
-        ("--dataset caltech256", "caltech256", 224),
         ("--rec-train a --rec-val b", "rec", 224),
-        ("--image-folder a", "image-folder", 224),
         ("--data-dir .", "folder", 224),
     ],
 )
@@ -107,10 +96,8 @@ def test_data_sets_and_networks_fill_in_only_what_was_not_given():
 @pytest.mark.parametrize(
     "line, warmup",
     [
-        ("--dataset digits", 2),
         ("--dataset digits --epochs 2", 1 / 6),
         ("--dataset imagenet --epochs 3", 1 / 6),
-        ("--dataset imagenet --epochs 180", 5),
         ("--dataset imagenet --epochs 3 --warmup-epochs 1", 1),
     ],
 )

@@ -20,6 +20,8 @@ def test_a_run_is_read_from_its_files(tmp_path):
     assert (record.cross_entropies[0], len(record.cross_entropies)) == (1.5, 90)
     assert record.cross_entropy == pytest.approx(1.5 - 89 / 90)
     assert (record.versions, record.date) == ("MXNet 1.9.1", "2026-01-31")
+    sized = write_run(tmp_path / "b", "float16-1024", 76, 7, train_images=3030, val_images=5647)
+    assert read(sized).data == "imagenet (3,030 + 5,647 samples)"
     assert (record.skipped, record.steps, record.samples_per_second) == (3, 112680, 2714.0)
 
 

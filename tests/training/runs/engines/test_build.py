@@ -21,14 +21,13 @@ from mxnet import autograd, nd
 from mxnet.gluon import nn
 
 
-@pytest.mark.parametrize("optimizer", ["nag", "adam", "adamw", "lars", "lamb"])
-def test_each_optimizer_gets_its_own_options(optimizer):
-    net = dense_net()
-    recipe = recipe_of(optimizer=optimizer, momentum=0.5, wd=0.25, loss_scale=128.0)
-    trainer = build_trainer(recipe, net, 0.125)
-    assert (trainer.learning_rate, trainer.optimizer.wd) == (0.125, 0.25)
-    assert getattr(trainer.optimizer, "momentum", 0.5) == 0.5
-    assert trainer.loss_scale.scale == 128
+def test_each_optimizer_gets_its_own_options():
+    for optimizer in ("sgd", "nag", "adam", "adamw", "lars", "lamb"):
+        recipe = recipe_of(optimizer=optimizer, momentum=0.5, wd=0.25, loss_scale=128.0)
+        trainer = build_trainer(recipe, dense_net(), 0.125)
+        assert (trainer.learning_rate, trainer.optimizer.wd) == (0.125, 0.25)
+        assert getattr(trainer.optimizer, "momentum", 0.5) == 0.5
+        assert trainer.loss_scale.scale == 128
 
 
 class Noise(nn.HybridBlock):

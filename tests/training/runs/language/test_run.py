@@ -98,7 +98,6 @@ def test_a_run_goes_on_in_mid_epoch_with_its_states(whole, folder, tmp_path):
     [
         ([], "holds checkpoints of an earlier run"),
         (["--hidden", "8", "--resume"], "with the model 1-layer LSTM of 16"),
-        (["--characters", "5000", "--resume"], "with 4000 training samples, and this one has 5000"),
         (["--bptt", "8", "--resume", "MIDDLE"], "with 8 × 16 samples in an update, in the middle"),
     ],
 )
@@ -116,8 +115,6 @@ def test_another_run_is_not_gone_on_with(changed, words, whole, folder, tmp_path
     "arguments, sentence",
     [
         (["--bptt", "0"], "argument --bptt: expected a whole number of at least 1, got '0'"),
-        (["--resume", "auto"], "--resume auto looks into --save-dir, which was not given."),
-        (["--cpus", "2", "--gpus", "0"], "--cpus and GPUs were both asked for"),
         (["--characters", "1000", "--batch-size", "64"], "--characters 1000 are not enough for 64"),
         (["--characters", "999999999"], "but 999999999 were requested"),
         (["--summary-json", "absent/file"], "--summary-json absent/file cannot be written"),
