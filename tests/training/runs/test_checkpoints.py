@@ -86,7 +86,7 @@ LAST, EARLIER = "epoch002-sample00000000.ckpt", "epoch001-sample00000064.ckpt"
         (["--resume", "auto", "--model", "cifar_resnet20_v1"], "with the model cifar_resnet8_v1"),
         (["--resume", "auto", "--dtype", "float32"], "with --dtype float16"),
         (["--resume", "digits-cifar_resnet8_v1-1.params"], "by amp.save_checkpoint"),
-        (["--resume", EARLIER], "holds later checkpoints than"),
+        (["--resume", EARLIER], f"holds later checkpoints than {EARLIER}, such as {LAST}"),
     ],
 )
 @pytest.mark.usefixtures("no_imagenet")

@@ -131,9 +131,7 @@ def test_a_wrong_option_is_one_sentence(line, sentence, capsys):
     ("line", "policy", "computes_in"),
     [
         ("--amp", "mixed_float16", "float16"),
-        ("--dtype mixed_bfloat16", "bfloat16", "bfloat16"),  # two names of one policy
         ("--dtype params=float32,compute=tfloat32", "compute=tfloat32", "tfloat32"),
-        ("--dtype params=float16,compute=float16", "float16", "float16"),
         ("", "float32", "float32"),
     ],
 )

@@ -184,8 +184,8 @@ def test_validation_must_count_every_image():
 class AtOnce:
     """A pool whose thread has waited for the devices, or never does."""
 
-    def __init__(self, ends):
-        self.ends = ends
+    def __init__(self, ends, late):
+        self.ends, self.late = ends, late
 
     def __enter__(self):
         return self
@@ -196,25 +196,25 @@ class AtOnce:
     def submit(self, finished):
         future = Future()
         if self.ends:
-            future.set_result(finished())
+            future.set_result(finished() + self.late)
         return future
 
 
 @pytest.mark.parametrize(
-    "load, ends, waited",
+    "ends, late, waited",
     [
-        (10.0, True, 10 + 3 * 10),  # the devices wait for every batch
-        (0.0, True, 0),
-        (10.0, False, 10),  # the loop runs ahead of the devices, which wait for the first batch
+        (True, 0.0, 10 + 3 * 10),  # the devices wait for every batch
+        (True, 4.0, 10 + 3 * 6),  # they end a step 4 seconds after the next batch is requested
+        (False, 0.0, 10),  # the loop runs ahead of the devices, which wait for the first batch
     ],
 )
-def test_the_seconds_of_waiting(load, ends, waited, monkeypatch):
-    monkeypatch.setattr(loop_module, "ThreadPoolExecutor", lambda *_: AtOnce(ends))
+def test_the_seconds_of_waiting(ends, late, waited, monkeypatch):
+    monkeypatch.setattr(loop_module, "ThreadPoolExecutor", lambda *_: AtOnce(ends, late))
     counts, now = Counts(), [100.0]
 
     def batches():
         for number in range(4):
-            now[0] += load
+            now[0] += 10.0  # to load a batch
             yield number
 
     seen = []

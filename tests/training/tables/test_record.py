@@ -64,15 +64,15 @@ def test_a_log_without_the_last_epoch_is_refused(tmp_path):
         read(folder)
 
 
-@pytest.mark.parametrize("name", ["summary.json", "run.json", "log.txt"])
-def test_a_missing_or_damaged_file_is_named(tmp_path, name):
-    folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
-    (folder / name).write_text("{")
-    with pytest.raises(UsageError, match="damaged|no validation"):
-        read(folder)
-    (folder / name).unlink()
-    with pytest.raises(UsageError, match=f"{name} cannot be read: No such file"):
-        read(folder)
+def test_a_missing_or_damaged_file_is_named(tmp_path):
+    for name in ("summary.json", "run.json", "log.txt"):
+        folder = write_run(tmp_path / name, "float32-1024", 76.18, 11.8, epochs=2)
+        (folder / name).write_text("{")
+        with pytest.raises(UsageError, match="damaged|no validation"):
+            read(folder)
+        (folder / name).unlink()
+        with pytest.raises(UsageError, match=f"{name} cannot be read: No such file"):
+            read(folder)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
