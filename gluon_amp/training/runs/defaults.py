@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-from gluon_amp.training.data import fashion_mnist
+from gluon_amp.training.data import digits, fashion_mnist
 from gluon_amp.training.networks import efficientnet_lite
 
 # What the command or the data determines, and no option: the learning rate per 256 images, and
@@ -83,8 +83,9 @@ FOLDERS: Dict[str, Path] = {
 }
 
 IMAGENET_SIDE = 224
-# Height and width of the images of small data sets, which are enlarged to it: the smallest that the
-# networks with such names accept. Other networks accept every size.
+# The images of small data sets are enlarged to the smallest size that the network accepts: the
+# first of these of a matching name, or else their own size.
+OWN_SIDES = {"digits": digits.SIZE, "fashion-mnist": fashion_mnist.SIZE}
 LARGER_SIDES: Tuple[Tuple[str, int], ...] = (
     (r"inceptionv3", 299),
     (r"densenet\d+|googlenet|residualattentionnet\d+|squeezenet[\d.]+", 224),
@@ -93,7 +94,8 @@ LARGER_SIDES: Tuple[Tuple[str, int], ...] = (
 )
 
 
-def smallest_side(model: str, own: int) -> int:
-    """Return the height and width to which a small data set enlarges images of side `own`."""
+def input_side(data: str, model: str) -> int:
+    """Return the height and width of a network's input, for a kind of data (see `Recipe`)."""
+    own = OWN_SIDES.get(data, IMAGENET_SIDE)
     sides = (side for names, side in LARGER_SIDES if re.fullmatch(names, model))
-    return max(own, next(sides, own))
+    return max(own, next(sides, own)) if data in OWN_SIDES else own

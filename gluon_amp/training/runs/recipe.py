@@ -8,17 +8,15 @@ import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.data import digits, fashion_mnist
 from gluon_amp.training.networks.models import full_name
 from gluon_amp.training.runs.defaults import (
     DATA_DEFAULTS,
     FINE_TUNING,
     FINE_TUNING_DATA,
     FOLDERS,
-    IMAGENET_SIDE,
     MODEL_DEFAULTS,
     OTHER_DEFAULTS,
-    smallest_side,
+    input_side,
 )
 from gluon_amp.training.runs.image_options import add_image_options
 from gluon_amp.training.runs.options import GROUPS, Options, check_devices, check_resume
@@ -155,7 +153,8 @@ def _complete(defaults: Dict[str, Any], options: Dict[str, Any]) -> Recipe:
     if values["lr_decay_period"]:
         starts = range(values["lr_decay_period"], values["num_epochs"], values["lr_decay_period"])
         values["lr_decay_epoch"] = tuple(starts)
-    values["input_size"] = values["input_size"] or _input_size(values)
+    model = full_name(values["model"], values["num_layers"])
+    values["input_size"] = values["input_size"] or input_side(data, model)
     recipe = Recipe(**values)
     _check(recipe, options)
     return recipe
@@ -181,13 +180,6 @@ def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
 def _reads_records(values: Dict[str, Any]) -> bool:
     names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
     return values["use_rec"] or any(values[name] is not None for name in names)
-
-
-def _input_size(values: Dict[str, Any]) -> int:
-    own = {"digits": digits.SIZE, "fashion-mnist": fashion_mnist.SIZE}.get(values["data"])
-    if own is None:
-        return IMAGENET_SIDE
-    return smallest_side(full_name(values["model"], values["num_layers"]), own)
 
 
 def _check(recipe: Recipe, options: Dict[str, Any]) -> None:

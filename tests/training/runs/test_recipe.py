@@ -4,7 +4,7 @@ import pytest
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks.models import MXNET_MODELS, OWN_MODELS, smallest_size
-from gluon_amp.training.runs.defaults import FINE_TUNING, smallest_side
+from gluon_amp.training.runs.defaults import FINE_TUNING, input_side
 from gluon_amp.training.runs.recipe import read, read_fine_tuning, recipe_of
 from gluon_amp.training.runs.schedule import Schedule
 
@@ -122,6 +122,6 @@ def test_the_learning_rate_follows_the_total_batch():
 def test_the_sides_of_small_images_are_the_smallest_that_networks_accept(models):
     """By inference of the networks' shapes."""
     for model in models or (*OWN_MODELS, *MXNET_MODELS):
-        for own in (28, 32):
-            sizes = tuple(dict.fromkeys((own, *range(32, 320, 32), 299)))
-            assert smallest_side(model, own) == smallest_size(model, 10, sorted(sizes)), model
+        for data, own in (("fashion-mnist", 28), ("digits", 32)):
+            sizes = sorted({own, *range(32, 320, 32), 299})
+            assert input_side(data, model) == smallest_size(model, 10, sizes), model
