@@ -96,17 +96,6 @@ def test_a_checkpoint_is_saved_every_few_batches_and_after_an_epoch_if_it_is_due
     assert saved()[-1] == (9, 6)
 
 
-def test_a_diverged_run_names_its_last_good_checkpoint(tmp_path):
-    keeper, checkpoints, _ = keeper_of(tmp_path)
-    with pytest.raises(DivergedError, match="^lost$"), keeper.naming_last_good():
-        raise DivergedError("lost")
-    keeper.after_epoch(0, due=True, last=False, best=False)
-    path = checkpoints.existing()[-1][1]
-    named = f"lost The last good checkpoint is {path}: --resume auto"
-    with pytest.raises(DivergedError, match=named), keeper.naming_last_good():
-        raise DivergedError("lost")
-
-
 def test_a_signal_between_two_looks_is_answered_once(tmp_path):
     """One that comes after the decision not to save waits for the next decision."""
 

@@ -56,18 +56,6 @@ def test_states_are_carried_on_and_begin_with_zeros():
     assert nats == pytest.approx(math.log(CLASSES), rel=0.01)  # it has learned nothing yet
 
 
-def test_two_devices_do_what_one_does():
-    results = []
-    for devices in (1, 2):
-        one = engine(devices=devices, rate=1.0)
-        for number, chunk in enumerate(chunks_of_noise()):
-            one.step([chunk], 0, number, Counts())
-        params = [p.data(mx.cpu(0)).asnumpy() for p in one.net.collect_params().values()]
-        results.append([*map(np.array, one.state()), *params])
-    for alone, together in zip(*results):
-        np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-6)
-
-
 def test_a_state_goes_on_on_other_devices():
     first, second, _ = chunks_of_noise(streams=5)
     states = []
