@@ -111,7 +111,7 @@ def test_options_of_other_scripts_name_their_replacement(capsys):
             "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, or "
             "dynamic:1024 to begin there, got '3'",
         ),
-        ("--loss-scale dynamic:3", "dynamic:1024 to begin there, got 'dynamic:3'"),
+        (f"--loss-scale dynamic:{2.0**-25}", "dynamic:1024 to begin there, got 'dynamic:2"),
         ("--loss-scale dynamic:", "expected a number above 0, got ''"),
         ("--gpus 0,x", "expected the numbers of devices, as in 0,1, got '0,x'"),
         ("--crop-ratio 0", "expected a number above 0 to 1, got '0'"),
