@@ -8,7 +8,6 @@ stopped at the first byte beyond it. Reads and writes of oneDNN are checked by g
 folder, so that nobody takes it for the normal one.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Dict, List, Optional, Sequence
 
 from experiments import ROOT
 from gluon_amp.kernels import build
+from gluon_amp.training.command_line import Parser
 
 FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
 
@@ -59,7 +59,7 @@ def environment(compiler: Sequence[str]) -> Dict[str, str]:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the tests, and return pytest's exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", metavar="EXPRESSION", help="run the tests whose names match")
     parser.add_argument("-x", action="store_true", help="stop at the first failure")
     options = parser.parse_args(argv)

@@ -25,7 +25,7 @@ def pytest_addoption(parser):
     add("--random-nets", type=int, default=40, help="how many networks test_random_nets.py tries")
     add("--random-nets-seed", type=int, default=0, help="which ones")
     add("--command-lines", type=int, default=75, help="how many test_command_lines.py tries")
-    add("--kills", type=int, default=1, help="how often test_kills.py kills each run")
+    add("--kills", type=int, default=1, help="how often test_workers_killed.py kills each run")
 
 
 @pytest.fixture(autouse=True)

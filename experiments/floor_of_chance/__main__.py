@@ -35,7 +35,7 @@ from gluon_amp.training.command_line import (
     split_at_dashes,
     status_of,
 )
-from gluon_amp.training.runs.data_options import DATASETS
+from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
 from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible

@@ -38,17 +38,17 @@ def run(arguments: Sequence[str]) -> None:
     if len(arguments) < 2 or arguments[0] not in STARTS:
         raise UsageError(f"expected {', '.join(STARTS[:-1])} or {STARTS[-1]}, and then a file.")
     start, path, options = arguments[0], Path(arguments[1]), arguments[2:]
-    recipe, given = read(options)
+    recipe = read(options)
     if recipe.save_dir is None:
         raise UsageError("--save-dir is missing: the trace is made of checkpoints.")
     if path.exists():
         return
     if start != "own":
         initial = path.with_name("initial.params")
-        write_initial_weights(prepare(recipe, given), initial, start == "disturbed")
-        recipe, given = read([*options, "--pretrained-file", str(initial)])
-    train(recipe, given)
-    trace = traced(prepare(recipe, given))
+        write_initial_weights(prepare(recipe), initial, start == "disturbed")
+        recipe = read([*options, "--pretrained-file", str(initial)])
+    train(recipe)
+    trace = traced(prepare(recipe))
     stream = io.BytesIO()
     np.savez(stream, **trace)
     atomic.write(path, stream.getvalue())

@@ -22,7 +22,7 @@ from gluon_amp.training.runs.engines.gluon import GluonEngine
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.network import build_network
 from gluon_amp.training.runs.objective import Objective
-from gluon_amp.training.runs.recipe import Recipe
+from gluon_amp.training.runs.recipe import Recipe, recipe_of
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed
 
@@ -156,7 +156,8 @@ def _fit(net: HybridBlock, row: Row, train: Images, val: Images, fold: Fold) -> 
 
 
 def _recipe(row: Row) -> Recipe:
-    return Recipe(
+    return recipe_of(
+        dataset="imagenet",  # without the defaults of another data set
         model=efficientnet_lite.NAME,
         dtype=row.dtype,
         num_epochs=row.training.num_epochs,

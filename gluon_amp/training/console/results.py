@@ -23,19 +23,27 @@ from gluon_amp.training.command_line import (
     whole,
 )
 from gluon_amp.training.runs.interruption import RunInterruptedError
-from gluon_amp.training.tables import figure, imagenet, render
-from gluon_amp.training.tables.recipes import EXPERIMENTS, Experiment
+from gluon_amp.training.tables import figure, render
+from gluon_amp.training.tables.designs import DESIGNS, Design
 from gluon_amp.training.tables.record import read_all, read_json
 from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
 from gluon_amp.training.tables.statistics import power, seeds_needed
-from gluon_amp.training.tables.table import Table, restored, tabulate
+from gluon_amp.training.tables.table import Table, published, restored, tabulate
 
-TITLES = ", ".join(f"{each.name}: {each.title}" for each in EXPERIMENTS.values())
-MARGINS = ", ".join(f"{each.margin:g} {each.name}" for each in EXPERIMENTS.values())
+TITLES = ", ".join(f"{each.name}: {each.title}" for each in DESIGNS.values())
+MARGINS = ", ".join(f"{each.margin:g} {each.name}" for each in DESIGNS.values())
 
 
 DESCRIPTION = """Train in float16, bfloat16 and float32 over several seeds, and compare their
 accuracies."""
+# docs/results/imagenet.md has the commands of single runs, and estimates of times and memory.
+PUBLISHED = """# ResNet-50 on ImageNet, published
+
+{}
+
+Source: MXNet's float16 FAQ, one run of 90 epochs each. All rows over several seeds, on 8 GPUs:
+
+gluon-amp results --recipe imagenet --devices 8 -- --num-gpus 8 --rec-train T.rec --rec-val V.rec"""
 
 
 def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
@@ -45,7 +53,7 @@ def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tupl
     add = parser.add_argument
     add(
         "--recipe",
-        choices=tuple(EXPERIMENTS),
+        choices=tuple(DESIGNS),
         metavar="NAME",
         default="digits",
         help=f"{TITLES} (default: %(default)s)",
@@ -81,7 +89,7 @@ def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tupl
     add(
         "--published",
         action="store_true",
-        help="print the table of MXNet's float16 FAQ, how to repeat it and what that should cost",
+        help="print the table of MXNet's float16 FAQ, and how to repeat it",
     )
     return parser.parse_args(own), for_runs
 
@@ -90,10 +98,10 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
     """Train and write the table; return the status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options, extra = parse(arguments, prog)
-    experiment = EXPERIMENTS[options.recipe]
-    margin = options.margin or experiment.margin
+    design = DESIGNS[options.recipe]
+    margin = options.margin or design.margin
     if options.published:
-        print(imagenet.page(options.margin or EXPERIMENTS["imagenet"].margin), end="")
+        print(PUBLISHED.format(render.markdown(published(margin)).rstrip()))
         return 0
     output = options.from_logs or options.output or Path("results") / options.recipe
     try:
@@ -102,17 +110,17 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
                 written = read_json(options.from_json)
                 return show(restored(written), options.from_json.parent, **about(written))
             if not options.from_logs:
-                sd, paired = deviation(experiment)
+                sd, paired = deviation(design)
                 seeds = options.seeds or seeds_needed(sd, margin, paired)
                 with alone_in(output) as lock:
-                    print(plan(experiment, seeds, margin), flush=True)
-                    wanted = jobs(experiment, output, range(seeds), options.devices, extra)
+                    print(plan(design, seeds, margin), flush=True)
+                    wanted = jobs(design, output, range(seeds), options.devices, extra)
                     Runner(options.parallel, lock).train(wanted)
-            order = [configuration.name for configuration, _ in experiment.rows]
-            margins = (margin, experiment.cross_entropy_margin)
+            order = [configuration.name for configuration, _ in design.rows]
+            margins = (margin, design.cross_entropy_margin)
             table = tabulate(read_all(output), order, *margins)
             shown_command = " ".join(["gluon-amp results", *arguments])
-            return show(table, output, experiment.note, shown_command)
+            return show(table, output, design.note, shown_command)
     except UsageError as error:
         return fail(prog, error, 2)
     except OSError as error:  # a full disk has no file name
@@ -123,22 +131,22 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
         return fail(prog, error, error.status)
 
 
-def deviation(experiment: Experiment) -> Tuple[float, bool]:
+def deviation(design: Design) -> Tuple[float, bool]:
     """Return the standard deviation that decides the number of seeds, and whether it is paired."""
-    if experiment.paired_sd is not None:
-        return experiment.paired_sd, True
-    return experiment.sd, False
+    if design.paired_sd is not None:
+        return design.paired_sd, True
+    return design.sd, False
 
 
-def plan(experiment: Experiment, seeds: int, margin: float) -> str:
+def plan(design: Design, seeds: int, margin: float) -> str:
     """Return what will be trained and which difference it can detect."""
-    sd, paired = deviation(experiment)
+    sd, paired = deviation(design)
     of = "differences of one seed" if paired else "seeds"
     return (
-        f"{experiment.title}: {seeds} seeds for each of {len(experiment.rows)} rows. At a standard "
+        f"{design.title}: {seeds} seeds for each of {len(design.rows)} rows. At a standard "
         f"deviation of {sd:g} points between {of}, they show equivalence within "
         f"±{margin:g} points with a power of {100 * power(sd, margin, seeds, paired):.0f} %. The "
-        f"margin of the cross-entropy is ±{experiment.cross_entropy_margin:g} nats."
+        f"margin of the cross-entropy is ±{design.cross_entropy_margin:g} nats."
     )
 
 

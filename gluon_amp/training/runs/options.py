@@ -5,7 +5,7 @@ Each function adds options to a group of a parser, and returns the function that
 
 import argparse
 import math
-from typing import Union
+from typing import Any, Union
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
@@ -45,6 +45,16 @@ NORM = {"type": positive, "metavar": "NORM"}
 EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": share, "metavar": "M"}
 DECAY = {"type": non_negative, "metavar": "WD"}
+
+
+class Options:
+    """The options of a run, as attributes that cannot be changed."""
+
+    def __init__(self, **values: Any):
+        self.__dict__.update(values)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a recipe cannot be changed, so {name} cannot be set.")
 
 
 def dtype(text: str) -> str:
@@ -164,7 +174,7 @@ def add_trials(parser: TrainingParser) -> Add:
     return add
 
 
-def check_devices(recipe: argparse.Namespace) -> None:
+def check_devices(recipe: Any) -> None:
     """Raise `UsageError` if options of devices contradict each other."""
     if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):
         gpus = ",".join(map(str, recipe.gpus))
@@ -175,7 +185,7 @@ def check_devices(recipe: argparse.Namespace) -> None:
         raise UsageError("--cpus and GPUs were both asked for: give one of them.")
 
 
-def check_resume(recipe: argparse.Namespace) -> None:
+def check_resume(recipe: Any) -> None:
     """Raise `UsageError` if there is no folder to find the newest checkpoint in."""
     if recipe.resume == "auto" and recipe.save_dir is None:
         raise UsageError("--resume auto looks into --save-dir, which was not given.")

@@ -1,86 +1,28 @@
-"""The recipe of an image run: its options, from the command line, a data set and the defaults."""
+"""The recipe of an image run: complete and frozen before data, network or devices are opened.
 
-import argparse
+Options on the command line win over the defaults of the data, these over the defaults of the
+network, and these over those of the command.
+"""
+
 import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.networks import efficientnet_lite
+from gluon_amp.training.networks.models import full_name
+from gluon_amp.training.runs.defaults import (
+    DATA_DEFAULTS,
+    FINE_TUNING,
+    FINE_TUNING_DATA,
+    FOLDERS,
+    MODEL_DEFAULTS,
+    OTHER_DEFAULTS,
+    input_side,
+)
 from gluon_amp.training.runs.image_options import add_image_options
-from gluon_amp.training.runs.options import GROUPS, check_devices, check_resume
+from gluon_amp.training.runs.options import GROUPS, Options, check_devices, check_resume
 from gluon_amp.training.runs.parser import TrainingParser
 
-IMAGENET_SIZE = 224
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
-
-# What else a recipe holds, besides options: the learning rate per 256 images, which depends on the
-# data set, and whether the run fine-tunes, which depends on the script.
-OTHER_DEFAULTS: Dict[str, Any] = {"lr_per_256": 0.1, "fine_tunes": False}
-
-# Defaults of data sets that differ from those for ImageNet; an option on the command line wins.
-DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
-    "imagenet": {},
-    "synthetic": {"num_epochs": 1, "warmup_epochs": 0, "lr": 1e-4, "max_batches": 20},
-    "digits": {
-        # An epoch has only 6 batches of 256: a higher rate and more decay than for ImageNet. The
-        # run ends after a minute or two on two cores that emulate float16.
-        "model": "cifar_resnet8_v1",
-        "num_epochs": 24,
-        "lr_per_256": 0.4,
-        "lr_mode": "cosine",
-        "warmup_epochs": 2,
-        "wd": 5e-4,
-        "num_workers": 0,
-        "log_interval": 6,
-    },
-    "fashion-mnist": {
-        # The run ends in about a minute on one core.
-        "model": "convnet",
-        "num_epochs": 4,
-        "lr_per_256": 0.1,
-        "lr_mode": "cosine",
-        "warmup_epochs": 1,
-        "wd": 5e-4,
-        "num_workers": 0,
-        "log_interval": 100,
-    },
-}
-
-# Defaults of networks: the colours that their weights were trained with, and no higher rate for the
-# head where its many large features make ten times the rate diverge.
-MODEL_DEFAULTS: Dict[str, Dict[str, Any]] = {
-    efficientnet_lite.NAME: {
-        "rgb_mean": efficientnet_lite.RGB_MEAN,
-        "rgb_std": efficientnet_lite.RGB_STD,
-        "head_lr_mult": 1.0,
-    },
-}
-
-# Defaults of fine-tuning that differ from those of training: a short run at a low rate, and ten
-# times that rate for the head, as in Zhang et al., "Dive into Deep Learning", section 14.2.
-FINE_TUNING: Dict[str, Any] = {
-    "dataset": "digits",
-    "batch_size": 32,
-    "num_epochs": 10,
-    "lr": 0.01,
-    "lr_mode": "cosine",
-    "warmup_epochs": 1,
-    "head_lr_mult": 10.0,
-    "use_pretrained": True,
-    "confusions": 5,
-    "fine_tunes": True,
-}
-FINE_TUNING_DATA: Dict[str, Dict[str, Any]] = {
-    "digits": {
-        "model": "cifar_resnet8_v1",
-        "batch_size": 16,
-        "num_epochs": 8,
-        "lr": 0.02,
-        "head_lr_mult": 5.0,
-        "num_workers": 0,
-        "log_interval": 10,
-    },
-}
 
 
 def train_parser(prog: Optional[str] = None) -> TrainingParser:
@@ -116,85 +58,139 @@ def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     return parser
 
 
-@functools.lru_cache(maxsize=None)
-def defaults() -> Dict[str, Any]:
-    """Return the default of every option of `gluon-amp train`."""
-    return train_parser().parse_explicit([])[0]
+class Recipe(Options):
+    """All options of an image run, as attributes; `read` and `recipe_of` return one.
 
-
-class Recipe(argparse.Namespace):
-    """All options of an image run, as attributes; `replace` returns a copy with other values.
-
-    Parameters
+    Attributes
     ----------
-    options
-        Values by the name of the option, as in ``batch_size``; others have the defaults of
-        `gluon-amp train`.
-
-    Raises
-    ------
-    TypeError
-        There is no option of that name.
+    data : str
+        The kind of data: a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
+        ``train/CLASS`` and ``val/CLASS``, or 'synthetic'.
+    notice : str, optional
+        A sentence, if the data is not what the options name.
+    input_size : int
+        Height and width of the network's input.
+    lr_per_256 : float
+        The learning rate for every 256 images of a batch, if there is no ``--lr``.
+    fine_tunes : bool
+        Whether the command is `gluon-amp fine-tune`.
     """
-
-    def __init__(self, **options: Any):
-        for name in options.keys() - defaults().keys():
-            raise TypeError(f"a recipe has no option {name!r}")
-        super().__init__(**{**defaults(), **options})
-
-    def replace(self, **changes: Any) -> "Recipe":
-        """Return a copy with other values for some options."""
-        return Recipe(**{**vars(self), **changes})
 
     @property
     def reads_records(self) -> bool:
         """Whether the data is packed."""
-        files = (self.rec_train, self.rec_train_idx, self.rec_val, self.rec_val_idx)
-        return self.use_rec or any(path is not None for path in files)
+        return _reads_records(vars(self))
 
     @property
     def policy(self) -> str:
         """The name of the policy of the network."""
         return "mixed_float16" if self.amp else self.dtype
 
+    def learning_rate(self, total_batch: int) -> float:
+        """Return ``--lr``, or else 0.1 (digits: 0.4) for every 256 images of a batch.
+
+        These are 0.4 for 8 × 128 and 0.8 for 8 × 256 images, as in MXNet's float16 FAQ; the rule is
+        that of Goyal et al., "Accurate, Large Minibatch SGD" (2017).
+        """
+        return self.lr_per_256 * total_batch / 256 if self.lr is None else self.lr
+
 
 def read(
     arguments: Optional[Sequence[str]] = None,
     prog: Optional[str] = None,
     parser: Callable[[Optional[str]], TrainingParser] = train_parser,
-) -> Tuple[Recipe, Dict[str, Any]]:
-    """Return the recipe of a command line of `gluon-amp train`, and the options that it sets.
+) -> Recipe:
+    """Return the recipe of a command line of `gluon-amp train`.
 
     Raises
     ------
     UsageError
         Two options contradict each other.
     """
-    defaults, options = parser(prog).parse_explicit(arguments)
-    if "mixup_alpha" in options:
-        options["mixup"] = options["mixup_alpha"]
-    if "image_folder" in options:
-        defaults["dataset"] = "folder"
-    model = options.get("model", defaults["model"])
-    recipe = Recipe(**{**defaults, **MODEL_DEFAULTS.get(model, {}), **options})
-    check(recipe, options)
-    return recipe, options
+    return _complete(*parser(prog).parse_explicit(arguments))
 
 
 # The same for a command line of `gluon-amp fine-tune`.
 read_fine_tuning = functools.partial(read, parser=fine_tuning_parser)
 
 
-def check(recipe: Recipe, options: Dict[str, Any]) -> None:
+@functools.lru_cache(maxsize=None)
+def _defaults() -> Dict[str, Any]:
+    return train_parser().parse_explicit([])[0]
+
+
+def recipe_of(**options: Any) -> Recipe:
+    """Return the recipe of `gluon-amp train` with these options, by names such as ``batch_size``.
+
+    Raises
+    ------
+    TypeError
+        There is no option of that name.
+    UsageError
+        Two options contradict each other.
+    """
+    for name in options.keys() - _defaults().keys():
+        raise TypeError(f"a recipe has no option {name!r}")
+    return _complete(_defaults(), options)
+
+
+def _complete(defaults: Dict[str, Any], options: Dict[str, Any]) -> Recipe:
+    """Return the recipe of the options on a command line, given the defaults of its command."""
+    values = {**defaults, **options}
+    data, notice = _data(values)
+    of_data = (FINE_TUNING_DATA if values["fine_tunes"] else DATA_DEFAULTS).get(data, {})
+    of_model = MODEL_DEFAULTS.get(values["model"], {})
+    values = {**defaults, **of_model, **of_data, **options, "data": data, "notice": notice}
+    if "mixup_alpha" in options:
+        values["mixup"] = options["mixup_alpha"]
+    if values["image_folder"]:
+        values["dataset"] = "folder"
+    if "data_dir" not in options:
+        values["data_dir"] = FOLDERS.get(data, values["data_dir"])
+    if "warmup_epochs" not in options:  # a shorter run warms up for the same share of it
+        share = values["num_epochs"] / {**defaults, **of_data}["num_epochs"]
+        values["warmup_epochs"] *= min(1, share)
+    if values["lr_decay_period"]:
+        starts = range(values["lr_decay_period"], values["num_epochs"], values["lr_decay_period"])
+        values["lr_decay_epoch"] = tuple(starts)
+    model = full_name(values["model"], values["num_layers"])
+    values["input_size"] = values["input_size"] or input_side(data, model)
+    recipe = Recipe(**values)
+    _check(recipe, options)
+    return recipe
+
+
+def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
+    """Return the kind of data that options name, and a sentence if it is not there."""
+    if values["benchmark"]:
+        return "synthetic", None
+    if values["image_folder"]:
+        return "image-folder", None
+    if values["dataset"] in ("digits", "fashion-mnist", "caltech101", "caltech256"):
+        return values["dataset"], None
+    if _reads_records(values) or values["dataset"] == "rec":
+        return "rec", None
+    if values["dataset"] or values["data_dir"].expanduser().exists():
+        return "folder", None
+    return "digits", (
+        f"No ImageNet at {values['data_dir']}: training on scikit-learn's handwritten digits."
+    )
+
+
+def _reads_records(values: Dict[str, Any]) -> bool:
+    names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
+    return values["use_rec"] or any(values[name] is not None for name in names)
+
+
+def _check(recipe: Recipe, options: Dict[str, Any]) -> None:
     """Raise `UsageError` if two options contradict each other."""
     if recipe.amp and "dtype" in options:
         raise UsageError(
             f"--amp and --dtype {recipe.dtype} are two ways to choose a dtype: give one of them."
         )
     check_devices(recipe)
-    if recipe.image_folder:
-        _check_image_folder(recipe, options)
-    size = recipe.input_size or IMAGENET_SIZE
+    _check_folders(recipe, options)
+    size = recipe.input_size
     resized = size / recipe.crop_ratio
     if resized > LARGEST_RESIZED:
         raise UsageError(
@@ -212,11 +208,15 @@ def check(recipe: Recipe, options: Dict[str, Any]) -> None:
         _check_module(recipe)
 
 
-def _check_image_folder(recipe: Recipe, options: Dict[str, Any]) -> None:
+def _check_folders(recipe: Recipe, options: Dict[str, Any]) -> None:
     others = [name for name in ("dataset", "data_dir") if name in options]
-    if others or recipe.reads_records:
+    if recipe.image_folder and (others or recipe.reads_records):
         other = f"--{others[0].replace('_', '-')}" if others else "packed images"
         raise UsageError(f"--image-folder and {other} both name the data: give one of them.")
+    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
+        raise UsageError(
+            f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
+        )
 
 
 def _check_resume(recipe: Recipe, options: Dict[str, Any]) -> None:
@@ -263,34 +263,3 @@ def _check_module(recipe: Recipe) -> None:
     for name, wanted in missing.items():
         if wanted:
             raise UsageError(f"--mode module has no --{name}: use --mode hybrid.")
-
-
-def for_data(recipe: Recipe, options: Dict[str, Any], data: str) -> Recipe:
-    """Return the recipe with the defaults of a data set.
-
-    A run of fewer epochs than the default warms up for the same share of them.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    options : dict
-        The options on the command line, by name; they keep their values.
-    data : str
-        The name of the data set.
-    """
-    of_data = (FINE_TUNING_DATA if recipe.fine_tunes else DATA_DEFAULTS).get(data, {})
-    recipe = recipe.replace(**{k: v for k, v in of_data.items() if k not in options})
-    if "warmup_epochs" in options:
-        return recipe
-    usual = {**defaults(), **(FINE_TUNING if recipe.fine_tunes else {}), **of_data}
-    share = min(1, recipe.num_epochs / usual["num_epochs"])
-    return recipe.replace(warmup_epochs=share * recipe.warmup_epochs)
-
-
-def learning_rate(recipe: Recipe, total_batch: int) -> float:
-    """Return ``--lr``, or else 0.1 (digits: 0.4) for every 256 images of a batch.
-
-    These are 0.4 for 8 × 128 and 0.8 for 8 × 256 images, as in MXNet's float16 FAQ; the rule is
-    that of Goyal et al., "Accurate, Large Minibatch SGD" (2017).
-    """
-    return recipe.lr_per_256 * total_batch / 256 if recipe.lr is None else recipe.lr

@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import Any, Dict, List, Tuple
+from typing import List, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.policy import Policy
@@ -18,9 +18,14 @@ from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.network import build_network
 from gluon_amp.training.runs.observe import observe
-from gluon_amp.training.runs.outputs import Output, check_outputs, export, save_parameters
-from gluon_amp.training.runs.plot import draw_errors
-from gluon_amp.training.runs.recipe import Recipe, for_data, learning_rate
+from gluon_amp.training.runs.outputs import (
+    Output,
+    check_outputs,
+    draw_errors,
+    export,
+    save_parameters,
+)
+from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
 from gluon_amp.training.runs.sources import open_data
@@ -28,14 +33,8 @@ from gluon_amp.training.runs.training import Training
 from gluon_amp.training.workers.group import connect
 
 
-def train(recipe: Recipe, options: Dict[str, Any]) -> report.ImageSummary:
+def train(recipe: Recipe) -> report.ImageSummary:
     """Train and validate, epoch by epoch, and write what the recipe asks for.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    options : dict
-        The options on the command line, by name; the defaults of a data set fill in the others.
 
     Raises
     ------
@@ -48,12 +47,11 @@ def train(recipe: Recipe, options: Dict[str, Any]) -> report.ImageSummary:
     RunInterruptedError
         SIGTERM or SIGINT came.
     """
-    started = time.perf_counter()
     check_outputs(recipe)
-    return prepare(recipe, options).run(started)
+    return prepare(recipe).run()
 
 
-def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
+def prepare(recipe: Recipe) -> "ImageTraining":
     """Open the data and build the network, its engine and the loop.
 
     Raises
@@ -61,11 +59,11 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     UsageError, DataError
         The recipe cannot be followed.
     """
+    started = time.perf_counter()
     if recipe.deterministic:
         use_deterministic_algorithms()
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
-    data, notice = open_data(recipe, options)
-    recipe = for_data(recipe, options, data.name)
+    data = open_data(recipe, len(devices))
     workers = connect(
         recipe.kv_store,
         devices,
@@ -79,7 +77,16 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
     share = (recipe.num_workers, workers.rank, workers.count)
     batches = TrainingBatches(data.train, batch, recipe.seed, *share)
     total = batch * workers.count * recipe.accumulate
-    schedule = build_schedule(recipe, learning_rate(recipe, total), len(batches))
+    schedule = Schedule(
+        recipe.learning_rate(total),
+        recipe.num_epochs,
+        len(batches),
+        recipe.lr_mode,
+        recipe.warmup_epochs,
+        recipe.lr_decay,
+        recipe.lr_decay_epoch,
+        recipe.warmup_lr,
+    )
     engine = build_engine(recipe, net, data, devices, schedule.rate, workers)
     if recipe.mode == "module":
         observed = {**observed, "conv_weight": engine.weight_dtypes()}
@@ -95,24 +102,7 @@ def prepare(recipe: Recipe, options: Dict[str, Any]) -> "ImageTraining":
         Loop(engine, schedule, workers, records, *limits, seed=recipe.seed),
         batches,
         ValidationBatches(data.val, batch, *share),
-        notice,
-    )
-
-
-def build_schedule(recipe: Recipe, rate: float, batches: int) -> Schedule:
-    """Return the recipe's learning rates, for epochs of so many batches."""
-    decay_epochs, period = recipe.lr_decay_epoch, recipe.lr_decay_period
-    if period:
-        decay_epochs = tuple(range(period, recipe.num_epochs, period))
-    return Schedule(
-        rate,
-        recipe.num_epochs,
-        batches,
-        recipe.lr_mode,
-        recipe.warmup_epochs,
-        recipe.lr_decay,
-        decay_epochs,
-        recipe.warmup_lr,
+        started,
     )
 
 
@@ -210,7 +200,7 @@ class ImageTraining(Training):
             log.logger.info("Confused: %s", confusion)
         return confusions
 
-    def summary(self, last: Validation, started: float) -> report.ImageSummary:
+    def summary(self, last: Validation) -> report.ImageSummary:
         validated = self.history.validated or [last]
         scores = {e: v.top1 for e, v in enumerate(validated) if v is not None} or {0: last.top1}
         best = max(scores, key=scores.__getitem__)
@@ -225,11 +215,11 @@ class ImageTraining(Training):
             best_top1=100 * scores[best],
             best_epoch=best,
             waited_share=waited / seconds if seconds else None,
-            **self.results(last, started),
+            **self.results(last),
         )
 
     def outputs(self, summary: report.Summary) -> List[Output]:
-        recipe, net, outputs = self.recipe, self.engine.block, super().outputs(summary)
+        recipe, net, outputs = self.recipe, self.engine.net, super().outputs(summary)
         if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
             name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
             params = recipe.save_dir / name

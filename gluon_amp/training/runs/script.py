@@ -3,9 +3,8 @@
 import json
 import os
 import sys
-from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
@@ -13,13 +12,14 @@ from gluon_amp.training.data import DataError
 from gluon_amp.training.runs.checkpoints import SavingError
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.runs.loop import TrainingError
+from gluon_amp.training.runs.options import Options
 from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.run import train
 from gluon_amp.training.runs.speed import loading_speed, training_speed
 from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import naming_lost_workers
 
-Read = Callable[[Optional[Sequence[str]], Optional[str]], Tuple[Recipe, Dict[str, Any]]]
+Read = Callable[[Optional[Sequence[str]], Optional[str]], Recipe]
 
 
 def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
@@ -28,8 +28,7 @@ def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[st
     Parameters
     ----------
     read : callable
-        Called with the arguments and `prog`; returns the recipe of a command line, and the options
-        that it sets.
+        Called with the arguments and `prog`; returns the recipe of a command line.
     arguments : sequence of str, optional
         The command line; that of the process by default.
     prog : str, optional
@@ -43,14 +42,14 @@ def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[st
     """
 
     def work() -> None:
-        recipe, options = read(arguments, prog)
+        recipe = read(arguments, prog)
         apply_wait_policy(recipe, arguments)
-        _run_images(recipe, options)
+        _run_images(recipe)
 
     return guarded(work, prog)
 
 
-def apply_wait_policy(recipe: Namespace, arguments: Optional[Sequence[str]]) -> None:
+def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> None:
     """Start the program anew with its ``--wait-policy``; see `gluon_amp.base.startup.waiting`.
 
     Raises
@@ -67,13 +66,13 @@ def apply_wait_policy(recipe: Namespace, arguments: Optional[Sequence[str]]) -> 
     waiting.apply(recipe.wait_policy)
 
 
-def _run_images(recipe: Recipe, options: Dict[str, Any]) -> None:
+def _run_images(recipe: Recipe) -> None:
     if recipe.benchmark:
-        print(json.dumps(training_speed(recipe, options), indent=2))
+        print(json.dumps(training_speed(recipe), indent=2))
     elif recipe.test_io:
-        print(json.dumps(loading_speed(recipe, options), indent=2))
+        print(json.dumps(loading_speed(recipe), indent=2))
     else:
-        train(recipe, options)
+        train(recipe)
 
 
 def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:

@@ -2,14 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Optional
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.data import (
     Preprocessing,
     RecordFiles,
     Source,
-    fashion_mnist,
     open_digits,
     open_fashion_mnist,
     open_folders,
@@ -17,109 +16,76 @@ from gluon_amp.training.data import (
     open_records,
     open_synthetic,
 )
-from gluon_amp.training.networks.models import SIZES, full_name, smallest_size
-from gluon_amp.training.runs.devices import contexts
-from gluon_amp.training.runs.recipe import IMAGENET_SIZE, Recipe, for_data
+from gluon_amp.training.runs.image_options import IMAGENET
+from gluon_amp.training.runs.recipe import Recipe
 
 FINE_TUNED_DIGITS = range(5, 10)
 
 
-def open_data(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
-    """Open the data to train on; return also a sentence if it is not what the options name.
+def open_data(recipe: Recipe, devices: int) -> Source:
+    """Open the data of a recipe, for so many devices.
 
     Raises
     ------
     UsageError, DataError
         There is no such data, or it does not agree with the options.
     """
-    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
-        raise UsageError(
-            f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
-        )
-    if recipe.benchmark:
-        images = recipe.batch_size * len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
-        shape = (3, *(recipe.input_size or IMAGENET_SIZE,) * 2)
-        return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed), None
-    source, notice = _open_real(recipe, options)
+    if recipe.data == "synthetic":
+        shape = (3, recipe.input_size, recipe.input_size)
+        images = recipe.batch_size * devices
+        return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed)
+    source = _open(recipe)
     for name, expected, actual in (
         ("--num-classes", recipe.num_classes, source.classes),
         ("--num-training-samples", recipe.num_training_samples, source.train_images),
     ):
         if expected is not None and expected != actual:
             raise UsageError(f"{name} {expected} was given, but {source.name} has {actual}.")
-    return source, notice
+    return source
 
 
-def _open_real(recipe: Recipe, options: Dict[str, Any]) -> Tuple[Source, Optional[str]]:
-    mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
-    size = recipe.input_size or IMAGENET_SIZE
-    preprocessing = Preprocessing(size, recipe.crop_ratio, mean, std, recipe.min_random_area)
-    if recipe.dataset == "digits":
+def _open(recipe: Recipe) -> Source:
+    folder, seed = recipe.data_dir.expanduser(), recipe.seed
+    if recipe.data == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
-        return _open_digits(recipe, options, digits), None
-    if recipe.dataset == "fashion-mnist":
-        return _open_fashion_mnist(recipe, options), None
-    if recipe.dataset in ("caltech101", "caltech256"):
-        records = open_records(_caltech_files(recipe), recipe.seed, preprocessing)
-        return dataclasses.replace(records, name=recipe.dataset), None
-    if recipe.reads_records or recipe.dataset == "rec":
-        files = record_files(recipe)
-        return _named(
-            open_records(files, recipe.seed, preprocessing), recipe, files.train.parent
-        ), None
-    if recipe.image_folder:
-        root = recipe.image_folder.expanduser()
-        source = open_image_folder(root, recipe.seed, preprocessing)
-        return dataclasses.replace(source, name=f"folder-{root.resolve().name}"), None
-    root = recipe.data_dir.expanduser()
-    if root.exists() or recipe.dataset:
-        return _named(open_folders(root, recipe.seed, preprocessing), recipe, root), None
-    return _open_digits(recipe, options, range(10)), (
-        f"No ImageNet at {recipe.data_dir}: training on scikit-learn's handwritten digits."
+        return open_digits(seed, digits, recipe.input_size)
+    if recipe.data == "fashion-mnist":
+        return open_fashion_mnist(folder, seed, recipe.input_size)
+    mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
+    preprocessing = Preprocessing(
+        recipe.input_size, recipe.crop_ratio, mean, std, recipe.min_random_area
     )
-
-
-def _named(source: Source, recipe: Recipe, folder: Path) -> Source:
-    """Return a source with the name of its folder, unless it is ImageNet."""
-    if recipe.dataset == "imagenet" or recipe.data_dir == Recipe().data_dir:
+    if recipe.data == "image-folder":
+        root = recipe.image_folder.expanduser()
+        return _named(open_image_folder(root, seed, preprocessing), root)
+    if recipe.data == "folder":
+        source = open_folders(folder, seed, preprocessing)
+    elif recipe.data == "rec":
+        files = record_files(recipe)
+        source, folder = open_records(files, seed, preprocessing), files.train.parent
+    else:  # Caltech's
+        source = open_records(_caltech_files(recipe), seed, preprocessing)
+        return dataclasses.replace(source, name=recipe.data)
+    if recipe.dataset == "imagenet" or recipe.data_dir == IMAGENET:
         return source
+    return _named(source, folder)
+
+
+def _named(source: Source, folder: Path) -> Source:
     return dataclasses.replace(source, name=f"folder-{folder.resolve().name}")
-
-
-def _open_digits(recipe: Recipe, options: Dict[str, Any], digits: Sequence[int]) -> Source:
-    size = _size(recipe, options, "digits", len(digits), SIZES)
-    return open_digits(recipe.seed, digits, size)
-
-
-def _open_fashion_mnist(recipe: Recipe, options: Dict[str, Any]) -> Source:
-    sizes = (fashion_mnist.SIZE, *SIZES)
-    size = _size(recipe, options, "fashion-mnist", len(fashion_mnist.CLASSES), sizes)
-    folder = recipe.data_dir.expanduser() if "data_dir" in options else fashion_mnist.FOLDER
-    return open_fashion_mnist(folder, recipe.seed, size)
-
-
-def _size(
-    recipe: Recipe, options: Dict[str, Any], data: str, classes: int, sizes: Sequence[int]
-) -> int:
-    """Return the requested size of images, or else the first of `sizes` the network accepts."""
-    recipe = for_data(recipe, options, data)
-    model = full_name(recipe.model, recipe.num_layers)
-    return recipe.input_size or smallest_size(model, classes, sizes)
 
 
 def _caltech_files(recipe: Recipe) -> RecordFiles:
     """Return the files of `gluon-amp prepare-caltech`, or those that the recipe names."""
     if recipe.reads_records:
         return record_files(recipe)
-    root = recipe.data_dir
-    if root == Recipe().data_dir:
-        root = Path(f"~/.mxnet/datasets/{recipe.dataset}")
-    if not (root.expanduser() / "rec" / "train.rec").is_file():
+    folder = recipe.data_dir / "rec"
+    if not (folder.expanduser() / "train.rec").is_file():
         raise UsageError(
-            f"{recipe.dataset} is not at {root}: run `gluon-amp prepare-caltech --dataset "
-            f"{recipe.dataset}`, or give --data-dir."
+            f"{recipe.data} is not at {recipe.data_dir}: run `gluon-amp prepare-caltech --dataset "
+            f"{recipe.data}`, or give --data-dir."
         )
-    return _beside(root / "rec" / "train.rec", root / "rec" / "val.rec")
+    return _beside(folder / "train.rec", folder / "val.rec")
 
 
 def record_files(recipe: Recipe) -> RecordFiles:

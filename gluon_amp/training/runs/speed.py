@@ -9,7 +9,7 @@ from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.training.data.input_speed import measure_input
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.history import Counts
-from gluon_amp.training.runs.recipe import Recipe, for_data
+from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.run import prepare
 from gluon_amp.training.runs.sources import open_data
 
@@ -20,7 +20,7 @@ WARM_UP_STEPS = 3
 DEFAULT_STEPS = 20
 
 
-def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
+def training_speed(recipe: Recipe) -> Dict[str, Any]:
     """Train on random images and time every step (``--benchmark``).
 
     Return, ready for JSON, the run, the observed dtypes, times in ms, and images/s at the median
@@ -32,8 +32,7 @@ def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
         The run is impossible.
     """
     steps = WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)
-    run = prepare(recipe, options)
-    recipe = run.recipe
+    run = prepare(recipe)
     batch = next(iter(run.batches.epoch(0)))
     counts = Counts()
     seconds = []
@@ -69,7 +68,7 @@ def training_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
+def loading_speed(recipe: Recipe) -> Dict[str, Any]:
     """Load training images without training on them (``--test-io``).
 
     Return, ready for JSON, the data, its batches, and images/s.
@@ -79,10 +78,8 @@ def loading_speed(recipe: Recipe, options: Dict[str, Any]) -> Dict[str, Any]:
     UsageError, DataError
         There is no such data.
     """
-    source, _ = open_data(recipe, options)
-    recipe = for_data(recipe, options, source.name)
-    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
-    batch_size = recipe.batch_size * len(devices)
+    devices = len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
+    source, batch_size = open_data(recipe, devices), recipe.batch_size * devices
     batches = recipe.max_batches or max(1, source.train_images // batch_size)
     workers = recipe.num_workers
     return {

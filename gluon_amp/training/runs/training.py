@@ -53,8 +53,8 @@ class Training:
     loop : Loop
     batches : TrainingBatches or Chunks
     val_batches : ValidationBatches or Chunks
-    notice : str, optional
-        A sentence to log before the plan.
+    started : float
+        When the run was begun, by `time.perf_counter`.
     history : History
         Results of the epochs so far.
     keeps_best : bool
@@ -74,7 +74,7 @@ class Training:
     loop: Loop
     batches: Union[TrainingBatches, Chunks]
     val_batches: Any
-    notice: Optional[str] = None
+    started: float
     history: History = field(default_factory=History)
 
     # ------------------------------------------------------------------ what images and text add
@@ -83,8 +83,8 @@ class Training:
         """Return what is going to happen, as names and texts."""
         raise NotImplementedError
 
-    def summary(self, last: Validation, started: float) -> report.Summary:
-        """Return the summary of the run, which began at `started` and ended with a validation."""
+    def summary(self, last: Validation) -> report.Summary:
+        """Return the summary of the run, which ended with a validation."""
         raise NotImplementedError
 
     def outputs(self, summary: report.Summary) -> List[Output]:
@@ -97,16 +97,29 @@ class Training:
 
     # ----------------------------------------------------------------------------------- the walk
 
-    def run(self, started: float) -> report.Summary:
-        """Train, validate, log, and write the outputs; `started` is by `time.perf_counter`."""
+    def run(self) -> report.Summary:
+        """Train, validate, log, and write the outputs."""
         first = self.workers.first
         with contextlib.ExitStack() as stack:
             stack.enter_context(log.to_stdout(self.recipe.logging_file, quiet=not first))
             interruption = stack.enter_context(Interruption(quiet=not first))
             if self.checkpoints and first and not self.recipe.eval_only:
                 stack.enter_context(self.checkpoints.locked())
-            last = self.train(interruption)
-            summary = self.summary(last, started)
+            keeper = Keeper(
+                self.checkpoints,
+                self.engine.net,
+                self.engine.trainer,
+                self.identity,
+                self.progress,
+                interruption,
+                self.workers,
+                self.engine.statistics,
+                self.recipe.save_batches,
+                self.loop.accumulate,
+            )
+            with keeper.naming_last_good():
+                last = self._train_epochs(keeper)
+            summary = self.summary(last)
             self.loop.records.close()
             log.logger.info("\n%s", summary)
             if first:
@@ -114,32 +127,19 @@ class Training:
             interruption.leave_after("the run is over and everything was written")
             return summary
 
-    def train(self, interruption: Interruption) -> Validation:
-        """Train and validate, epoch by epoch; return the validation of the final network."""
-        keeper = Keeper(
-            self.checkpoints,
-            self.engine.block,
-            self.engine.trainer,
-            self.identity,
-            self.progress,
-            interruption,
-            self.workers,
-            self.engine.statistics,
-            self.recipe.save_batches,
-            self.loop.accumulate,
-        )
-        with keeper.naming_last_good():
-            position, counts = self.begin(keeper)  # first, as it may refuse to resume
-            if self.notice:
-                log.logger.info("%s\n", self.notice)
-            log.logger.info("%s\n", report.table(self.plan()))
-            if self.recipe.eval_only:
-                finished = position.epoch if position.samples else max(position.epoch - 1, 0)
-                return self.validate(finished)
-            log.for_terminal(log.epoch_head(self.columns))
-            for epoch in range(position.epoch, self.recipe.num_epochs):
-                start = position.first_batch(*self.samples) if epoch == position.epoch else 0
-                self._train_epoch(keeper, epoch, start, counts if start else Counts())
+    def _train_epochs(self, keeper: Keeper) -> Validation:
+        """Train the epochs that are left; return the validation of the final network."""
+        position, counts = self.begin(keeper)  # first, as it may refuse to resume
+        if self.recipe.notice:
+            log.logger.info("%s\n", self.recipe.notice)
+        log.logger.info("%s\n", report.table(self.plan()))
+        if self.recipe.eval_only:
+            finished = position.epoch if position.samples else max(position.epoch - 1, 0)
+            return self.validate(finished)
+        log.for_terminal(log.epoch_head(self.columns))
+        for epoch in range(position.epoch, self.recipe.num_epochs):
+            start = position.first_batch(*self.samples) if epoch == position.epoch else 0
+            self._train_epoch(keeper, epoch, start, counts if start else Counts())
         last = self.history.validated[-1]
         if last is None:  # the run was over already, and this epoch was not validated
             return self.validate(len(self.history.validated) - 1)
@@ -278,7 +278,7 @@ class Training:
         scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
         return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
 
-    def results(self, last: Validation, started: float) -> Dict[str, Any]:
+    def results(self, last: Validation) -> Dict[str, Any]:
         """Return the fields that the summaries of images and of text have in common."""
         trained, scale = self.history.trained, self.engine.loss_scale
         validated = self.history.validated or [last]  # --eval-only with an untrained network
@@ -311,7 +311,7 @@ class Training:
             "images_per_second": samples / seconds if seconds else None,
             "peak_mebibytes": peak_mebibytes(),
             "train_seconds": seconds,
-            "seconds": time.perf_counter() - started,
+            "seconds": time.perf_counter() - self.started,
         }
 
 

@@ -25,8 +25,8 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import handling_signals
 from gluon_amp.training.runs.interruption import SIGNALS, RunInterruptedError
+from gluon_amp.training.tables.designs import Design, Options
 from gluon_amp.training.tables.machine import describe, versions
-from gluon_amp.training.tables.recipes import Experiment, Options
 from gluon_amp.training.tables.record import (
     LOG,
     RUN,
@@ -61,28 +61,28 @@ class Job:
 
 
 def jobs(
-    experiment: Experiment, output: Path, seeds: Sequence[int], devices: int, extra: Options = ()
+    design: Design, output: Path, seeds: Sequence[int], devices: int, extra: Options = ()
 ) -> List[Job]:
-    """Return the runs of an experiment, seed by seed, so that a slow hour affects every row alike.
+    """Return the runs of a design, seed by seed, so that a slow hour affects every row alike.
 
     `output` gets a directory for each configuration, and in it one for each seed. The devices share
     a batch; if it cannot be divided by them, that is a `UsageError`. The extra options override the
-    experiment's.
+    design's.
     """
     result = []
     for seed in seeds:
-        for configuration, options in experiment.rows:
+        for configuration, options in design.rows:
             if configuration.batch % devices:
                 raise UsageError(
                     f"a batch of {configuration.batch} cannot be shared by {devices} devices: use "
                     "a number of GPUs that divides it."
                 )
             folder = output / configuration.name / f"seed-{seed}"
-            arguments = [*experiment.options, *options, "--seed", str(seed)]
+            arguments = [*design.options, *options, "--seed", str(seed)]
             arguments += ["--batch-size", str(configuration.batch // devices), *extra]
             arguments += ["--summary-json", f"{folder}/{SUMMARY}"]
             expanded = tuple(text.replace("{folder}", str(folder)) for text in arguments)
-            program = ("-m", "gluon_amp", experiment.command)
+            program = ("-m", "gluon_amp", design.command)
             result.append(Job(configuration, seed, folder, program, expanded))
     return result
 

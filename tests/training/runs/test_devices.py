@@ -17,9 +17,6 @@ def test_devices_on_a_machine_without_gpus():
         contexts(gpus=(0,))
     with pytest.raises(UsageError, match="GPU 0 was asked for"):
         contexts(num_gpus=1)
-
-
-def test_devices_are_named_once():
     with pytest.raises(UsageError, match="--gpus 0,0 names a GPU twice"):
         contexts(gpus=(0, 0))
 

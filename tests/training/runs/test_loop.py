@@ -2,27 +2,25 @@
 
 import logging
 import re
+import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp.training.data import (
-    Preprocessing,
-    RecordFiles,
-    Source,
     TrainingBatches,
     ValidationBatches,
-    open_digits,
-    open_records,
 )
 from gluon_amp.training.data.datasets import Augmented
 from gluon_amp.training.runs import log
+from gluon_amp.training.runs import loop as loop_module
 from gluon_amp.training.runs.engines.gluon import GluonEngine
-from gluon_amp.training.runs.loop import Loop, TrainingError
+from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.loop import Loop, TrainingError, measured
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.schedule import Schedule
-from tests.images import write_records
 from tests.log_lines import Lines
 
 import mxnet as mx
@@ -123,24 +121,17 @@ def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
     assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_validation_is_the_mean_cross_entropy_of_every_image(devices):
+def test_validation_is_the_mean_cross_entropy_of_every_image():
     """Batches of 4, 4 and 1, with smoothed labels in training, against float64."""
     data = blobs(9)
     objective = Objective(3, smoothing=0.1)
-    loop = small_loop([mx.cpu(i) for i in range(devices)], objective=objective)
+    loop = small_loop([mx.cpu(0), mx.cpu(1)], objective=objective)
     result = loop.validate(ValidationBatches(data, 4), 9, 0)
     points, labels = (np.array(part) for part in zip(*data))
     outputs = loop.engine.net(nd.array(points)).asnumpy().astype("float64")
     right = outputs[np.arange(9), labels]
     expected = np.log(np.exp(outputs).sum(axis=1)) - right
     assert result.cross_entropy == pytest.approx(expected.mean(), rel=1e-6)
-
-
-def test_max_batches():
-    loop = small_loop(max_batches=2)
-    assert loop.train(batches_of(blobs()), 0).images == loop.images(batches_of(blobs())) == 8
-    assert loop.steps == 2
 
 
 def test_log_lines_are_gluoncvs(lines):
@@ -185,51 +176,59 @@ def test_a_skipped_step_is_logged_and_counted(lines):
     assert line.endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
 
 
-def test_a_loss_that_is_no_number_stops_the_run():
-    loop = small_loop(rate=1e30)
-    with pytest.raises(TrainingError, match="the loss became nan in epoch"):
-        for epoch in range(3):
-            loop.train(batches_of(blobs()), epoch)
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_five_validations_of_packed_images_count_ten_each(tmp_path, devices):
-    for part in ("train", "val"):
-        write_records(tmp_path, part, range(10))
-    paths = [tmp_path / name for name in ("train.rec", "train.idx", "val.rec", "val.idx")]
-    source: Source = open_records(RecordFiles(*paths), preprocessing=Preprocessing(24))
-    contexts_used = [mx.cpu(number) for number in range(devices)]
-    net = nn.HybridSequential()
-    net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 24 * 24))
-    net.initialize(ctx=contexts_used)
-    loop = small_loop(contexts_used)
-    loop.engine.net = net
-    batches = ValidationBatches(source.val, 4)
-    passes = [loop.validate(batches, 10, epoch) for epoch in range(5)]
-    assert {validation.images for validation in passes} == {10}
-    assert len(set(passes)) == 1
-
-    images = nd.stack(*[source.val[n][0] for n in range(10)])
-    answers = net(images.as_in_context(contexts_used[0])).argmax(axis=1).asnumpy()
-    assert passes[0].top1 == (answers == np.arange(10)).mean()
-
-
 def test_validation_must_count_every_image():
     with pytest.raises(TrainingError, match="validated 10 images, but there are 11"):
         small_loop().validate(ValidationBatches(blobs(), 4), 11, 0)
 
 
-def test_the_digits_can_be_learned():
-    """Every third digit, a dense layer, four epochs: far above chance in float16."""
-    source = open_digits()
-    data = SimpleDataset([source.train[n] for n in range(0, 1437, 3)])
-    net = nn.HybridSequential()
-    net.add(nn.Flatten(), nn.Dense(10, in_units=3 * 32 * 32))
-    net.initialize(mx.init.Xavier())
-    loop = small_loop(dtype="float16")
-    loop.engine.net = amp.cast(net, "float16")
-    loop.engine.trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-    loop.schedule = Schedule(0.01, 4, 8, "constant")
-    for epoch in range(4):
-        loop.train(batches_of(data, 64), epoch)
-    assert loop.validate(ValidationBatches(source.val, 100), 360, 0).top1 > 0.8
+class AtOnce:
+    """A pool whose thread has waited for the devices, or never does."""
+
+    def __init__(self, ends, late):
+        self.ends, self.late = ends, late
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, finished):
+        future = Future()
+        if self.ends:
+            future.set_result(finished() + self.late)
+        return future
+
+
+@pytest.mark.parametrize(
+    "ends, late, waited",
+    [
+        (True, 0.0, 10 + 3 * 10),  # the devices wait for every batch
+        (True, 4.0, 10 + 3 * 6),  # they end a step 4 seconds after the next batch is requested
+        (False, 0.0, 10),  # the loop runs ahead of the devices, which wait for the first batch
+    ],
+)
+def test_the_seconds_of_waiting(ends, late, waited, monkeypatch):
+    monkeypatch.setattr(loop_module, "ThreadPoolExecutor", lambda *_: AtOnce(ends, late))
+    counts, now = Counts(), [100.0]
+
+    def batches():
+        for number in range(4):
+            now[0] += 10.0  # to load a batch
+            yield number
+
+    seen = []
+    for batch in measured(batches(), lambda: None, counts, lambda: now[0]):
+        seen.append(batch)
+        now[0] += 105.0  # a step
+    assert (seen, counts.waited) == ([0, 1, 2, 3], waited)
+
+
+def test_waiting_does_not_hold_up_the_loop():
+    """The step after next is dispatched while the device still works on the last one."""
+    release, dispatched = threading.Event(), []
+    for batch in measured(iter(range(3)), lambda: release.wait(10), Counts()):
+        dispatched.append(batch)
+        if batch == 2:
+            release.set()
+    assert dispatched == [0, 1, 2]

@@ -6,9 +6,7 @@ import pytest
 
 from gluon_amp.training.runs.language import recipe as language_recipe
 from gluon_amp.training.runs.parser import TrainingParser
-from gluon_amp.training.runs.recipe import Recipe, defaults, fine_tuning_parser, train_parser
-
-PARSERS = [train_parser, fine_tuning_parser, language_recipe.parser]
+from gluon_amp.training.runs.recipe import fine_tuning_parser, train_parser
 
 
 @pytest.fixture
@@ -46,15 +44,15 @@ def test_long_lists_of_aliases_are_wrapped_between_them(parser, monkeypatch):
     assert "    --a-rather-long-name-3 N" in lines
 
 
-@pytest.mark.parametrize("make", PARSERS)
-def test_the_help_of_every_script_fits_80_columns_and_explains_every_option(make, monkeypatch):
+def test_the_help_of_every_command_fits_80_columns_and_explains_every_option(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    parser = make()
-    text = parser.format_help()
-    assert max(map(len, text.splitlines())) <= 80
-    for action in parser._actions:
-        if action.help != argparse.SUPPRESS:
-            assert action.help and ", ".join(action.option_strings[:2]) in text
+    for make in (train_parser, fine_tuning_parser, language_recipe.parser):
+        parser = make()
+        text = parser.format_help()
+        assert max(map(len, text.splitlines())) <= 80
+        for action in parser._actions:
+            if action.help != argparse.SUPPRESS:
+                assert action.help and ", ".join(action.option_strings[:2]) in text
 
 
 def test_only_what_is_on_the_command_line_is_explicit(parser):
@@ -74,13 +72,3 @@ def test_a_refused_option_names_its_replacement(parser, capsys):
             "train: --speed is not an option here: use --rate RATE.\n"
         )
     assert "--speed" not in parser.format_help()
-
-
-def test_a_recipe_has_the_defaults_and_is_replaced_as_a_whole():
-    assert vars(Recipe()) == defaults()
-    recipe = Recipe(batch_size=3)
-    changed = recipe.replace(seed=7)
-    assert (recipe.seed, changed.seed, changed.batch_size) == (0, 7, 3)
-    assert changed == Recipe(batch_size=3, seed=7) != recipe
-    with pytest.raises(TypeError, match="a recipe has no option 'batchsize'"):
-        recipe.replace(batchsize=4)

@@ -1,36 +1,62 @@
-"""The recipe: what its options mean together, and the defaults of data sets."""
+"""The recipe: what its options mean together, and the defaults of data, networks and commands."""
 
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.runs.recipe import Recipe, for_data, learning_rate, read
+from gluon_amp.training.networks.models import MXNET_MODELS, OWN_MODELS, smallest_size
+from gluon_amp.training.runs.defaults import FINE_TUNING, input_side
+from gluon_amp.training.runs.recipe import read, read_fine_tuning, recipe_of
 from gluon_amp.training.runs.schedule import Schedule
+
+pytestmark = pytest.mark.usefixtures("no_imagenet")
 
 
 def test_defaults_are_those_of_the_published_recipe():
-    recipe, options = read([])
-    assert options == {}
+    recipe = read(["--dataset", "imagenet"])
     assert (recipe.model, recipe.dtype, recipe.batch_size) == ("resnet50_v1", "float32", 128)
     assert (recipe.num_epochs, recipe.lr_mode, recipe.lr_decay) == (90, "step", 0.1)
-    assert recipe.lr_decay_epoch == (30, 60, 80)
+    assert (recipe.lr_decay_epoch, recipe.warmup_epochs) == ((30, 60, 80), 5)
     assert (recipe.optimizer, recipe.momentum, recipe.wd) == ("sgd", 0.9, 1e-4)
+    assert (recipe.data, recipe.input_size, recipe.notice) == ("folder", 224, None)
+
+
+def test_fine_tuning_has_the_same_options_with_other_defaults(tmp_path):
+    (tmp_path / "pets").mkdir()
+    recipe = read_fine_tuning(["--image-folder", str(tmp_path / "pets")])
+    usual = recipe_of(dataset="imagenet")
+    for name, value in {**FINE_TUNING, "dataset": "folder"}.items():
+        assert getattr(recipe, name) == value != getattr(usual, name)
+    assert vars(recipe).keys() == vars(usual).keys()
+    line = "--model resnet50_v1 --dataset caltech101 --gpus 0 --num-worker 30 --dtype float16"
+    recipe = read_fine_tuning(line.split())  # of MXNet's FAQ
+    assert (recipe.model, recipe.data, recipe.num_workers) == ("resnet50_v1", "caltech101", 30)
+
+
+def test_a_recipe_cannot_be_changed():
+    recipe = recipe_of(batch_size=3)
+    assert (recipe.batch_size, recipe) == (3, recipe)
+    with pytest.raises(AttributeError, match="seed cannot be set"):
+        recipe.seed = 7
+    with pytest.raises(TypeError, match="a recipe has no option 'batchsize'"):
+        recipe_of(batchsize=4)
 
 
 @pytest.mark.parametrize(
     "line, sentence",
     [
         ("--dtype float16 --amp", "--amp and --dtype float16 are two ways to choose a dtype"),
-        ("--num-gpus 1 --gpus 0,1", "--num-gpus 1 and --gpus 0,1 disagree"),
         ("--cpus 2 --gpus 0", "--cpus and GPUs were both asked for"),
         ("--resume auto", "--resume auto looks into --save-dir"),
         ("--resume a --resume-epoch 3", "--resume and --resume-epoch are two ways"),
         ("--resume-epoch 3", "--resume-epoch and --resume-params belong together"),
-        ("--resume-params a", "--resume-epoch and --resume-params belong together"),
         ("--epochs 3 --warmup-epochs 3", "--warmup-epochs 3 leaves none of --num-epochs 3"),
-        ("--use-pretrained --pretrained-file a", "are two ways to begin"),
+        ("--warmup-epochs 24", "--warmup-epochs 24 leaves none of --num-epochs 24"),  # the digits'
+        ("--from-scratch --pretrained-file a", "are two ways to begin"),
+        ("--from-scratch --freeze-features", "--freeze-features keeps features"),
+        ("--crop-ratio 0.001 --input-size 224", "give at least 0.014 for --input-size 224"),
+        ("--data-dir absent", "--data-dir absent was not found: give the folder that"),
+        ("--image-folder . --data-dir .", "--image-folder and --data-dir both name the data"),
         ("--mode module --mixup", "--mode module has no --mixup"),
-        ("--mode module --accumulate 2", "--mode module has no --accumulate"),
-        ("--mode module --clip-grad 1", "--mode module has no --clip-grad"),
         ("--mode module --load-epoch 2", "--load-epoch reads from --model-prefix"),
     ],
 )
@@ -39,36 +65,63 @@ def test_options_that_contradict_each_other(line, sentence):
         read(line.split())
 
 
-def test_a_data_set_fills_in_only_what_was_not_given():
-    recipe, options = read(["--epochs", "90"])
-    recipe = for_data(recipe, options, "digits")
-    assert recipe.num_epochs == 90 and recipe.model == "cifar_resnet8_v1"
-    assert for_data(*read([]), "imagenet") == Recipe()
+@pytest.mark.parametrize(
+    "line, data, side",
+    [
+        ("", "digits", 32),
+        ("--benchmark", "synthetic", 224),
+        ("--dataset fashion-mnist", "fashion-mnist", 28),
+        ("--dataset fashion-mnist --model alexnet", "fashion-mnist", 64),
+        ("--dataset digits --network vgg --num-layers 11", "digits", 32),
+        ("--dataset digits --model alexnet --input-size 96", "digits", 96),
+        ("--rec-train a --rec-val b", "rec", 224),
+        ("--data-dir .", "folder", 224),
+    ],
+)
+def test_the_kind_of_data_and_the_size_of_its_images(line, data, side):
+    recipe = read(line.split())
+    assert (recipe.data, recipe.input_size) == (data, side)
+    assert (recipe.notice is None) == (line != "")
+
+
+def test_data_sets_and_networks_fill_in_only_what_was_not_given():
+    recipe = read(["--epochs", "90"])
+    assert (recipe.num_epochs, recipe.model) == (90, "cifar_resnet8_v1")
+    assert read(["--dataset", "fashion-mnist"]).data_dir.is_absolute()  # where Debian has it
+    line = ["--dataset", "imagenet", "--model", "efficientnet_lite0"]
+    assert read(line).rgb_std == (128.0,) * 3
+    assert read([*line, "--rgb-std", "1,1,1"]).rgb_std == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
-    "data, epochs, warmup",
+    "line, warmup",
     [
-        ("digits", 24, 2),
-        ("digits", 2, 1 / 6),
-        ("fashion-mnist", 4, 1),
-        ("imagenet", 90, 5),
-        ("imagenet", 3, 1 / 6),
-        ("imagenet", 180, 5),
+        ("--dataset digits --epochs 2", 1 / 6),
+        ("--dataset imagenet --epochs 3", 1 / 6),
+        ("--dataset imagenet --epochs 3 --warmup-epochs 1", 1),
     ],
 )
-def test_a_shorter_run_warms_up_for_the_same_share_of_it(data, epochs, warmup):
-    options = {"num_epochs": epochs}
-    recipe = for_data(Recipe(**options), options, data)
+def test_a_shorter_run_warms_up_for_the_same_share_of_it(line, warmup):
+    recipe = read(line.split())
     assert recipe.warmup_epochs == pytest.approx(warmup)
-    schedule = Schedule(1.0, epochs, 6, "constant", recipe.warmup_epochs)
-    assert schedule(epochs - 1, 5) == 1.0
-    explicit = {**options, "warmup_epochs": 1}
-    assert for_data(Recipe(**explicit), explicit, data).warmup_epochs == 1
+    schedule = Schedule(1.0, recipe.num_epochs, 6, "constant", recipe.warmup_epochs)
+    assert schedule(recipe.num_epochs - 1, 5) == 1.0
 
 
-@pytest.mark.parametrize("total, rate", [(8 * 128, 0.4), (8 * 256, 0.8), (1 * 256, 0.1)])
-def test_learning_rate_follows_the_total_batch(total, rate):
-    assert learning_rate(Recipe(), total) == pytest.approx(rate, rel=1e-12)
-    assert learning_rate(Recipe(lr=0.25), total) == 0.25
-    assert learning_rate(for_data(Recipe(), {}, "digits"), 256) == pytest.approx(0.4)
+def test_the_learning_rate_follows_the_total_batch():
+    recipe = recipe_of(dataset="imagenet")
+    rates = [recipe.learning_rate(total) for total in (8 * 128, 8 * 256, 256)]
+    assert rates == pytest.approx([0.4, 0.8, 0.1], rel=1e-12)
+    assert recipe_of(lr=0.25).learning_rate(1024) == 0.25
+    assert recipe_of(dataset="digits").learning_rate(256) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "models", [("convnet", "alexnet", "vgg11"), pytest.param((), marks=pytest.mark.slow)]
+)
+def test_the_sides_of_small_images_are_the_smallest_that_networks_accept(models):
+    """By inference of the networks' shapes."""
+    for model in models or (*OWN_MODELS, *MXNET_MODELS):
+        for data, own in (("fashion-mnist", 28), ("digits", 32)):
+            sizes = sorted({own, *range(32, 320, 32), 299})
+            assert input_side(data, model) == smallest_size(model, 10, sizes), model

@@ -5,14 +5,10 @@ import pytest
 from gluon_amp.training.runs.schedule import Schedule
 
 
-@pytest.mark.parametrize(
-    "epoch, rate",
-    [(0, 1), (29, 1), (30, 0.1), (59, 0.1), (60, 0.01), (79, 0.01), (80, 1e-3), (89, 1e-3)],
-)
-def test_step_decays_at_the_first_batch_of_its_epoch(epoch, rate):
+def test_step_decays_at_the_first_batch_of_its_epoch():
     schedule = Schedule(1.0, 90, 5004, "step")
-    assert schedule(epoch, 0) == pytest.approx(rate)
-    assert schedule(epoch, 5003) == pytest.approx(rate)
+    for epoch, rate in ((0, 1), (29, 1), (30, 0.1), (59, 0.1), (60, 0.01), (80, 1e-3), (89, 1e-3)):
+        assert [schedule(epoch, batch) for batch in (0, 5003)] == pytest.approx([rate, rate])
 
 
 def test_warm_up_rises_to_the_full_rate():
@@ -21,18 +17,15 @@ def test_warm_up_rises_to_the_full_rate():
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8])
 
 
-@pytest.mark.parametrize(
-    "mode, rates",
-    [
-        ("cosine", [1, 0.853553, 0.5, 0.146447]),
-        ("linear", [1, 0.75, 0.5, 0.25]),
-        ("poly", [1, 0.5625, 0.25, 0.0625]),
-        ("constant", [1, 1, 1, 1]),
-    ],
-)
-def test_shapes_fall_from_the_end_of_the_warm_up(mode, rates):
-    schedule = Schedule(1.0, 4, 2, mode, warmup_epochs=2)
-    assert [schedule(e, b) for e in (2, 3) for b in (0, 1)] == pytest.approx(rates, abs=1e-6)
+def test_shapes_fall_from_the_end_of_the_warm_up():
+    for mode, rates in {
+        "cosine": [1, 0.853553, 0.5, 0.146447],
+        "linear": [1, 0.75, 0.5, 0.25],
+        "poly": [1, 0.5625, 0.25, 0.0625],
+        "constant": [1, 1, 1, 1],
+    }.items():
+        schedule = Schedule(1.0, 4, 2, mode, warmup_epochs=2)
+        assert [schedule(e, b) for e in (2, 3) for b in (0, 1)] == pytest.approx(rates, abs=1e-6)
 
 
 def test_a_warm_up_as_long_as_the_run_is_refused():

@@ -6,70 +6,74 @@ import numpy as np
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.data import DataError
-from gluon_amp.training.data.fashion_mnist import PACKAGE
-from gluon_amp.training.runs.recipe import Recipe, read, read_fine_tuning
+from gluon_amp.training.data import write_classes
+from gluon_amp.training.runs.recipe import read, read_fine_tuning
 from gluon_amp.training.runs.sources import open_data, record_files
 from tests.idx_files import write_fashion
-from tests.images import picture, png, write_folders
+from tests.images import picture, png, write_folders, write_records
+
+pytestmark = pytest.mark.usefixtures("no_imagenet")
 
 
 def test_record_files_are_found_beside_each_other(tmp_path):
-    recipe, _ = read(["--rec-train", "t.rec", "--rec-val", "v.rec", "--rec-val-idx", "w.idx"])
-    files = record_files(recipe)
+    files = record_files(read("--rec-train t.rec --rec-val v.rec --rec-val-idx w.idx".split()))
     assert [str(path) for path in dataclasses.astuple(files)] == "t.rec t.idx v.rec w.idx".split()
-    recipe, _ = read(["--use-rec", "--data-dir", str(tmp_path)])
-    assert record_files(recipe).val_idx == tmp_path / "rec" / "val.idx"
+    packed = read(["--use-rec", "--data-dir", str(tmp_path)])
+    assert record_files(packed).val_idx == tmp_path / "rec" / "val.idx"
     with pytest.raises(UsageError, match="--rec-val is missing"):
-        record_files(read(["--rec-train", "t.rec"])[0])
+        record_files(read(["--rec-train", "t.rec"]))
 
 
-def test_digits_are_as_large_as_the_network_needs():
-    for line, size in (("", 32), ("--model alexnet", 64), ("--model alexnet --input-size 96", 96)):
-        recipe, options = read(["--dataset", "digits", *line.split()])
-        data, _ = open_data(recipe, options)
-        assert data.image_shape == (3, size, size)
-
-
-@pytest.mark.parametrize(
-    ("line", "size"),
-    [("", 28), ("--model mobilenet0.25", 28), ("--model alexnet", 64), ("--input-size 40", 40)],
-)
-def test_fashion_mnist_has_its_own_size_where_the_network_accepts_it(tmp_path, line, size):
-    folder = write_fashion(tmp_path / "data")
-    recipe, options = read(["--dataset", "fashion-mnist", "--data-dir", str(folder), *line.split()])
-    data, notice = open_data(recipe, options)
-    assert (data.name, data.image_shape, notice) == ("fashion-mnist", (3, size, size), None)
-    assert data.train[0][0].shape == (3, size, size)
-
-
-def test_fashion_mnist_is_looked_for_where_debian_puts_it(tmp_path, monkeypatch):
-    from gluon_amp.training.data import fashion_mnist
-
-    recipe, options = read(["--dataset", "fashion-mnist"])
-    monkeypatch.setattr(fashion_mnist, "FOLDER", tmp_path / "debian")
-    with pytest.raises(DataError, match=f"/debian has no train-.* install .* {PACKAGE}"):
-        open_data(recipe, options)
-    write_fashion(tmp_path / "debian", train=17)
-    assert open_data(recipe, options)[0].train_images == 17
-
-
-def test_an_image_folder_is_split_here(tmp_path):
+@pytest.fixture
+def places(tmp_path):
+    """Small data of every kind, by the names that stand for their folders in a line."""
+    for part, images in (("train", 17), ("val", 5)):
+        write_folders(tmp_path / "folders", part, ["cat", "dog"], images=3)
+        (tmp_path / "caltech" / "rec").mkdir(parents=True, exist_ok=True)
+        write_records(tmp_path / "caltech" / "rec", part, [number % 2 for number in range(images)])
+    write_classes(tmp_path / "caltech" / "rec", ["ant", "bee"])
     write_folders(tmp_path / "pets", "", ["cat", "dog"], images=5)
-    line = ["--image-folder", str(tmp_path / "pets"), "--input-size", "24"]
-    recipe, options = read_fine_tuning(line)
-    assert recipe.dataset == "folder"  # and not the digits, fine-tuning's default
-    data, notice = open_data(recipe, options)
-    assert (data.train_images, data.val_images, notice) == (8, 2, None)
-    assert data.name == "folder-pets"
+    write_fashion(tmp_path / "fashion", train=40, val=23)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    "line", ["--dataset digits", "--data-dir .", "--use-rec", "--dataset caltech101"]
+    "line, name, counts, side",
+    [
+        ("", "digits", (1437, 360, 10), 32),
+        ("--benchmark --batch-size 8 --num-classes 5 --input-size 40", "synthetic", (16, 3, 5), 40),
+        ("--dataset fashion-mnist --data-dir {}/fashion", "fashion-mnist", (40, 23, 10), 28),
+        ("--image-folder {}/pets --input-size 24", "folder-pets", (8, 2, 2), 24),
+        ("--data-dir {}/folders", "folder-folders", (6, 6, 2), 224),
+        ("--data-dir {}/folders --dataset imagenet", "imagenet", (6, 6, 2), 224),
+        ("--dataset caltech101 --data-dir {}/caltech", "caltech101", (17, 5, 2), 224),
+        ("--use-rec --data-dir {}/caltech", "folder-rec", (17, 5, 2), 224),
+    ],
 )
-def test_an_image_folder_and_other_data_are_refused(line):
-    with pytest.raises(UsageError, match="--image-folder and .* both name the data"):
-        read(["--image-folder", ".", *line.split()])
+def test_each_kind_of_data(line, name, counts, side, places):
+    source = open_data(read(line.format(places).split()), devices=2)
+    assert (source.name, source.image_shape) == (name, (3, side, side))
+    assert (source.train_images, source.val_images, source.classes) == counts
+    assert source.train[0][0].shape == (3, side, side)
+
+
+def test_fine_tuning_has_the_other_half_of_the_digits():
+    source = open_data(read_fine_tuning([]), devices=1)
+    assert (source.train_images, source.val_images) == (717, 179)
+    assert source.class_names == ("5", "6", "7", "8", "9")
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("--num-classes 11", "--num-classes 11 was given, but digits has 10"),
+        ("--num-training-samples 9", "--num-training-samples 9 was given, but digits has 1437"),
+        ("--dataset caltech256", "run `gluon-amp prepare-caltech --dataset caltech256`"),
+    ],
+)
+def test_data_that_is_not_there(line, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        open_data(read(line.split()), devices=1)
 
 
 def test_images_have_the_colours_that_the_weights_were_trained_with(tmp_path):
@@ -80,14 +84,13 @@ def test_images_have_the_colours_that_the_weights_were_trained_with(tmp_path):
         ("--model efficientnet_lite0 --rgb-mean 0,0,0 --rgb-std 1,1,1", 0, 1),
     ):
         options = f"--image-folder {tmp_path} --input-size 24 --crop-ratio 0.6 {line}"
-        data, _ = open_data(*read_fine_tuning(options.split()))
+        data = open_data(read_fine_tuning(options.split()), devices=1)
         (tmp_path / "cat" / "0.png").write_bytes(png(picture(0)))
         (tmp_path / "cat" / "1.png").write_bytes(png(picture(0)))
         image, label = data.val[0]
         assert label == 0
         expected = (pixels.transpose(2, 0, 1).astype("f4") - mean) / std
         np.testing.assert_allclose(image.asnumpy(), expected, atol=1e-5 * 255 / std)
-    assert read([])[0].rgb_mean == Recipe().rgb_mean
 
 
 def test_random_crops_have_the_area_of_the_option(tmp_path):
@@ -99,7 +102,7 @@ def test_random_crops_have_the_area_of_the_option(tmp_path):
     line = f"--image-folder {tmp_path} --input-size 24 --rgb-mean 0,0,0 --rgb-std 1,1,1"
     one_sided = {}
     for area in ("0.08", "1"):
-        data, _ = open_data(*read([*line.split(), "--min-random-area", area]))
+        data = open_data(read([*line.split(), "--min-random-area", area]), devices=1)
         images = [data.train[position][0].asnumpy() for position in range(80)]
         one_sided[area] = sum(float(np.ptp(image)) < 100 for image in images)
     assert one_sided["0.08"] > 0 == one_sided["1"]

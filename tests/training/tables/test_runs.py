@@ -1,76 +1,196 @@
-"""results_table.py: which runs it trains, how it resumes, and which options it refuses."""
+"""`gluon-amp results`: which runs it trains, how it ends and resumes, and what it refuses."""
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.console import results as command
-from gluon_amp.training.tables.recipes import EXPERIMENTS
-from gluon_amp.training.tables.record import RUN
-from gluon_amp.training.tables.runs import Runner, alone_in, jobs
+from gluon_amp.training.runs.interruption import RunInterruptedError
+from gluon_amp.training.tables.designs import DESIGNS
+from gluon_amp.training.tables.record import LOG, RUN, read
+from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
+from tests.training.runs.scripts import environment
 from tests.training.tables.example_runs import write_run
 
-SHORT = ("--num-epochs", "1", "--warmup-epochs", "0", "--max-batches", "1")
+pytestmark = pytest.mark.usefixtures("default_signals")
+
+# A program that trains nothing, and writes what a run writes.
+FINISHES = r"""
+import json, sys
+print("[Epoch 0] speed: 9 samples/sec\ttime cost: 2.0")
+print("[Epoch 0] validation: err-top1=0.25 err-top5=0.1")
+summary = dict(data="digits", model="net", emulated=False, epochs=1, devices="cpu(0)", steps=3)
+summary.update(images_per_second=9.0, skipped_steps=0, cross_entropy_by_epoch=[1.0])
+path = sys.argv[sys.argv.index("--summary-json") + 1]
+json.dump(summary, open(path, "w"))
+"""
 
 
-def test_two_at_once_in_a_folder_are_refused(tmp_path):
-    refused = pytest.raises(UsageError, match="another process is training in")
-    with alone_in(tmp_path), refused, alone_in(tmp_path):
-        pass
+def job_of(folder, script):
+    """Return a run of the digits with another program."""
+    job = jobs(DESIGNS["digits"], folder, [0], devices=1)[0]
+    path = folder / "script.py"
+    path.write_text(script)
+    return dataclasses.replace(job, program=(str(path),))
 
 
-@pytest.mark.slow
-def test_a_table_from_nothing_and_again(tmp_path, capsys):
-    output = tmp_path / "table"
-    arguments = ["--seeds", "2", "--output", str(output), "--margin", "60", "--", *SHORT]
-    assert command.main(arguments) == 0
-    assert "[10/10] float16, batch 128, seed 1" in capsys.readouterr().out
-    for name in ("results.md", "results.json", "results.csv", "results.png"):
-        assert (output / name).stat().st_size > 0
-    rows = json.loads((output / "results.json").read_text())["rows"]
-    assert [row["configuration"]["name"] for row in rows] == [
-        "float32-64",
-        "float16-64",
-        "bfloat16-64",
-        "float32-128",
-        "float16-128",
-    ]
-    assert "emulated" in (output / "results.md").read_text()
-
-    before = {path: path.stat().st_mtime_ns for path in output.rglob(RUN)}
-    assert command.main(arguments) == 0
-    assert "10 of 10 runs are finished already" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in output.rglob(RUN)} == before
-
-    assert command.main([*arguments, "--lr", "1"]) == 2
-    assert "was trained with other options" in capsys.readouterr().err
-
-    first = output / "float32-64" / "seed-0"
-    (first / RUN).unlink()  # as if it had been killed at its end
-    assert command.main(arguments) == 0
-    assert "Going on from" in (first / "log.txt").read_text()
-
-    assert command.main(["--from-logs", str(output), "--margin", "60"]) == 0
-    assert "| float32, batch 64" in capsys.readouterr().out
+def train(folder, *wanted, parallel=1):
+    """Train runs; return what was logged."""
+    lines = []
+    with alone_in(folder) as lock:
+        Runner(parallel, lock, lines.append).train(wanted)
+    return lines
 
 
-def test_a_refused_option_ends_the_table(tmp_path, capsys):
-    arguments = ["--seeds", "1", "--output", str(tmp_path / "t"), "--", "--epochs", "0"]
-    assert command.main(arguments) == 2
-    assert "expected a whole number from 1 to 1000000" in capsys.readouterr().err
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
-def test_a_killed_run_is_an_error(tmp_path):
-    job = jobs(EXPERIMENTS["digits"], tmp_path, [0], devices=1)[0]
-    killed = tmp_path / "killed.py"
-    killed.write_text("import os; os.kill(os.getpid(), 9)")
-    job = dataclasses.replace(job, program=(str(killed),), arguments=())
-    expected = pytest.raises(RuntimeError, match="killed by signal SIGKILL: run the same command")
-    with alone_in(tmp_path) as lock, expected:
-        Runner(1, lock).train([job])
+# ------------------------------------------------------------------------------- run by run
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    job = job_of(tmp_path, FINISHES)
+    other = dataclasses.replace(job, seed=1, folder=tmp_path / "other")
+    (line,) = train(tmp_path, job, parallel=2)
+    assert line == "[1/1] float32, batch 64, seed 0: 75.00 %, about 0 min left"
+    record, before = read(job.folder), (job.folder / RUN).stat()
+    assert (record.top1, record.seconds, record.parallel) == (75.0, 2.0, 2)
+    assert record.peak_memory > 2**20 and record.data == "digits"
+    arguments = tuple(text.replace(str(job.folder), str(other.folder)) for text in job.arguments)
+    other = dataclasses.replace(other, arguments=arguments)
+    lines = train(tmp_path, job, other)
+    assert lines[0] == "1 of 2 runs are finished already" and len(lines) == 2
+    assert (job.folder / RUN).stat() == before
+
+
+def test_a_resumed_run_has_shared_the_machine_if_a_part_of_it_has(tmp_path):
+    job = job_of(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(RuntimeError, match="killed by signal SIGKILL: run the same command"):
+        train(tmp_path, job, parallel=2)
     assert not job.finished
+    job_of(tmp_path, FINISHES)
+    train(tmp_path, job)
+    assert read(job.folder).parallel == 2 and job.finished
+
+
+@pytest.mark.parametrize("status", [130, 143])
+def test_an_interrupted_run_has_not_failed(tmp_path, status):
+    job = job_of(tmp_path, f"import sys; sys.exit({status})")
+    with pytest.raises(RuntimeError, match="killed by signal SIG(INT|TERM): run the same command"):
+        train(tmp_path, job)
+    assert not (job.folder / RUN).exists()
+
+
+def test_a_failed_run_is_reported_and_repeated(tmp_path):
+    job = job_of(tmp_path, "import sys; print('a.ckpt was not written.', file=sys.stderr); exit(1)")
+    for _ in range(2):
+        (line,) = train(tmp_path, job)
+        assert "seed 0: a.ckpt was not written., about" in line
+    assert read(job.folder).failure == "a.ckpt was not written." and not job.finished
+
+
+def test_a_run_does_not_resume_with_other_options(tmp_path):
+    job = job_of(tmp_path, FINISHES)
+    train(tmp_path, job)
+    other = dataclasses.replace(job, arguments=(*job.arguments, "--lr", "1"))
+    with pytest.raises(UsageError, match="was trained with other options"):
+        train(tmp_path, other)
+
+
+PRINTS_ITS_SIGNALS = """
+import signal, sys, time
+received = []
+signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+print("ready", flush=True)
+while not received: time.sleep(0.01)
+time.sleep(0.2)
+print(received, flush=True)
+sys.exit(143)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_terminates_the_runs_once(tmp_path, number):
+    job = job_of(tmp_path, PRINTS_ITS_SIGNALS)
+    log = job.folder / LOG
+
+    def when_ready():
+        wait_for(lambda: log.exists() and "ready" in log.read_text())
+        os.kill(os.getpid(), number)
+
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    sender = threading.Thread(target=when_ready)
+    raised = pytest.raises(RunInterruptedError, match=f"signal {int(number)}: run the same command")
+    with raised as caught, interruptible():
+        sender.start()
+        train(tmp_path, job)
+    sender.join()
+    assert caught.value.status == 128 + number
+    assert log.read_text() == "ready\n[15]\n"
+    assert not (job.folder / RUN).exists()
+    after = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    assert after == before
+
+
+def test_what_is_ignored_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    with interruptible():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+LOCKS = """
+import sys
+from pathlib import Path
+from gluon_amp.training.tables.runs import Job, Runner, alone_in
+folder = Path(sys.argv[1])
+job = Job(None, 0, folder / "run", ("-c", sys.argv[2]), ())
+with alone_in(folder) as lock:
+    Runner(1, lock).train([job])
+"""
+WAITS = """
+import os, time
+print("ready", flush=True)
+while not os.path.exists({!r}): time.sleep(0.02)
+"""
+
+
+def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_path):
+    end, log = tmp_path / "end", tmp_path / "run" / LOG
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCKS, str(tmp_path), WAITS.format(str(end))], env=environment()
+    )
+    wait_for(lambda: log.exists() and log.read_text())
+    process.kill()
+    process.wait()
+    refused = pytest.raises(UsageError, match="another process is training in .*: wait for it")
+    with refused, alone_in(tmp_path):
+        pass
+    end.touch()
+
+    def free():
+        try:
+            with alone_in(tmp_path):
+                return True
+        except UsageError:
+            return False
+
+    wait_for(free)
+
+
+# ------------------------------------------------------------------------------- the command
 
 
 def test_the_published_table(capsys):
@@ -97,15 +217,61 @@ def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
     assert command.main(["--from-json", str(alone / "results.json")]) == 0
     assert {name: (alone / name).read_text() for name in names} == before
     assert (alone / "results.png").stat().st_size > 0
+    (tmp_path / "results.md").unlink()
+    (tmp_path / "results.md").symlink_to("/dev/full")
+    assert command.main(logs) == 2
+    assert capsys.readouterr().err == f"gluon-amp results: {tmp_path}: No space left on device.\n"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', '{"runs": [], "rows": 3}'])
-def test_a_json_that_is_no_table_is_one_sentence(text, tmp_path, capsys):
-    (tmp_path / "results.json").write_text(text)
-    assert command.main(["--from-json", str(tmp_path / "results.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("--from-json {}/list.json", "is damaged: it is not a JSON object"),
+        ("--from-json {}/rows.json", "is not a results.json with the values of each run"),
+        ("--from-logs {}", "holds no finished run"),
+        ("--seeds 1 --output {}/list.json/table", "list.json/table: Not a directory."),
+        ("--recipe imagenet --margin 1e-9", "more than 1000 seeds"),
+    ],
+)
+def test_bad_input_is_one_sentence(line, sentence, tmp_path, capsys):
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "rows.json").write_text('{"runs": [], "rows": 3}')
+    assert command.main(line.format(tmp_path).split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
 
 
-def test_an_empty_folder_is_refused(tmp_path, capsys):
-    assert command.main(["--from-logs", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_an_option_that_a_run_refuses_ends_the_table(tmp_path, capsys):
+    arguments = ["--seeds", "1", "--output", str(tmp_path / "t"), "--", "--epochs", "0"]
+    assert command.main(arguments) == 2
+    sentence = capsys.readouterr().err
+    assert "expected a whole number from 1 to 1000000" in sentence
+    assert sentence.endswith("; options for the runs go after --.\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, short",
+    [
+        ("digits", "--num-epochs 1 --warmup-epochs 0 --max-batches 1"),
+        ("lstm", "--characters 4000 --max-batches 2 --num-epochs 1 --hidden 8 --embedding 4"),
+    ],
+)
+def test_a_table_from_nothing_and_again(name, short, tmp_path, capsys):
+    output = tmp_path / "table"
+    arguments = ["--recipe", name, "--seeds", "2", "--output", str(output), "--margin", "60"]
+    arguments += ["--", *short.split()]
+    assert command.main(arguments) == 0
+    for file in ("results.md", "results.json", "results.csv", "results.png"):
+        assert (output / file).stat().st_size > 0
+    rows = json.loads((output / "results.json").read_text())["rows"]
+    names = [configuration.name for configuration, _ in DESIGNS[name].rows]
+    assert [row["configuration"]["name"] for row in rows] == names
+    assert DESIGNS[name].note in (output / "results.md").read_text()
+    first = output / names[0] / "seed-0"
+    (first / RUN).unlink()  # as if it had been killed at its end
+    capsys.readouterr()
+    assert command.main(arguments) == 0
+    total = 2 * len(names)
+    assert f"{total - 1} of {total} runs are finished already" in capsys.readouterr().out
+    assert "Going on from" in (first / LOG).read_text()

@@ -6,27 +6,16 @@ import json
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.tables.record import Configuration, RunRecord, read, read_all
+from gluon_amp.training.tables.record import Configuration, RunRecord, read_all
 from gluon_amp.training.tables.render import faq_table, markdown
 from gluon_amp.training.tables.table import restored, tabulate
 from tests.training.tables.example_runs import (
     CONFIGURATIONS,
     ORDER,
-    V100,
     run,
     three_seeds,
     write_run,
 )
-
-
-def test_data_sets_of_one_name_are_distinguished_by_their_sizes(tmp_path):
-    sizes = {"train_images": 3030, "val_images": 5647}
-    first = read(write_run(tmp_path / "a", "float32-1024", 76.0, 11.8, **sizes))
-    assert first.data == "imagenet (3,030 + 5,647 samples)"
-    sizes["val_images"] = 5646
-    second = read(write_run(tmp_path / "b", "float16-1024", 76.0, 11.8, **sizes))
-    with pytest.raises(UsageError, match="cannot mix data sets"):
-        tabulate([first, second], ORDER, 0.3)
 
 
 def failed_run(name, seed, failure):
@@ -161,35 +150,34 @@ def test_epochs_to_the_lowest_final_accuracy_of_the_reference():
 def test_the_json_of_a_table_gives_the_same_table():
     runs = [*with_control(), failed_run("float16-1024", 3, "the loss became nan")]
     table = tabulate(runs, CONTROLLED, 0.5, 0.02)
-    again = restored(json.loads(json.dumps(table.as_dict())))
+    written = json.loads(json.dumps(table.as_dict()))
+    again = restored(written)
     assert again == table
+    contrast = written["rows"][2]["contrasts"][0]
+    assert (contrast["top1"]["verdict"], contrast["epochs"]["accepted"]) == ("equivalent", True)
     assert [run.top1 for run in again.runs[:3]] == pytest.approx([98.0, 98.1, 98.2])
 
 
-@pytest.mark.parametrize("values", [{}, {"rows": []}, {"runs": [3]}, {"runs": [{"seed": 1}]}])
-def test_a_json_of_another_kind_is_refused(values):
-    with pytest.raises(UsageError, match="not a results.json with the values of each run"):
-        restored(values)
+def test_a_table_does_not_mix_what_cannot_be_compared():
+    for field, plural in {"data": "data sets", "model": "networks", "hardware": "hardware"}.items():
+        runs = [run(), run("float16-1024", **{field: "another"})]
+        with pytest.raises(UsageError, match=f"cannot mix {plural}, but there are runs of .* and "):
+            tabulate(runs, ORDER, 0.5)
 
 
-def test_rows_are_in_the_given_order_and_no_others():
-    runs = [run(name) for name in reversed(ORDER)]
-    table = tabulate(runs, ORDER[:2], 0.5)
-    assert [row.configuration.name for row in table.rows] == ORDER[:2]
-
-
-@pytest.mark.parametrize(
-    "field, value, plural",
-    [
-        ("data", "imagenet", "data sets"),
-        ("model", "resnet50_v1", "networks"),
-        ("hardware", V100, "hardware"),
-    ],
-)
-def test_a_table_does_not_mix_what_cannot_be_compared(field, value, plural):
-    runs = [run(), run("float16-1024", **{field: value})]
-    with pytest.raises(UsageError, match=f"cannot mix {plural}, but there are runs of .* and of "):
-        tabulate(runs, ORDER, 0.5)
+def test_times_that_cannot_be_compared():
+    for reference, row in (
+        ({"emulated": True}, {}),
+        ({"parallel": 2}, {}),
+        ({}, {"parallel": 2}),
+        ({"seconds": None}, {}),
+    ):
+        runs = [run(seed=0), run(seed=1, **reference), run("float16-1024", seconds=15.0, **row)]
+        first, second = tabulate(runs, ORDER, 0.5).rows
+        assert (first.speed_up, second.speed_up) == (None if reference else 1, None)
+        assert (first.seconds is None) == ("seconds" in reference)
+    runs = [run(seed=0), run("float16-1024", seconds=15.0)]
+    assert tabulate(runs, ORDER, 0.5).rows[1].speed_up == 2.0
 
 
 def test_emulated_time_is_no_speed_up():
@@ -200,11 +188,6 @@ def test_emulated_time_is_no_speed_up():
     assert faq_table(table).splitlines()[3].endswith("| emulated |")
     assert "float16 is *emulated* here" in markdown(table)
     assert "x |" not in markdown(table)
-
-
-def test_an_emulated_reference_gives_no_speed_up_either():
-    runs = [run(emulated=True), run("float16-1024", seconds=10.0)]
-    assert tabulate(runs, ORDER, 0.5).rows[1].speed_up is None
 
 
 def test_times_of_runs_that_shared_the_machine_are_not_compared(tmp_path):
@@ -220,16 +203,6 @@ def test_times_of_runs_that_shared_the_machine_are_not_compared(tmp_path):
     )
 
 
-def test_a_row_with_one_shared_run_is_not_compared():
-    runs = [run(seed=0), run(seed=1, parallel=2), run("float16-1024", seed=0)]
-    assert [row.speed_up for row in tabulate(runs, ORDER, 0.5).rows] == [None, None]
-
-
-def test_a_row_with_a_run_without_a_time_has_none():
-    runs = [run(seed=0), run(seed=1, seconds=None, samples_per_second=None)]
-    assert tabulate(runs, ORDER, 0.5).rows[0].seconds is None
-
-
 def test_failures_are_reported_and_not_averaged():
     failed = failed_run("float16-1024", 2, "the loss became nan")
     runs = [*three_seeds("float32-1024"), *three_seeds("float16-1024")[:2], failed]
@@ -240,8 +213,10 @@ def test_failures_are_reported_and_not_averaged():
 
 def test_a_row_of_failures_alone():
     failed = [failed_run("float16-1024", seed, "the loss became nan") for seed in range(3)]
-    table = tabulate([*three_seeds("float32-1024"), *failed], ORDER, 0.5)
+    table = tabulate([*three_seeds("float32-1024"), run("float16-2048"), *failed], ORDER, 0.5)
+    assert [row.configuration.name for row in table.rows] == ORDER
     assert table.rows[1].contrasts == ()
+    assert str(table.rows[2].contrasts[0].top1) == "not tested"  # one seed
     assert "| 1024       | float16   | –" in faq_table(table)
     assert "3 failed: the loss became nan" in markdown(table)
 
@@ -250,17 +225,3 @@ def test_no_results_at_all_are_refused():
     failed = failed_run("float32-1024", 0, "out of memory")
     with pytest.raises(UsageError, match="no run has a result: out of memory"):
         tabulate([failed], ORDER, 0.5)
-
-
-def test_one_seed_is_not_tested():
-    table = tabulate([run(), run("float16-1024")], ORDER, 0.5)
-    assert str(table.rows[1].contrasts[0].top1) == "not tested"
-    assert "TOST" not in markdown(table)
-
-
-def test_json_has_the_verdict():
-    runs = [*three_seeds("float32-1024"), *three_seeds("float16-1024", (97.4, 98.0, 98.4))]
-    written = json.loads(json.dumps(tabulate(runs, ORDER, 2.0).as_dict()))
-    assert written["rows"][1]["contrasts"][0]["top1"]["verdict"] == "equivalent"
-    assert written["rows"][1]["contrasts"][0]["epochs"]["accepted"] is True
-    assert written["rows"][1]["configuration"]["dtype"] == "float16"

@@ -1,8 +1,9 @@
-"""What the training loop needs of a network and its trainer: the interface of all engines."""
+"""What the training loop needs of a network and its trainer: the base of all engines."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Protocol, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
+from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.trainer import StepReport, Trainer
 from gluon_amp.trainer.loss_scale import LossScale
 from gluon_amp.training.runs.history import Counts
@@ -16,29 +17,37 @@ from mxnet.ndarray import NDArray
 Batch = Sequence[NDArray]
 
 
-class Engine(Protocol):
-    """A network that can be trained, on its devices."""
+@dataclass
+class Engine:
+    """A network that can be trained, on its `devices`.
 
-    devices: Sequence[mx.Context]
+    Attributes
+    ----------
+    net : Block
+        Holds the parameters, also for checkpoints.
+    trainer : gluon_amp.Trainer
+        Updates the parameters.
+    """
 
-    @property
-    def trainer(self) -> Trainer:
-        """Updates the parameters."""
+    net: Block
+    trainer: Trainer
 
-    @property
-    def block(self) -> Block:
-        """What holds the parameters, for checkpoints."""
+    def __post_init__(self) -> None:
+        self.trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
 
     @property
     def statistics(self) -> List[Parameter]:
         """BatchNorm's running statistics."""
+        return [p for p in self.net.collect_params().values() if is_statistic(p)]
 
     @property
     def loss_scale(self) -> LossScale:
         """The trainer's loss scale."""
+        return self.trainer.loss_scale
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this rate from the next step on."""
+        self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update once on batches ``[images, labels]``, or skip the step where gradients overflowed.
@@ -51,45 +60,21 @@ class Engine(Protocol):
         counts : Counts
             Correct answers and losses are added to it.
         """
+        raise NotImplementedError
 
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
         """Yield labels (N,) and outputs (N, classes) for each device."""
+        raise NotImplementedError
 
     def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
         """Return the cross entropy of what `predict` yields: nats, float32 (N,).
 
         It is that of the labels themselves, also where training smooths or mixes them.
         """
-
-    def wait(self) -> None:
-        """Return when the last step is done."""
-
-
-@dataclass
-class TrainerEngine:
-    """What all engines with a Gluon network and a trainer have in common."""
-
-    net: Block
-    trainer: Trainer
-
-    def __post_init__(self) -> None:
-        self.trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
-
-    @property
-    def block(self) -> Block:
-        return self.net
-
-    @property
-    def loss_scale(self) -> LossScale:
-        return self.trainer.loss_scale
-
-    def set_learning_rate(self, rate: float) -> None:
-        self.trainer.set_learning_rate(rate)
-
-    def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
         return SoftmaxCrossEntropyLoss()(outputs.astype("float32"), labels)
 
     def wait(self) -> None:
+        """Return when the last step is done."""
         for array in self.trained[-1].list_data():  # the trainer updates it last
             array.wait_to_read()
 

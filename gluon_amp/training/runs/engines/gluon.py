@@ -3,20 +3,18 @@
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple
 
-from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.trainer import StepReport
-from gluon_amp.training.runs.engines.base import Batch, TrainerEngine, split
+from gluon_amp.training.runs.engines.base import Batch, Engine, split
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.objective import Objective
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 
 @dataclass
-class GluonEngine(TrainerEngine):
+class GluonEngine(Engine):
     """A network and its trainer.
 
     Attributes
@@ -39,10 +37,6 @@ class GluonEngine(TrainerEngine):
     devices: Sequence[mx.Context]
     workers: int = 1
     clip: Optional[float] = None
-
-    @property
-    def statistics(self) -> List[Parameter]:
-        return [p for p in self.net.collect_params().values() if is_statistic(p)]
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         passes = [

@@ -8,18 +8,18 @@ import numpy as np
 from gluon_amp.trainer import StepReport
 from gluon_amp.training.data.text import Chunk
 from gluon_amp.training.networks.language_model import States
-from gluon_amp.training.runs.engines.base import TrainerEngine, split
+from gluon_amp.training.runs.engines.base import Engine, split
 from gluon_amp.training.runs.history import Counts
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, nd
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
 
 @dataclass
-class LanguageEngine(TrainerEngine):
+class LanguageEngine(Engine):
     """A language model and its trainer: an engine for chunks of text.
 
     Each chunk begins with the state in which its stream's last chunk ended, without its gradient.
@@ -42,7 +42,6 @@ class LanguageEngine(TrainerEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.statistics: Sequence[gluon.Parameter] = ()
         self._states: List[States] = []
         self._loss = SoftmaxCrossEntropyLoss()
         self._predicted: List[States] = []

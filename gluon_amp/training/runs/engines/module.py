@@ -8,8 +8,8 @@ import numpy as np
 from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.symbolic import Module
-from gluon_amp.trainer import StepReport, Trainer
-from gluon_amp.training.runs.engines.base import Batch
+from gluon_amp.trainer import StepReport
+from gluon_amp.training.runs.engines.base import Batch, Engine
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.observe import join_dtypes
@@ -33,7 +33,7 @@ class _ModuleBlock(Block):
         return self._module.collect_params()
 
 
-class ModuleEngine:
+class ModuleEngine(Engine):
     """A `gluon_amp.symbolic.Module` of a zoo's network with a SoftmaxOutput on top.
 
     Parameters
@@ -87,6 +87,7 @@ class ModuleEngine:
             aux_params={name: values[name] for name in states},
         )
         self.module.init_optimizer(kvstore, optimizer, settings)
+        super().__init__(_ModuleBlock(self.module), self.module.trainer)
 
     def weight_dtypes(self) -> str:
         """Return the dtypes of the weights, as `observe` writes them."""
@@ -95,23 +96,12 @@ class ModuleEngine:
         return join_dtypes(np.dtype(array.dtype).name for array in weights.values())
 
     @property
-    def trainer(self) -> Trainer:
-        return self.module.trainer
-
-    @property
-    def block(self) -> Block:
-        return _ModuleBlock(self.module)
-
-    @property
     def statistics(self) -> List[Parameter]:
         return [p for p in self.trainer.parameters if is_statistic(p)]
 
     @property
     def loss_scale(self) -> Any:
         return self.module.loss_scale
-
-    def set_learning_rate(self, rate: float) -> None:
-        self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         ((images, labels),) = batches

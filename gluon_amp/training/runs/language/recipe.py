@@ -1,6 +1,5 @@
 """The recipe of a language run: the options of `gluon-amp train-lstm`."""
 
-import argparse
 from typing import Optional, Sequence
 
 from gluon_amp.training.command_line import positive, whole
@@ -20,13 +19,13 @@ from gluon_amp.training.runs.parser import TrainingParser
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 
-class LanguageRecipe(argparse.Namespace):
+class LanguageRecipe(options.Options):
     """All options of a language run, as attributes.
 
     Options that only image runs have are constants here.
     """
 
-    eval_only = False
+    eval_only, notice = False, None
     eval_frequency = save_frequency = 1
 
     @property
@@ -38,6 +37,10 @@ class LanguageRecipe(argparse.Namespace):
     def model(self) -> str:
         """The network in words."""
         return f"{self.layers}-layer LSTM of {self.hidden}, embedding of {self.embedding}"
+
+    def learning_rate(self, total_batch: int) -> float:
+        """Return ``--lr``, or else 0.004 for every 32 streams of a batch."""
+        return 0.004 * total_batch / 32 if self.lr is None else self.lr
 
 
 def parser(prog: Optional[str] = None) -> TrainingParser:
@@ -94,12 +97,7 @@ def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) 
     UsageError
         Two options contradict each other.
     """
-    recipe = parser(prog).parse_args(arguments, LanguageRecipe())
+    recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
     options.check_devices(recipe)
     options.check_resume(recipe)
     return recipe
-
-
-def learning_rate(recipe: LanguageRecipe, total_batch: int) -> float:
-    """Return ``--lr``, or else 0.004 for every 32 streams of a batch."""
-    return 0.004 * total_batch / 32 if recipe.lr is None else recipe.lr

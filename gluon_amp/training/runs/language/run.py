@@ -18,7 +18,7 @@ from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.engines.build import build_trainer
 from gluon_amp.training.runs.engines.language import LanguageEngine
 from gluon_amp.training.runs.history import EpochResult, Validation
-from gluon_amp.training.runs.language.recipe import LanguageRecipe, learning_rate
+from gluon_amp.training.runs.language.recipe import LanguageRecipe
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.observe import check_compute_dtype, join_dtypes
 from gluon_amp.training.runs.outputs import Output, check_outputs, save_parameters
@@ -86,9 +86,8 @@ def train(recipe: LanguageRecipe) -> LanguageSummary:
 
     The errors are those of `gluon_amp.training.runs.run.train`.
     """
-    started = time.perf_counter()
     check_outputs(recipe)
-    return prepare(recipe).run(started)
+    return prepare(recipe).run()
 
 
 def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
@@ -101,6 +100,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
     TrainingError
         The network computes in another dtype than requested.
     """
+    started = time.perf_counter()
     if recipe.deterministic:
         use_deterministic_algorithms()
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
@@ -115,7 +115,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
         )
     set_seed(recipe.seed)
     net = build_network(recipe, devices)
-    schedule = Schedule(learning_rate(recipe, streams), recipe.num_epochs, len(batches), "cosine")
+    schedule = Schedule(recipe.learning_rate(streams), recipe.num_epochs, len(batches), "cosine")
     trainer = build_trainer(recipe, net, schedule.rate)
     return LanguageTraining(
         recipe,
@@ -135,6 +135,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
         ),
         batches,
         val_batches,
+        started,
     )
 
 
@@ -212,14 +213,14 @@ class LanguageTraining(Training):
         super().restore(progress)
         self.engine.restore(progress["state"])
 
-    def summary(self, last: Validation, started: float) -> LanguageSummary:
-        return LanguageSummary(bits_per_character=_bits(last), **self.results(last, started))
+    def summary(self, last: Validation) -> LanguageSummary:
+        return LanguageSummary(bits_per_character=_bits(last), **self.results(last))
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)
         if self.checkpoints:
             params = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
-            outputs.append(Output(partial(save_parameters, self.engine.block, params)))
+            outputs.append(Output(partial(save_parameters, self.engine.net, params)))
         return outputs
 
 

@@ -1,4 +1,4 @@
-"""What a table compares, as data: a command, the options of all runs, and those of each row.
+"""What each table compares, as data: a command, the options of all runs, and those of each row.
 
 The first row is the reference. A batch is that of all devices together, as in MXNet's float16 FAQ.
 """
@@ -16,8 +16,8 @@ RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "1", "--resume", "auto
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """The rows of one table and how to train them.
+class Design:
+    """The rows of one table and how to train them; `--recipe` of `gluon-amp results` names one.
 
     The command accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the lines of
     `gluon_amp.training.runs.log`. The options of every run name the data set, so that a command's
@@ -90,7 +90,7 @@ def _with_controls(batch: int, *more: str) -> Tuple[Tuple[str, int], ...]:
     return (*((each, batch) for each in once), ("float32", 2 * batch), ("float16", 2 * batch))
 
 
-DIGITS = Experiment(
+DIGITS = Design(
     name="digits",
     title="Handwritten digits",
     command="train",
@@ -112,12 +112,12 @@ NOTE_ON_STUDY = (
 )
 
 
-def _in_formats_for_study(experiment: Experiment, batch: int, products: str) -> Experiment:
+def _in_formats_for_study(design: Design, batch: int, products: str) -> Design:
     """Return a table of the same task in these formats; `products` says how many are rounded."""
     return replace(
-        experiment,
-        name=f"{experiment.name}-formats",
-        title=f"{experiment.title} in formats for study",
+        design,
+        name=f"{design.name}-formats",
+        title=f"{design.title} in formats for study",
         rows=_rows(*((precision, batch) for precision in STUDIED)),
         note=NOTE_ON_STUDY.format(products),
     )
@@ -125,7 +125,7 @@ def _in_formats_for_study(experiment: Experiment, batch: int, products: str) -> 
 
 DIGITS_FORMATS = _in_formats_for_study(DIGITS, 64, "8 of its 10 products")
 
-CALTECH101 = Experiment(
+CALTECH101 = Design(
     name="caltech101",
     title="Fine-tuning on Caltech-101, small enough for a CPU",
     command="fine-tune",
@@ -141,7 +141,7 @@ CALTECH101 = Experiment(
     rows=_rows(*_with_controls(32), rate=(0.01, 32)),
 )
 
-LSTM = Experiment(
+LSTM = Design(
     name="lstm",
     title="A character language model on Python's standard library",
     command="train-lstm",
@@ -153,7 +153,7 @@ LSTM = Experiment(
     "emulated float16 LSTM rounds the inputs and outputs of a chunk, not its state in between.",
 )
 
-FASHION = Experiment(
+FASHION = Design(
     name="fashion",
     title="Fashion-MNIST",
     command="train",
@@ -167,7 +167,7 @@ FASHION = Experiment(
 
 FASHION_FORMATS = _in_formats_for_study(FASHION, 128, "2 of its 4 products")
 
-IMAGENET = Experiment(
+IMAGENET = Design(
     name="imagenet",
     title="ImageNet as in MXNet's float16 FAQ",
     command="train",
@@ -181,9 +181,9 @@ IMAGENET = Experiment(
     rows=_rows(("float32", 1024), ("float16", 1024), ("float16", 2048)),
 )
 
-EXPERIMENTS = {
-    experiment.name: experiment
-    for experiment in (
+DESIGNS = {
+    design.name: design
+    for design in (
         DIGITS,
         DIGITS_FORMATS,
         FASHION,

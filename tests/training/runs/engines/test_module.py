@@ -1,0 +1,110 @@
+"""The engine of Module: the twin of that of Gluon."""
+
+import numpy as np
+import pytest
+
+from gluon_amp.training.data import ValidationBatches
+from gluon_amp.training.runs.engines.module import ModuleEngine
+from gluon_amp.training.runs.loop import Loop
+from gluon_amp.training.runs.objective import Objective
+from gluon_amp.training.runs.schedule import Schedule
+from tests.training.runs.engines.small import batches, dense_net, engine_of, points
+
+import mxnet as mx
+from mxnet.kvstore import KVStoreBase
+
+
+def module_of(net, objective=None, size=8, **options):
+    settings = {"learning_rate": 0.5, "wd": 0.0}
+    objective = objective or Objective(3)
+    options["policy"] = "float32"
+    return ModuleEngine(net, objective, [mx.cpu()], size, (4,), "sgd", settings, **options)
+
+
+def assert_same_values(net, twin, module):
+    values, _ = module.module.get_params()
+    for ours, its in zip(net.collect_params().values(), twin.collect_params()):
+        np.testing.assert_allclose(
+            values[its].asnumpy(), ours.data().asnumpy(), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_a_module_is_the_twin_of_a_gluon_network():
+    """The same weights, batches and rate, in float32: the same network after an epoch."""
+    rates = Schedule(0.5, 1, 3, "constant")
+    net = dense_net()
+    gluon_result = Loop(engine_of(net), rates).train(batches(8), 0)
+    twin = dense_net()
+    module = module_of(twin, loss_scale=8)
+    module_result = Loop(module, rates).train(batches(8), 0)
+    assert_same_values(net, twin, module)
+    assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
+    assert module_result.accuracy == gluon_result.accuracy
+
+
+class TwoEqualWorkers(KVStoreBase):
+    """A kvstore as one of two workers with the same weights and the same batch sees it."""
+
+    type, rank, num_workers = "two", 0, 2
+
+    def broadcast(self, key, value, out, priority=0):
+        """Leave the weights as they are: both have them."""
+
+    def pushpull(self, key, value, out=None, priority=0):
+        for array in value if isinstance(value, list) else [value]:
+            array *= 2
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+
+@pytest.mark.parametrize("policy, optimizer", [("float32", "adam"), ("float16", "sgd")])
+def test_a_module_with_two_workers_divides_by_the_images_of_both(policy, optimizer):
+    """Two workers with the same images move the weights as one does."""
+    weights = []
+    for workers, kvstore in [(1, "device"), (2, TwoEqualWorkers())]:
+        # an epsilon as large as the gradient, or Adam would not see its length
+        settings = {"learning_rate": 0.5, **({"epsilon": 0.1} if optimizer == "adam" else {})}
+        net = dense_net()
+        for param in net.collect_params().values():  # workers begin with the weights, not masters
+            param.set_data(param.data().astype("float16").astype("float32"))
+        engine = ModuleEngine(
+            net,
+            Objective(3),
+            [mx.cpu()],
+            8,
+            (4,),
+            optimizer,
+            settings,
+            kvstore,
+            workers,
+            policy=policy,
+            loss_scale=8,
+        )
+        # until the first step, the module's own default
+        assert engine.module.optimizer.rescale_grad == 1 / (8 * workers)
+        Loop(engine, Schedule(0.5, 1, 3, "constant")).train(batches(8), 0)
+        values, _ = engine.module.get_params()
+        weights.append([value.asnumpy() for value in values.values()])
+    for alone, together in zip(*weights):
+        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_modules_smoothing_is_that_of_gluon():
+    smooth = Objective(3, smoothing=0.3)
+    net = dense_net()
+    engine = engine_of(net)
+    engine.objective = smooth
+    gluon_result = Loop(engine, Schedule(0.5, 1, 1, "constant")).train(batches(24), 0)
+    twin = dense_net()
+    module = module_of(twin, smooth, 24)
+    module_result = Loop(module, Schedule(0.5, 1, 1, "constant")).train(batches(24), 0)
+    assert_same_values(net, twin, module)
+    assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
+    validation = ValidationBatches(points(), 24)
+    losses = [
+        Loop(each, Schedule(0.5, 1, 1, "constant")).validate(validation, 24, 0).cross_entropy
+        for each in (engine, module)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # that of the labels, not smoothed

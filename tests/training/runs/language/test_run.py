@@ -1,0 +1,136 @@
+"""`gluon-amp train-lstm`: its runs, its checkpoints and its refusals."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gluon_amp.lowering.emulation import is_emulated
+from gluon_amp.training.console import train_lstm
+from gluon_amp.training.data.text import CLASSES, open_text
+from gluon_amp.training.runs.language.recipe import read
+from tests.training.runs.scripts import OF_THE_CLOCK
+
+import mxnet as mx
+
+# 2 epochs of 6 batches
+SHORT = (
+    "--characters 4000 --batch-size 8 --bptt 16 --max-batches 6 --num-epochs 2 --hidden 16 "
+    "--embedding 8 --log-interval 1 --seed 3 --dtype float16 --save-batches 4 --keep 99"
+).split()
+
+
+def run(folder, *options):
+    """Train in a folder; return the output, the parameters' bits, and the summary but for times."""
+    kept = ["--save-dir", str(folder), "--summary-json", str(folder / "summary.json")]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert train_lstm.main([*SHORT, *kept, *map(str, options)]) == 0
+    arrays = mx.nd.load(str(folder / "lstm-1.params"))
+    summary = json.loads((folder / "summary.json").read_text())
+    return SimpleNamespace(
+        out=out.getvalue(),
+        parameters={name: array.asnumpy().tobytes() for name, array in arrays.items()},
+        summary={name: value for name, value in summary.items() if name not in OF_THE_CLOCK},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    return run(folder)
+
+
+@pytest.mark.parametrize("dtype, rnn", [("float16", "float16"), ("bfloat16", "float32")])
+def test_a_run_learns(dtype, rnn, tmp_path, capsys):
+    path = tmp_path / "summary.json"
+    arguments = (
+        "--characters 20000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 16 "
+        f"--lr 0.02 --log-interval 0 --dtype {dtype} --summary-json {path}"
+    )
+    assert train_lstm.main(arguments.split()) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    plan, *_, results = captured.out.split("\n\n")
+    assert max(map(len, [*plan.splitlines(), *results.splitlines()])) <= 80
+    assert "images" not in captured.out
+    summary = json.loads(path.read_text())
+    assert summary["observed_dtypes"] == {
+        "Embedding": "float32",
+        "RNN": rnn,
+        "FullyConnected": dtype,
+    }
+    assert summary["emulated"] == is_emulated(dtype)
+    # 2000 characters in 64 streams: 31 of each have a next one, and every one of them counts
+    assert summary["validated"] == summary["val_images"] == 64 * 31
+    assert "[Epoch 1] validated 1984/1984" in captured.out
+    most_frequent = 100 * np.bincount(open_text(20000).val).max() / 2000
+    assert 10 < most_frequent < 25
+    assert summary["top1"] > most_frequent + 5
+    assert summary["bits_per_character"] < 0.8 * math.log2(CLASSES)
+    nats = summary["bits_per_character"] * math.log(2)
+    assert summary["cross_entropy"] == pytest.approx(nats, rel=1e-12)
+    first, second = summary["cross_entropy_by_epoch"]
+    assert first > second == summary["cross_entropy"]
+    assert f"bits per character={summary['bits_per_character']:f}" in captured.out
+
+
+def test_a_run_goes_on_in_mid_epoch_with_its_states(whole, folder, tmp_path):
+    (middle,) = folder.glob("epoch001-sample000005*.ckpt")  # after 4 batches of 8 × 16
+    shutil.copy(middle, tmp_path)
+    resumed = run(tmp_path, "--resume", "auto")
+    assert re.search(r"Going on from .*: epoch 1, 512 samples done", resumed.out)
+    assert "Epoch[0]" not in resumed.out
+    assert (resumed.parameters, resumed.summary) == (whole.parameters, whole.summary)
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ([], "holds checkpoints of an earlier run"),
+        (["--hidden", "8", "--resume"], "with the model 1-layer LSTM of 16"),
+        (["--bptt", "8", "--resume", "MIDDLE"], "with 8 × 16 samples in an update, in the middle"),
+    ],
+)
+def test_another_run_is_not_gone_on_with(changed, words, whole, folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path / "saved")
+    (middle,) = (tmp_path / "saved").glob("epoch001-sample000005*.ckpt")
+    (tmp_path / "saved" / "epoch002-sample00000000.ckpt").unlink()
+    options = [str(middle) if word == "MIDDLE" else word for word in changed]
+    assert train_lstm.main([*SHORT, "--save-dir", str(tmp_path / "saved"), *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--bptt", "0"], "argument --bptt: expected a whole number of at least 1, got '0'"),
+        (["--characters", "1000", "--batch-size", "64"], "--characters 1000 are not enough for 64"),
+        (["--characters", "999999999"], "but 999999999 were requested"),
+        (["--summary-json", "absent/file"], "--summary-json absent/file cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, capsys):
+    try:
+        status = train_lstm.main(arguments)
+    except SystemExit as refused:  # by the parser
+        status = refused.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert sentence in captured.err
+
+
+def test_the_learning_rate_follows_the_streams():
+    assert [read([]).learning_rate(streams) for streams in (32, 64)] == [0.004, 0.008]
+    assert read(["--lr", "0.5"]).learning_rate(64) == 0.5

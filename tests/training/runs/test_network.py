@@ -1,0 +1,78 @@
+"""The network of a recipe: its weights, and what is particular about its parameters."""
+
+import numpy as np
+import pytest
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.networks.models import build
+from gluon_amp.training.runs import network
+from gluon_amp.training.runs.recipe import read, read_fine_tuning
+
+import mxnet as mx
+from mxnet import nd
+
+pytestmark = pytest.mark.usefixtures("no_imagenet")
+
+
+def network_of(*options, reader=read):
+    recipe = reader(["--dataset", "digits", "--model", "cifar_resnet8_v1", *options])
+    net = network.build_network(recipe, 5, 32, [mx.cpu()])
+    net(nd.zeros((1, 3, 32, 32)))
+    return net
+
+
+def named(net):
+    return {name[len(net.prefix) :]: param for name, param in net.collect_params().items()}
+
+
+def test_features_are_copied_and_the_head_is_new(monkeypatch):
+    """Both networks have five classes, so the shapes do not show which layers are the head."""
+    source = build("cifar_resnet8_v1", 5)
+    source.initialize(mx.init.Xavier())
+    source(nd.zeros((1, 3, 32, 32)))
+    monkeypatch.setattr(network, "digits_network", lambda *_: source)
+
+    def copied(*options):
+        own = named(network_of(*options, reader=read_fine_tuning))
+        return {
+            name: np.array_equal(own[name].data().asnumpy(), its.data().asnumpy())
+            for name, its in named(source).items()
+            if name.endswith("weight")
+        }
+
+    equal = copied()
+    assert equal.pop("dense0_weight") is False
+    assert all(equal.values()) and len(equal) > 5
+    assert not any(copied("--from-scratch").values())
+
+
+def test_options_of_parameters():
+    plain = named(network_of())
+    assert {param.wd_mult for param in plain.values()} == {1.0}
+    changed = named(
+        network_of(
+            *"--no-wd --last-gamma --accumulate 2 --head-lr-mult 5 --freeze-statistics".split()
+        )
+    )
+    assert {name for name, param in changed.items() if param.wd_mult == 0} == {
+        name for name in changed if name.endswith(("bias", "gamma", "beta"))
+    }
+    heads = {name for name, param in changed.items() if param.lr_mult == 5}
+    assert heads == {"dense0_weight", "dense0_bias"}
+    assert {changed[name].grad_req for name in heads} == {"add"}
+    zero = [name for name, p in changed.items() if "gamma" in name and not p.data().asnumpy().any()]
+    assert len(zero) == 3  # of the last BatchNorm of each residual block
+    frozen = named(network_of("--freeze-features"))
+    trained = {name for name, param in frozen.items() if param.grad_req != "null"}
+    assert trained == {"dense0_weight", "dense0_bias"}
+
+
+@pytest.mark.parametrize("mode, active", [("hybrid", True), ("imperative", False)])
+def test_modes(mode, active):
+    net = network_of("--mode", mode, "--dtype", "mixed_float16")
+    assert (("static_alloc", True) in net._flags) is active
+
+
+def test_an_unknown_network_is_one_sentence():
+    with pytest.raises(UsageError, match="did you mean resnet50_v"):
+        network.build_network(read(["--model", "resnet50_v3"]), 5, 32, [mx.cpu()])

@@ -1,0 +1,85 @@
+"""The files that a run writes: checked before it trains, and written whole."""
+
+import numpy as np
+import pytest
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.runs.outputs import (
+    Output,
+    SavingError,
+    check_outputs,
+    export,
+    save_parameters,
+    write_outputs,
+)
+from gluon_amp.training.runs.recipe import recipe_of
+
+import mxnet as mx
+from mxnet import gluon, nd
+
+pytestmark = pytest.mark.usefixtures("no_imagenet")
+
+
+def test_parameters_are_written_in_one_piece(tmp_path, small_disk):
+    net = gluon.nn.Dense(100, in_units=100)
+    net.initialize()
+    path = tmp_path / "net.params"
+    path.write_bytes(b"the one before")
+    with small_disk(2000), pytest.raises(SavingError, match="net.params cannot be written"):
+        save_parameters(net, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["net.params"]
+    assert path.read_bytes() == b"the one before"
+    save_parameters(net, path)
+    assert set(nd.load(str(path))) == {"weight", "bias"}
+
+
+def test_an_export_has_the_bits_of_the_masters_and_the_dtypes_of_the_policy(trained):
+    (params,) = trained.save_dir.glob("*.params")
+    saved = nd.load(str(params))
+    prefix = trained.export / "cifar_resnet8_v1"
+    stock = gluon.SymbolBlock.imports(
+        f"{prefix}-float32-symbol.json", ["data"], f"{prefix}-float32-0000.params"
+    )
+    values = sorted(p.data().asnumpy().tobytes() for p in stock.collect_params().values())
+    assert values == sorted(array.asnumpy().tobytes() for array in saved.values())
+    assert {array.dtype for array in saved.values()} == {np.float32}
+    assert stock(nd.zeros((1, 3, 32, 32))).shape == (1, 10)
+    graph = mx.sym.load(f"{prefix}-float16-symbol.json")
+    types, _, _ = graph.infer_type(data="float32", **{graph.list_arguments()[1]: "float16"})
+    assert np.float16 in types
+    for name, array in nd.load(f"{prefix}-float16-0000.params").items():
+        assert array.dtype == (np.float16 if name.endswith(("weight", "bias")) else np.float32)
+
+
+def test_what_cannot_be_written_is_known_before_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    for option, path, reason in (
+        ("summary_json", tmp_path, "--summary-json .* is a directory, expected a file"),
+        ("plot", tmp_path / "none" / "a.png", "--plot .* there is no directory"),
+        ("save_dir", tmp_path / "file", "--save-dir .* cannot be created: File exists"),
+        ("export", tmp_path / "file" / "x", "--export .* cannot be created: Not a directory"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            check_outputs(recipe_of(**{option: path}))
+    check_outputs(recipe_of(save_dir=tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+def test_an_output_that_cannot_be_written_does_not_keep_the_others_from_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(3))
+    net.initialize()
+    net(nd.zeros((1, 2)))
+    written = []
+
+    def fails():
+        export(net, "float32", tmp_path / "file", "net", (2,))
+
+    def writes():
+        written.append(True)
+
+    write_outputs([Output(fails, required=False), Output(writes)])
+    with pytest.raises(SavingError, match="--export .* cannot be written"):
+        write_outputs([Output(fails), Output(writes)])
+    assert len(written) == 2

@@ -1,0 +1,143 @@
+"""What the training commands share: each error is one sentence, and has an exit status."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gluon_amp.training.console import fine_tune, train
+from tests.images import write_folders, write_records
+from tests.training.runs.scripts import environment
+
+pytestmark = pytest.mark.usefixtures("no_imagenet")
+
+
+def failed(main, words, capsys, status):
+    """Run a command that fails; return its one sentence on standard error."""
+    try:
+        ended = main(words)
+    except SystemExit as stop:  # by the parser
+        ended = stop.code
+    captured = capsys.readouterr()
+    assert ended == status
+    assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    return captured.err
+
+
+def packed(train_labels, val_labels, damage=None):
+    def make(folder):
+        write_records(folder, "train", train_labels)
+        write_records(folder, "val", val_labels)
+        if damage:
+            damage(folder)
+        return ["--rec-train", str(folder / "train.rec"), "--rec-val", str(folder / "val.rec")]
+
+    return make
+
+
+def break_index(folder):
+    lines = (folder / "train.idx").read_text().splitlines()
+    (folder / "train.idx").write_text("\n".join([*lines[:-1], "9\t999999"]) + "\n")
+
+
+def other_classes(folder):
+    for part, classes in (("train", ["cat", "dog"]), ("val", ["cat"])):
+        write_folders(folder, part, classes)
+    return ["--data-dir", str(folder)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (packed([0, 1], [0, 2]), "they must be the same classes"),
+        (packed([0, 1], [0, 1], break_index), "does not fit"),
+        (other_classes, "class dog is only in "),
+        (lambda folder: ["--data-dir", str(folder)], "holds no classes"),
+        (lambda _: ["--kv-store", "dist_sync"], "--kv-store dist_sync needs servers"),
+        (lambda folder: ["--log-json", str(folder)], "is a directory, expected a file"),
+        (lambda _: ["--model", "yolo3_darknet53_voc"], "is not an image classifier"),
+        (
+            lambda _: ["--model", "alexnet", "--input-size", "32"],
+            "alexnet does not accept images of 3×32×32",
+        ),
+        (lambda _: ["--resume", "no-such.ckpt"], "no-such.ckpt cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
+    assert sentence in failed(train.main, arguments(tmp_path), capsys, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--dataset folder", "holds no classes to train on"),
+        ("--pretrained-file none.params", "none.params cannot be read as parameters"),
+    ],
+)
+def test_bad_input_of_fine_tuning_is_one_sentence(line, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in failed(fine_tune.main, line.split(), capsys, 2)
+
+
+def test_a_run_that_diverges_ends_with_one_sentence(fashion, tmp_path, capsys):
+    options = [*fashion, "--lr-mode", "constant", "--save-dir", str(tmp_path)]
+    assert train.main(options) == 0
+    capsys.readouterr()
+    again = [*options, "--epochs", "3", "--lr", "1e30", "--resume"]
+    sentence = failed(train.main, again, capsys, 1)
+    # by the second batch, and not at the end of the epoch
+    assert re.search(
+        r"the loss became (nan|inf) in epoch 1, by batch \d, .* lower it with", sentence
+    )
+    assert f"The last good checkpoint is {tmp_path}/epoch001-sample00000000.ckpt" in sentence
+
+
+@pytest.mark.parametrize(
+    "options, status, sentence",
+    [
+        ("--log-json log.jsonl", 0, "--log-json or --tensorboard cannot be written any more"),
+        ("--logging-file run.log", 0, "--logging-file cannot be written any more"),
+        ("--plot plot.png", 0, "--plot plot.png cannot be written"),
+        ("--export exported", 0, "--export exported cannot be written"),
+        ("--summary-json summary.json", 1, "--summary-json summary.json cannot be written"),
+        (
+            "--save-dir saved",
+            1,
+            "saved/epoch001-sample00000000.ckpt was not written (File too large): earlier "
+            "checkpoints are as they were; make room and go on with --resume auto.",
+        ),
+    ],
+)
+def test_a_full_disk(options, status, sentence, fashion, small_disk, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with small_disk(200):
+        assert train.main([*fashion, *options.split()]) == status
+    captured = capsys.readouterr()
+    assert sentence in captured.out + captured.err
+    assert ("top-1" in captured.out) == ("--save-dir" not in options)
+
+
+READER_LEAVES = """
+import sys
+from gluon_amp.training.runs.script import guarded
+
+def work():
+    for _ in range(10**6):
+        print("a line of a log", flush=True)
+
+sys.exit(guarded(work))
+"""
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly():
+    process = subprocess.Popen(
+        [sys.executable, "-c", READER_LEAVES],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == ("", 141)
