@@ -25,6 +25,7 @@ TOOLS = ("unshare", "nsenter", "ip", "tc")
 NAMESPACES = ("unshare", "--map-root-user", "--net", "--mount")
 BURST = "64kb"  # a packet of loopback and veth, after segmentation offload, is at most 64 KiB
 PORT = "9091"
+WORKER = "experiments.wire.worker"
 
 
 class Traffic(NamedTuple):
@@ -52,20 +53,18 @@ def available() -> bool:
 
 
 def run(
-    module: str,
     arguments: Sequence[str],
     workers: int,
     servers: int,
     megabits: Optional[float] = None,
     seconds: float = 600,
 ) -> Outcome:
-    """Run a module as the workers of a cluster.
+    """Run `experiments.wire.worker` as the workers of a cluster.
 
     Parameters
     ----------
-    module : str
-        Run as a program; it gets `arguments` and the path of the JSON file that it has to write.
     arguments : sequence of str
+        Those of the worker, without the path of its result.
     workers, servers : int
     megabits : float, optional
         Bandwidth of each link and direction in Mbit/s.
@@ -84,7 +83,6 @@ def run(
         )
     with tempfile.TemporaryDirectory() as folder:
         task = {
-            "module": module,
             "arguments": list(arguments),
             "workers": workers,
             "servers": servers,
@@ -100,18 +98,14 @@ def run(
         except subprocess.TimeoutExpired:
             raise UsageError(f"the cluster has not finished within {seconds:g} s.") from None
         finally:
-            _kill_group(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
             raise UsageError(f"the cluster has failed: {said.strip()[-2000:]}")
         counted = json.loads((Path(folder) / "traffic").read_text())
         results = [json.loads((Path(folder) / f"worker{n}").read_text()) for n in range(workers)]
     own, served = ([Traffic(*pair) for pair in counted[role]] for role in ("worker", "server"))
     return Outcome(results, own, served)
-
-
-def _kill_group(number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(number, signal.SIGKILL)
 
 
 # -------------------------------------------------------- what runs inside the first namespace
@@ -167,7 +161,7 @@ def _main(task: Dict[str, Any]) -> int:
     serving = ["-c", "import gluon_amp"]
     processes = []
     for name, role in zip(names, roles):
-        own = ["-m", task["module"], *task["arguments"], f"{task['folder']}/{name}"]
+        own = ["-m", WORKER, *task["arguments"], f"{task['folder']}/{name}"]
         command = [sys.executable, *(own if role == "worker" else serving)]
         env = {**shared, "DMLC_ROLE": role, "DMLC_NODE_HOST": addresses[name]}
         env["DMLC_WORKER_ID"] = name[len(role) :]

@@ -1,27 +1,23 @@
 """What the results hold: bytes of real workers, probes of the server, errors of simulated sums."""
 
 import platform
-from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from experiments.wire import cluster
-from experiments.wire.gradients import KEPT, TRAINED_STEPS, collect
-from experiments.wire.networks import NETWORKS
+from experiments.wire.networks import KEPT, NETWORKS, TRAINED_STEPS, collect
 from experiments.wire.scaling import Exchange
 from experiments.wire.sums import ORDERS, errors, exchanged, overflows_seen
 from gluon_amp.base.messages import UsageError
 
-Run = Callable[..., cluster.Outcome]
-
 SHORT, LONG = 1, 3  # steps of two runs; the difference is free of the start
-ADDED = (2, 8, 64)  # simulated workers
-PROBED = ("float32", "float16", "bfloat16")
+WORKERS = (2, 8, 64)  # simulated
+DTYPES = ("float32", "float16", "bfloat16")
 PROBES = 3  # workers, as many as the probe has rows
+LIMIT = 400.0  # Mbit/s; slow enough that two cores compute and copy faster
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A run whose bytes are counted; `megabits` is the bandwidth of each link and direction."""
 
     network: str
@@ -31,15 +27,14 @@ class Case:
     megabits: Optional[float] = None
 
 
-LIMIT = 400.0  # slow enough that two cores compute and copy faster
 CASES = (
-    *(Case("digits", policy, 2, 1) for policy in ("float32", "float16", "bfloat16")),
-    *(Case("resnet18", policy, 2, 1, LIMIT) for policy in ("float32", "float16", "bfloat16")),
+    *(Case("digits", policy, 2, 1) for policy in DTYPES),
+    *(Case("resnet18", policy, 2, 1, LIMIT) for policy in DTYPES),
     *(Case("resnet18", policy, 4, 2, LIMIT) for policy in ("float32", "float16")),
 )
 
 
-def counted(case: Case, run: Run = cluster.run) -> Dict[str, Any]:
+def counted(case: Case, run: Callable[..., cluster.Outcome] = cluster.run) -> Dict[str, Any]:
     """Return bytes per step of a case, and what the formula of `scaling` says.
 
     The seconds are the median over the steps after the first, and None without a limit: loopback
@@ -47,50 +42,47 @@ def counted(case: Case, run: Run = cluster.run) -> Dict[str, Any]:
     """
     short, long = (
         run(
-            "experiments.wire.worker",
-            [case.network, case.policy, str(steps)],
+            ["train", case.network, case.policy, str(steps)],
             case.workers,
             case.servers,
             case.megabits,
         )
         for steps in (SHORT, LONG)
     )
-    message = long.results[0]["bytes"]
+    first = long.results[0]
     exchange = Exchange("server", case.servers)
 
     def per_step(role: str, field: str) -> List[float]:
         pairs = zip(getattr(long, role), getattr(short, role))
         return [(getattr(b, field) - getattr(a, field)) / (LONG - SHORT) for b, a in pairs]
 
-    seconds = [second for result in long.results for second in result["seconds"][1:]]
-    predicted = None
+    seconds = predicted = None
     if case.megabits:
-        predicted = exchange.seconds(case.workers, message, case.megabits * 1e6, 0.0)
+        seconds = median(second for result in long.results for second in result["seconds"][1:])
+        predicted = exchange.seconds(case.workers, first["bytes"], case.megabits * 1e6, 0.0)
     return {
-        **asdict(case),
-        "arrays": long.results[0]["arrays"],
-        "elements": long.results[0]["elements"],
-        "bytes": message,
+        **case._asdict(),
+        **{name: first[name] for name in ("arrays", "elements", "bytes")},
         "sent": mean(per_step("workers", "sent")),
         "received": mean(per_step("workers", "received")),
         "server_received": per_step("servers", "received"),
-        "server_bytes": exchange.bytes_per_server(case.workers, message),
-        "seconds": median(seconds) if case.megabits else None,
+        "server_bytes": exchange.bytes_per_server(case.workers, first["bytes"]),
+        "seconds": seconds,
         "predicted_seconds": predicted,
     }
 
 
-def probed(dtype: str, run: Run = cluster.run) -> Dict[str, Any]:
+def probed(dtype: str, run: Callable[..., cluster.Outcome] = cluster.run) -> Dict[str, Any]:
     """Return what a server makes of arrays of a dtype: their sums, or its last words."""
     try:
-        result: Any = run("experiments.wire.probe", [dtype], PROBES, 1).results[0]
+        result: Any = run(["probe", dtype], PROBES, 1).results[0]
     except UsageError as error:
         said = str(error).splitlines()
         result = next((line for line in said if "what():" in line), said[-1]).split(": ")[-1]
     return {"dtype": dtype, "result": result}
 
 
-def added(network: str, policy: str, sizes=ADDED, wires=("",)) -> Iterator[Dict[str, Any]]:
+def added(network: str, policy: str, sizes=WORKERS, wires=("",)) -> Iterator[Dict[str, Any]]:
     """Yield the errors of sums over simulated workers, a row for each order and wire.
 
     An empty wire is the dtype that the network's gradients have.
@@ -102,10 +94,7 @@ def added(network: str, policy: str, sizes=ADDED, wires=("",)) -> Iterator[Dict[
             parts = gradients.parts[:workers]
             for order in ORDERS:
                 for predivided in (False, True) if dtype == "float16" else (False,):
-                    total = exchanged(parts, dtype, order, predivided)
-                    few = [
-                        part[:workers] for part in parts
-                    ]  # an element of each of a ring's chunks
+                    way = (dtype, order, predivided)
                     yield {
                         "network": network,
                         "policy": policy,
@@ -114,22 +103,20 @@ def added(network: str, policy: str, sizes=ADDED, wires=("",)) -> Iterator[Dict[
                         "workers": workers,
                         "order": order,
                         "predivided": predivided,
-                        **errors(total, parts)._asdict(),
-                        "seen": overflows_seen(few, dtype, order, predivided),
+                        **errors(exchanged(parts, *way), parts)._asdict(),
+                        "seen": overflows_seen(parts, *way),
                     }
 
 
 def results(about: Dict[str, Any], report: Callable[[str], None]) -> Dict[str, Any]:
     """Return all values of the page; `report` gets a line before each part."""
-    traffic = []
+    traffic, probes, sums = [], [], []
     for case in CASES:
         report(f"bytes: {case}")
         traffic.append(counted(case))
-    probes = []
-    for dtype in PROBED:
+    for dtype in DTYPES:
         report(f"server: {dtype}")
         probes.append(probed(dtype))
-    sums: List[Dict[str, Any]] = []
     for network in NETWORKS:
         report(f"sums: {network}")
         sums += added(network, "float16")
