@@ -11,16 +11,12 @@ import argparse
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from experiments import ROOT
+from experiments import ROOT, environments, pages
 from experiments.clients.cases import Case, Family
-from experiments.clients.comparison import final_loss
-from experiments.clients.environment import prepare
 from experiments.clients.families import FAMILIES
-from experiments.clients.records import Records
-from experiments.clients.run import Job, run
-from experiments.clients.table import DTYPES, Row, render
+from experiments.clients.run import Job, Records, run
+from experiments.clients.table import DTYPES, Row, final_loss, parts
 from gluon_amp.base.messages import UsageError
-from gluon_amp.files import atomic
 from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of, whole
 
 SEEDS = 3  # of float32, whose spread is the measure
@@ -77,7 +73,7 @@ def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) ->
     found = [None if fresh else records.find(job) for job in jobs]
     for number, (job, record) in enumerate(zip(jobs, found), 1):
         if record is None or "error" in record:
-            record = run(job, prepare(job.family), timeout)
+            record = run(job, environments.of_client(job.family), timeout)
             records.add(record)
         print(f"[{number}/{len(jobs)}] {describe(job, record)}", flush=True)
 
@@ -115,7 +111,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     records = Records(options.output.with_suffix(".json"))
     train(jobs, records, options.fresh, options.timeout)
     table = rows(choose([], FAMILIES), options.seeds, options.steps, records)
-    atomic.write(options.output, render(table).encode())
+    pages.write(options.output.with_suffix(""), "results/clients.md", parts(table))
     return 0 if all(policy.within for row in table for policy in row.comparisons[1:]) else 1
 
 

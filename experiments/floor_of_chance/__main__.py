@@ -6,12 +6,12 @@ Finished runs are not repeated, and killed runs resume. Options after -- go to e
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
+from experiments import pages
 from experiments.benchmarks.report import machine
 from experiments.floor_of_chance.compare import (
     QUANTITIES,
@@ -22,16 +22,16 @@ from experiments.floor_of_chance.compare import (
     read_trace,
     top1,
 )
-from experiments.floor_of_chance.figure import draw
-from experiments.floor_of_chance.page import page
+from experiments.floor_of_chance.page import draw, parts
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
-from gluon_amp.files import atomic
 from gluon_amp.training.command_line import Parser, natural, path, positive_int, status_of
 from gluon_amp.training.runs.data_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
 from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
+
+WORDS = "results/floor/digits.md"
 
 
 def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
@@ -73,11 +73,8 @@ def run(arguments: Sequence[str]) -> int:
         return getattr(error, "status", 1)
     results["dataset"] = options.dataset
     results["command"] = " ".join(["python -m experiments.floor_of_chance", *arguments])
-    text = page(results, f"{options.dataset}.png")
-    atomic.write(target.with_suffix(".json"), (json.dumps(results, indent=1) + "\n").encode())
-    atomic.write(target.with_suffix(".md"), text.encode())
-    draw(results, target.with_suffix(".png"))
-    print(text)
+    pages.write(target, WORDS, parts(results), results, draw)
+    print(parts(results)["verdicts"])
     return 0
 
 
