@@ -12,50 +12,16 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional
 
 from experiments import ROOT
 from gluon_amp.kernels import build
 
 FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
-
 # Python's own allocations are not freed at exit. The quarantine of freed memory is small, because a
 # test measures that memory is freed.
 OPTIONS = "detect_leaks=0:quarantine_size_mb=16"
-
-TESTS = [
-    "test_blocked_convolution",
-    "test_blocked_deconvolution",
-    "test_blocked_moves",
-    "test_blocked_norm",
-    "test_blocked_pointwise",
-    "test_blocked_pooling",
-    "test_dense",
-    "test_depthwise",
-    "test_forged_graphs",
-    "test_guard_pages",
-    "test_native_arguments",
-    "test_native_updates",
-    "test_packed_weights",
-    "test_study",
-]
-
-
-def environment(compiler: Sequence[str]) -> Dict[str, str]:
-    """Return the environment in which gluon_amp builds and loads a checked library.
-
-    Python does not link the sanitizer, which must be loaded first, and with it the C++ library
-    whose exceptions it intercepts.
-    """
-    libraries = ("libasan.so", "libstdc++.so.6")
-    loaded = [build.run([*compiler, f"-print-file-name={name}"]).strip() for name in libraries]
-    return {
-        **os.environ,
-        "CXX": " ".join([*compiler, *FLAGS]),
-        "XDG_CACHE_HOME": str(ROOT / "build" / "asan"),
-        "LD_PRELOAD": " ".join(loaded),
-        "ASAN_OPTIONS": OPTIONS,
-    }
+TESTS = ["tests/kernels", "tests/lowering"]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -67,10 +33,20 @@ def main(argv: Optional[List[str]] = None) -> int:
     compiler = build.compiler()
     if compiler is None:
         sys.exit("error: no C++ compiler was found")
-    tests = [str(ROOT / "tests" / "lowering" / f"{name}.py") for name in TESTS]
-    arguments = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
-    return subprocess.run(command, env=environment(compiler), cwd=ROOT).returncode
+    # Python does not link the sanitizer, which must be loaded first, and with it the C++ library
+    # whose exceptions it intercepts.
+    libraries = ("libasan.so", "libstdc++.so.6")
+    loaded = [build.run([*compiler, f"-print-file-name={name}"]).strip() for name in libraries]
+    environment = {
+        **os.environ,
+        "CXX": " ".join([*compiler, *FLAGS]),
+        "XDG_CACHE_HOME": str(ROOT / "build" / "asan"),
+        "LD_PRELOAD": " ".join(loaded),
+        "ASAN_OPTIONS": OPTIONS,
+    }
+    chosen = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow"]
+    return subprocess.run([*command, *TESTS, *chosen], env=environment, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

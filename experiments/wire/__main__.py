@@ -1,20 +1,46 @@
-"""Measure what distributed training exchanges, and write wire.md, wire.json and wire.png.
+"""Add the gradients of simulated workers in 16 bits, and write wire.md, wire.json and wire.png.
 
-    python -m experiments.wire --output docs/results
-
-It needs Linux's network namespaces; `experiments.wire.scaling` alone does not.
+python -m experiments.wire --output docs/results
 """
 
 import datetime
+import platform
 import sys
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Dict, Iterator, Optional, Sequence
 
 from experiments import pages
-from experiments.wire import measure
+from experiments.wire.networks import KEPT, NETWORKS, TRAINED_STEPS, collect
 from experiments.wire.page import draw, parts
+from experiments.wire.sums import ORDERS, errors, exchanged, overflows_seen
 from gluon_amp.training.command_line import Parser, path, status_of
 from gluon_amp.training.tables.machine import describe_cpu, versions
+
+WORKERS = (2, 8, 64)
+# Of the networks' policies, the dtypes on the wire
+WIRES = {"float16": ("float16",), "bfloat16": ("float16", "bfloat16")}
+
+
+def added(network: str, policy: str, sizes: Sequence[int] = WORKERS) -> Iterator[Dict[str, Any]]:
+    """Yield the errors of sums over simulated workers, a row for each wire, number and order."""
+    gradients = collect(NETWORKS[network], policy, max(sizes))
+    for wire in WIRES[policy]:
+        for workers in sizes:
+            vectors = gradients.parts[:workers]
+            for order in ORDERS:
+                for predivided in (False, True) if wire == "float16" else (False,):
+                    way = (wire, order, predivided)
+                    yield {
+                        "network": network,
+                        "policy": policy,
+                        "wire": wire,
+                        "scale": gradients.scale,
+                        "workers": workers,
+                        "order": order,
+                        "predivided": predivided,
+                        **errors(exchanged(vectors, *way), vectors)._asdict(),
+                        "seen": overflows_seen(vectors, *way),
+                    }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -31,10 +57,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "date": datetime.date.today().isoformat(),
         "hardware": describe_cpu(),
         "versions": versions(),
+        "kernel": platform.release(),
+        "kept": KEPT,
+        "trained": TRAINED_STEPS,
     }
 
     def run() -> None:
-        values = measure.results(about, lambda line: print(line, flush=True))
+        sums = []
+        for network in NETWORKS:
+            for policy in WIRES:
+                print(f"{network}, {policy}", flush=True)
+                sums += added(network, policy)
+        values = {"about": about, "sums": sums}
         pages.write(options.output / "wire", "results/wire.md", parts(values), values, draw)
 
     return status_of("wire", run)

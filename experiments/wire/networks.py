@@ -1,6 +1,7 @@
 """The networks whose gradients are exchanged, on batches of the digits."""
 
-from typing import Any, Iterator, List, NamedTuple, Tuple
+import itertools
+from typing import Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -33,36 +34,6 @@ NETWORKS = {
 }
 
 
-class Training:
-    """A cast network with its first weights, and a trainer that exchanges by `kvstore`."""
-
-    def __init__(self, network: Network, policy: str, kvstore: Any):
-        mx.random.seed(0)
-        self._network = network
-        self._net = build(network.model, 10)
-        self._net.initialize(mx.init.MSRAPrelu())
-        cast(self._net, policy)
-        self._net.hybridize(static_alloc=True)
-        self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        settings = {"learning_rate": 0.05, "momentum": 0.9}
-        self.trainer = Trainer(self._net.collect_params(), "sgd", settings, kvstore=kvstore)
-
-    def backward(self, images: nd.NDArray, labels: nd.NDArray) -> None:
-        """Compute the gradients of a batch, times the loss scale."""
-        with autograd.record():
-            loss = self._loss(self._net(images), labels)
-        self.trainer.backward(loss)
-
-    def batches(self, seed: int) -> Iterator[Tuple[nd.NDArray, nd.NDArray]]:
-        """Yield images and labels endlessly, in epochs of the digits."""
-        source = open_digits(seed, size=self._network.size)
-        epochs = TrainingBatches(source.train, self._network.batch, seed, num_workers=0)
-        epoch = 0
-        while True:
-            yield from epochs.epoch(epoch)
-            epoch += 1
-
-
 class Gradients(NamedTuple):
     """Vectors of float32, a simulated worker each, whose values carry the loss scale."""
 
@@ -76,21 +47,35 @@ def collect(network: Network, policy: str, workers: int) -> Gradients:
 
     All parameters of two or more dimensions count; a policy may have them in float16.
     """
-    training = Training(network, policy, None)
-    batches = training.batches(SEED)
-    for _, (images, labels) in zip(range(TRAINED_STEPS), batches):
-        training.backward(images, labels)
-        training.trainer.step(len(images))
-    weights = [
-        param.list_grad()[0]
-        for param in training.trainer.parameters
-        if param.grad_req != "null" and len(param.shape) > 1
-    ]
-    size = sum(weight.size for weight in weights)
-    chosen = np.sort(np.random.RandomState(SEED).permutation(size)[:KEPT])
-    parts = []
-    for _, (images, labels) in zip(range(workers), batches):
-        training.backward(images, labels)
+    mx.random.seed(SEED)
+    net = build(network.model, 10)
+    net.initialize(mx.init.MSRAPrelu())
+    cast(net, policy)
+    net.hybridize(static_alloc=True)
+    settings = {"learning_rate": 0.05, "momentum": 0.9}
+    trainer = Trainer(net.collect_params(), "sgd", settings, kvstore=None)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    weights, vectors = [], []
+    for number, (images, labels) in enumerate(_batches(network, TRAINED_STEPS + workers)):
+        with autograd.record():
+            loss = loss_fn(net(images), labels)
+        trainer.backward(loss)
+        if number < TRAINED_STEPS:
+            trainer.step(len(images))
+            continue
+        if not weights:
+            trained = (p for p in trainer.parameters if p.grad_req != "null" and len(p.shape) > 1)
+            weights = [param.list_grad()[0] for param in trained]
+            size = sum(weight.size for weight in weights)
+            chosen = np.sort(np.random.RandomState(SEED).permutation(size)[:KEPT])
         vector = np.concatenate([host_copy(weight).ravel() for weight in weights])
-        parts.append(vector[chosen].astype(np.float32))
-    return Gradients(parts, np.dtype(weights[0].dtype).name, training.trainer.used_scale())
+        vectors.append(vector[chosen].astype(np.float32))
+    return Gradients(vectors, np.dtype(weights[0].dtype).name, trainer.used_scale())
+
+
+def _batches(network: Network, count: int) -> Iterator[Tuple[nd.NDArray, nd.NDArray]]:
+    """Yield images and labels of `count` batches, in epochs of the digits."""
+    source = open_digits(SEED, size=network.size)
+    epochs = TrainingBatches(source.train, network.batch, SEED, num_workers=0)
+    every = itertools.chain.from_iterable(map(epochs.epoch, itertools.count()))
+    return itertools.islice(every, count)

@@ -29,63 +29,20 @@ CLUSTERS: Dict[str, Cluster] = {
     for bits in (10, 100)
 }
 SHOWN = (2, 8, 64, 1024)
-RUN = ["network", "policy", "workers", "servers"]  # the columns that name a run
 MARKERS = ("o", "s", "^", "D")
 LINES = ("-", "--", ":")  # one for each exchange
 
 
 def parts(results: Values) -> Parts:
     """Return the parts of the page."""
-    about, rows, sums = (results[name] for name in ("about", "traffic", "sums"))
-    over = max(row[field] / row["bytes"] - 1 for row in rows for field in ("sent", "received"))
-    ratios = [row["seconds"] / row["predicted_seconds"] for row in rows if row["seconds"]]
+    about, sums = results["about"], results["sums"]
     return {
-        "traffic": traffic(rows),
-        "probes": probes(results["probes"]),
         "errors": errors(sums),
         "seen": f"{sum(row['seen'] for row in sums)} of {len(sums)}",
         "simulation": simulation(),
-        "over": f"{over:.1%}",
-        "ratios": f"{min(ratios):.2f} to {max(ratios):.2f}",
-        "seconds": seconds(rows),
         "measured": f"{about['date']}, {about['hardware']}, Linux {about['kernel']}, "
         f"{about['versions']}. Command: `{about['command']}`.",
     }
-
-
-def _name(row: Values) -> List[str]:
-    return [
-        NETWORKS[row["network"]].title,
-        f"`{row['policy']}`",
-        str(row["workers"]),
-        str(row["servers"]),
-    ]
-
-
-def traffic(rows: List[Values]) -> str:
-    """Return the table of bytes per step."""
-    head = [*RUN, "gradients (bytes)", "sent by a worker", "received by a worker"]
-    head += ["over the formula", "received by a server (formula)"]
-    lines = []
-    for row in rows:
-        served = ", ".join(f"{value:,.0f}" for value in row["server_received"])
-        over = max(row["sent"], row["received"], key=lambda value: abs(value - row["bytes"]))
-        cells = [f"{row[field]:,.0f}" for field in ("bytes", "sent", "received")]
-        cells += [f"{over / row['bytes'] - 1:+.2%}", f"{served} ({row['server_bytes']:,.0f})"]
-        lines.append(_name(row) + cells)
-    return table(head, lines, words=2)
-
-
-def probes(rows: List[Values]) -> str:
-    """Return what the server makes of each dtype."""
-    lines = []
-    for row in rows:
-        result = row["result"]
-        ended = f"the server ends: {result}"
-        shown = ended if isinstance(result, str) else ", ".join(f"{value:g}" for value in result)
-        lines.append([row["dtype"], shown])
-    head = ["dtype of the arrays", "three workers add 2048 + 1 + 1 in three orders, and 40000 × 3"]
-    return table(head, lines, words=2)
 
 
 def errors(sums: List[Values]) -> str:
@@ -128,16 +85,6 @@ def simulation() -> str:
                 where = in_words(half(cluster, exchange, dtype))
                 lines.append([name, title(exchange), dtype, *cells, where])
     return table(head, lines, words=3)
-
-
-def seconds(rows: List[Values]) -> str:
-    """Return the table of measured times beside the formula's."""
-    lines = [
-        _name(row) + [f"{row[field]:.2f}" for field in ("seconds", "predicted_seconds")]
-        for row in rows
-        if row["seconds"]
-    ]
-    return table([*RUN, "measured (s)", "formula (s)"], lines, words=2)
 
 
 @styled()

@@ -47,10 +47,7 @@ def tree(parts: Arrays, dtype: str) -> np.ndarray:
 
 
 def wide(parts: Arrays, dtype: str) -> np.ndarray:
-    """Return the sum in float32, rounded once, as MXNet's parameter server adds float16 arrays.
-
-    `experiments.wire.worker` shows that it does, by its probe.
-    """
+    """Return the sum in float32, rounded once, as MXNet's parameter server adds float16 arrays."""
     return rounded(sequential(parts, "float32"), dtype)
 
 

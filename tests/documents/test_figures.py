@@ -7,19 +7,19 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+from experiments.benchmarks.summary import Results
+from experiments.photographs.comparisons import MARGINS as OF_PHOTOGRAPHS
+from experiments.photographs.comparisons import METRICS, comparison, reference, verdict
 
 from experiments import ablation, zoo_coverage
 from experiments.benchmarks import families_report, report
 from experiments.benchmarks.families import FAMILIES as NETWORKS
 from experiments.benchmarks.families import QUOTIENTS
 from experiments.benchmarks.measure import Measured
-from experiments.benchmarks.summary import Results
 from experiments.clients import table as clients
 from experiments.clients.families import FAMILIES as CLIENTS
 from experiments.floor_of_chance import page as floor_of_chance
 from experiments.photographs import report as photographs
-from experiments.photographs.comparisons import MARGINS as OF_PHOTOGRAPHS
-from experiments.photographs.comparisons import METRICS, comparison, reference, verdict
 from gluon_amp.training.tables import render
 from gluon_amp.training.tables.statistics import spread
 from gluon_amp.training.tables.table import published, restored

@@ -9,14 +9,14 @@ import sys
 import textwrap
 
 import pytest
+from experiments.clients.comparison import compare, final_loss
+from experiments.clients.records import Records
 
 from experiments import environments
 from experiments.clients import __main__ as command
 from experiments.clients import cases, environment, run
 from experiments.clients.cases import Case, Edit, Family
-from experiments.clients.comparison import compare, final_loss
 from experiments.clients.families import FAMILIES
-from experiments.clients.records import Records
 from experiments.clients.run import Job
 from experiments.clients.table import POLICIES, Row, render
 from gluon_amp.base.messages import UsageError

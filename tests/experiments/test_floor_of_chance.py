@@ -12,9 +12,8 @@ import pytest
 
 from experiments.floor_of_chance import __main__ as command
 from experiments.floor_of_chance import rows
-from experiments.floor_of_chance.compare import distances, identical, read_trace, top1
+from experiments.floor_of_chance.compare import QUANTITIES, distances, identical, read_trace, top1
 from experiments.floor_of_chance.page import sentence, table
-from experiments.floor_of_chance.compare import QUANTITIES
 from experiments.floor_of_chance.traced_run import disturbed, main
 from gluon_amp.base.messages import UsageError
 from tests import ROOT
@@ -87,7 +86,9 @@ def test_runs_of_a_seed_differ_in_one_thing_each(tmp_path):
         " ".join(job.arguments[1:]).replace(str(job.folder), "").replace("  ", " ")
         for job in by_seed[7]
     ]
-    assert words[0] == words[1] == words[2] and "--seed 7 --batch-size 32 --num-epochs 3" in words[0]
+    assert (
+        words[0] == words[1] == words[2] and "--seed 7 --batch-size 32 --num-epochs 3" in words[0]
+    )
     precisions = ("float16", "float16 --loss-scale 64", None, "bfloat16")
     for other, dtype in zip(words[3:], precisions):
         precision = f"--dtype {dtype}" if dtype else "--amp"

@@ -1,75 +1,14 @@
-"""Bytes, sums and the formula with literal numbers, and a real cluster of two workers."""
+"""Sums of gradients and the formula, with literal numbers."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from experiments.wire import __main__ as command
-from experiments.wire import cluster, measure, scaling
-from experiments.wire.cluster import Outcome, Traffic
-from experiments.wire.measure import Case, counted, probed
+from experiments.wire import scaling
+from experiments.wire.__main__ import added
 from experiments.wire.scaling import Cluster, Exchange, half, step
 from experiments.wire.sums import ORDERS, errors, exchanged, overflows_seen, tree
-from gluon_amp.base.messages import UsageError
-
-needs_namespaces = pytest.mark.skipif(
-    not cluster.available(), reason="this user cannot create network namespaces here"
-)
-
-# ------------------------------------------------------------------------------ bytes of a step
-
-
-def outcomes(arguments, workers, servers, megabits):
-    """A start of 1000 bytes, and steps in which each worker sends 110 and receives 120."""
-    assert arguments[:3] == ["train", "digits", "float16"]
-    steps = int(arguments[3])
-    result = {"arrays": 3, "elements": {"float16": 50}, "bytes": 100, "seconds": [9, 1, 3][:steps]}
-    own = Traffic(1000 + 110 * steps, 1000 + 120 * steps)
-    served = Traffic(1000 + 240 * steps, 1000 + 220 * steps)
-    return Outcome([result] * workers, [own] * workers, [served] * servers)
-
-
-def test_the_start_of_a_run_does_not_count():
-    row = counted(Case("digits", "float16", 2, 1, megabits=0.0008), run=outcomes)
-    assert (row["sent"], row["received"]) == (110, 120)
-    assert (row["server_received"], row["server_bytes"]) == ([220], 200)
-    assert row["seconds"] == 2  # the median of 1 and 3; the first step prepares
-    assert row["predicted_seconds"] == 2 * 2.0  # 200 bytes are 1600 bits, at 800 a second
-
-
-def test_the_last_words_of_a_server_are_the_result_of_its_probe():
-    def run(*_):
-        raise UsageError("the cluster has failed: terminate\n  what():  [1:2:3] a.h:7: Unknown")
-
-    assert probed("bfloat16", run) == {"dtype": "bfloat16", "result": "Unknown"}
-
-
-# Of a packet of 1,500 bytes, 1,448 are content. With the link's header, 66 bytes are added to them.
-# As a rule, an empty packet of 66 bytes acknowledges two of content.
-OVERHEAD = 66 / 1448 + 66 / (2 * 1448)
-
-
-@pytest.mark.slow
-@needs_namespaces
-def test_two_workers_send_the_bytes_of_their_gradients():
-    row = counted(Case("digits", "float16", 2, 1))
-    assert row["bytes"] == 2 * 29242 + 4 * 224
-    for counted_bytes in (row["sent"], row["received"], row["server_received"][0] / 2):
-        assert 1 <= counted_bytes / row["bytes"] < 1 + OVERHEAD
-
-
-@pytest.mark.slow
-@needs_namespaces
-def test_the_server_adds_float16_in_float32():
-    assert probed("float16")["result"] == [2050, 2050, 2050, float("inf")]
-
-
-def test_without_namespaces_the_command_says_what_is_needed(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cluster, "available", lambda: False)
-    assert command.main(["--output", str(tmp_path)]) == 2
-    assert "network namespaces cannot be created here: install" in capsys.readouterr().err
-
 
 # ----------------------------------------------------------------------------------------- sums
 
@@ -166,7 +105,7 @@ def test_the_table_of_the_command_line(capsys):
 
 
 def test_simulated_workers_with_one_network():
-    rows = list(measure.added("digits", "float16", sizes=(2,)))
+    rows = list(added("digits", "float16", sizes=(2,)))
     assert {(row["order"], row["predivided"]) for row in rows} == {
         *itertools.product(ORDERS, (False, True))
     }

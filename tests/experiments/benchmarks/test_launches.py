@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from experiments.benchmarks.launch_count import SYSTEMS, Counting
 
 from experiments.benchmarks import launches
-from experiments.benchmarks.launch_count import SYSTEMS, Counting
 from experiments.benchmarks.launches import BASE, OWN, count, page, tables, verdict
 from tests import ROOT
 

@@ -1,6 +1,7 @@
 """Ratios, means, worst families and limits, from literal times."""
 
 import pytest
+from experiments.benchmarks.summary import Results
 
 from experiments.benchmarks import families, families_report
 from experiments.benchmarks.families import (
@@ -15,7 +16,6 @@ from experiments.benchmarks.families import (
 )
 from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.suites import Case
-from experiments.benchmarks.summary import Results
 
 NETWORKS = ["resnet50_v1", "vgg11", "mobilenetv3_large"]
 # seconds of two rounds

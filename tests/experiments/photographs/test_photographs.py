@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.photographs.comparisons import MARGINS, METRICS, SMALLEST, comparison, verdict
 
 from experiments.photographs import __main__ as command
 from experiments.photographs import fits, report, run
-from experiments.photographs.comparisons import MARGINS, METRICS, SMALLEST, comparison, verdict
 from experiments.photographs.stamps import CATEGORIES, FOLDS, folds, open_stamps
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.tables.statistics import POWER, power, spread
