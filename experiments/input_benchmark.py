@@ -14,6 +14,7 @@ from typing import Dict, List, Optional, Sequence
 
 from experiments import pages
 from gluon_amp.base.hardware import count_processors, cpu_flags, cpu_name
+from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import Parser, output_file, status_of, whole
 from gluon_amp.training.data import DataError, Preprocessing, RecordFiles, open_records
 from gluon_amp.training.data.imagenet_transforms import AREA, ASPECT, JITTER, LIGHTING, MEAN, STD
@@ -55,7 +56,11 @@ def run(options: argparse.Namespace, command: str) -> None:
         size = write_synthetic_records(folder, "train", options.images, 1, options.side)
         write_synthetic_records(folder, "val", 1, 1, options.side)
         paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
-        page = parts(options, compare(RecordFiles(*paths), options), size, command)
+        try:
+            speeds = compare(RecordFiles(*paths), options)
+        except DataError as error:
+            raise UsageError(str(error)) from None
+    page = parts(options, speeds, size, command)
     print("\n\n".join(page.values()))
     if options.output:
         pages.write(options.output.with_suffix(""), "benchmarks/input.md", page)

@@ -1,7 +1,7 @@
 """Pages of `docs/` that hold results: their words are in the page, their numbers come from values.
 
-A part of a page, such as a table, stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. A program
-computes the parts from what it has measured, and takes the words from the page in `docs/`.
+A part of a page, such as a table, stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. A
+program computes the parts from what it has measured, and takes the words from the page in `docs/`.
 """
 
 import json

@@ -38,7 +38,7 @@ def _benchmark(values: pages.Values, path: Path) -> pages.Parts:
 
 def _clients(values: pages.Values, path: Path) -> pages.Parts:
     chosen = clients.choose([], clients.FAMILIES)
-    return clients.parts(clients.rows(chosen, 1, None, clients.Records(path)))
+    return clients.parts(clients.rows(chosen, clients.SEEDS, None, clients.Records(path)))
 
 
 PAGES = (

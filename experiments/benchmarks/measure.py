@@ -89,9 +89,7 @@ def measure(
                 failed[case.label] = str(error)
         return results
 
-    measured = []
-    for number, group in enumerate(suite.groups, 1):
-        progress(f"{suite.title}: group {number} of {len(suite.groups)}")
+    def in_turns(group: Sequence[Case]) -> List[Measured]:
         with contextlib.ExitStack() as stack:
             workers = each(group, lambda case: stack.enter_context(_worker(case, peer_python)))
             runs = each(list(workers), lambda case: runs_per_sample(workers[case](WARM_UP_RUNS)))
@@ -101,7 +99,12 @@ def measure(
                 done = each(list(samples), lambda case: workers[case](runs[case]))
                 samples = {c: [*samples[c], statistics.median(s)] for c, s in done.items()}
             figures = each(list(samples), lambda case: workers[case](None))
-        measured += [Measured(case, samples[case], **own) for case, own in figures.items()]
+        return [Measured(case, samples[case], **own) for case, own in figures.items()]
+
+    measured = []
+    for number, group in enumerate(suite.groups, 1):
+        progress(f"{suite.title}: group {number} of {len(suite.groups)}")
+        measured += in_turns(group)
     return measured
 
 

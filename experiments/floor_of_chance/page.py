@@ -1,4 +1,4 @@
-"""The parts of docs/results/floor/*.md, and the figure: every number is computed from the results."""
+"""The parts of docs/results/floor/*.md, and the figure, computed from the results."""
 
 import textwrap
 from pathlib import Path

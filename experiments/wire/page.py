@@ -1,4 +1,4 @@
-"""The parts of docs/results/wire.md: tables, numbers and the figure, from the results or formula."""
+"""The parts of docs/results/wire.md, and the figure, from the results or by the formula."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
