@@ -38,23 +38,9 @@ def prepare(
 ) -> Path:
     """Return the Python of an environment; make it if it is new, or made from something else.
 
-    Parameters
-    ----------
-    folder : Path
-        Its last part is the name in messages.
-    version : str
-        The version of Python, as in ``3.11``.
-    installed_from : str
-        The text of the requirements.
-    installs : sequence of sequence of str
-        Arguments of ``pip install``, one call after the other.
-    variables : mapping from str to str
-        Added to the environment of pip.
-
-    Raises
-    ------
-    UsageError
-        The version of Python is not installed, or a requirement cannot be installed.
+    The text of the requirements says what it was made from. `installs` has the arguments of ``pip
+    install``, one call after the other, to whose environment the variables are added. What cannot
+    be installed is a `UsageError`, which names the last part of the folder.
     """
     stamp, python = folder / STAMP, folder / "bin" / "python"
     text = f"python {version}\n{installed_from}"

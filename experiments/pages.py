@@ -54,19 +54,9 @@ def write(
     values: Optional[Values] = None,
     draw: Optional[Callable[[Values, Path], None]] = None,
 ) -> None:
-    """Write TARGET.md, TARGET.json and TARGET.png.
+    """Write TARGET.md, TARGET.json if there are values, and TARGET.png if something draws them.
 
-    Parameters
-    ----------
-    target : Path
-        The files without their suffixes. A missing folder is made.
-    words : str
-        The page in `docs/` that has the words.
-    parts : mapping from str to str
-    values : dict, optional
-        Without it, there is no JSON file.
-    draw : callable, optional
-        Called with the values and the path of the figure.
+    `words` is the page in `docs/` that has the words. A missing folder is made.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     files = {suffix: target.parent / f"{target.name}.{suffix}" for suffix in ("md", "json", "png")}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from experiments import ROOT, ablation, pages
-from experiments.benchmarks import families, launches, report
+from experiments.benchmarks import families, report
 from experiments.benchmarks.suites import SUITES
 from experiments.clients import __main__ as clients
 from experiments.floor_of_chance import page as floor
@@ -45,7 +45,6 @@ PAGES = (
     *(Page(f"benchmarks/{name}.json", _benchmark, report.draw) for name in SUITES),
     Page("benchmarks/amd_epyc/*.json", _benchmark, report.draw),
     Page("benchmarks/families.json", lambda v, _: report.parts(v, families.tables(v))),
-    Page("benchmarks/launches.json", lambda values, _: launches.parts(values)),
     Page("results/ablation.json", lambda values, _: ablation.parts(values), ablation.draw),
     Page("results/clients.json", _clients),
     Page("results/floor/*.json", lambda values, _: floor.parts(values), floor.draw),

@@ -132,16 +132,11 @@ def run_on_gpu(folder: Path) -> None:
 
 
 def compare(a: np.ndarray, b: np.ndarray) -> Tuple[int, int, int]:
-    """Compare two float16 arrays bit by bit.
+    """Compare two float16 arrays bit by bit; return three numbers.
 
-    Returns
-    -------
-    identical : int
-        Outputs with the same bits; all NaNs count as the same.
-    ulps : int
-        The largest difference in units in the last place; infinity is one above 65504.
-    one_nan : int
-        Outputs that are NaN in one array only; they do not count for `ulps`.
+    The first is how many have the same bits; all NaNs count as the same. The second is the largest
+    difference in units in the last place; infinity is one above 65504. The third is how many are
+    NaN in one array only, which do not count for the second.
     """
     nan_a, nan_b = np.isnan(a), np.isnan(b)
     same = (a.view(np.uint16) == b.view(np.uint16)) | (nan_a & nan_b)

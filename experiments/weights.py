@@ -18,7 +18,8 @@ PARTS = {  # folders, and folders in them that are other parts
     "library": (["gluon_amp"], ["gluon_amp/kernels", "gluon_amp/training"]),
     "kernels (C++ and Python)": (["gluon_amp/kernels"], []),
     "training": (["gluon_amp/training"], []),
-    "experiments": (["experiments"], []),
+    "experiments": (["experiments"], ["experiments/clients/programs"]),
+    "programs of MXNet's clients": (["experiments/clients/programs"], []),
     "tests": (["tests"], []),
 }
 # The rooms and the modules of gluon_amp that a line of Python loads

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Dict, Optional, Sequence
 
 from experiments import pages
-from experiments.benchmarks import families, launches, measure, profile, reorders, report
+from experiments.benchmarks import families, measure, profile, reorders, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 from experiments.standalone import command_line, hardware, waiting
 
@@ -27,11 +27,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = command_line.Parser(description=__doc__, epilog=EPILOG)
     positive, add = command_line.positive_int, parser.add_argument
-    suites = (
-        "default: %(default)s; launches counts and times nothing; 'all' is all but these two, "
-        "of which families takes 25 minutes"
-    )
-    add("--suite", choices=(*SUITES, "families", "launches", "all"), default="step", help=suites)
+    suites = "default: %(default)s; 'all' is all but families, which takes 25 minutes"
+    add("--suite", choices=(*SUITES, "families", "all"), default="step", help=suites)
     add(
         "--networks",
         "--network",
@@ -39,8 +36,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         type=command_line.several(str, "names"),
         metavar="NAME",
-        help="networks of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families and "
-        "launches, all of theirs)",
+        help="of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all of theirs)",
     )
     batch = f"default: {REFERENCE['batch']}; with families, that of each"
     add("--batch-size", type=positive, metavar="N", help=batch)
@@ -94,12 +90,7 @@ def run(options: argparse.Namespace, command: str) -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if options.wait_policy:
         os.environ.setdefault(waiting.VARIABLE, options.wait_policy)
-    if options.suite == "launches" and not options.profile:
-        values = launches.measure(options.networks, print_progress)
-        values = {"machine": report.machine(options.threads), "command": command, **values}
-        print(f"\n{launches.tables(values['rows'])}")
-        write(options, "launches", launches.parts(values), values)
-    elif options.suite == "families" and not options.profile:
+    if options.suite == "families" and not options.profile:
         run_families(options, command)
     else:
         names = SUITES if options.suite == "all" else [options.suite]

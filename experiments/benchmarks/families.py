@@ -92,15 +92,9 @@ def families(
     batch: Optional[int] = None,
     pixels: Optional[int] = None,
 ) -> Suite:
-    """Return the suite of some networks and dtypes; other sizes than the families' are optional.
+    """Return the suite of some networks and dtypes, with PyTorch if there is a peer.
 
-    Parameters
-    ----------
-    networks, dtypes : sequence of str
-    peer : bool
-        Whether PyTorch is measured too.
-    batch, pixels : int, optional
-        The same for all networks, and for the single image.
+    Other sizes than the families' are the same for all networks, and for the single image.
     """
     variants = [v for v in VARIANTS if v.dtype in dtypes and (peer or v.library != "pytorch")]
     listed = {family.network: family for family in FAMILIES}

@@ -58,23 +58,11 @@ def measure(
     peer_python: Optional[Path] = None,
     failed: Optional[Dict[str, str]] = None,
 ) -> List[Measured]:
-    """Time all cases of a suite.
+    """Time all cases of a suite; `progress` is called with one line of text at each step.
 
-    Parameters
-    ----------
-    suite : Suite
-    rounds : int
-    progress : callable
-        Called with one line of text at each step.
-    peer_python : Path, optional
-        The interpreter of the cases of PyTorch.
-    failed : dict of str to str, optional
-        Filled with the reasons, by label, why cases could not run. They are left out.
-
-    Raises
-    ------
-    BenchmarkError
-        A case cannot run, and `failed` is None.
+    `peer_python` is the interpreter of the cases of PyTorch. A case that cannot run is a
+    `BenchmarkError`. If there is a dict `failed`, it is left out instead, and the dict gets the
+    reason by the case's label.
     """
 
     def each(cases: Sequence[Case], action: Callable[[Case], Any]) -> Dict[Case, Any]:

@@ -88,11 +88,6 @@ def batch_of(case: Case) -> Tuple[nd.NDArray, nd.NDArray]:
     return nd.array(images), nd.array(random.randint(0, CLASSES, case.batch))
 
 
-def train(case: Case) -> Callable[[], None]:
-    """Return a training step with the case's library."""
-    return TRAIN[case.library](case)
-
-
 def _train_mxnet(case: Case) -> Callable[[], None]:
     net = network(case)
     net.hybridize(static_alloc=True)
@@ -228,7 +223,7 @@ def update(case: Case) -> Callable[[], None]:
 
 
 WORK = {
-    "train": train,
+    "train": lambda case: TRAIN[case.library](case),
     "infer": infer,
     "check": check,
     "update": update,

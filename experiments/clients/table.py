@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from experiments.clients.cases import Case, Family
 from experiments.pages import Parts, table
@@ -20,32 +19,15 @@ def final_loss(losses: Sequence[float]) -> float:
     return statistics.fmean(losses[-LAST:])
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The runs of one policy beside those of float32 with the same seeds.
+class Comparison(NamedTuple):
+    """The runs of one policy beside those of float32 with the same seeds."""
 
-    Attributes
-    ----------
-    losses : list of float
-        The final loss of each seed.
-    difference : float
-        The policy's final loss minus float32's of the same seed, where it is largest in size.
-    spread : float
-        The largest minus the smallest final loss of float32 over its seeds.
-    seconds : float
-        Median seconds of a step, over the runs.
-    ratio : float
-        The seconds of float32 divided by those of the policy.
-    error : str, optional
-        Why there is no result; the numbers are then NaN.
-    """
-
-    losses: List[float]
-    difference: float
-    spread: float
-    seconds: float
-    ratio: float
-    error: Optional[str] = None
+    losses: List[float]  # the final loss of each seed
+    difference: float  # from float32's final loss of the same seed, where it is largest in size
+    spread: float  # the largest minus the smallest final loss of float32 over its seeds
+    seconds: float  # median of a step, over the runs
+    ratio: float  # the seconds of float32 divided by those of the policy
+    error: Optional[str] = None  # why there is no result; the numbers are then NaN
 
     @property
     def within(self) -> bool:
@@ -70,8 +52,7 @@ def compare(policy: Sequence[Record], float32: Sequence[Record]) -> Comparison:
     return Comparison(losses, largest, spread, seconds, seconds32 / seconds)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A case and the records of its runs with each of `DTYPES`."""
 
     family: Family

@@ -13,15 +13,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from experiments import pages
 from experiments.benchmarks.report import machine
-from experiments.floor_of_chance.compare import (
-    QUANTITIES,
-    Results,
-    cross_entropies,
-    distances,
-    identical,
-    read_trace,
-    top1,
-)
+from experiments.floor_of_chance import compare
+from experiments.floor_of_chance.compare import QUANTITIES, Results, read_trace
 from experiments.floor_of_chance.page import draw, parts
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
@@ -94,10 +87,10 @@ def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
         for job in others:
             skipped, trace = _finished(job).skipped, read_trace(job.folder / TRACE)
             if job.configuration.name not in rows:
-                same = same and identical(trace, original)
+                same = same and compare.identical(trace, original)
                 continue
             rows[job.configuration.name]["seeds"][str(seed)] = {
-                **distances(trace, original),
+                **compare.distances(trace, original),
                 **_scores(job, trace),
                 "skipped_steps": skipped,
             }
@@ -127,8 +120,8 @@ def _finished(job: Job) -> RunRecord:
 
 def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
     return {
-        "top1": top1(trace).tolist(),
-        "own_cross_entropy": cross_entropies(trace).tolist(),
+        "top1": compare.top1(trace).tolist(),
+        "own_cross_entropy": compare.cross_entropies(trace).tolist(),
         "seconds": read_json(job.folder / SUMMARY)["train_seconds"],
     }
 

@@ -7,16 +7,15 @@ when it is finished, and finished folds are not repeated.
 """
 
 import argparse
-import csv
 import datetime
 import json
 import sys
 from pathlib import Path
-from typing import List, Mapping, NamedTuple, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from experiments import pages
-from experiments.photographs.fits import PILOT, TABLE, Row, fit
-from experiments.photographs.page import MARGINS, METRICS, Results, draw, parts
+from experiments.photographs.fits import REPEATS, ROWS, Row, fit
+from experiments.photographs.page import MARGINS, Results, draw, parts
 from experiments.photographs.stamps import FOLDER, Fold, Photographs, folds, open_stamps
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
@@ -35,18 +34,16 @@ class Task(NamedTuple):
     file: Path
 
 
-def plan(
-    photographs: Photographs, folder: Path, repeats: Mapping[Row, range], most: Optional[int] = None
-) -> List[Task]:
+def plan(photographs: Photographs, folder: Path, most: Optional[int] = None) -> List[Task]:
     """Return every fold of every row; rows alternate, so that a slow hour affects all alike.
 
-    `repeats` are those of each row, of which the first `most` are trained.
+    Of a row's repeats of the cross-validation, the first `most` are trained.
     """
-    chosen = {row: each[:most] for row, each in repeats.items()}
+    repeats = {row: range(REPEATS[row.training])[:most] for row in ROWS}
     return [
         Task(row, fold, folder / row.name / f"repeat-{fold.repeat}-{fold.number}.json")
-        for fold in folds(photographs, sorted(set().union(*chosen.values())))
-        for row, each in chosen.items()
+        for fold in folds(photographs, range(max(map(len, repeats.values()))))
+        for row, each in repeats.items()
         if fold.repeat in each
     ]
 
@@ -84,8 +81,7 @@ def train(task: Task, photographs: Photographs) -> str:
 def run(options: argparse.Namespace, command: str) -> None:
     """Train the folds that are missing, and write the tables."""
     photographs = open_stamps(options.stamps.expanduser())
-    repeats = PILOT if options.pilot else TABLE
-    tasks = plan(photographs, options.output / "folds", repeats, options.repeats)
+    tasks = plan(photographs, options.output / "folds", options.repeats)
     with alone_in(options.output):
         missing = [task for task in tasks if not finished(task, photographs)]
         print(f"{len(tasks) - len(missing)} of {len(tasks)} folds are finished", flush=True)
@@ -94,9 +90,6 @@ def run(options: argparse.Namespace, command: str) -> None:
         results: Results = {}
         for task in tasks:
             results.setdefault(task.row, {})[task.fold.seed] = read_json(task.file)["result"]
-        if options.pilot:
-            write_csv(results, options.output / "pilot.csv")
-            return
         about = {"images": len(photographs.items), "digest": photographs.digest, "command": command}
         rows = [
             {"name": row.name, "settings": row.settings(photographs), "folds": each}
@@ -105,17 +98,6 @@ def run(options: argparse.Namespace, command: str) -> None:
         values = {"about": about, "margins": MARGINS, "rows": rows}
         words = "results/photographs/photographs.md"
         pages.write(options.output / "photographs", words, parts(values), values, draw)
-
-
-def write_csv(results: Results, file: Path) -> None:
-    """Write the values of each fold, a line for each; the numbers are not rounded."""
-    with open(file, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["trained", "dtype", "seed", *METRICS])
-        for row, each in results.items():
-            for seed, fold in sorted(each.items()):
-                numbers = [fold[metric] for metric in METRICS]
-                writer.writerow([row.training.label, row.dtype, seed, *numbers])
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -128,8 +110,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--stamps", type=path, metavar="DIR", default=FOLDER, help=stamps)
     most = "at most N repeats of the cross-validation (default: those of each row)"
     add("--repeats", type=positive_int, metavar="N", help=most)
-    pilot = "train other folds in float32 and float16, for pilot.csv, which sets the margins"
-    add("--pilot", action="store_true", help=pilot)
     options = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     command = " ".join(["python -m experiments.photographs", *words])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple
 
 from experiments import pages
 from experiments.photographs.fits import ALL, HEAD, ROWS, SCRATCH, SIZE, Row
-from experiments.photographs.stamps import CATEGORIES, FOLDS
+from experiments.photographs.stamps import CATEGORIES
 from gluon_amp.inspection.figures import BAND, COLOURS, SUPPORT
 from gluon_amp.training.tables.figure import SPREAD, draw_difference, new_figure, styled
 from gluon_amp.training.tables.render import difference
@@ -79,11 +79,8 @@ def parts(values: pages.Values) -> pages.Parts:
     )
     days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     minutes = sum(fold["seconds"] for fold in folds) / 60
-    settings = " ".join(training.describe() for training in dict.fromkeys(r.training for r in ROWS))
     return {
-        "setting": f"EfficientNet-Lite0 on {about['images']} photographs of {len(CATEGORIES)} "
-        f"categories at {SIZE} pixels: repeated stratified cross-validation in {FOLDS} folds. "
-        f"{settings}",
+        "images": f"{about['images']} photographs of {len(CATEGORIES)} categories at {SIZE} pixels",
         **{metric: table(results, metric) for metric in METRICS},
         "costs": costs(results),
         "measured": f"{'; and on '.join(hardware)}, on {days}, with {'; and with '.join(versions)}:"

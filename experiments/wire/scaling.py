@@ -34,27 +34,13 @@ WORKERS = tuple(2**power for power in range(11))  # 1 to 1,024
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a step computes and over which network it exchanges.
+    """What a step computes and over which network it exchanges."""
 
-    Attributes
-    ----------
-    parameters : float
-        Trained parameters, each with a gradient.
-    step_seconds : float
-        A worker's step without any exchange.
-    bandwidth : float
-        Bits per second of a link, in each direction.
-    latency : float
-        Seconds that a message takes besides.
-    overlap : float
-        Share of `step_seconds` during which the exchange is hidden.
-    """
-
-    parameters: float
-    step_seconds: float
-    bandwidth: float = 10e9
-    latency: float = 50e-6
-    overlap: float = 0.0
+    parameters: float  # trained, each with a gradient
+    step_seconds: float  # of a worker without any exchange
+    bandwidth: float = 10e9  # bits per second of a link, in each direction
+    latency: float = 50e-6  # seconds that a message takes besides
+    overlap: float = 0.0  # share of `step_seconds` during which the exchange is hidden
 
 
 @dataclass(frozen=True)

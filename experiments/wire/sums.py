@@ -62,16 +62,9 @@ ORDERS: Dict[str, Callable[[Arrays, str], np.ndarray]] = {
 def exchanged(parts: Arrays, dtype: str, order: str, predivided: bool) -> np.ndarray:
     """Return the sum as an update uses it, float32.
 
-    Parameters
-    ----------
-    parts : sequence of ndarray
-    dtype : {'float32', 'float16', 'bfloat16'}
-        Of the wire and of the sums, to which the parts are rounded first.
-    order : str
-        A key of `ORDERS`.
-    predivided : bool
-        Whether the summands are divided by a power of two that is at least their number, and the
-        sum is multiplied by it. See `gluon_amp.trainer.scaled_gradients`.
+    `dtype` is that of the wire and of the sums, to which the parts are rounded first. If they are
+    predivided, the summands are divided by a power of two that is at least their number, and the
+    sum is multiplied by it. See `gluon_amp.trainer.scaled_gradients`.
     """
     factor = np.float32(2.0 ** (len(parts) - 1).bit_length() if predivided else 1)
     # as `grad *= 1 / factor` does in the gradient's dtype
@@ -81,27 +74,13 @@ def exchanged(parts: Arrays, dtype: str, order: str, predivided: bool) -> np.nda
 
 
 class Errors(NamedTuple):
-    """How far a sum is from the exact one.
+    """How far a sum is from the exact one; NaN but for the last if that is above 0."""
 
-    Attributes
-    ----------
-    norm : float
-        ‖sum − exact‖ / ‖exact‖ of the vectors.
-    largest : float
-        The largest error of an element, over the largest exact element.
-    median : float
-        Median of the elements' relative errors, where the exact one is not zero.
-    lost : float
-        Share of the elements that are zero though the exact one is not.
-    overflowed : int
-        Elements that are not finite. The other fields are NaN if there is any.
-    """
-
-    norm: float
-    largest: float
-    median: float
-    lost: float
-    overflowed: int
+    norm: float  # ‖sum − exact‖ / ‖exact‖ of the vectors
+    largest: float  # the largest error of an element, over the largest exact element
+    median: float  # of the elements' relative errors, where the exact one is not zero
+    lost: float  # share of the elements that are zero though the exact one is not
+    overflowed: int  # elements that are not finite
 
 
 def errors(total: np.ndarray, parts: Arrays) -> Errors:

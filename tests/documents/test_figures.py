@@ -98,8 +98,8 @@ def rows_of_table(name, what):
             minus = f" {interval} | {compared['verdict']}"
         precision, accuracy = about["label"].rpartition(", batch ")[0], "{mean:.2f} ± {sd:.2f} %"
         yield f"| {about['batch']} | {precision} | {accuracy.format(**top1)} |{minus} |"
-    epochs, seeds = len(rows[0]["curve"]), len(rows[0]["seeds"])
-    yield f"{what} for {epochs} epochs with {seeds} seeds; the margin is ±{values['margin']:g} points"
+    epochs, seeds, margin = len(rows[0]["curve"]), len(rows[0]["seeds"]), values["margin"]
+    yield f"{what} for {epochs} epochs with {seeds} seeds; the margin is ±{margin:g} points"
 
 
 def rows_of_the_photographs():

@@ -112,7 +112,7 @@ def test_a_failing_notebook_gets_one_sentence_and_no_page(write, tmp_path, capsy
     write("failing", cell)
     (tmp_path / "failing.ipynb").write_text("the old page")
     assert run_notebooks.main(["--timeout", "3"]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert err.startswith("run_notebooks.py: failing") and sentence in err and err.count("\n") == 1
     assert (tmp_path / "failing.ipynb").read_text() == "the old page"
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import command, families, launches, measure, profile, reorders, report
+from experiments.benchmarks import command, families, measure, profile, reorders, report
 from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, Case, Suite, build_suite
-from experiments.pages import PART
-from tests import ROOT
 
 SMALL = "--network mobilenet0.25 --batch-size 2 --pixels 32 --rounds 2 --threads 1 --dtypes float32"
 
@@ -88,7 +86,7 @@ def peer(tmp_path):
 
 def test_small_families_beside_a_peer(benchmark, tmp_path, peer):
     words = [*SMALL.split(), "--suite", "families", "--peer-python", peer, "--output", tmp_path]
-    status, out, err = benchmark(*words)
+    status, _, err = benchmark(*words)
     assert status == 0, err
     result = json.loads((tmp_path / "families.json").read_text())
     names = ("training, float32", "training, float32, amp.Trainer", "training, PyTorch float32")
@@ -136,7 +134,6 @@ def test_processes_whose_threads_wait_actively_stop_between_turns(peer, monkeypa
         ("--network resnet51 --dtypes float32 --rounds 1", "resnet51"),
         ("--suite families --peer-python /no/python", "cannot be run: No such file"),
         ("--suite families --peer-python /bin/false", "cannot import torch and torchvision"),
-        ("--suite launches --networks vgg", "does not know the network vgg: choose from"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(arguments, sentence, benchmark):
@@ -213,38 +210,3 @@ def test_what_onednn_and_nsys_print_is_summed():
     kernels = profile.gpu_kernels(KERNELS)
     assert [one.tensor_cores for one in kernels] == [True, False]
     assert profile.as_table(kernels).endswith("Tensor Core kernels take 60.0 % of 10.00 ms.")
-
-
-def launch(system=launches.OWN, **fields):
-    case = {"network": "net", "optimizer": "sgd", "devices": 1, "clip": False, "system": system}
-    return {**case, "trainer": 20.0, "reads": 1.0, "after": [], **fields}
-
-
-@pytest.mark.parametrize(
-    "own, expected",
-    [
-        (launch(trainer=12), "−8"),
-        (launch(trainer=31), "+11 (missed: operators)"),
-        (launch(reads=2), "+0 (missed: reads)"),
-        (launch(reads=2, devices=2, after=["where"]), "+0 (missed: where after the read)"),
-    ],
-)
-def test_the_goal_is_ten_operators_and_one_read_for_each_device(own, expected):
-    assert launches.verdict(own, launch(launches.BASE)) == expected
-
-
-def test_launches_of_an_lstm_on_two_devices_reach_the_goal():
-    network = "LSTM, 2 layers"
-    own, base = (
-        {**launches.count(launches.Case(network, system, devices=2, clip=True)), "devices": 2}
-        for system in (launches.OWN, launches.BASE)
-    )
-    assert "missed" not in launches.verdict(own, base) and own["uploads"] == 0
-    assert own["passes"] == base["passes"] > 20
-    assert "KeyError" in launches.count(launches.Case(network, launches.OWN, "none"))["failed"]
-
-
-def test_every_committed_row_of_launches_reaches_the_goal():
-    rows = json.loads((ROOT / "docs/benchmarks/launches.json").read_text())["rows"]
-    text = launches.tables(rows)
-    assert "missed" not in text and text.count("fails") == 8 and len(PART.findall(text)) == 0

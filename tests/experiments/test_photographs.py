@@ -72,7 +72,10 @@ def test_a_killed_run_resumes(stamps, tmp_path, monkeypatch, capsys):
     assert command.main(arguments) == 0
     tasks = len(fits.ROWS) * FOLDS
     assert len(calls) == tasks + 1 and len(set(calls)) == tasks
-    assert "EfficientNet-Lite0 on 45 photographs" in (tmp_path / "out/photographs.md").read_text()
+    assert (
+        "<!-- images -->45 photographs of 9 categories"
+        in (tmp_path / "out/photographs.md").read_text()
+    )
     assert (tmp_path / "out" / "photographs.png").read_bytes().startswith(b"\x89PNG")
     (stamps / "animals" / "inner" / "a.png").write_bytes(png(picture(99)))
     assert command.main(arguments) == 2
