@@ -136,7 +136,7 @@ def parse(words, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-        patch.setattr(sys, "argv", words[1:])
+        patch.setattr(sys, "argv", list(words[1:]))
         patch.syspath_prepend(str(ROOT / "scripts"))
         try:
             runpy.run_path(str(ROOT / words[1]), run_name="__main__")

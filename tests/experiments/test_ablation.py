@@ -7,21 +7,6 @@ import pytest
 from experiments import ablation
 
 
-def test_the_table_of_literal_errors():
-    def runs(*errors):
-        return [{"errors": [50.0, error], "skipped": 1} for error in errors]
-
-    errors = {"float32": runs(2.0, 3.0, 4.0), "one": runs(2.5, 2.5, 4.0), "all": runs(12, 13.5, 14)}
-    lines = ablation.table(errors, margin=5.0).splitlines()
-    assert lines[2:] == [
-        "| float32 | 97.00 ± 1.00 |  |  | 1.0 |",
-        # differences of -0.5, +0.5 and 0: mean 0, and 4.303 * 0.5 / sqrt(3) either way
-        "| one | 97.00 ± 0.87 | +0.00 (-1.24 to +1.24) | equivalent | 1.0 |",
-        # differences of -10, -10.5 and -10
-        "| all | 86.83 ± 1.04 | -10.17 (-10.88 to -9.45) | different | 1.0 |",
-    ]
-
-
 @pytest.mark.parametrize("number, epochs", [(0, 4), (1, 12), (2, 8)])
 @pytest.mark.slow
 def test_float16_matches_float32_except_in_the_last_row(number, epochs):

@@ -1,16 +1,12 @@
 """Benchmarks: small suites as processes, and tables, ratios and counts from literal values."""
 
 import json
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import command, families, measure, profile, reorders, report
-from experiments.benchmarks.measure import Measured
-from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, Case, Suite, build_suite
+from experiments.benchmarks import command, profile, reorders
+from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 
 SMALL = "--network mobilenet0.25 --batch-size 2 --pixels 32 --rounds 2 --threads 1 --dtypes float32"
 
@@ -100,33 +96,6 @@ def test_small_families_beside_a_peer(benchmark, tmp_path, peer):
         assert part in page
 
 
-def test_processes_whose_threads_wait_actively_stop_between_turns(peer, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    processes, stopped = [], []
-
-    class Popen(subprocess.Popen):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            processes.append(self)
-
-    def stops(process):
-        until = time.monotonic() + 10
-        while "State:\tT" not in Path(f"/proc/{process.pid}/status").read_text():
-            if time.monotonic() > until:
-                return False
-        return True
-
-    monkeypatch.setattr(measure.subprocess, "Popen", Popen)
-    group = [Case(name, "train", "pytorch", "float32") for name in "ab"]
-
-    def progress(line):
-        if "round" in line:
-            stopped.append(all(map(stops, processes)))
-
-    measured = measure.measure(Suite("s", [group]), 2, progress, peer)
-    assert [one.seconds for one in measured] == [[0.25, 0.25]] * 2 and stopped == [True, True]
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -139,52 +108,6 @@ def test_processes_whose_threads_wait_actively_stop_between_turns(peer, monkeypa
 def test_bad_input_ends_with_one_sentence(arguments, sentence, benchmark):
     status, _, err = benchmark(*arguments.split())
     assert status == 2 and sentence in err and err.count("\n") == 1
-
-
-# --------------------------------------------------------------------------------- literal values
-
-
-def test_tables_of_literal_seconds():
-    cases = [Case("a", "train", "mxnet", "float32", batch=4), Case("b", "train", "x", "bfloat16")]
-    ratios = build_suite("step", DTYPES, **REFERENCE).ratios[:1]
-    ratios = [ratios[0]._replace(over="a", under="b", larger_is_better=True)]
-    ratios.append(ratios[0]._replace(figure="mebibytes"))
-    seconds = ([0.2, 0.4, 0.3], 1000.0, 10), ([0.1, 0.1, 0.15], 600.0, 10)
-    measured = [Measured(case, *figures) for case, figures in zip(cases, seconds)]
-    result = report.as_json(Suite("S", [cases], ratios), measured, report.machine(2), "command")
-    lines = report.tables(result).splitlines()
-    assert lines[2] == "| b | a | 2.00 | 2.00 to 4.00 |"
-    assert lines[6] == "| a | b | 1.67 |"
-    assert lines[-2:] == [
-        "| a | 300.0 | 200.0 to 400.0 | 13.3 | 1000 |",
-        "| b | 100.0 | 100.0 to 150.0 | 160.0 | 600 |",
-    ]
-    slower = {**result["ratios"][0], "larger_is_better": False}
-    assert report.speed(slower) == ("a", "b", [0.5, 0.25, 0.5])
-
-
-def test_means_and_worst_families_of_literal_seconds():
-    def case(network, variant, *seconds):
-        label = families.label(network, "training", variant)
-        return {
-            "label": label,
-            "network": network,
-            "seconds": seconds,
-            "median_seconds": seconds[0],
-        }
-
-    cases = [case("vgg11", "float32", 4.0, 8.0), case("vgg11", "bfloat16", 2.0, 2.0)]
-    cases += [case("alexnet", "float32", 8.0, 8.0), case("alexnet", "bfloat16", 1.0, 2.0)]
-    cases += [
-        case("vgg11", "PyTorch float32", 3.0, 4.0),
-        case("vgg11", "PyTorch bfloat16", 5.0, 2.0),
-    ]
-    rows = {row["label"]: row["values"] for row in families.Results(cases).summary()}
-    plain = "training: stock float32 / bfloat16"
-    assert rows[f"{plain}, geometric mean of 2 families"] == pytest.approx([4.0, 4.0])
-    assert rows[f"{plain}, worst family (vgg11)"] == [2.0, 4.0]
-    best = families.Results(cases).quotients("training", families.PEERS, "bfloat16")
-    assert best == {"vgg11": [1.5, 2.0]}  # of the peer with the lower median
 
 
 VERBOSE = """dnnl_verbose,exec,cpu,reorder,jit,undef,src_f32::blocked:a:f0 dst_bf16::b,,,64,9.0

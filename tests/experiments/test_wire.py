@@ -49,43 +49,19 @@ def test_an_overflow_of_any_worker_is_seen(dtype, order):
     assert all(overflows_seen(parts, dtype, order, predivided) for predivided in (False, True))
 
 
-@pytest.mark.parametrize("worker", [0, 2])
-def test_a_sum_that_hides_the_overflow_of_one_worker_is_noticed(worker, monkeypatch):
+def test_a_sum_that_hides_the_overflow_of_one_worker_is_noticed(monkeypatch):
     def hides(parts, dtype):
-        parts[worker] = np.nan_to_num(parts[worker])
-        return tree(parts, dtype)
+        return tree([*parts[:2], np.nan_to_num(parts[2])], dtype)
 
     monkeypatch.setitem(ORDERS, "tree", hides)
     assert not overflows_seen(vectors([1] * 9, [3] * 9, [5] * 9), "float16", "tree", False)
-
-
-def test_errors_with_literal_numbers():
-    found = errors(np.array([3, 0, 8], np.float32), vectors([1, 1, 4], [3, 0, 4]))
-    assert found == (pytest.approx(np.sqrt(2 / 81)), *map(pytest.approx, (1 / 8, 1 / 4, 1 / 3)), 0)
-    assert errors(np.array([np.inf, 1, np.nan]), vectors([1, 1, 1])).overflowed == 2
 
 
 # ----------------------------------------------------------------------------------- the formula
 
 # A float32 message of 4 MB takes 1 s on a link of 32 Mbit/s, a float16 one half of that.
 CLUSTER = Cluster(parameters=1e6, step_seconds=2.0, bandwidth=32e6, latency=0.01)
-RING, AS_MANY, ONE = Exchange("ring"), Exchange("server"), Exchange("server", 1)
-
-
-@pytest.mark.parametrize(
-    ("exchange", "dtype", "workers", "seconds"),
-    [
-        (RING, "float32", 1, 0),
-        (RING, "float16", 4, 0.75 + 0.06),
-        (AS_MANY, "float32", 4, 2 + 0.02),
-        (ONE, "float32", 4, 8 + 0.02),
-        (Exchange("server", 8), "float32", 4, 2 + 0.02),  # the workers' links are slower
-    ],
-)
-def test_the_time_of_an_exchange(exchange, dtype, workers, seconds):
-    one = step(CLUSTER, exchange, dtype, workers)
-    assert one.exchange == pytest.approx(seconds)
-    assert one.efficiency == pytest.approx(2 / (2 + seconds))
+RING, ONE = Exchange("ring"), Exchange("server", 1)
 
 
 def test_the_backward_pass_hides_its_share_and_half_is_the_fewest_workers():
@@ -110,3 +86,5 @@ def test_simulated_workers_with_one_network():
         *itertools.product(ORDERS, (False, True))
     }
     assert all(row["seen"] and 0 < row["norm"] < 1e-3 and row["wire"] == "float16" for row in rows)
+    found = errors(np.array([3, 0, 8], np.float32), vectors([1, 1, 4], [3, 0, 4]))
+    assert found == (pytest.approx(np.sqrt(2 / 81)), *map(pytest.approx, (1 / 8, 1 / 4, 1 / 3)), 0)
