@@ -9,12 +9,12 @@ EXTRAS ?= cpu,gluoncv,data
 TOOLS := pretrained,results,docs,test,notebooks,tensorboard
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup train test lint format zoo benchmark input results ablation floor photographs wire \
-  clients horovod notebooks matrix asan docs clean
+.PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation floor \
+  photographs wire clients horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup ## create .venv and install the pinned dependencies of every target
 
@@ -46,9 +46,14 @@ train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2
 
 # Two processes with one thread each; the tests of a file share what they prepare. Without ARGS, those
 # that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512.
-test: export OMP_NUM_THREADS = 1
-test: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
-test: setup ## run the tests (ARGS='-k name' appends options)
+test test-all: export OMP_NUM_THREADS = 1
+test test-all: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: setup ## run the tests but those marked slow (ARGS='-k name' appends options)
+	$(PYTEST) -m "not slow" $(ARGS)
+	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX512_CORE $(PYTEST) -m "cpu_kind and not slow")
+	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX2 $(PYTEST) -m "cpu_kind and not slow")
+
+test-all: setup ## run all tests, those marked slow too (ARGS='-k name' appends options)
 	$(PYTEST) $(ARGS)
 	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX512_CORE $(PYTEST) -m cpu_kind)
 	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX2 $(PYTEST) -m cpu_kind)
@@ -59,6 +64,9 @@ lint: setup ## check style, private names, layers and the pins of constraints.tx
 	$(BIN)/lint-imports
 	$(BIN)/python -m experiments.pins
 	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
+
+weights: setup ## count the files and lines of each part, and what an import loads (ARGS=--cases)
+	$(BIN)/python -m experiments.weights $(ARGS)
 
 format: setup ## rewrite the code in house style
 	$(BIN)/ruff check --fix .
@@ -89,9 +97,8 @@ photographs: export OMP_NUM_THREADS = 1
 photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
 	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
 
-# It needs Linux's network namespaces; `python -m experiments.wire.scaling` alone does not.
 wire: export OMP_NUM_THREADS = 1
-wire: setup ## count what distributed steps exchange, and simulate 1,024 workers, into results (20 minutes)
+wire: setup ## add gradients of many workers in 16 bits, and simulate 1,024, into results (10 minutes)
 	$(BIN)/python -m experiments.wire $(ARGS)
 
 clients: setup ## train clients of MXNet in four dtypes, each in a venv of its own (35 minutes)
@@ -103,7 +110,7 @@ horovod: setup ## build Horovod in .horovod, train with two workers, kill one an
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
 	$(BIN)/python -m experiments.run_notebooks $(ARGS)
 
-matrix: ## install, train and run all tests on Python 3.8 to 3.12 (hours; ARGS='--only 3.8')
+matrix: ## install, train and run the tests on Python 3.8 to 3.12 (hours; ARGS='--only 3.8')
 	$(PYTHON) -m experiments.matrix $(ARGS)
 
 asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)

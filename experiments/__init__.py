@@ -8,23 +8,26 @@ benchmark`: it measures time and memory.
 NAME                 make target        what it does
 ===================  =================  =========================================================
 `ablation`           `make ablation`    trains without masters, without loss scaling, without pins
+`address_sanitizer`  `make asan`        tests the C++ operators under AddressSanitizer
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
 `cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
 `horovod`            `make horovod`     builds Horovod, trains with two workers, kills one, resumes
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      trains and tests on every supported Python and numpy
-`photographs`                           fine-tunes on photographs in every dtype, cross-validated
+`photographs`        `make photographs` fine-tunes on photographs in every dtype, cross-validated
 `pins`               `make lint`        resolves the pins of constraints.txt for each Python
 `redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit
-`wire`               `make wire`         counts the bytes of gradients, and simulates many workers
+`weights`            `make weights`     counts the files and lines of each part
+`wire`               `make wire`        adds gradients in 16 bits, and simulates many workers
 `zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV
 ===================  =================  =========================================================
 
-`standalone` and `environments` are no programs: the first loads the modules of gluon_amp that work
-without MXNet, the second makes virtual environments.
+`standalone`, `environments` and `pages` are no programs: the first loads the modules of gluon_amp
+that work without MXNet, the second makes virtual environments, and the third fills in the pages of
+`docs/`, whose words stand in the pages.
 """
 
 from pathlib import Path

@@ -3,12 +3,11 @@
     python -m experiments.ablation --output docs/results
 
 Dense networks learn the handwritten digits in float32, in float16, and in float16 without one of
-the three.
+the three. docs/results/ablation.md says why each of them then fails.
 """
 
 import argparse
 import datetime
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 import gluon_amp as amp
+from experiments import pages
 from gluon_amp.inspection.figures import BROKEN, COLOURS
 from gluon_amp.training.command_line import Parser, path, positive, positive_int, status_of
 from gluon_amp.training.data.digits import load_digits
@@ -49,7 +49,6 @@ class Study(NamedTuple):
     """Networks that differ in one setting. The first row is the reference."""
 
     title: str
-    why: str
     network: Callable[[], nn.HybridSequential]
     pixels: Callable[[np.ndarray], np.ndarray]  # of values from 0 to 255, in float32
     loss_weight: float
@@ -82,9 +81,6 @@ FLOAT32 = Row("float32", "float32", None)
 STUDIES = (
     Study(
         title="Loss scaling",
-        why="The loss has a weight of 2^-22, like an auxiliary loss in a sum, and the learning "
-        "rate is higher by the same factor. In float32 the weight has no effect. In float16 the "
-        "gradients underflow unless the loss is scaled.",
         network=dense,
         pixels=centred,
         loss_weight=LOSS_WEIGHT,
@@ -99,9 +95,6 @@ STUDIES = (
     ),
     Study(
         title="Master weights",
-        why="The learning rate is small, 0.0001, as at the end of a schedule. Most updates are "
-        "less than half a unit in the last place of a float16 weight. Without a float32 master, "
-        "they are lost.",
         network=dense,
         pixels=centred,
         loss_weight=1.0,
@@ -115,9 +108,6 @@ STUDIES = (
     ),
     Study(
         title="Pins",
-        why="The first layer divides pixels from 0 to 255 by the root of the sum of their squares. "
-        "The policy keeps this sum in float32. Pinned to float16, it exceeds 65,504 and becomes "
-        "infinite, so every pixel becomes 0.",
         network=lambda: dense(UnitLength()),
         pixels=lambda pixels: pixels,
         loss_weight=1.0,
@@ -174,10 +164,6 @@ def train(study: Study, row: Row, seed: int) -> Dict[str, Any]:
     return {"errors": errors, "skipped": skipped}
 
 
-# by a study's title and a row's label: the runs, one for each seed
-Results = Dict[str, Dict[str, List[Dict[str, Any]]]]
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Read the command line and run it; return the status of the process."""
     parser = Parser(description=__doc__.split("\n", 1)[0])
@@ -196,80 +182,68 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train all rows, print the page, and write the files."""
+    """Train all rows, print the tables, and write the files."""
     warnings.filterwarnings("ignore", "Accumulating with float16")  # one row shows just that
-    results = {
-        study.title: {
-            row.label: [train(study, row, seed) for seed in range(options.seeds)]
-            for row in study.rows
-        }
-        for study in STUDIES
-    }
-    about = {
+    output = f" --output {options.output}" if options.output else ""
+    values = {
         "machine": describe_cpu(),
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
+        "margin": options.margin,
+        "command": f"python -m experiments.ablation --seeds {options.seeds}{output}",
+        "studies": {
+            study.title: {
+                row.label: [train(study, row, seed) for seed in range(options.seeds)]
+                for row in study.rows
+            }
+            for study in STUDIES
+        },
     }
-    text = page(results, options, about)
-    print(text)
+    print("\n\n".join(parts(values).values()))
     if options.output:
-        folder = options.output
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "ablation.md").write_text(text, encoding="utf-8")
-        (folder / "ablation.json").write_text(
-            json.dumps({**about, "studies": results}, indent=1) + "\n"
-        )
-        draw(results, folder / "ablation.png")
+        target = options.output / "ablation"
+        pages.write(target, "results/ablation.md", parts(values), values, draw)
+
+
+def parts(values: pages.Values) -> pages.Parts:
+    """Return the parts of the page: a table of each study, and how they were measured."""
+    studies = values["studies"]
+    first = next(iter(next(iter(studies.values())).values()))
+    epochs = [len(next(iter(rows.values()))[0]["errors"]) for rows in studies.values()]
+    return {
+        **{
+            title.split()[0].lower(): table(rows, values["margin"])
+            for title, rows in studies.items()
+        },
+        "seeds": f"{len(first)} seeds of {', '.join(map(str, epochs))} epochs",
+        "margin": f"±{values['margin']:g} points",
+        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. Command: "
+        f"`{values['command']}`",
+    }
 
 
 def table(runs_by_label: Dict[str, List[Dict]], margin: float) -> str:
-    """Return a Markdown table of a study's rows, each compared with the first, seed by seed."""
-    top1 = {
-        label: [100 - run["errors"][-1] for run in runs] for label, runs in runs_by_label.items()
-    }
-    reference = next(iter(top1.values()))
-    lines = [
-        "| trained in | top-1 in %, mean ± sd | minus float32 (95 % interval) | verdict "
-        "| skipped steps |",
-        "| :--- | ---: | ---: | :--- | ---: |",
-    ]
-    for label, values in top1.items():
-        accuracy = spread(values)
-        sd = "" if accuracy.sd is None else f" ± {accuracy.sd:.2f}"
-        skipped = np.mean([run["skipped"] for run in runs_by_label[label]])
-        minus, verdict = "", ""
-        if values is not reference:
+    """Return the table of a study's rows, each compared with the first, seed by seed."""
+    lines, reference = [], None
+    for label, runs in runs_by_label.items():
+        values = [100 - run["errors"][-1] for run in runs]
+        accuracy, minus, verdict = spread(values), "", ""
+        if reference is None:
+            reference = values
+        else:
             comparison = compare_pairs(values, reference, margin)
             minus, verdict = difference(comparison), str(comparison)
-        lines.append(f"| {label} | {accuracy.mean:.2f}{sd} | {minus} | {verdict} | {skipped:.1f} |")
-    return "\n".join(lines)
-
-
-def page(results: Results, options: argparse.Namespace, about: Dict[str, str]) -> str:
-    """Return the page: an explanation and a table of each study, and how they were measured."""
-    parts = [
-        "# What masters, loss scaling and pins are for",
-        "![Top-1 error by epoch](ablation.png)",
-    ]
-    for study in STUDIES:
-        parts += [f"## {study.title}", study.why, table(results[study.title], options.margin)]
-    epochs = ", ".join(str(study.epochs) for study in STUDIES)
-    command = f"python -m experiments.ablation --seeds {options.seeds}"
-    if options.output:
-        command += f" --output {options.output}"
-    parts.append(
-        f"Dense networks on scikit-learn's digits; means over {options.seeds} seeds of {epochs} "
-        "epochs. Runs of one seed share their initial weights and the order of the images, so the "
-        f"tests are paired. “Equivalent” means within ±{options.margin:g} points of float32 by two "
-        "one-sided tests at the 5 % level. float16 is emulated on the CPU. *Measured* on "
-        f"{about['machine']} on {about['date']}, with {about['versions']}. Command: `{command}`."
-    )
-    return "\n\n".join(parts) + "\n"
+        sd = "" if accuracy.sd is None else f" ± {accuracy.sd:.2f}"
+        skipped = f"{np.mean([run['skipped'] for run in runs]):.1f}"
+        lines.append([label, f"{accuracy.mean:.2f}{sd}", minus, verdict, skipped])
+    head = ["trained in", "top-1 in %, mean ± sd", "minus float32 (95 % interval)", "verdict"]
+    return pages.table([*head, "skipped steps"], lines)
 
 
 @styled()
-def draw(results: Results, path: Path) -> None:
+def draw(values: pages.Values, path: Path) -> None:
     """Draw the error by epoch, a panel for each study, with a band of one standard deviation."""
+    results = values["studies"]
     figure = new_figure(13, 4.4)
     panels = figure.subplots(1, len(results), sharey=True)
     for panel, study in zip(panels, STUDIES):

@@ -11,50 +11,17 @@ folder, so that nobody takes it for the normal one.
 import os
 import subprocess
 import sys
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional
 
 from experiments import ROOT
 from gluon_amp.kernels import build
 from gluon_amp.training.command_line import Parser
 
 FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
-
 # Python's own allocations are not freed at exit. The quarantine of freed memory is small, because a
 # test measures that memory is freed.
 OPTIONS = "detect_leaks=0:quarantine_size_mb=16"
-
-TESTS = [
-    "test_arguments",
-    "test_blocked_convolution",
-    "test_blocked_deconvolution",
-    "test_blocking",
-    "test_dense",
-    "test_depthwise",
-    "test_guard_pages",
-    "test_norm",
-    "test_packed_weights",
-    "test_pointwise",
-    "test_pooling",
-    "test_rounding",
-    "test_updates",
-]
-
-
-def environment(compiler: Sequence[str]) -> Dict[str, str]:
-    """Return the environment in which gluon_amp builds and loads a checked library.
-
-    Python does not link the sanitizer, which must be loaded first, and with it the C++ library
-    whose exceptions it intercepts.
-    """
-    libraries = ("libasan.so", "libstdc++.so.6")
-    loaded = [build.run([*compiler, f"-print-file-name={name}"]).strip() for name in libraries]
-    return {
-        **os.environ,
-        "CXX": " ".join([*compiler, *FLAGS]),
-        "XDG_CACHE_HOME": str(ROOT / "build" / "asan"),
-        "LD_PRELOAD": " ".join(loaded),
-        "ASAN_OPTIONS": OPTIONS,
-    }
+TESTS = ["tests/kernels", "tests/lowering"]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -66,10 +33,20 @@ def main(argv: Optional[List[str]] = None) -> int:
     compiler = build.compiler()
     if compiler is None:
         sys.exit("error: no C++ compiler was found")
-    tests = [str(ROOT / "tests" / "kernels" / f"{name}.py") for name in TESTS]
-    arguments = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests, *arguments]
-    return subprocess.run(command, env=environment(compiler), cwd=ROOT).returncode
+    # Python does not link the sanitizer, which must be loaded first, and with it the C++ library
+    # whose exceptions it intercepts.
+    libraries = ("libasan.so", "libstdc++.so.6")
+    loaded = [build.run([*compiler, f"-print-file-name={name}"]).strip() for name in libraries]
+    environment = {
+        **os.environ,
+        "CXX": " ".join([*compiler, *FLAGS]),
+        "XDG_CACHE_HOME": str(ROOT / "build" / "asan"),
+        "LD_PRELOAD": " ".join(loaded),
+        "ASAN_OPTIONS": OPTIONS,
+    }
+    chosen = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow"]
+    return subprocess.run([*command, *TESTS, *chosen], env=environment, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

@@ -1,14 +1,32 @@
 """Virtual environments for programs that need other packages than this checkout's, made once."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Dict, List, Mapping, Sequence
 
+from experiments import ROOT
+from experiments.clients.cases import REQUIREMENTS, Family
 from experiments.matrix import find_python
 from gluon_amp.base.messages import UsageError
 
 STAMP = ".installed"  # what an environment was made from
+CLIENTS, HOROVOD = ROOT / ".clients", ROOT / ".horovod"
+
+HOROVOD_REQUIREMENTS = ROOT / "experiments" / "horovod" / "requirements.txt"
+HOROVOD_PYTHON = "3.11"  # the only one with which it was built
+TOOLS = {"cmake": "cmake", "make": "make", "c++": "g++"}  # what builds it: the packages of Debian
+BUILD = {
+    "HOROVOD_WITH_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "MAKEFLAGS": "-j1",  # each compiler needs about 1 GB
+}
+# An isolated build has no MXNet; a cached wheel may have been built without Gloo.
+NOT_ISOLATED = ["--no-build-isolation", "--no-cache-dir"]
 
 
 def prepare(
@@ -20,23 +38,9 @@ def prepare(
 ) -> Path:
     """Return the Python of an environment; make it if it is new, or made from something else.
 
-    Parameters
-    ----------
-    folder : Path
-        Its last part is the name in messages.
-    version : str
-        The version of Python, as in ``3.11``.
-    installed_from : str
-        The text of the requirements.
-    installs : sequence of sequence of str
-        Arguments of ``pip install``, one call after the other.
-    variables : mapping from str to str
-        Added to the environment of pip.
-
-    Raises
-    ------
-    UsageError
-        The version of Python is not installed, or a requirement cannot be installed.
+    The text of the requirements says what it was made from. `installs` has the arguments of ``pip
+    install``, one call after the other, to whose environment the variables are added. What cannot
+    be installed is a `UsageError`, which names the last part of the folder.
     """
     stamp, python = folder / STAMP, folder / "bin" / "python"
     text = f"python {version}\n{installed_from}"
@@ -56,3 +60,34 @@ def prepare(
             raise UsageError(f"the environment of {folder.name} cannot be made: {errors[-1]}")
     stamp.write_text(text)
     return python
+
+
+def of_client(family: Family) -> Path:
+    """Return the Python of a client's programs, which import gluon_amp from this checkout."""
+    requirements = REQUIREMENTS / family.requirements
+    options = ["--no-deps"] if family.complete else []
+    install = [*options, "-r", str(requirements)]
+    return prepare(CLIENTS / family.name, family.python, requirements.read_text(), [install])
+
+
+def of_horovod() -> Path:
+    """Return the Python for which Horovod is built; a missing tool is a `UsageError`."""
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if missing:
+        raise UsageError(f"Horovod is built from its sources: install {' '.join(missing)}.")
+    first, horovod, last = _groups()
+    constraints = ["-c", str(ROOT / "constraints.txt")]
+    installs = [[*constraints, *first], [*NOT_ISOLATED, *horovod], [*constraints, *last]]
+    return prepare(HOROVOD, HOROVOD_PYTHON, HOROVOD_REQUIREMENTS.read_text(), installs, BUILD)
+
+
+def horovod_versions() -> Dict[str, str]:
+    """Return the versions of the packages that the page of Horovod names."""
+    pins = dict(line.split("==") for group in _groups() for line in group)
+    return {name: pins[name] for name in ("horovod", "mxnet", "numpy")}
+
+
+def _groups() -> List[List[str]]:
+    """Return Horovod's requirements; an empty line divides what is not installed together."""
+    paragraphs = HOROVOD_REQUIREMENTS.read_text().split("\n\n")
+    return [[line for line in one.splitlines() if not line.startswith("#")] for one in paragraphs]

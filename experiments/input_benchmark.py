@@ -8,59 +8,27 @@ import argparse
 import datetime
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Dict, List, Optional, Sequence
 
+from experiments import pages
 from gluon_amp.base.hardware import count_processors, cpu_flags, cpu_name
-from gluon_amp.training.command_line import Parser, output_file, whole
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.command_line import Parser, output_file, status_of, whole
 from gluon_amp.training.data import DataError, Preprocessing, RecordFiles, open_records
-from gluon_amp.training.data.imagenet_transforms import (
-    AREA,
-    ASPECT,
-    INPUT_SIZE,
-    JITTER,
-    LIGHTING,
-    MEAN,
-    STD,
-)
+from gluon_amp.training.data.imagenet_transforms import AREA, ASPECT, JITTER, LIGHTING, MEAN, STD
 from gluon_amp.training.data.input_speed import Batches, images_per_second, training_batches
 from gluon_amp.training.data.synthetic import write_synthetic_records
 from gluon_amp.training.tables.machine import versions
 
 import mxnet as mx
 
-REPORT = """# Input: decoding and augmentation
 
-How many training images the input pipeline loads in a second with nothing else running, compared
-with MXNet's `mx.io.ImageRecordIter` with the same augmentation: random resized crop, flip, colour
-jitter 0.4, lighting 0.1, normalisation. The readers take turns, with {workers} threads requested.
-ImageRecordIter uses at most half of the cores minus one: here {threads}. So gluon_amp is also
-measured with this number.
-
-- Input: {images} JPEGs of {side}×{side} pixels, {kilobytes:.0f} kB each, in one record file in the
-  page cache.
-- Output: float32 batches of {batch_size} images of {pixels}×{pixels}; {batches} batches a round.
-
-```
-{command}
-```
-
-{machine}
-
-| Images/s in round | gluon_amp, threads: {workers} | threads: {threads} | ImageRecordIter | Speed |
-| ---: | ---: | ---: | ---: | ---: |
-{rows}
-| **median** | **{ours:.0f}** | **{same:.0f}** | **{theirs:.0f}** | **{ratio:.2f}** |
-
-*Speed* is that of gluon_amp with {workers} threads relative to ImageRecordIter; higher is better.
-"""
-
-
-def parser() -> Parser:
-    """Return the parser of the options."""
-    result = Parser(
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Write the images, measure, and print the tables; return the status of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = Parser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -73,88 +41,59 @@ def parser() -> Parser:
         ("--rounds", 5, None, "rounds, of which the median counts"),
         ("--num-workers", count_processors(), 1024, "threads of either reader"),
     ):
-        result.add_argument(flag, type=whole(1, maximum), default=default, metavar="N", help=text)
-    result.add_argument(
-        "--output", type=output_file, metavar="FILE", help="also write the report to this file"
-    )
-    return result
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Write the images, measure, and print the report; return the status of the process."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser().parse_args(arguments)
-    try:
-        with tempfile.TemporaryDirectory(prefix="gluon_amp_input_") as name:
-            folder = Path(name)
-            size = write_synthetic_records(folder, "train", options.images, 1, options.side)
-            write_synthetic_records(folder, "val", 1, 1, options.side)
-            paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
-            sizes = (options.batch_size, options.batches, options.rounds)
-            files = RecordFiles(*paths)
-            result = compare(files, *sizes, options.num_workers, options.pixels)
-    except DataError as error:
-        print(f"input_benchmark.py: {error}", file=sys.stderr)
-        return 2
+        parser.add_argument(flag, type=whole(1, maximum), default=default, metavar="N", help=text)
+    output = "also write the page to this file, whose name ends in .md"
+    parser.add_argument("--output", type=output_file, metavar="FILE", help=output)
+    options = parser.parse_args(arguments)
     command = " ".join(["python -m experiments.input_benchmark", *arguments])
-    page = report(options, result, size, command)
-    print(page)
+    return status_of("input_benchmark.py", lambda: run(options, command))
+
+
+def run(options: argparse.Namespace, command: str) -> None:
+    """Write the images, measure, print the parts of the page, and write the page."""
+    with tempfile.TemporaryDirectory(prefix="gluon_amp_input_") as name:
+        folder = Path(name)
+        size = write_synthetic_records(folder, "train", options.images, 1, options.side)
+        write_synthetic_records(folder, "val", 1, 1, options.side)
+        paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
+        try:
+            speeds = compare(RecordFiles(*paths), options)
+        except DataError as error:
+            raise UsageError(str(error)) from None
+    page = parts(options, speeds, size, command)
+    print("\n\n".join(page.values()))
     if options.output:
-        options.output.write_text(page, encoding="utf-8")
-    return 0
+        pages.write(options.output.with_suffix(""), "benchmarks/input.md", page)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Images per second of each reader in each round."""
+def compare(files: RecordFiles, options: argparse.Namespace) -> Dict[str, List[float]]:
+    """Return images per second of each reader in each round, on the same records.
 
-    gluon_amp: List[float]  # with the requested number of threads
-    same_threads: List[float]  # gluon_amp with as many as ImageRecordIter uses
-    image_record_iter: List[float]  # with the requested number of threads
-
-    @property
-    def ratio(self) -> float:
-        """Median of the rounds' ratios; above 1 if gluon_amp is faster."""
-        return median(a / b for a, b in zip(self.gluon_amp, self.image_record_iter))
-
-
-def compare(
-    files: RecordFiles,
-    batch_size: int = 64,
-    batches: int = 24,
-    rounds: int = 5,
-    num_workers: Optional[int] = None,
-    size: int = INPUT_SIZE,
-) -> Comparison:
-    """Measure gluon_amp's input pipeline and `mx.io.ImageRecordIter` in turns, on the same records.
-
-    Each reads the images for training; the results have `size` pixels in height and width. Every
-    round reverses the order of the readers. They have `num_workers` threads, by default one for
-    each processor.
+    Each reads the images for training. gluon_amp is measured with the requested number of threads,
+    and with as many as ImageRecordIter uses. Every round reverses the order of the readers.
 
     Raises
     ------
     DataError
         `open_records` raises it, or there are fewer images than in a batch.
     """
-    source = open_records(files, preprocessing=Preprocessing(size))
-    num_workers = num_workers or count_processors()
+    source = open_records(files, preprocessing=Preprocessing(options.pixels))
+    batch_size, workers = options.batch_size, options.num_workers
     if source.train_images < batch_size:
         raise DataError(
             f"{files.train} has {source.train_images} images, fewer than a batch of {batch_size}, "
             "which ImageRecordIter does not support: use a smaller batch."
         )
-    threads = record_iter_threads(num_workers)
     readers = {
-        "gluon_amp": lambda: training_batches(source, batch_size, num_workers),
-        "same_threads": lambda: training_batches(source, batch_size, threads),
-        "image_record_iter": lambda: record_iter_batches(files, batch_size, size, num_workers),
+        "ours": lambda: training_batches(source, batch_size, workers),
+        "same_threads": lambda: training_batches(source, batch_size, record_iter_threads(workers)),
+        "theirs": lambda: record_iter_batches(files, batch_size, options.pixels, workers),
     }
     speeds: Dict[str, List[float]] = {name: [] for name in readers}
-    for number in range(rounds):
+    for number in range(options.rounds):
         for name in sorted(readers, reverse=number % 2 == 1):
-            speeds[name].append(images_per_second(readers[name](), batches))
-    return Comparison(**speeds)
+            speeds[name].append(images_per_second(readers[name](), options.batches))
+    return speeds
 
 
 def record_iter_batches(
@@ -204,33 +143,31 @@ def record_iter_threads(requested: int) -> int:
     return min(requested, max(count_processors() // 2 - 1, 1))
 
 
-def report(options: argparse.Namespace, result: Comparison, size: float, command: str) -> str:
-    """Return the page with the figures."""
-    speeds = zip(result.gluon_amp, result.same_threads, result.image_record_iter)
-    rows = (
-        f"| {number} | {ours:.0f} | {same:.0f} | {theirs:.0f} | {ours / theirs:.2f} |"
-        for number, (ours, same, theirs) in enumerate(speeds, 1)
-    )
-    return REPORT.format(
-        **vars(options),
-        workers=options.num_workers,
-        threads=record_iter_threads(options.num_workers),
-        kilobytes=size / 1000,
-        command=command,
-        machine=machine(),
-        rows="\n".join(rows),
-        ours=median(result.gluon_amp),
-        same=median(result.same_threads),
-        theirs=median(result.image_record_iter),
-        ratio=result.ratio,
-    )
-
-
-def machine() -> str:
-    """Return a sentence about the processor, the date and the versions."""
+def parts(
+    options: argparse.Namespace, speeds: Dict[str, List[float]], size: float, command: str
+) -> pages.Parts:
+    """Return the parts of the page; `size` is that of a JPEG in bytes."""
+    ratios = [a / b for a, b in zip(speeds["ours"], speeds["theirs"])]
+    columns = [[f"{speed:.0f}" for speed in column] for column in speeds.values()]
+    rows = [list(row) for row in zip(map(str, range(1, len(ratios) + 1)), *columns)]
+    rows = [[*row, f"{ratio:.2f}"] for row, ratio in zip(rows, ratios)]
+    medians = [*(f"{median(column):.0f}" for column in speeds.values()), f"{median(ratios):.2f}"]
+    threads = record_iter_threads(options.num_workers)
+    head = ["Images/s in round", f"gluon_amp, threads: {options.num_workers}"]
+    head += [f"threads: {threads}", "ImageRecordIter", "Speed"]
     avx512 = ", AVX512" if "avx512f" in cpu_flags() else ""
     cpu = f"{count_processors()} processors, {cpu_name().replace('(R)', '')}{avx512}"
-    return f"Machine: {cpu}, on {datetime.date.today().isoformat()}, with {versions()}."
+    return {
+        "workers": f"{options.num_workers} threads requested",
+        "threads": f"{threads}",
+        "input": f"{options.images} JPEGs of {options.side}×{options.side} pixels, "
+        f"{size / 1000:.0f} kB each",
+        "output": f"{options.batch_size} images of {options.pixels}×{options.pixels}; "
+        f"{options.batches} batches a round",
+        "command": f"`{command}`",
+        "machine": f"{cpu}, on {datetime.date.today().isoformat()}, with {versions()}",
+        "speeds": pages.table(head, [*rows, [f"**{cell}**" for cell in ("median", *medians)]], 0),
+    }
 
 
 if __name__ == "__main__":

@@ -4,47 +4,30 @@
 
 A page is written only if its notebook ran without errors, warnings and output on stderr. The
 metadata of the cell tagged `parameters` has values named `short`. With --short, they replace the
-parameters.
+parameters, and no page is written.
 """
 
-import argparse
-import contextlib
 import hashlib
 import os
 import re
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from experiments import ROOT
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, from_extra
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import Parser, positive_int, status_of
 
 FOLDER = ROOT / "notebooks"
 WARNING = re.compile(r"\w*Warning\b.*")
-INJECTED = ["injected-parameters"]
 # The environment of a kernel must not depend on the user or on this process.
 UNSET = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
 SET = {
     "JUPYTER_PREFER_ENV_PATH": "1",  # use the kernel of this Python, not that of the user
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # debugpy warns about frozen modules since Python 3.11
 }
-
-
-class NotebookError(Exception):
-    """A notebook failed; the message is one sentence for the user."""
-
-
-def sources(names: Sequence[str]) -> List[Path]:
-    """Return the sources of the named notebooks, or of all."""
-    paths = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
-    for name in names:
-        if name not in paths:
-            raise UsageError(f"there is no notebook {name!r} among {', '.join(paths) or 'none'}.")
-    return [paths[name] for name in names or paths]
 
 
 def read(path: Path) -> Any:
@@ -61,33 +44,25 @@ def read(path: Path) -> Any:
     return notebook
 
 
-def inject_short(notebook: Any, name: str) -> None:
-    """Insert a cell with the short values after the cell of parameters."""
-    import nbformat
-
-    for position, cell in enumerate(notebook.cells, 1):
-        if "parameters" in cell.metadata.get("tags", ()) and "short" in cell.metadata:
-            lines = [f"{key} = {value!r}" for key, value in cell.metadata["short"].items()]
-            injected = nbformat.v4.new_code_cell("\n".join(lines), metadata={"tags": INJECTED})
-            notebook.cells.insert(position, injected)
-            return
-    raise NotebookError(f"{name} has no cell tagged parameters with values for short.")
-
-
-@contextlib.contextmanager
-def environment() -> Iterator[Dict[str, str]]:
-    """Yield the environment of a kernel, which does not read the user's settings."""
-    with tempfile.TemporaryDirectory() as folder:
-        inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
-        yield {**inherited, **SET, "IPYTHONDIR": folder}
+def shorten(notebook: Any) -> None:
+    """Add the short values to the cell of parameters."""
+    for cell in notebook.cells:
+        for name, value in cell.metadata.get("short", {}).items():
+            cell.source += f"\n{name} = {value!r}"
 
 
 def execute(notebook: Any, name: str, timeout: float) -> None:
-    """Run the cells in a new kernel, in the folder of the notebooks."""
+    """Run the cells in a new kernel, in the folder of the notebooks.
+
+    Raises
+    ------
+    UsageError
+        A cell failed, warned or wrote to stderr.
+    """
     import nbclient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    started: List[Any] = []
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     client = nbclient.NotebookClient(
         notebook,
         timeout=timeout,
@@ -95,97 +70,65 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
         resources={"metadata": {"path": str(FOLDER)}},
         coalesce_streams=True,
         record_timing=False,
-        on_cell_start=lambda cell, cell_index: started.append(cell),
     )
-    try:
-        with environment() as env:
-            client.execute(env=env)
-    except CellExecutionError as error:
-        message = " ".join(f"{error.ename}: {error.evalue}".split())
-        failure = f"raised {message.rstrip('.:')}"
-    except CellTimeoutError:
-        failure = f"took more than {timeout} s"
-    except DeadKernelError:
-        failure = "ended its kernel"
-    else:
-        notebook.metadata["language_info"].pop("version")
-        return
-    raise NotebookError(f"{cell_name(notebook, started[-1], name)} {failure}.")
-
-
-def check(notebook: Any, name: str) -> None:
-    """Raise `NotebookError` for a cell that warned or wrote to stderr."""
-    for cell in code_cells(notebook):
-        for output in cell.outputs:
+    failure = None
+    with tempfile.TemporaryDirectory() as settings:
+        inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
+        try:
+            client.execute(env={**inherited, **SET, "IPYTHONDIR": settings})
+        except CellExecutionError as error:
+            failure = " ".join(f"raised {error.ename}: {error.evalue}".split())
+        except (CellTimeoutError, DeadKernelError) as error:
+            failure = str(error).strip().partition("\n")[0]
+    for number, cell in enumerate(code, 1):
+        for output in cell.get("outputs", ()):
             text = output.get("text") or output.get("data", {}).get("text/plain", "")
             warning = WARNING.search(text)
+            if output.output_type == "error":
+                raise UsageError(f"{name}, cell [{number}] {failure}")
             if warning or output.get("name") == "stderr":
-                message = warning.group() if warning else text.strip().partition("\n")[0]
-                failure = "gave a warning" if warning else "wrote to stderr"
-                cell_id = cell_name(notebook, cell, name)
-                raise NotebookError(f"{cell_id} {failure}: {message.rstrip('.')}.")
+                said = warning.group() if warning else text.strip().partition("\n")[0]
+                raise UsageError(f"{name}, cell [{number}] warned or wrote to stderr: {said}")
+    if failure:
+        raise UsageError(f"{name}: {failure}")
+    notebook.metadata["language_info"].pop("version")
 
 
-def code_cells(notebook: Any) -> List[Any]:
-    """Return the cells with code."""
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def cell_name(notebook: Any, cell: Any, name: str) -> str:
-    """Return the number of a cell on the page, without counting injected cells."""
-    cells = [one for one in code_cells(notebook) if one.metadata.get("tags") != INJECTED]
-    return f"{name}, cell [{cells.index(cell) + 1}]"
-
-
-def run(path: Path, short: bool, timeout: float) -> str:
-    """Run one notebook, write its page unless the run is short, and return a summary."""
+def run(name: str, short: bool, timeout: float) -> None:
+    """Run one notebook, and write its page unless the run is short."""
     import nbformat
 
-    start = time.monotonic()
-    notebook = read(path)
+    print(name, flush=True)
+    notebook = read(FOLDER / f"{name}.py")
     if short:
-        inject_short(notebook, path.stem)
-    execute(notebook, path.stem, timeout)
-    check(notebook, path.stem)
-    summary = f"{len(code_cells(notebook))} cells of code, {time.monotonic() - start:.0f} s"
-    if short:
-        return summary
-    page = nbformat.writes(notebook).rstrip("\n").encode() + b"\n"
-    atomic.write(path.with_suffix(".ipynb"), page)
-    return f"{summary}, {len(page) / 1000:.0f} kB"
+        shorten(notebook)
+    execute(notebook, name, timeout)
+    if not short:
+        page = nbformat.writes(notebook).rstrip() + "\n"
+        atomic.write(FOLDER / f"{name}.ipynb", page.encode())
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the named notebooks, or all; return the status of the process."""
+    """Run the notebooks; return the status of the process."""
     parser = Parser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks (default: all)")
+    short = "use the parameters' short values, and write no page"
+    parser.add_argument("--short", action="store_true", help=short)
+    seconds = "longest time for a cell (default: %(default)s)"
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="a notebook without its .py (default: all)")
-    add("--short", action="store_true", help="use the short values and write no page")
-    add(
-        "--timeout",
-        type=positive_int,
-        default=600,
-        metavar="SECONDS",
-        help="longest time for a cell (default: %(default)s)",
-    )
+    add("--timeout", type=positive_int, default=600, metavar="SECONDS", help=seconds)
     options = parser.parse_args(arguments)
-    return status_of("run_notebooks.py", lambda: run_all(options))
 
+    def run_all() -> None:
+        known = sorted(path.stem for path in FOLDER.glob("*.py"))
+        for name in options.names:
+            if name not in known:
+                raise UsageError(f"there is no notebook {name!r} among {', '.join(known)}.")
+        with from_extra("notebooks", "jupytext or nbclient is not installed"):
+            for name in options.names or known:
+                run(name, options.short, options.timeout)
 
-def run_all(options: argparse.Namespace) -> int:
-    """Run the notebooks; return 1 if one has failed."""
-    status = 0
-    for path in sources(options.names):
-        print(path.stem, flush=True)
-        try:
-            print(f"  {run(path, options.short, options.timeout)}", flush=True)
-        except NotebookError as error:
-            print(f"run_notebooks.py: {error}", file=sys.stderr)
-            status = 1
-        except ModuleNotFoundError as error:
-            remedy = "run `pip install 'gluon-amp[notebooks]'`"
-            raise UsageError(f"{error.name} is not installed: {remedy}.") from None
-    return status
+    return status_of("run_notebooks.py", run_all)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import json
 import re
 import subprocess
 import sys
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -80,21 +80,30 @@ mobile_pose_resnet18_v1b mobile_pose_mobilenetv3_small alpha_pose_resnet101_v1b_
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Cast the chosen networks; return 0 if all casts are good."""
-    options = parse(arguments)
+    parser = Parser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    pattern, every = "regular expression, for example mx/resnet or cv/ssd", re.compile("")
+    add("--networks", type=regular_expression, default=every, metavar="PATTERN", help=pattern)
+    add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
+    add("--json", type=output_file, metavar="FILE", help="also write the rows to this file")
+    add("--list", action="store_true", help="only print the names of the networks")
+    longest = "longest time for a network (default: %(default)s)"
+    add("--timeout", type=positive_int, default=600, metavar="SECONDS", help=longest)
+    add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
     if options.worker:
         print(json.dumps(run(options.worker, options.policies)))
         return 0
-    pattern = options.networks
-    names = [name for name in all_networks() if pattern.search(name)]
+    names = [name for name in all_networks() if options.networks.search(name)]
     if not names:
-        sentence = f"no network matches {pattern.pattern!r}: --list prints all."
+        sentence = f"no network matches {options.networks.pattern!r}: --list prints all."
         print(f"zoo_coverage.py: {sentence}", file=sys.stderr)
         return 2
     if options.list:
         print("\n".join(names))
         return 0
     rows = []
-    print(HEADER)
+    print(f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result")
     for name in names:
         for row in run_in_process(name, options.policies, options.timeout):
             rows.append(row)
@@ -114,31 +123,6 @@ def regular_expression(text: str) -> "re.Pattern[str]":
         raise argparse.ArgumentTypeError(
             f"expected a regular expression, got {text!r}: {error}"
         ) from None
-
-
-def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = Parser(description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add(
-        "--networks",
-        type=regular_expression,
-        default=regular_expression(""),
-        metavar="PATTERN",
-        help="regular expression, for example mx/resnet or cv/ssd",
-    )
-    add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
-    add("--json", type=output_file, metavar="FILE", help="also write the rows to this file")
-    add("--list", action="store_true", help="only print the names of the networks")
-    add(
-        "--timeout",
-        type=positive_int,
-        default=600,
-        metavar="SECONDS",
-        help="longest time for a network (default: %(default)s)",
-    )
-    add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
 
 
 def all_networks() -> List[str]:
@@ -173,38 +157,20 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
     images = 1 if "rcnn" in name else 2  # GluonCV's hybridized R-CNNs accept only one
     x = nd.random.normal(shape=(images, 3, pixels, pixels))
     net = build(name, x)
+    expected, yardsticks = [], {}
     if not detector:
         calibrate(net, x)
-    expected = [output.asnumpy() for output in outputs_of(net, x)]
-    if not detector:
+        expected = [output.asnumpy() for output in outputs_of(net, x)]
         yardsticks = {dtype: yardstick(net, x, expected, dtype) for dtype in LOW_PRECISION}
     train_mode = not re.search(NEED_GROUND_TRUTH, name)
     net.hybridize()  # otherwise GluonCV's R-CNNs crash in the backward pass
     lost_in_float32 = not_finite(net, x, train_mode)
     rows = []
     for policy in policies:
-        row = {"network": name, "policy": policy, "pixels": pixels, "error": ""}
-        rows.append(row)
+        row = {"network": name, "policy": policy, "pixels": pixels, "error": "", "ok": False}
         try:
             amp.cast(net, policy)
-            outputs = outputs_of(net, x)
-            nodes = amp.describe(net).rows
-            parsed = amp.Policy.parse(policy)
-            # MXNet has no bfloat16 deconvolution (see `policy.why`)
-            expected_low = [op for op in PRODUCTS if parsed.decide(op).kind == "compute"]
-            products = [node.compute_dtype for node in nodes if node.op in expected_low]
-            row["products"] = len(products)
-            row["low"] = products.count(parsed.compute_dtype)
-            row["float32_outputs"] = all(output.dtype == np.float32 for output in outputs)
-            if not detector:
-                row["distance"] = largest_distance(outputs, expected)
-                row["yardstick"] = yardsticks[parsed.compute_dtype]
-            if parsed.compute_dtype == "float16":
-                found = [
-                    f for path, block in running_blocks(net) for f in gpu_findings(path, block)
-                ]
-                if found:
-                    raise TypeError(found[0].problem)
+            row.update(measured(net, x, amp.Policy.parse(policy), expected, yardsticks))
             lost = not_finite(net, x, train_mode) - lost_in_float32
             if lost:
                 example = min(lost)
@@ -215,9 +181,31 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
                 and row.get("distance", 0) <= FACTOR * row.get("yardstick", 0)
             )
         except Exception as error:
-            row.update(ok=False, error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        rows.append(row)
         amp.cast(net, "float32")
     return rows
+
+
+def measured(net, x, policy: amp.Policy, expected, yardsticks: Dict[str, float]) -> dict:
+    """Return the fields of a row for a cast network; the first three, if nothing is expected."""
+    outputs = outputs_of(net, x)
+    # MXNet has no bfloat16 deconvolution (see `policy.why`)
+    expected_low = [op for op in PRODUCTS if policy.decide(op).kind == "compute"]
+    products = [row.compute_dtype for row in amp.describe(net).rows if row.op in expected_low]
+    if policy.compute_dtype == "float16":
+        for path, block in running_blocks(net):
+            for finding in gpu_findings(path, block):
+                raise TypeError(finding.problem)
+    found = {
+        "products": len(products),
+        "low": products.count(policy.compute_dtype),
+        "float32_outputs": all(output.dtype == np.float32 for output in outputs),
+    }
+    if expected:
+        found["distance"] = largest_distance(outputs, expected)
+        found["yardstick"] = yardsticks[policy.compute_dtype]
+    return found
 
 
 def untrained(name: str):
@@ -300,9 +288,6 @@ def largest_distance(outputs, expected) -> float:
         float(norm(output.asnumpy() - values) / max(norm(values), 1e-30))
         for output, values in zip(outputs, expected)
     )
-
-
-HEADER = f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result"
 
 
 def line(row: dict) -> str:

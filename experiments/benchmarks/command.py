@@ -4,31 +4,31 @@ import argparse
 import itertools
 import os
 import re
+import subprocess
 import sys
-from typing import Optional, Sequence
+from pathlib import Path
+from typing import Dict, Optional, Sequence
 
-from experiments.benchmarks import family_run, launches, measure, profile, report
+from experiments import pages
+from experiments.benchmarks import families, measure, profile, reorders, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 from experiments.standalone import command_line, hardware, waiting
 
-ROUNDS = 7
 EPILOG = """Every case runs in a process of its own. The cases take turns, so that a disturbance
 affects all of them. The float32 and contrib.amp cases do not import gluon_amp.
 Close other programs first: the figures are those of the whole machine."""
+PEER_VERSIONS = (
+    "import torch, torchvision; "
+    "print(f'PyTorch {torch.__version__}, torchvision {torchvision.__version__}')"
+)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = command_line.Parser(description=__doc__, epilog=EPILOG)
-    positive = command_line.positive_int
-    add = parser.add_argument
-    add(
-        "--suite",
-        choices=(*SUITES, "families", "launches", "all"),
-        default="step",
-        help="default: %(default)s; launches counts and times nothing; 'all' is all but these two, "
-        "of which families takes 25 minutes",
-    )
+    positive, add = command_line.positive_int, parser.add_argument
+    suites = "default: %(default)s; 'all' is all but families, which takes 25 minutes"
+    add("--suite", choices=(*SUITES, "families", "all"), default="step", help=suites)
     add(
         "--networks",
         "--network",
@@ -36,41 +36,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         type=command_line.several(str, "names"),
         metavar="NAME",
-        help="networks of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families and "
-        "launches, all of theirs)",
+        help="of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all of theirs)",
     )
-    add(
-        "--batch-size",
-        type=positive,
-        metavar="N",
-        help=f"default: {REFERENCE['batch']}; with families, that of each",
-    )
-    add(
-        "--pixels",
-        type=command_line.whole(1, 8192),
-        metavar="N",
-        help="height and width of the images "
-        f"(default: {REFERENCE['pixels']}; with families, those of each)",
-    )
-    add(
-        "--dtypes",
-        nargs="+",
-        choices=DTYPES,
-        default=list(DTYPES),
-        help="what to compare (default: all three)",
-    )
-    add(
-        "--rounds",
-        type=positive,
-        metavar="N",
-        help=f"turns of each case (default: {ROUNDS}; with families, {family_run.ROUNDS})",
-    )
-    add(
-        "--peer-python",
-        type=command_line.path,
-        metavar="FILE",
-        help="a Python interpreter with torch and torchvision, to measure PyTorch with families",
-    )
+    batch = f"default: {REFERENCE['batch']}; with families, that of each"
+    add("--batch-size", type=positive, metavar="N", help=batch)
+    pixels = f"size of the images (default: {REFERENCE['pixels']}; with families, those of each)"
+    add("--pixels", type=command_line.whole(1, 8192), metavar="N", help=pixels)
+    dtypes = "what to compare (default: all three)"
+    add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help=dtypes)
+    rounds = "turns of each case (default: 7; with families, 5)"
+    add("--rounds", type=positive, metavar="N", help=rounds)
+    peer = "a Python interpreter with torch and torchvision, to measure PyTorch with families"
+    add("--peer-python", type=command_line.path, metavar="FILE", help=peer)
     add(
         "--threads",
         type=command_line.whole(1, 1024),
@@ -84,17 +61,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="how OpenMP's threads wait for work, unless OMP_WAIT_POLICY is set; active is faster "
         "on an idle machine, and very slow on a busy one (default: that of MXNet)",
     )
-    add(
-        "--profile",
-        action="store_true",
-        help="only print which kernels take the time of a training step in each dtype",
-    )
-    add(
-        "--output",
-        type=command_line.path,
-        metavar="DIR",
-        help="write NAME.json, NAME.png and NAME.md to this directory",
-    )
+    profiles = "only print which kernels take the time of a training step in each dtype"
+    add("--profile", action="store_true", help=profiles)
+    output = "write NAME.json, NAME.png and NAME.md to this directory"
+    add("--output", type=command_line.path, metavar="DIR", help=output)
     options = parser.parse_args(arguments)
     options.networks = list(itertools.chain(*options.networks or ()))
     return options
@@ -104,18 +74,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Measure, print the tables, write the files; return the status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    command = shown_command(arguments)
+    command = " ".join(["python", "scripts/benchmark.py", *arguments])
+    # without the path of another interpreter
+    command = re.sub(r"(--peer-python)[ =]\S+", r"\1 PYTHON", command)
     try:
         return command_line.status_of("benchmark.py", lambda: run(options, command))
     except KeyboardInterrupt:
         print("benchmark.py: interrupted.", file=sys.stderr)
         return 130
-
-
-def shown_command(arguments: Sequence[str]) -> str:
-    """Return the command for the report, without the path of another interpreter."""
-    command = " ".join(["python", "scripts/benchmark.py", *arguments])
-    return re.sub(r"(--peer-python)[ =]\S+", r"\1 PYTHON", command)
 
 
 def run(options: argparse.Namespace, command: str) -> None:
@@ -125,52 +91,100 @@ def run(options: argparse.Namespace, command: str) -> None:
     if options.wait_policy:
         os.environ.setdefault(waiting.VARIABLE, options.wait_policy)
     if options.suite == "families" and not options.profile:
-        family_run.run(options, command, print_progress)
-        return
-    if options.suite == "launches" and not options.profile:
-        launches.run(options, command, print_progress)
-        return
-    options.networks = options.networks or [REFERENCE["network"]]
-    options.batch_size = options.batch_size or REFERENCE["batch"]
-    options.pixels = options.pixels or REFERENCE["pixels"]
-    if options.profile:
-        print_profiles(options)
-        return
-    for name in SUITES if options.suite == "all" else [options.suite]:
-        for network in options.networks:
-            run_suite(name, network, options, command)
+        run_families(options, command)
+    else:
+        names = SUITES if options.suite == "all" else [options.suite]
+        for name in ["step"] if options.profile else names:
+            for network in options.networks or [REFERENCE["network"]]:
+                run_suite(name, network, options, command)
 
 
 def run_suite(name: str, network: str, options: argparse.Namespace, command: str) -> None:
-    """Measure one suite with one network, print its tables, write its files."""
-    size = {"network": network, "batch": options.batch_size, "pixels": options.pixels}
-    suite = build_suite(name, options.dtypes, **size)
-    if not suite.groups:
-        raise command_line.UsageError(
-            f"--suite {name} has nothing in {' or '.join(options.dtypes)}."
-        )
-    measured = measure.measure(suite, options.rounds or ROUNDS, print_progress)
-    ratios = measure.ratios(suite, measured)
-    result = report.as_json(suite, measured, ratios, report.machine(options.threads), command)
-    print(f"\n{suite.title}\n")
-    print(report.case_table(result))
-    if ratios:
-        print("\n" + report.ratio_table(result))
-    if options.output:
-        stem = name if network == REFERENCE["network"] else f"{name}_{network}"
-        with report.to_output(options.output):
-            for path in report.write(suite, result, options.output, stem):
-                print(path)
-
-
-def print_profiles(options: argparse.Namespace) -> None:
-    """Print a table of kernels for each network and dtype."""
-    for network in options.networks:
-        size = {"network": network, "batch": options.batch_size, "pixels": options.pixels}
-        for case in build_suite("step", options.dtypes, **size).cases:
+    """Measure or profile one suite with one network, print its tables, write its files."""
+    size = {"batch": options.batch_size, "pixels": options.pixels}
+    size = {key: value or REFERENCE[key] for key, value in size.items()}
+    suite = build_suite(name, options.dtypes, network=network, **size)
+    if options.profile:
+        for case in suite.cases:
             if case.label in DTYPES:
                 entries, source = profile.profile(case)
                 print(f"\n{network}, {case.label}: {source}\n\n{profile.as_table(entries)}")
+        return
+    if not suite.groups:
+        dtypes = " or ".join(options.dtypes)
+        raise command_line.UsageError(f"--suite {name} has nothing in {dtypes}.")
+    measured = measure.measure(suite, options.rounds or 7, print_progress)
+    result = report.as_json(suite, measured, report.machine(options.threads), command)
+    tables = report.tables(result)
+    print(f"\n{suite.title}\n\n{tables}")
+    stem = name if network == REFERENCE["network"] else f"{name}_{network}"
+    parts = report.parts(result, tables, f"{stem}.png")
+    write(options, stem, parts, result, f"benchmarks/{name}.md", report.draw)
+
+
+def run_families(options: argparse.Namespace, command: str) -> None:
+    """Measure the networks of the command line, count reorders, print and write the tables."""
+    about = report.machine(options.threads)
+    if options.peer_python:
+        about["peer"] = peer_versions(options.peer_python)
+    suite = families.families(
+        options.networks or families.NETWORKS,
+        options.dtypes,
+        bool(options.peer_python),
+        options.batch_size,
+        options.pixels,
+    )
+    left_out: Dict[str, str] = {}
+    rounds = options.rounds or 5
+    measured = measure.measure(suite, rounds, print_progress, options.peer_python, left_out)
+    if not measured:
+        raise command_line.UsageError("; ".join(left_out.values()))
+    result = report.as_json(suite, measured, about, command)
+    result["ratios"] = [*families.Results(result["cases"]).summary(), *result["ratios"]]
+    result["reorders"] = []
+    for one in (one.case for one in measured):
+        network, kind, variant = one.label.split(", ", 2)
+        if variant == families.BFLOAT16 and kind in ("training", "image"):
+            print_progress(f"counting the reorders of {network}, {kind}")
+            counts = reorders.count(one)._asdict()
+            result["reorders"].append({"network": network, "kind": kind, **counts})
+    result["left_out"] = left_out
+    tables = families.tables(result)
+    print(f"\n{tables}")
+    write(options, "families", report.parts(result, tables), result)
+
+
+def peer_versions(python: Path) -> str:
+    """Return the versions of PyTorch that an interpreter has; none is a `UsageError`."""
+    try:
+        done = subprocess.run([str(python), "-c", PEER_VERSIONS], capture_output=True, text=True)
+    except OSError as error:
+        sentence = f"--peer-python {python} cannot be run: {error.strerror}."
+        raise command_line.UsageError(sentence) from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise command_line.UsageError(
+            f"--peer-python {python} cannot import torch and torchvision: {last}"
+        )
+    return done.stdout.strip()
+
+
+def write(
+    options: argparse.Namespace,
+    name: str,
+    parts: pages.Parts,
+    values: pages.Values,
+    words: str = "",
+    draw=None,
+) -> None:
+    """Write the files of --output, if it is there; an `OSError` is a `UsageError`."""
+    if options.output:
+        try:
+            target = options.output / name
+            pages.write(target, words or f"benchmarks/{name}.md", parts, values, draw)
+        except OSError as error:
+            sentence = f"--output {options.output} cannot be written: {error.strerror}."
+            raise command_line.UsageError(sentence) from None
 
 
 def print_progress(line: str) -> None:

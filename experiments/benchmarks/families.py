@@ -1,11 +1,15 @@
-"""The suite of network families: every dtype and library beside PyTorch, as data.
+"""The suite of network families: every dtype and library beside PyTorch, and its tables.
 
 Each family is measured in turn with all of its cases, so that few processes are in memory at once.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+import math
+import statistics
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
+from experiments.benchmarks import report
 from experiments.benchmarks.suites import Case, Ratio, Suite
+from experiments.pages import Values, table
 
 
 class Family(NamedTuple):
@@ -15,7 +19,7 @@ class Family(NamedTuple):
     batch: int = 16
     pixels: int = 112
     image: int = 224  # pixels of the single image of inference
-    bounded: bool = True  # whether the bounds of the geometric means include it
+    counts: bool = True  # among the 8 networks of the first geometric mean
 
 
 FAMILIES = (
@@ -27,11 +31,12 @@ FAMILIES = (
     Family("inceptionv3", batch=4, pixels=299, image=299),
     Family("mobilenet1.0"),
     Family("mobilenetv2_1.0"),
-    Family("mobilenetv3_large", bounded=False),
+    Family("mobilenetv3_large", counts=False),
     # the pooling of these two expects 224 px
-    Family("densenet121", batch=4, pixels=224, bounded=False),
-    Family("squeezenet1.1", batch=8, pixels=224, bounded=False),
+    Family("densenet121", batch=4, pixels=224, counts=False),
+    Family("squeezenet1.1", batch=8, pixels=224, counts=False),
 )
+NETWORKS = [family.network for family in FAMILIES]
 
 
 class Variant(NamedTuple):
@@ -44,7 +49,7 @@ class Variant(NamedTuple):
 
 
 STOCK, FLOAT32, BFLOAT16, FLOAT16 = "float32", "float32, amp.Trainer", "bfloat16", "float16"
-CONTRIB, PEER_FLOAT32, PEER_BFLOAT16 = "contrib.amp", "PyTorch float32", "PyTorch bfloat16"
+CONTRIB, PEERS = "contrib.amp", ("PyTorch float32", "PyTorch bfloat16")
 
 VARIANTS = (
     Variant(STOCK, "mxnet", "float32"),
@@ -52,9 +57,10 @@ VARIANTS = (
     Variant(BFLOAT16, "gluon_amp", "bfloat16"),
     Variant(FLOAT16, "gluon_amp", "float16"),
     Variant(CONTRIB, "contrib.amp", "bfloat16"),
-    Variant(PEER_FLOAT32, "pytorch", "float32"),
-    Variant(PEER_BFLOAT16, "pytorch", "bfloat16"),
+    Variant(PEERS[0], "pytorch", "float32"),
+    Variant(PEERS[1], "pytorch", "bfloat16"),
 )
+HEADS = {CONTRIB: "contrib.amp bfloat16", FLOAT16: "float16 emulated"}
 
 # What is done with a network, and the title of its table
 KINDS = {
@@ -63,76 +69,20 @@ KINDS = {
     "image": "Inference, one image",
 }
 
-
-class Quotient(NamedTuple):
-    """A ratio that every family has; the fastest of several variants counts.
-
-    `mean` and `worst` are the bounds (must, aim) of the geometric mean over the bounded families
-    and of the worst of all families. `single` holds a network and its bounds.
-    """
-
-    label: str
-    over: Tuple[str, ...]
-    under: str
-    larger_is_better: bool
-    mean: Tuple[Optional[float], Optional[float]] = (None, None)
-    worst: Tuple[Optional[float], Optional[float]] = (None, None)
-    single: Tuple[str, Optional[float], Optional[float]] = ("resnet50_v1", None, None)
-
-
-PEERS = (PEER_FLOAT32, PEER_BFLOAT16)
-QUOTIENTS: Dict[str, Tuple[Quotient, ...]] = {
-    "training": (
-        Quotient(
-            "stock float32 / bfloat16",
-            (STOCK,),
-            BFLOAT16,
-            True,
-            mean=(1.75, 2.1),
-            worst=(1.4, 1.7),
-            single=("resnet50_v1", 1.9, 2.2),
-        ),
-        Quotient("float32 under amp.Trainer / bfloat16", (FLOAT32,), BFLOAT16, True),
-        Quotient("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
-        Quotient("PyTorch's best / bfloat16", PEERS, BFLOAT16, True, (1.25, 1.5), (1.0, 1.2)),
-        Quotient("float16 / stock float32", (FLOAT16,), STOCK, False, worst=(1.1, 1.0)),
-    ),
-    "inference": (
-        Quotient("stock float32 / bfloat16", (STOCK,), BFLOAT16, True),
-        Quotient("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
-        Quotient("PyTorch's best / bfloat16", PEERS, BFLOAT16, True),
-        Quotient("float16 / stock float32", (FLOAT16,), STOCK, False),
-    ),
-    "image": (
-        Quotient(
-            "stock float32 / bfloat16",
-            (STOCK,),
-            BFLOAT16,
-            True,
-            mean=(1.2, 1.6),
-            worst=(1.0, 1.0),
-            single=("resnet50_v1", 1.2, 1.6),
-        ),
-        Quotient("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
-        Quotient("PyTorch's best / bfloat16", PEERS, BFLOAT16, True),
-        Quotient("float16 / stock float32", (FLOAT16,), STOCK, False, worst=(1.0, 1.0)),
-    ),
-}
-
-# The rates that bound a step: the products of large convolutions, and copies of large arrays
-PRODUCT_RATE, COPY_RATE = "large convolutions, bfloat16", "copy, float32"
+# What every family compares: the label, over (the fastest counts), under, whether larger is better
+QUOTIENTS = (
+    ("stock float32 / bfloat16", (STOCK,), BFLOAT16, True),
+    ("float32 under amp.Trainer / bfloat16", (FLOAT32,), BFLOAT16, True),
+    ("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
+    ("PyTorch's best / bfloat16", PEERS, BFLOAT16, True),
+    ("float16 / stock float32", (FLOAT16,), STOCK, False),
+)
 MEMORY = Family("resnet50_v1", pixels=224)
 
 
 def label(network: str, kind: str, variant: str) -> str:
     """Return the label of a case."""
     return f"{network}, {kind}, {variant}"
-
-
-def find(network: str) -> Family:
-    """Return a family of `FAMILIES`, or one of usual size for a network that is not listed."""
-    listed = {family.network: family for family in FAMILIES}
-    return listed.get(network) or Family(network, bounded=False)
 
 
 def families(
@@ -142,73 +92,174 @@ def families(
     batch: Optional[int] = None,
     pixels: Optional[int] = None,
 ) -> Suite:
-    """Return the suite of some networks and dtypes; other sizes than the families' are optional.
+    """Return the suite of some networks and dtypes, with PyTorch if there is a peer.
 
-    Parameters
-    ----------
-    networks, dtypes : sequence of str
-    peer : bool
-        Whether PyTorch is measured too.
-    batch, pixels : int, optional
-        The same for all networks, and for the single image.
+    Other sizes than the families' are the same for all networks, and for the single image.
     """
     variants = [v for v in VARIANTS if v.dtype in dtypes and (peer or v.library != "pytorch")]
-    groups = [_rates() if "bfloat16" in dtypes else []]
+    listed = {family.network: family for family in FAMILIES}
+    groups = []
     for network in networks:
-        family = find(network)
-        size = {"network": network, "batch": batch or family.batch}
-        size["pixels"] = pixels or family.pixels
-        image = {**size, "batch": 1, "pixels": pixels or family.image}
+        family = listed.get(network) or Family(network)
+        size = {"batch": batch or family.batch, "pixels": pixels or family.pixels}
+        image = {"batch": 1, "pixels": pixels or family.image}
         inferring = [v for v in variants if v.infers]
-        groups.append([_case("training", variant, size) for variant in variants])
-        groups.append([_case("inference", variant, size) for variant in inferring])
-        groups[-1] += [_case("image", variant, image) for variant in inferring]
+        groups.append([_case(network, "training", variant, **size) for variant in variants])
+        groups.append([_case(network, "inference", variant, **size) for variant in inferring])
+        groups[-1] += [_case(network, "image", variant, **image) for variant in inferring]
     ratios: Tuple[Ratio, ...] = ()
-    if MEMORY.network in networks and batch is None and pixels is None:
-        cases, ratios = _memory(variants)
+    compared = [v for v in variants if v.name in (STOCK, BFLOAT16)]
+    if MEMORY.network in networks and len(compared) == 2 and not (batch or pixels):
+        size = {"batch": MEMORY.batch, "pixels": MEMORY.pixels}
+        end = f", {MEMORY.pixels} px"
+        cases = [_case(MEMORY.network, "training", v, end, **size) for v in compared]
+        float32, bfloat16 = (case.label for case in cases)
+        text = f"bfloat16 / stock float32, peak memory, {MEMORY.network}, {MEMORY.batch} images"
+        ratios = (Ratio(text + end, bfloat16, float32, "mebibytes"),)
         groups.append(cases)
-    return Suite("Network families", [group for group in groups if group], ratios)
+    return Suite("Network families", groups, ratios)
 
 
-def _rates() -> List[Case]:
-    return [
-        Case(
-            PRODUCT_RATE, "convolutions", "gluon_amp", "bfloat16", network="", batch=16, pixels=28
-        ),
-        Case(COPY_RATE, "copy", "mxnet", "float32", network=""),
-    ]
-
-
-def _case(kind: str, variant: Variant, size: Dict[str, object]) -> Case:
+def _case(network: str, kind: str, variant: Variant, end: str = "", **size: int) -> Case:
     return Case(
-        label(str(size["network"]), kind, variant.name),
+        label(network, kind, variant.name) + end,
         "train" if kind == "training" else "infer",
         variant.library,
         variant.dtype,
+        network,
         loss_scale="dynamic" if variant.dtype == "float16" else None,
         **size,
     )
 
 
-def _memory(variants: Sequence[Variant]) -> Tuple[List[Case], Tuple[Ratio, ...]]:
-    """Return the training steps whose peak memory is compared, and the ratio."""
-    size = {"network": MEMORY.network, "batch": MEMORY.batch, "pixels": MEMORY.pixels}
-    cases = [_case("training", v, size) for v in variants if v.name in (STOCK, BFLOAT16)]
-    suffix = f", {MEMORY.pixels} px"
-    cases = [_relabelled(case, case.label + suffix) for case in cases]
-    if len(cases) < 2:
-        return [], ()
-    float32, bfloat16 = (case.label for case in cases)
-    ratio = Ratio(
-        f"bfloat16 / stock float32, peak memory, {MEMORY.network}, {MEMORY.batch} images{suffix}",
-        bfloat16,
-        float32,
-        0.62,
-        0.55,
-        "mebibytes",
-    )
-    return cases, (ratio,)
+class Results:
+    """The measured cases in the object of families.json."""
+
+    def __init__(self, cases: Iterable[Values]):
+        self.cases = {case["label"]: case for case in cases}
+        self.networks = list(dict.fromkeys(case["network"] for case in self.cases.values()))
+
+    def find(self, network: str, kind: str, variant: str) -> Optional[Values]:
+        """Return a measured case; None if it was not measured or failed."""
+        return self.cases.get(label(network, kind, variant))
+
+    def quotients(self, kind: str, over: Sequence[str], under: str) -> Dict[str, List[float]]:
+        """Return a ratio in each round, of all networks that have it."""
+        found = {}
+        for network in self.networks:
+            tops = filter(None, (self.find(network, kind, variant) for variant in over))
+            fastest = min(tops, key=lambda one: one["median_seconds"], default=None)
+            lower = self.find(network, kind, under)
+            if fastest and lower:
+                pairs = zip(fastest["seconds"], lower["seconds"])
+                found[network] = [a / b for a, b in pairs]
+        return found
+
+    def summary(self) -> List[Values]:
+        """Return the geometric means and the worst family of every ratio, as in `report`."""
+        rows = []
+        for kind in KINDS:
+            for text, over, under, larger in QUOTIENTS:
+                found = self.quotients(kind, over, under)
+                medians = {network: statistics.median(found[network]) for network in found}
+                chosen: Dict[str, List[float]] = {}
+                if text == QUOTIENTS[0][0] and kind != "inference" and NETWORKS[0] in found:
+                    chosen[NETWORKS[0]] = found[NETWORKS[0]]
+                several = [values for name, values in found.items() if name in COUNTED]
+                for group in (several, list(found.values())):
+                    if len(group) > 1:
+                        name = f"geometric mean of {len(group)} families"
+                        chosen[name] = geometric_means(group)
+                if len(found) > 1:
+                    worst = (min if larger else max)(medians, key=medians.get)
+                    chosen[f"worst family ({worst})"] = found[worst]
+                for name, values in chosen.items():
+                    ratio = Ratio(
+                        f"{kind}: {text}, {name}",
+                        " or ".join(over),
+                        under,
+                        larger_is_better=larger,
+                    )
+                    rows.append(report.measured_ratio(ratio, values))
+        return rows
 
 
-def _relabelled(case: Case, text: str) -> Case:
-    return Case(**{**vars(case), "label": text})
+COUNTED = {family.network for family in FAMILIES if family.counts}
+
+
+def geometric_means(ratios: Iterable[Sequence[float]]) -> List[float]:
+    """Return the geometric mean of several ratios in each round."""
+    return [math.exp(statistics.fmean(map(math.log, values))) for values in zip(*ratios)]
+
+
+def tables(result: Dict[str, Any]) -> str:
+    """Return all tables of families.json in Markdown, with their headings."""
+    results = Results(result["cases"])
+    parts = ["## Means and slowest families", *_means(result["ratios"])]
+    for kind, title in KINDS.items():
+        if any(results.find(n, kind, v.name) for n in results.networks for v in VARIANTS):
+            parts += [f"## {title}", "Speed relative to stock float32, higher is better:"]
+            parts += [_grid(results, kind, _speed), "Milliseconds:", _grid(results, kind, _time)]
+            parts += ["Peak memory, MiB:", _grid(results, kind, _memory)]
+    if result["reorders"]:
+        rows = [
+            [one["network"], one["kind"], str(one["onednn"]), str(one["own"])]
+            for one in result["reorders"]
+        ]
+        parts += ["## Changes of layout in bfloat16"]
+        parts += [table(["network", "kind", "oneDNN's reorders", "gluon_amp's"], rows, words=2)]
+    if result["left_out"]:
+        reasons = "\n".join(f"- {reason}" for reason in result["left_out"].values())
+        parts += ["## Left out", reasons]
+    return "\n\n".join(parts)
+
+
+def _means(ratios: Sequence[Values]) -> List[str]:
+    """Return the tables of geometric means of speeds, and of peak memory."""
+    rows, memory = [], []
+    for ratio in ratios:
+        kind, colon, rest = ratio["label"].partition(": ")
+        if colon:
+            case, reference, values = report.speed(ratio)
+            spread = f"{min(values):.2f} to {max(values):.2f}"
+            over = rest.rpartition(", ")[2]
+            rows.append([kind, over, case, reference, f"{statistics.median(values):.2f}", spread])
+        else:
+            memory.append([kind.partition(", peak memory, ")[2], f"{ratio['median']:.2f}"])
+    head = ["kind", "over", "case", "relative to", "speed, higher is better", "rounds"]
+    tables = [table(head, rows, words=4)]
+    head = ["training step", "peak memory of bfloat16 relative to stock float32, lower is better"]
+    return [*tables, table(head, memory)] if memory else tables
+
+
+def _speed(one: Values, stock: Optional[Values]) -> str:
+    if stock is None:
+        return ""
+    return f"{statistics.median(a / b for a, b in zip(stock['seconds'], one['seconds'])):.2f}"
+
+
+def _time(one: Values, stock: Optional[Values]) -> str:
+    return f"{1e3 * one['median_seconds']:.1f}"
+
+
+def _memory(one: Values, stock: Optional[Values]) -> str:
+    return f"{one['peak_mebibytes']:.0f}"
+
+
+def _grid(results: Results, kind: str, text) -> str:
+    """Return a table with a line for each network and a column for each variant that was measured.
+
+    `text` is called with a case and with that of stock float32.
+    """
+    used = [
+        v.name for v in VARIANTS if any(results.find(n, kind, v.name) for n in results.networks)
+    ]
+    rows = []
+    for network in results.networks:
+        found = [results.find(network, kind, name) for name in used]
+        one = next(filter(None, found), None)
+        if one is not None:
+            stock = results.find(network, kind, STOCK)
+            cells = [text(case, stock) if case else "" for case in found]
+            rows.append([network, str(one["batch"]), str(one["pixels"]), *cells])
+    return table(["network", "images", "px", *(HEADS.get(name, name) for name in used)], rows)

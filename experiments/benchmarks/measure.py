@@ -12,12 +12,11 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from experiments import ROOT
-from experiments.benchmarks.suites import Case, Ratio, Suite
+from experiments.benchmarks.suites import Case, Suite
 from experiments.standalone import command_line, waiting
 
 # A sample is the median of as many runs as fit into this time, at least one.
@@ -50,42 +49,6 @@ class Measured:
     seconds: List[float]  # a sample for each round
     mebibytes: float  # peak memory of the process
     parameters: int  # number of trained parameters
-    flop: int = 0  # operations of all products in one run, if they are counted
-    moved: int = 0  # bytes that these products and the update read and write at least
-
-    @property
-    def median(self) -> float:
-        """Median of the samples in seconds."""
-        return statistics.median(self.seconds)
-
-    @property
-    def images_per_second(self) -> Optional[float]:
-        """Images per second; None for a case without images."""
-        return self.case.images / self.median if self.case.images else None
-
-
-@dataclass(frozen=True)
-class MeasuredRatio:
-    """A ratio and its value in each round."""
-
-    ratio: Ratio
-    values: List[float]
-
-    @property
-    def median(self) -> float:
-        """Median of the values."""
-        return statistics.median(self.values)
-
-    @property
-    def verdict(self) -> str:
-        """The stricter bound that the median meets, 'aim' or 'must'; else 'missed'; '' if none."""
-        if self.ratio.must is None:
-            return ""
-        sign = -1 if self.ratio.larger_is_better else 1
-        for name in ("aim", "must"):
-            if sign * self.median <= sign * getattr(self.ratio, name):
-                return name
-        return "missed"
 
 
 def measure(
@@ -95,45 +58,42 @@ def measure(
     peer_python: Optional[Path] = None,
     failed: Optional[Dict[str, str]] = None,
 ) -> List[Measured]:
-    """Time all cases of a suite.
+    """Time all cases of a suite; `progress` is called with one line of text at each step.
 
-    Parameters
-    ----------
-    suite : Suite
-    rounds : int
-    progress : callable
-        Called with one line of text at each step.
-    peer_python : Path, optional
-        The interpreter of the cases of PyTorch.
-    failed : dict of str to str, optional
-        Filled with the reasons, by label, why cases could not run. They are left out.
-
-    Raises
-    ------
-    BenchmarkError
-        A case cannot run, and `failed` is None.
+    `peer_python` is the interpreter of the cases of PyTorch. A case that cannot run is a
+    `BenchmarkError`. If there is a dict `failed`, it is left out instead, and the dict gets the
+    reason by the case's label.
     """
+
+    def each(cases: Sequence[Case], action: Callable[[Case], Any]) -> Dict[Case, Any]:
+        """Return what the action returns for each case, without those in which it fails."""
+        results = {}
+        for case in cases:
+            try:
+                results[case] = action(case)
+            except BenchmarkError as error:
+                if failed is None:
+                    raise
+                failed[case.label] = str(error)
+        return results
+
+    def in_turns(group: Sequence[Case]) -> List[Measured]:
+        with contextlib.ExitStack() as stack:
+            workers = each(group, lambda case: stack.enter_context(_worker(case, peer_python)))
+            runs = each(list(workers), lambda case: runs_per_sample(workers[case](WARM_UP_RUNS)))
+            samples: Dict[Case, List[float]] = {case: [] for case in runs}
+            for turn in range(rounds):
+                progress(f"  round {turn + 1} of {rounds}")
+                done = each(list(samples), lambda case: workers[case](runs[case]))
+                samples = {c: [*samples[c], statistics.median(s)] for c, s in done.items()}
+            figures = each(list(samples), lambda case: workers[case](None))
+        return [Measured(case, samples[case], **own) for case, own in figures.items()]
+
     measured = []
     for number, group in enumerate(suite.groups, 1):
         progress(f"{suite.title}: group {number} of {len(suite.groups)}")
-        measured += _Group(group, progress, peer_python, failed).measure(rounds)
+        measured += in_turns(group)
     return measured
-
-
-def ratios(suite: Suite, measured: List[Measured]) -> List[MeasuredRatio]:
-    """Return the ratios of the measured cases: of times for each round, of memory once."""
-    by_label = {one.case.label: one for one in measured}
-    result = []
-    for ratio in suite.ratios:
-        if not {ratio.over, ratio.under} <= by_label.keys():
-            continue
-        over, under = by_label[ratio.over], by_label[ratio.under]
-        if ratio.figure == "seconds":
-            values = [a / b for a, b in zip(over.seconds, under.seconds)]
-        else:
-            values = [getattr(over, ratio.figure) / getattr(under, ratio.figure)]
-        result.append(MeasuredRatio(ratio, values))
-    return result
 
 
 def runs_per_sample(warm_up: List[float]) -> int:
@@ -141,55 +101,21 @@ def runs_per_sample(warm_up: List[float]) -> int:
     return max(1, round(SECONDS_PER_SAMPLE / min(warm_up)))
 
 
-class _Group:
-    """The cases that take turns. One that fails is left out from then on, or raises."""
-
-    def __init__(
-        self,
-        cases: List[Case],
-        progress: Callable[[str], None],
-        peer_python: Optional[Path],
-        failed: Optional[Dict[str, str]],
-    ):
-        self.cases = cases
-        self.progress = progress
-        self.peer_python = peer_python
-        self.failed = failed
-
-    def measure(self, rounds: int) -> List[Measured]:
-        with contextlib.ExitStack() as stack:
-
-            def start(case: Case) -> Callable[[Optional[int]], Any]:
-                self.progress(f"  preparing {case.label}")
-                return stack.enter_context(_worker(case, self.peer_python))
-
-            workers = self._each(self.cases, start)
-            runs = self._each(workers, lambda one: runs_per_sample(workers[one](WARM_UP_RUNS)))
-            samples: Dict[Case, List[float]] = {one: [] for one in runs}
-            for number in range(rounds):
-                self.progress(f"  round {number + 1} of {rounds}")
-                turn = self._each(samples, lambda one: statistics.median(workers[one](runs[one])))
-                samples = {one: [*samples[one], seconds] for one, seconds in turn.items()}
-            figures = self._each(samples, lambda one: workers[one](None))
-        return [Measured(one, samples[one], **figure) for one, figure in figures.items()]
-
-    def _each(self, cases: Iterable[Case], action: Callable[[Case], Any]) -> Dict[Case, Any]:
-        """Return what the action returns for each case, without those in which it fails."""
-        results = {}
-        for case in cases:
-            try:
-                results[case] = action(case)
-            except BenchmarkError as error:
-                if self.failed is None:
-                    raise
-                self.failed[case.label] = str(error)
-        return results
-
-
 @contextlib.contextmanager
 def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optional[int]], Any]]:
     """Start the process of a case; yield a function that sends a message and returns the reply."""
-    connection, process = _start(case, peer_python)
+    connection, there = multiprocessing.Pipe()
+    if case.library == "pytorch":
+        # isolated, so that this folder's modules do not hide those of the standard library
+        program = [str(peer_python), "-I", str(Path(__file__).with_name("peer_torch.py"))]
+    else:
+        program = [sys.executable, "-m", "experiments.benchmarks.work"]
+    with there:
+        process = subprocess.Popen(
+            [*program, json.dumps(asdict(case)), str(there.fileno())],
+            pass_fds=[there.fileno()],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     # Threads that wait actively would take the cores from the case whose turn it is
     pauses = os.environ.get(waiting.VARIABLE, "").lower() == "active"
 
@@ -225,19 +151,3 @@ def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optio
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _start(case: Case, peer_python: Optional[Path]) -> Tuple[Connection, subprocess.Popen]:
-    here, there = multiprocessing.Pipe()
-    if case.library == "pytorch":
-        # isolated, so that this folder's modules do not hide those of the standard library
-        program = [str(peer_python), "-I", str(Path(__file__).with_name("peer_torch.py"))]
-    else:
-        program = [sys.executable, "-m", "experiments.benchmarks.work"]
-    with there:
-        process = subprocess.Popen(
-            [*program, json.dumps(asdict(case)), str(there.fileno())],
-            pass_fds=[there.fileno()],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-    return here, process

@@ -1,7 +1,6 @@
 """The kernels that take the time of a training step: oneDNN's primitives, or those of a GPU."""
 
 import csv
-import io
 import json
 import re
 import shutil
@@ -11,7 +10,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.benchmarks.measure import BenchmarkError, output_of
@@ -23,18 +22,17 @@ STEPS = 5
 # CUTLASS of CUDA 11): volta_h884gemm, ampere_fp16_s16816gemm, xmma_fprop, ...
 TENSOR_CORE = re.compile(r"884|1688|16816|hmma|imma|xmma|tensorop", re.IGNORECASE)
 
-ONE_STEP = """
+RUN = f"""
 import json, sys
-sys.path.insert(0, {checkout!r})
 from experiments.benchmarks.suites import Case
 from experiments.benchmarks.work import WORK
-run = WORK["train"](Case(**json.loads(sys.argv[1])))
-for number in range(int(sys.argv[2])):
-    run()
 import mxnet as mx
+run = WORK["train"](Case(**json.loads(sys.argv[1])))
+for number in range(2):
+    run()
 mx.nd.waitall()
 print("begin", flush=True)
-for number in range({steps}):
+for number in range({STEPS}):
     run()
 mx.nd.waitall()
 print("end", flush=True)
@@ -55,35 +53,23 @@ def profile(case: Case) -> Tuple[List[Entry], str]:
 
     A case that cannot run is a `BenchmarkError`, and so is a GPU without ``nsys``.
     """
-    if _has_gpu():
-        return gpu_kernels(_gpu_kernels_of(case)), "CUDA kernels, by Nsight Systems"
-    return onednn_primitives(_run(case, [])), "oneDNN primitives, by DNNL_VERBOSE"
-
-
-def _has_gpu() -> bool:
     code = "import mxnet; print(mxnet.context.num_gpus())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return done.stdout.strip() not in ("", "0")
-
-
-def _gpu_kernels_of(case: Case) -> str:
+    if done.stdout.strip() in ("", "0"):
+        return onednn_primitives(_run(case)), "oneDNN primitives, by DNNL_VERBOSE"
     if shutil.which("nsys") is None:
         raise BenchmarkError("--profile on a GPU needs Nsight Systems: install nsys.")
     with tempfile.TemporaryDirectory() as folder:
         _run(case, ["nsys", "profile", "--output", f"{folder}/profile"])
-        (report,) = [path for path in Path(folder).iterdir() if path.suffix != ".sqlite"]
-        done = subprocess.run(
-            ["nsys", "stats", "--report", "gpukernsum", "--format", "csv", str(report)],
-            capture_output=True,
-            text=True,
-        )
-    return done.stdout
+        (file,) = [path for path in Path(folder).iterdir() if path.suffix != ".sqlite"]
+        command = ["nsys", "stats", "--report", "gpukernsum", "--format", "csv", str(file)]
+        text = subprocess.run(command, capture_output=True, text=True).stdout
+    return gpu_kernels(text), "CUDA kernels, by Nsight Systems"
 
 
-def _run(case: Case, before: Sequence[str]) -> str:
-    code = ONE_STEP.format(checkout=str(ROOT), steps=STEPS)
-    command = [*before, sys.executable, "-c", code, json.dumps(asdict(case)), "2"]
-    return output_of(case, command, DNNL_VERBOSE="1")
+def _run(case: Case, before: Sequence[str] = ()) -> str:
+    command = [*before, sys.executable, "-c", RUN, json.dumps(asdict(case))]
+    return output_of(case, command, DNNL_VERBOSE="1", PYTHONPATH=str(ROOT))
 
 
 def onednn_primitives(text: str) -> List[Entry]:
@@ -93,8 +79,7 @@ def onednn_primitives(text: str) -> List[Entry]:
     implementation, the direction, and the tensors ('src_bf16::blocked:...'); the last is the time
     in milliseconds.
     """
-    calls: Dict[str, int] = defaultdict(int)
-    times: Dict[str, float] = defaultdict(float)
+    found = []
     for line in text.partition("begin\n")[2].splitlines():
         parts = line.split(",")
         if parts[:2] != ["dnnl_verbose", "exec"]:
@@ -102,27 +87,33 @@ def onednn_primitives(text: str) -> List[Entry]:
         _, _, _, kind, implementation, direction, tensors = parts[:7]
         dtypes = sorted(set(re.findall(r"_(bf16|f32|f16|s8|u8|s32)::", tensors)))
         suffix = "" if direction == "undef" else f" {direction}"
-        name = f"{kind}{suffix}, {'+'.join(dtypes)}, {implementation}"
-        calls[name] += 1
-        times[name] += float(parts[-1])
-    return _sorted(calls, times, lambda name: False)
+        found.append((f"{kind}{suffix}, {'+'.join(dtypes)}, {implementation}", 1, float(parts[-1])))
+    return _entries(found)
 
 
 def gpu_kernels(text: str) -> List[Entry]:
     """Return the kernels in the output of ``nsys stats --report gpukernsum --format csv``."""
-    calls: Dict[str, int] = defaultdict(int)
-    times: Dict[str, float] = defaultdict(float)
-    table = text.partition("Time (%)")
-    for row in csv.DictReader(io.StringIO(table[1] + table[2])):
-        if row.get("Name") and row.get("Instances"):
-            calls[row["Name"]] += int(row["Instances"])
-            times[row["Name"]] += float(row["Total Time (ns)"]) / 1e6
-    return _sorted(calls, times, lambda name: bool(TENSOR_CORE.search(name)))
+    _, head, rows = text.partition("Time (%)")
+    return _entries(
+        [
+            (row["Name"], int(row["Instances"]), float(row["Total Time (ns)"]) / 1e6)
+            for row in csv.DictReader((head + rows).splitlines())
+            if row.get("Name") and row.get("Instances")
+        ],
+        TENSOR_CORE,
+    )
 
 
-def _sorted(calls: Dict[str, int], times: Dict[str, float], tensor_cores) -> List[Entry]:
+def _entries(
+    found: Iterable[Tuple[str, int, float]], tensor_core: "re.Pattern[str]" = re.compile(r"$^")
+) -> List[Entry]:
+    calls, times = defaultdict(int), defaultdict(float)
+    for name, count, milliseconds in found:
+        calls[name] += count
+        times[name] += milliseconds
     entries = [
-        Entry(name, calls[name] / STEPS, times[name] / STEPS, tensor_cores(name)) for name in times
+        Entry(name, calls[name] / STEPS, times[name] / STEPS, bool(tensor_core.search(name)))
+        for name in times
     ]
     return sorted(entries, key=lambda entry: -entry.milliseconds)
 

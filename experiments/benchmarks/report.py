@@ -1,19 +1,18 @@
-"""Writes the results of a benchmark as tables, JSON and a figure."""
+"""What a suite has measured, as JSON, as the parts of its page, and as a figure."""
 
-import contextlib
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
-from experiments.benchmarks.measure import Measured, MeasuredRatio
-from experiments.benchmarks.suites import DTYPES, Suite
-from experiments.standalone import command_line, figures, hardware
+from experiments.benchmarks.measure import Measured
+from experiments.benchmarks.suites import DTYPES, Ratio, Suite
+from experiments.pages import Parts, Values, table
+from experiments.standalone import figures, hardware
 
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
@@ -22,16 +21,7 @@ PACKAGES = ("mxnet", "gluon_amp", "numpy")
 VARIABLES = ("DNNL_MAX_CPU_ISA", "GLUON_AMP_NATIVE", "OMP_WAIT_POLICY")
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
-
-
-@contextlib.contextmanager
-def to_output(folder: Path) -> Iterator[None]:
-    """Write files of --output in a with block; an `OSError` there is a `UsageError`."""
-    try:
-        yield
-    except OSError as error:
-        sentence = f"--output {folder} cannot be written: {error.strerror}."
-        raise command_line.UsageError(sentence) from None
+AXES = ("batch", "pixels", "parameters")  # of the suite named scaling
 
 
 def machine(threads: int) -> Dict[str, Any]:
@@ -62,74 +52,65 @@ def _version(package: str) -> str:
     return "not installed"
 
 
-def as_json(
-    suite: Suite,
-    measured: List[Measured],
-    ratios: List[MeasuredRatio],
-    about: Dict[str, Any],
-    command: str,
-) -> Dict[str, Any]:
+def as_json(suite: Suite, measured: List[Measured], about: Values, command: str) -> Values:
     """Return all figures as values for `json.dump`."""
-    cases = [
-        {
-            **asdict(one.case),
-            "seconds": one.seconds,
-            "median_seconds": one.median,
-            "images_per_second": one.images_per_second,
-            "peak_mebibytes": one.mebibytes,
-            "parameters": one.parameters,
-            "flop": one.flop,
-            "moved": one.moved,
-        }
-        for one in measured
-    ]
-    quotients = [
-        {**one.ratio._asdict(), "values": one.values, "median": one.median, "verdict": one.verdict}
-        for one in ratios
-    ]
-    return {
-        "suite": suite.title,
-        "command": command,
-        "machine": about,
-        "cases": cases,
-        "ratios": quotients,
-    }
+    by_label = {one.case.label: one for one in measured}
+    ratios = []
+    for ratio in suite.ratios:
+        if {ratio.over, ratio.under} <= by_label.keys():
+            over, under = by_label[ratio.over], by_label[ratio.under]
+            pairs = zip(over.seconds, under.seconds)
+            if ratio.figure != "seconds":
+                pairs = zip([over.mebibytes], [under.mebibytes])
+            ratios.append(measured_ratio(ratio, [a / b for a, b in pairs]))
+    cases = []
+    for one in measured:
+        median, images = statistics.median(one.seconds), one.case.images
+        cases.append(
+            {
+                **asdict(one.case),
+                "seconds": one.seconds,
+                "median_seconds": median,
+                "images_per_second": images / median if images else None,
+                "peak_mebibytes": one.mebibytes,
+                "parameters": one.parameters,
+            }
+        )
+    about = {"suite": suite.title, "command": command, "machine": about}
+    return {**about, "cases": cases, "ratios": ratios}
 
 
-def as_markdown(result: Dict[str, Any], picture: str) -> str:
-    """Return a page with the ratios, the cases, the command and the machine."""
-    parts = [f"# {result['suite']}"]
-    if result["ratios"]:
-        parts.append(ratio_table(result))
-    parts += [case_table(result), f"![{result['suite']}]({picture})", method(result)]
-    return "\n\n".join(parts) + "\n"
+def measured_ratio(ratio: Ratio, values: List[float]) -> Values:
+    """Return a ratio with its value in each round, or its one value."""
+    return {**ratio._asdict(), "values": values, "median": statistics.median(values)}
 
 
-def method(result: Dict[str, Any]) -> str:
-    """Return how, on which machine and when the figures were measured."""
+def parts(result: Values, tables: str, picture: str = "") -> Parts:
+    """Return the parts of a page; `picture` is the name of the figure's file, if there is one."""
     about = result["machine"]
     variables = "".join(f", {name}={value}" for name, value in about.get("variables", {}).items())
     peer = f", {about['peer']}" if "peer" in about else ""
-    return "\n\n".join(
-        [
-            f"Measured on {about['date']} with `{result['command']}`: "
-            f"{len(result['cases'][0]['seconds'])} rounds, in "
-            "which the cases take turns, each in a process of its own. A time is the median over "
-            "the rounds, followed by the fastest and the slowest round. A speed is the median over "
-            "the rounds' ratios of the two times, followed by the lowest and the highest. Memory "
-            "is the peak of the process, including Python and MXNet.",
-            "float32 is stock float32, MXNet with its own trainer, unless `amp.Trainer` is named. "
-            "float16 is emulated: its time says nothing about a GPU.",
-            f"On {about['processor']} ({', '.join(about['instructions'])}), "
-            f"{about['processors']} processors, {about['threads']} threads{variables}, "
-            f"{about['memory_gib']} GiB, {about['system']}, "
-            f"Python {about['python']}, MXNet {about['mxnet']}, numpy {about['numpy']}, "
-            f"gluon_amp {about['gluon_amp']}{peer}.",
-        ]
-    )
+    figure = f"\n\n![{result['suite']}]({picture})" if picture else ""
+    return {
+        "title": f"# {result['suite']}",
+        "tables": tables + figure,
+        "measured": f"{about['date']} with `{result['command']}`: "
+        f"{len(result['cases'][0]['seconds'])} rounds",
+        "machine": f"{about['processor']} ({', '.join(about['instructions'])}), "
+        f"{about['processors']} processors, {about['threads']} threads{variables}, "
+        f"{about['memory_gib']} GiB, {about['system']}, "
+        f"Python {about['python']}, MXNet {about['mxnet']}, numpy {about['numpy']}, "
+        f"gluon_amp {about['gluon_amp']}{peer}",
+    }
 
 
-def speed(ratio: Dict[str, Any]) -> Tuple[str, str, List[float]]:
+def tables(result: Values) -> str:
+    """Return the ratios of a suite, if it has any, and its cases."""
+    ratios = [ratio_table(result)] if result["ratios"] else []
+    return "\n\n".join([*ratios, case_table(result)])
+
+
+def speed(ratio: Values) -> Tuple[str, str, List[float]]:
     """Return which case is compared, with which one, and how many times as fast it is.
 
     A ratio of which less is better has the compared case on top.
@@ -140,7 +121,7 @@ def speed(ratio: Dict[str, Any]) -> Tuple[str, str, List[float]]:
     return over, under, [1 / value for value in values]
 
 
-def ratio_table(result: Dict[str, Any]) -> str:
+def ratio_table(result: Values) -> str:
     """Return the speeds of cases relative to others, and the ratios of memory, if any."""
     rows, memory = [], []
     for ratio in result["ratios"]:
@@ -150,23 +131,20 @@ def ratio_table(result: Dict[str, Any]) -> str:
             rows.append([case, reference, shown, f"{min(values):.2f} to {max(values):.2f}"])
         else:
             memory.append([ratio["over"], ratio["under"], f"{ratio['median']:.2f}"])
-    parts = [table(["case", "relative to", "speed, higher is better", "rounds"], rows)]
+    both = [table(["case", "relative to", "speed, higher is better", "rounds"], rows, words=2)]
     if memory:
-        parts.append(table(["case", "relative to", "peak memory, lower is better"], memory))
-    return "\n\n".join(parts)
+        both.append(table(["case", "relative to", "peak memory, lower is better"], memory, words=2))
+    return "\n\n".join(both)
 
 
-def case_table(result: Dict[str, Any]) -> str:
-    """Return the cases as a Markdown table."""
+def case_table(result: Values) -> str:
+    """Return the time, the speed and the memory of the cases."""
     with_images = any(case["images_per_second"] for case in result["cases"])
     rows = []
     for case in result["cases"]:
         low, high = min(case["seconds"]), max(case["seconds"])
-        row = [
-            case["label"],
-            f"{case['median_seconds'] * 1e3:.1f}",
-            f"{low * 1e3:.1f} to {high * 1e3:.1f}",
-        ]
+        median = f"{case['median_seconds'] * 1e3:.1f}"
+        row = [case["label"], median, f"{low * 1e3:.1f} to {high * 1e3:.1f}"]
         if with_images:
             row.append(f"{case['images_per_second']:.1f}")
         rows.append([*row, f"{case['peak_mebibytes']:.0f}"])
@@ -174,20 +152,8 @@ def case_table(result: Dict[str, Any]) -> str:
     return table(["case", "ms", "rounds", *images, "MiB"], rows)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; all columns but the first are aligned to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    ruler = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    lines = []
-    for row in (head, ruler, *rows):
-        first, *others = zip(row, widths)
-        cells = [str.ljust(*first), *(str.rjust(*other) for other in others)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def draw(axes: Sequence[str], result: Dict[str, Any], path: Path) -> None:
-    """Write a figure of the times: lines along the axes of a suite if it has any, else bars."""
+def draw(result: Values, path: Path) -> None:
+    """Write a figure of the times: lines along `AXES` for the suite named scaling, else bars."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -195,14 +161,16 @@ def draw(axes: Sequence[str], result: Dict[str, Any], path: Path) -> None:
 
     about, cases = result["machine"], result["cases"]
     with matplotlib.style.context(figures.STYLE):
-        if axes:
-            figure, panels = plt.subplots(1, len(axes), figsize=(11, 4.2), sharey=True)
-            for panel, axis in zip(panels, axes):
+        if result["suite"].startswith("Scaling"):
+            figure, panels = plt.subplots(1, len(AXES), figsize=(11, 4.2), sharey=True)
+            for panel, axis in zip(panels, AXES):
                 _draw_growth(panel, cases, axis)
             panels[0].set_ylabel("ms for a step")
             panels[0].legend()
         else:
-            groups = _by_size(cases)
+            groups: Dict[str, List[Values]] = {}  # a panel for each size
+            for case in cases:
+                groups.setdefault(f"batch {case['batch']}, {case['pixels']} px", []).append(case)
             figure, panels = plt.subplots(
                 len(groups),
                 1,
@@ -223,26 +191,14 @@ def draw(axes: Sequence[str], result: Dict[str, Any], path: Path) -> None:
         plt.close(figure)
 
 
-def _by_size(cases: List[Dict[str, Any]]) -> Dict[str, List[Dict[str, Any]]]:
-    """Return the cases by the number and the size of their images: a panel for each."""
-    groups: Dict[str, List[Dict[str, Any]]] = {}
-    for case in cases:
-        groups.setdefault(f"batch {case['batch']}, {case['pixels']} px", []).append(case)
-    return groups
-
-
-def _is_stock(case: Dict[str, Any]) -> bool:
-    """Return whether a case is that of stock float32, to which networks are compared."""
-    return (case["library"], case["dtype"]) == ("mxnet", "float32") and _network_runs(case)
-
-
-def _network_runs(case: Dict[str, Any]) -> bool:
+def _network_runs(case: Values) -> bool:
     return case["work"] in ("train", "infer")
 
 
-def _draw_bars(panel, cases: List[Dict[str, Any]]) -> None:
+def _draw_bars(panel, cases: Sequence[Values]) -> None:
     """Draw the times of cases, with their speed relative to stock float32, if that is one."""
-    stock = [case for case in cases if _is_stock(case)]
+    stock = [c for c in cases if c["library"] == "mxnet" and c["dtype"] == "float32"]
+    stock = list(filter(_network_runs, stock))
     size = f", batch {cases[0]['batch']}", f", {cases[0]['pixels']} px"
     labels = []
     for case in cases:
@@ -270,30 +226,28 @@ def _draw_bars(panel, cases: List[Dict[str, Any]]) -> None:
     panel.grid(axis="y", visible=False)
 
 
-def _draw_growth(panel, cases: List[Dict[str, Any]], axis: str) -> None:
+def _draw_growth(panel, cases: Sequence[Values], axis: str) -> None:
     """Draw the cases along one axis; along the others, they have the most frequent value.
 
     Different networks are not joined by a line.
     """
-    sizes = ("batch", "pixels", "parameters")
-    usual = {name: _mode([case[name] for case in cases]) for name in sizes if name != axis}
+    usual = {name: statistics.mode(case[name] for case in cases) for name in AXES if name != axis}
     along = [case for case in cases if all(case[k] == v for k, v in usual.items())]
-    line = "o" if len({case["network"] for case in along}) > 1 else "o-"
+    networks = {case["network"]: case[axis] for case in along}
     for dtype in DTYPES:
         points = sorted(
             (case[axis], case["median_seconds"] * 1e3) for case in along if case["dtype"] == dtype
         )
         if points:
             label = f"{dtype} (emulated)" if dtype == "float16" else dtype
-            panel.plot(*zip(*points), line, color=figures.COLOURS[dtype], label=label)
-    if line == "o":
-        lowest = {case["network"]: case[axis] for case in along}
-        for network, place in lowest.items():
+            style = {"color": figures.COLOURS[dtype], "label": label}
+            panel.plot(*zip(*points), "o" if len(networks) > 1 else "o-", **style)
+    if len(networks) > 1:
+        for network, place in networks.items():
             below = min(c["median_seconds"] for c in along if c["network"] == network) * 1e3
             name = network.partition("_")[0].replace("resnet", "ResNet-")
-            panel.annotate(
-                name, (place, below), (0, -14), textcoords="offset points", ha="center", fontsize=8
-            )
+            style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+            panel.annotate(name, (place, below), (0, -14), **style)
     ticks = sorted({case[axis] for case in along})
     panel.set_xscale("log")
     panel.set_yscale("log")
@@ -305,17 +259,3 @@ def _draw_growth(panel, cases: List[Dict[str, Any]], axis: str) -> None:
     panel.minorticks_off()
     panel.set_xlabel(f"{axis} in millions, of different networks" if millions else axis)
     panel.margins(x=0.12)
-
-
-def _mode(values: List[int]) -> int:
-    return max(values, key=values.count)
-
-
-def write(suite: Suite, result: Dict[str, Any], folder: Path, name: str) -> List[Path]:
-    """Write ``name.json``, ``name.png`` and ``name.md`` to a folder; return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{suffix}" for suffix in ("json", "png", "md")]
-    paths[0].write_text(json.dumps(result, indent=1) + "\n")
-    draw(suite.axes, result, paths[1])
-    paths[2].write_text(as_markdown(result, paths[1].name))
-    return paths

@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
-from experiments.benchmarks import products
 from experiments.benchmarks.suites import Case
 from experiments.standalone import hardware
 
@@ -26,9 +25,6 @@ SETTINGS = {
     "adam": {"learning_rate": 1e-6, "wd": 1e-4},
 }
 CLASSES = 1000
-# The size of what is measured for the rates of products and copies
-LAYERS, CHANNELS = 8, 256
-COPIED = 2**28  # bytes
 
 
 def serve(case: Case, connection: Connection) -> None:
@@ -43,34 +39,14 @@ def serve(case: Case, connection: Connection) -> None:
         connection.send(None)
         for number in iter(connection.recv, None):
             connection.send([_timed(run) for _ in range(number)])
-        connection.send({"mebibytes": hardware.peak_mebibytes(), **figures(case)})
+        peak = hardware.peak_mebibytes()
+        count = sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
+        connection.send({"mebibytes": peak, "parameters": count})
     except (EOFError, KeyboardInterrupt):
         pass  # the parent has ended, and has reported why
     except Exception as error:  # whatever it is, the parent reports it
         lines = str(error).strip().splitlines() or [type(error).__name__]
         connection.send(f"{case.label}: {lines[0]}")
-
-
-def figures(case: Case) -> Dict[str, int]:
-    """Return the number of trained parameters, the operations of products, and the bytes moved."""
-    if case.work == "copy":
-        return {"parameters": 0, "flop": 0, "moved": 2 * COPIED}
-    net = network(case)
-    trained = trained_parameters(net, case)
-    count = sum(int(np.prod(p.shape)) for p in trained.values())
-    if case.work not in ("train", "infer", "convolutions"):
-        return {"parameters": count, "flop": 0, "moved": 0}
-    names = {p.name for p in trained.values()}
-    shape, training = (case.batch, *_image(case)), case.work == "train"
-    counted = products.count(net(mx.sym.var("data")), shape, names, training)
-    return {"parameters": count, **counted._asdict()}
-
-
-def _image(case: Case) -> Tuple[int, int, int]:
-    """Return the shape of an image; without images, that which most networks expect."""
-    channels = CHANNELS if case.work == "convolutions" else 3
-    pixels = 224 if case.work in ("check", "update") else case.pixels
-    return channels, pixels, pixels
 
 
 def _timed(run: Callable[[], None]) -> float:
@@ -87,7 +63,7 @@ def _timed(run: Callable[[], None]) -> float:
 def network(case: Case) -> mx.gluon.HybridBlock:
     """Return the case's network, initialized, neither hybridized nor cast."""
     mx.random.seed(0)
-    net = _model(case.network) if case.network else _large_convolutions()
+    net = _model(case.network)
     net.initialize(mx.init.Xavier())
     return net
 
@@ -105,23 +81,11 @@ def _model(name: str) -> mx.gluon.HybridBlock:
     return model_zoo.get_model(name, classes=CLASSES)
 
 
-def _large_convolutions() -> mx.gluon.HybridBlock:
-    net = mx.gluon.nn.HybridSequential()
-    for _ in range(LAYERS):
-        net.add(mx.gluon.nn.Conv2D(CHANNELS, 3, padding=1, in_channels=CHANNELS, use_bias=False))
-    return net
-
-
 def batch_of(case: Case) -> Tuple[nd.NDArray, nd.NDArray]:
     """Return images and labels from a seeded generator."""
     random = np.random.RandomState(0)
     images = random.normal(size=(case.batch, 3, case.pixels, case.pixels))
     return nd.array(images), nd.array(random.randint(0, CLASSES, case.batch))
-
-
-def train(case: Case) -> Callable[[], None]:
-    """Return a training step with the case's library."""
-    return TRAIN[case.library](case)
 
 
 def _train_mxnet(case: Case) -> Callable[[], None]:
@@ -203,35 +167,13 @@ def infer(case: Case) -> Callable[[], None]:
     return lambda: net(images)
 
 
-# ------------------------------------------------------------------------------------------ rates
-
-
-def convolutions(case: Case) -> Callable[[], None]:
-    """Return a forward pass of large convolutions in a row, whose rate bounds that of a network.
-
-    There are several, so that the conversion of the images hardly counts.
-    """
-    import gluon_amp
-
-    net = gluon_amp.cast(network(case), case.dtype)
-    net.hybridize(static_alloc=True, static_shape=True)
-    images = nd.random.normal(shape=(case.batch, *_image(case)))
-    return lambda: net(images)
-
-
-def copy(case: Case) -> Callable[[], None]:
-    """Return a copy of an array that no cache holds."""
-    source = nd.ones(COPIED // 4)
-    target = nd.zeros_like(source)
-    return lambda: nd.identity(source, out=target)
-
-
 # ------------------------------------------------------------------------------------- parameters
 
 
-def trained_parameters(net: mx.gluon.HybridBlock, case: Case) -> Dict[str, mx.gluon.Parameter]:
+def trained_parameters(case: Case) -> Dict[str, mx.gluon.Parameter]:
     """Return the trained parameters of the case's network by name, with known shapes."""
-    net(nd.zeros((1, *_image(case))))  # determines the shapes
+    net, pixels = network(case), case.pixels if case.images else 224
+    net(nd.zeros((1, 3, pixels, pixels)))  # determines the shapes
     return {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
 
 
@@ -240,7 +182,7 @@ def gradients(case: Case) -> Dict[str, nd.NDArray]:
     random = np.random.RandomState(0)
     return {
         name: nd.array(random.normal(0, 1e-2, p.shape), dtype=case.dtype)
-        for name, p in trained_parameters(network(case), case).items()
+        for name, p in trained_parameters(case).items()
     }
 
 
@@ -281,12 +223,10 @@ def update(case: Case) -> Callable[[], None]:
 
 
 WORK = {
-    "train": train,
+    "train": lambda case: TRAIN[case.library](case),
     "infer": infer,
     "check": check,
     "update": update,
-    "convolutions": convolutions,
-    "copy": copy,
 }
 
 

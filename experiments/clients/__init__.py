@@ -3,7 +3,7 @@
 A client is a project on top of MXNet, such as GluonCV. A family is a client's programs and the
 packages that they need; a case is one program. Each program is what a user of the client writes:
 stock MXNet in float32, without gluon_amp. The other dtypes run it after a few edits, which are data
-in `families/`.
+in `families`.
 
 To add a case, write a program that
 

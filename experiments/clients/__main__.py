@@ -9,42 +9,19 @@ program, its edits or its versions have changed.
 
 import argparse
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
-from experiments import ROOT
+from experiments import ROOT, environments, pages
 from experiments.clients.cases import Case, Family
-from experiments.clients.comparison import final_loss
-from experiments.clients.environment import prepare
 from experiments.clients.families import FAMILIES
-from experiments.clients.records import Records
-from experiments.clients.run import Job, run
-from experiments.clients.table import DTYPES, Row, render
+from experiments.clients.run import Job, Records, run
+from experiments.clients.table import DTYPES, Row, final_loss, parts
 from gluon_amp.base.messages import UsageError
-from gluon_amp.files import atomic
 from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of, whole
 
 SEEDS = 3  # of float32, whose spread is the measure
 
 Chosen = List[Tuple[Family, Case]]
-
-
-def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = Parser(
-        prog="clients",
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("cases", nargs="*", metavar="FAMILY[/CASE]", help="default: all")
-    add("--steps", type=positive_int, help="steps of each run (default: the case's)")
-    add("--seeds", type=whole(1, SEEDS), default=1, help="seeds of each policy; float32 has three")
-    output = ROOT / "docs" / "results" / "clients.md"
-    add("--output", type=output_file, default=output, metavar="FILE", help="the table")
-    add("--timeout", type=positive_int, default=300, metavar="SECONDS", help="of a run")
-    add("--fresh", action="store_true", help="repeat the runs that have a result")
-    add("--list", action="store_true", help="only print the runs")
-    return parser.parse_args(arguments)
 
 
 def choose(names: Sequence[str], families: Sequence[Family]) -> Chosen:
@@ -77,17 +54,11 @@ def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) ->
     found = [None if fresh else records.find(job) for job in jobs]
     for number, (job, record) in enumerate(zip(jobs, found), 1):
         if record is None or "error" in record:
-            record = run(job, prepare(job.family), timeout)
+            record = run(job, environments.of_client(job.family), timeout)
             records.add(record)
-        print(f"[{number}/{len(jobs)}] {describe(job, record)}", flush=True)
-
-
-def describe(job: Job, record: Dict[str, Any]) -> str:
-    """Return a line about a finished run."""
-    start = f"{job.name:<28} {job.policy:<14} seed {job.seed}: "
-    if "error" in record:
-        return f"{start}{record['error']}"
-    return f"{start}loss {final_loss(record['losses']):.4g}"
+        result = record.get("error") or f"loss {final_loss(record['losses']):.4g}"
+        start = f"{job.name:<28} {job.policy:<14} seed {job.seed}"
+        print(f"[{number}/{len(jobs)}] {start}: {result}", flush=True)
 
 
 def rows(chosen: Chosen, seeds: int, steps: Optional[int], records: Records) -> List[Row]:
@@ -106,16 +77,29 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     The table has the cases that ran before too.
     """
-    options = parse(arguments)
+    parser = Parser(
+        prog="clients",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("cases", nargs="*", metavar="FAMILY[/CASE]", help="default: all")
+    add("--steps", type=positive_int, help="steps of each run (default: the case's)")
+    add("--seeds", type=whole(1, SEEDS), default=1, help="seeds of each policy; float32 has three")
+    output = ROOT / "docs" / "results" / "clients.md"
+    add("--output", type=output_file, default=output, metavar="FILE", help="the table")
+    add("--timeout", type=positive_int, default=300, metavar="SECONDS", help="of a run")
+    add("--fresh", action="store_true", help="repeat the runs that have a result")
+    add("--list", action="store_true", help="only print the runs")
+    options = parser.parse_args(arguments)
     jobs = plan(choose(options.cases, FAMILIES), options.seeds, options.steps)
     if options.list:
-        for job in jobs:
-            print(job.name, job.policy, job.seed, job.steps)
+        print("\n".join(f"{job.name} {job.policy} {job.seed} {job.steps}" for job in jobs))
         return 0
     records = Records(options.output.with_suffix(".json"))
     train(jobs, records, options.fresh, options.timeout)
     table = rows(choose([], FAMILIES), options.seeds, options.steps, records)
-    atomic.write(options.output, render(table).encode())
+    pages.write(options.output.with_suffix(""), "results/clients.md", parts(table))
     return 0 if all(policy.within for row in table for policy in row.comparisons[1:]) else 1
 
 

@@ -15,13 +15,9 @@ PROGRAMS, REQUIREMENTS = HERE / "programs", HERE / "requirements"
 class Edit:
     """A change of one line of a program, as a diff has it.
 
-    Attributes
-    ----------
-    old : str
-        The whole line, without its indentation. It occurs once in the program.
-    new : str
-        The lines in its place, relative to the old line's indentation. ``{policy}`` stands for the
-        name of the policy. To insert lines, repeat `old` before or after them.
+    `old` is the whole line without its indentation, which occurs once in the program. `new` are the
+    lines in its place, relative to the old line's indentation. ``{policy}`` stands for the name of
+    the policy. To insert lines, repeat `old` before or after them.
     """
 
     old: str
@@ -64,26 +60,14 @@ def apply(edits: Sequence[Edit], text: str, policy: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A program and the edits with which it runs in another dtype.
+    """A program and the edits with which it runs in another dtype."""
 
-    Attributes
-    ----------
-    name : str
-        Unique in its family.
-    program : str
-        The file's name in ``programs/FAMILY/``.
-    edits : sequence of Edit
-    steps : int
-        How many steps it trains.
-    files : mapping from str to sequence of Edit
-        Edits of installed files, for clients with a command line: ``sockeye/training.py``. The
-        program imports a copy of their package.
-    """
-
-    name: str
-    program: str
+    name: str  # unique in its family
+    program: str  # the file's name in ``programs/FAMILY/``
     edits: Sequence[Edit]
-    steps: int = 30
+    steps: int = 30  # of its training
+    #: Edits of installed files, for clients with a command line: ``sockeye/training.py``. The
+    #: program imports a copy of their package.
     files: Mapping[str, Sequence[Edit]] = field(default_factory=dict)
 
     @property
@@ -94,27 +78,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Family:
-    """The programs of a client, which share an environment.
+    """The programs of a client, which share an environment."""
 
-    Attributes
-    ----------
-    name : str
-        Also the folder of its programs.
-    requirements : str
-        A file in ``requirements/`` with exact versions. Those before its first empty line are shown
-        in the table.
-    python : str
-        The version of Python, as in ``3.11``.
-    cases : sequence of Case
-    complete : bool
-        The requirements are all packages that are installed, for a client that itself requires
-        another version of MXNet.
-    """
-
-    name: str
+    name: str  # also the folder of its programs
+    #: A file in ``requirements/`` with exact versions. Those before its first empty line are shown
+    #: in the table.
     requirements: str
-    python: str
+    python: str  # the version, as in ``3.11``
     cases: Sequence[Case]
+    #: The requirements are all packages that are installed, for a client that itself requires
+    #: another version of MXNet.
     complete: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Runs a program of a client in a process and a folder of its own."""
+"""Runs a program of a client in a process and a folder of its own, and keeps the results."""
 
 import contextlib
 import datetime
@@ -11,10 +11,12 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.clients.cases import Case, Family, apply
+from gluon_amp.base.messages import UsageError
+from gluon_amp.files import atomic
 from gluon_amp.training.tables.machine import describe_cpu
 
 PROGRAM = "program.py"
@@ -136,3 +138,31 @@ def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
     if len(losses) != steps:
         return {"error": f"has {len(losses)} losses, expected {steps}"}
     return {"losses": losses, "step_seconds": seconds, "extra": result.get("extra", {})}
+
+
+class Records:
+    """Finished runs in one JSON file beside the table, each of which is written at once."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._runs: Dict[Tuple, Dict[str, Any]] = {}
+        if path.exists():
+            try:
+                self._runs = {_key(run): run for run in json.loads(path.read_text())["runs"]}
+            except (KeyError, TypeError, ValueError) as error:
+                raise UsageError(f"{path} is not a file of results: {error!r}.") from None
+
+    def find(self, job: Job) -> Optional[Dict[str, Any]]:
+        """Return the record of a run, or None if there is none of this very program."""
+        record = self._runs.get(_key(job.key))
+        return record if record and record["digest"] == job.key["digest"] else None
+
+    def add(self, record: Dict[str, Any]) -> None:
+        """Add a record, or replace the one of the same run, and write the file."""
+        self._runs[_key(record)] = record
+        lines = ",\n".join(json.dumps(run) for _, run in sorted(self._runs.items()))
+        atomic.write(self._path, f'{{"runs": [\n{lines}\n]}}\n'.encode())
+
+
+def _key(record: Dict[str, Any]) -> Tuple:
+    return tuple(record[name] for name in ("case", "policy", "seed", "steps"))

@@ -1,63 +1,63 @@
-"""The table of all cases, in Markdown."""
+"""The parts of docs/results/clients.md, and whether losses are within the spread of float32's."""
 
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+import math
+import statistics
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from experiments.clients.cases import Case, Family
-from experiments.clients.comparison import Comparison, compare
+from experiments.pages import Parts, table
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 DTYPES = ("float32", *POLICIES)
+LAST = 5  # the final loss is the mean of this many last steps'
 
-PAGE = """# Clients of MXNet, cast
-
-`make clients` writes this page and [clients.json](clients.json). Each case is a small program in
-the style of its project, trained on synthetic data. In float32, stock MXNet runs it unchanged. For
-the other dtypes it is edited as in `experiments/clients/families/`. `edits` is the number of lines
-that are changed or added.
-
-{summary}
-
-Measured on {machines}, one thread a run, from {first} to {last}. float16 is emulated on a CPU, so
-its times do not apply to a GPU.
-
-{versions}
-
-## Losses
-
-A loss is the mean of the last five steps.
-
-- The column `float32` has the smallest and the largest loss of three seeds. The spread is their
-  difference.
-- The column of a policy has the loss of the first seed, and in parentheses the largest difference
-  from float32 with the same seed. **outside** marks a difference that is larger than the spread.
-
-{losses}
-
-## Time
-
-The median milliseconds of a step, and in parentheses the speed relative to stock float32; higher is
-better.
-
-{times}
-{extras}"""
-
-EXTRAS = """
-## Further results
-
-What the programs compute after training, for the first seed.
-
-{rows}
-"""
+Record = Dict[str, Any]  # of a run, as `run.run` returns it
 
 
-@dataclass(frozen=True)
-class Row:
+def final_loss(losses: Sequence[float]) -> float:
+    """Return the mean loss of the last steps."""
+    return statistics.fmean(losses[-LAST:])
+
+
+class Comparison(NamedTuple):
+    """The runs of one policy beside those of float32 with the same seeds."""
+
+    losses: List[float]  # the final loss of each seed
+    difference: float  # from float32's final loss of the same seed, where it is largest in size
+    spread: float  # the largest minus the smallest final loss of float32 over its seeds
+    seconds: float  # median of a step, over the runs
+    ratio: float  # the seconds of float32 divided by those of the policy
+    error: Optional[str] = None  # why there is no result; the numbers are then NaN
+
+    @property
+    def within(self) -> bool:
+        """Whether each difference is at most the spread; NaN never is."""
+        return abs(self.difference) <= self.spread
+
+
+def compare(policy: Sequence[Record], float32: Sequence[Record]) -> Comparison:
+    """Compare the records of a policy with those of float32, which have at least the same seeds."""
+    error = next((r["error"] for r in [*float32, *policy] if "error" in r), None)
+    if error:
+        return Comparison([], math.nan, math.nan, math.nan, math.nan, error)
+    reference = {record["seed"]: final_loss(record["losses"]) for record in float32}
+    losses = [final_loss(record["losses"]) for record in policy]
+    differences = [loss - reference[r["seed"]] for loss, r in zip(losses, policy)]
+    # not max: it may pass over NaN
+    largest = sorted(differences, key=lambda d: (math.isnan(d), abs(d)))[-1]
+    seconds, seconds32 = (
+        statistics.median(r["step_seconds"] for r in s) for s in (policy, float32)
+    )
+    spread = max(reference.values()) - min(reference.values())
+    return Comparison(losses, largest, spread, seconds, seconds32 / seconds)
+
+
+class Row(NamedTuple):
     """A case and the records of its runs with each of `DTYPES`."""
 
     family: Family
     case: Case
-    records: Mapping[str, Sequence[Dict[str, Any]]]
+    records: Mapping[str, Sequence[Record]]
 
     @property
     def name(self) -> str:
@@ -70,43 +70,32 @@ class Row:
         return [compare(self.records[dtype], self.records["float32"]) for dtype in DTYPES]
 
 
-def render(rows: Sequence[Row]) -> str:
-    """Return the page."""
+def parts(rows: Sequence[Row]) -> Parts:
+    """Return the parts of the page."""
     runs = [record for row in rows for dtype in DTYPES for record in row.records[dtype]]
-    extras = [extra for row in rows for extra in _extras(row)]
     verdicts = [comparison.within for row in rows for comparison in row.comparisons[1:]]
-    return PAGE.format(
-        summary=f"{sum(verdicts)} of {len(verdicts)} comparisons are within the spread of float32.",
-        machines="; ".join(sorted({record["machine"] for record in runs})),
-        first=min(record["date"] for record in runs),
-        last=max(record["date"] for record in runs),
-        versions="\n".join(f"- {line}" for line in _versions(rows)),
-        losses=_markdown(["case", "steps", "edits", *DTYPES], map(_losses, rows)),
-        times=_markdown(["case", *DTYPES], map(_times, rows)),
-        extras=_further_results(extras) if extras else "",
-    )
-
-
-def _further_results(extras: Sequence[Sequence[str]]) -> str:
-    return EXTRAS.format(rows=_markdown(["case", "result", *DTYPES], extras))
-
-
-def _versions(rows: Sequence[Row]) -> List[str]:
+    machines = "; ".join(sorted({record["machine"] for record in runs}))
+    dates = sorted(record["date"] for record in runs)
     families = {row.family.name: row.family for row in rows}.values()
-    return [f"{f.name}: Python {f.python}, {', '.join(f.versions)}" for f in families]
+    return {
+        "within": f"{sum(verdicts)} of {len(verdicts)} comparisons are within the spread of "
+        "float32.",
+        "measured": f"{machines}, one thread a run, from {dates[0]} to {dates[-1]}",
+        "versions": "\n".join(
+            f"- {one.name}: Python {one.python}, {', '.join(one.versions)}" for one in families
+        ),
+        "losses": table(["case", "steps", "edits", *DTYPES], list(map(_losses, rows))),
+        "times": table(["case", *DTYPES], list(map(_times, rows))),
+        "extras": table(["case", "result", *DTYPES], [one for row in rows for one in _extras(row)]),
+    }
 
 
 def _losses(row: Row) -> List[str]:
     float32, *policies = row.comparisons
     steps = row.records["float32"][0]["steps"]
-    cells = [_range(float32), *map(_loss, policies)]
-    return [row.name, f"{steps}", f"{row.case.lines}", *cells]
-
-
-def _range(float32: Comparison) -> str:
-    if float32.error:
-        return float32.error
-    return f"{min(float32.losses):.4g} to {max(float32.losses):.4g}"
+    spread = f"{min(float32.losses, default=0):.4g} to {max(float32.losses, default=0):.4g}"
+    cells = [float32.error or spread, *map(_loss, policies)]
+    return [row.name, f"{steps}", f"{row.case.lines}", *(c.replace("|", "\\|") for c in cells)]
 
 
 def _loss(policy: Comparison) -> str:
@@ -117,17 +106,11 @@ def _loss(policy: Comparison) -> str:
 
 
 def _times(row: Row) -> List[str]:
-    return [
-        row.name,
-        *(
-            "" if c.error else f"{_milliseconds(c.seconds)} ({c.ratio:.2f})"
-            for c in row.comparisons
-        ),
-    ]
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f}"
+    cells = []
+    for one in row.comparisons:
+        time = f"{1000 * one.seconds:.{0 if one.seconds >= 0.1 else 1}f}"
+        cells.append("" if one.error else f"{time} ({one.ratio:.2f})")
+    return [row.name, *cells]
 
 
 def _extras(row: Row) -> List[List[str]]:
@@ -136,10 +119,3 @@ def _extras(row: Row) -> List[List[str]]:
         [row.name, name, *(f"{e[name]:.4g}" if name in e else "" for e in extras)]
         for name in extras[0]
     ]
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, [":---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(
-        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
-    )

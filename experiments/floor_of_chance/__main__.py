@@ -6,27 +6,18 @@ Finished runs are not repeated, and killed runs resume. Options after -- go to e
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
+from experiments import pages
 from experiments.benchmarks.report import machine
-from experiments.floor_of_chance.compare import (
-    QUANTITIES,
-    Results,
-    cross_entropies,
-    distances,
-    identical,
-    read_trace,
-    top1,
-)
-from experiments.floor_of_chance.figure import draw
-from experiments.floor_of_chance.page import page
+from experiments.floor_of_chance import compare
+from experiments.floor_of_chance.compare import QUANTITIES, Results, read_trace
+from experiments.floor_of_chance.page import draw, parts
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
-from gluon_amp.files import atomic
 from gluon_amp.training.command_line import (
     Parser,
     natural,
@@ -39,6 +30,8 @@ from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
 from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
+
+WORDS = "results/floor/digits.md"
 
 
 def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
@@ -79,11 +72,8 @@ def run(arguments: Sequence[str]) -> int:
         return getattr(error, "status", 1)
     results["dataset"] = options.dataset
     results["command"] = " ".join(["python -m experiments.floor_of_chance", *arguments])
-    text = page(results, f"{options.dataset}.png")
-    atomic.write(target.with_suffix(".json"), (json.dumps(results, indent=1) + "\n").encode())
-    atomic.write(target.with_suffix(".md"), text.encode())
-    draw(results, target.with_suffix(".png"))
-    print(text)
+    pages.write(target, WORDS, parts(results), results, draw)
+    print(parts(results)["verdicts"])
     return 0
 
 
@@ -103,10 +93,10 @@ def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
         for job in others:
             skipped, trace = _finished(job).skipped, read_trace(job.folder / TRACE)
             if job.configuration.name not in rows:
-                same = same and identical(trace, original)
+                same = same and compare.identical(trace, original)
                 continue
             rows[job.configuration.name]["seeds"][str(seed)] = {
-                **distances(trace, original),
+                **compare.distances(trace, original),
                 **_scores(job, trace),
                 "skipped_steps": skipped,
             }
@@ -136,8 +126,8 @@ def _finished(job: Job) -> RunRecord:
 
 def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
     return {
-        "top1": top1(trace).tolist(),
-        "own_cross_entropy": cross_entropies(trace).tolist(),
+        "top1": compare.top1(trace).tolist(),
+        "own_cross_entropy": compare.cross_entropies(trace).tolist(),
         "seconds": read_json(job.folder / SUMMARY)["train_seconds"],
     }
 

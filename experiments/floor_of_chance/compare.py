@@ -62,10 +62,7 @@ def top1(trace: Trace) -> np.ndarray:
 def distances(trace: Trace, reference: Trace) -> Dict[str, List[float]]:
     """Return each quantity at the start and after each epoch.
 
-    Parameters
-    ----------
-    trace, reference : dict of ndarray
-        Of the same network and data; anything else is a `UsageError`.
+    Traces of different networks or data are a `UsageError`.
     """
     if any(trace[name].shape != reference[name].shape for name in reference):
         raise UsageError("two runs have different networks, data or epochs: train them again.")

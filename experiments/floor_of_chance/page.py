@@ -1,9 +1,12 @@
-"""The page of results: every sentence and every number is computed from the results."""
+"""The parts of docs/results/floor/*.md, and the figure, computed from the results."""
 
-from typing import Dict, Sequence
+import textwrap
+from pathlib import Path
+from typing import Dict, List
 
 import numpy as np
 
+from experiments import pages
 from experiments.floor_of_chance.compare import (
     QUANTITIES,
     Quantity,
@@ -11,61 +14,49 @@ from experiments.floor_of_chance.compare import (
     against_floor,
     magnitudes,
 )
-from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
+from gluon_amp.inspection.figures import COLOURS, SUPPORT
+from gluon_amp.training.tables.figure import new_figure, styled
+from gluon_amp.training.tables.statistics import Comparison
 
-INTRODUCTION = """\
-Training amplifies the smallest disturbance. Each seed is trained in float32 and then again in the
-other ways of the table, with the same order and augmentation of the images. The initial weights are
-the same, except in the row *{floor}*. There each initial weight is moved to the next float32
-number, up or down at random. The distance of these runs from float32 is the floor of chance. A
-dtype that ends no farther from float32 adds nothing to chance. A step that a loss scale skips is a
-disturbance, too."""
 SAME_BITS = """\
 Without a disturbance, float32 trained again ends with the same bits: all outputs and weights of
 seed {seed} are equal after every epoch."""
 OTHER_BITS = """\
 **Float32 trained again without a disturbance does not end with the same bits** (seed {seed}). Runs
 do not repeat on this machine, so a part of the floor is not due to the disturbance."""
-READING = """\
-Numbers are means over the seeds, with the lowest and the highest in brackets. The difference of
-the cross-entropies is its absolute value. Differences from the floor are those of the last epoch,
-paired by seed, with a {confidence:.0%} interval. “Equivalent” means that two one-sided tests (TOST)
-show a difference of less than the margin at the {level:.0%} level, “different” that the paired
-t-test shows a difference, and “undecided” that neither does. The margins are {margins}."""
+HEAD = ["float32 against", "at the start", "after epoch 1", "after the last epoch"]
+HEAD += ["minus the floor", "p (differ)", "p (equivalent)", "verdict"]
+
+# The floor is a wide grey band, on which the lines of the dtypes are drawn.
+STYLES = {
+    "floor": {"color": SUPPORT, "linewidth": 5},
+    "float16": {"color": COLOURS["float16"], "linestyle": "-"},
+    "float16_static": {"color": COLOURS["float16"], "linestyle": ":"},
+    "mixed_float16": {"color": COLOURS["mixed_float16"], "linestyle": "--"},
+    "bfloat16": {"color": COLOURS["bfloat16"], "linestyle": "-"},
+}
 
 
-def page(results: Results, figure: str) -> str:
-    """Return the page as Markdown; `figure` is the name of the file of the curves."""
-    rows, about = results["rows"], results["about"]
-    first_seed = results["seeds"][0]
-    margins = ", ".join(f"{results['margins'][each.name]:g} ({each.unit})" for each in QUANTITIES)
-    parts = [
-        f"# The floor of chance: {results['dataset']}",
-        f"{results['model']} on {results['data']}, batch {results['batch']}, "
-        f"{results['epochs']} epochs; seeds: {', '.join(results['seeds'])}.",
-        INTRODUCTION.format(floor=rows["floor"]["label"]),
-        (SAME_BITS if results["identical"] else OTHER_BITS).format(seed=first_seed),
-        f"![Distances from float32 by epoch]({figure})",
-        "\n".join(f"- {sentence(results, name)}" for name in rows if name != "floor"),
-        READING.format(
-            confidence=CONFIDENCE,
-            level=1 - CONFIDENCE,
-            margins=margins,
-        ),
-    ]
-    for quantity in QUANTITIES:
-        parts += [f"## {quantity.title}", f"In {quantity.unit}.", table(results, quantity)]
+def parts(results: Results) -> pages.Parts:
+    """Return the parts of the page."""
+    rows, about, seeds = results["rows"], results["about"], results["seeds"]
     trained = (results["reference"], *rows.values())
     times = ", ".join(f"{row['label']} {_mean_of(row, 'seconds'):.0f} s" for row in trained)
-    parts += [
-        "## How it was measured",
-        f"Training time of a run, with {results['parallel']} at a time and {about['threads']} "
-        f"thread{'s' if about['threads'] > 1 else ''} each: {times}.",
-        f"{about['date']}, {results['hardware']}, {about['system']}, Python {about['python']}, "
-        f"MXNet {about['mxnet']}, gluon_amp {about['gluon_amp']}, numpy {about['numpy']}. "
-        f"Command: `{results['command']}`.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
+    return {
+        "title": f"# The floor of chance: {results['dataset']}",
+        "setting": f"{results['model']} on {results['data']}, batch {results['batch']}, "
+        f"{results['epochs']} epochs; seeds: {', '.join(seeds)}.",
+        "bits": (SAME_BITS if results["identical"] else OTHER_BITS).format(seed=seeds[0]),
+        "figure": f"![Distances from float32 by epoch]({results['dataset']}.png)",
+        "verdicts": "\n".join(f"- {sentence(results, name)}" for name in rows if name != "floor"),
+        **{quantity.name: table(results, quantity) for quantity in QUANTITIES},
+        "times": f"Training time of a run, with {results['parallel']} at a time and {threads} "
+        f"each: {times}.",
+        "measured": f"{about['date']}, {results['hardware']}, {about['system']}, Python "
+        f"{about['python']}, MXNet {about['mxnet']}, gluon_amp {about['gluon_amp']}, numpy "
+        f"{about['numpy']}. Command: `{results['command']}`.",
+    }
 
 
 def sentence(results: Results, name: str) -> str:
@@ -80,10 +71,9 @@ def sentence(results: Results, name: str) -> str:
     same = all(comparison.equivalent and not comparison.differs for comparison in comparisons)
     summary = " is indistinguishable from the floor" if same else ""
     tops = " against ".join(f"{_mean_of(each, 'top1'):.2f}" for each in (row, floor))
-    skipped = np.mean([seed["skipped_steps"] for seed in row["seeds"].values()])
     return (
         f"**{row['label']}**{summary}: {'; '.join(details)}. Top-1 {tops} %; "
-        f"{skipped:.1f} steps were skipped."
+        f"{_mean_of(row, 'skipped_steps'):.1f} steps were skipped."
     )
 
 
@@ -96,28 +86,24 @@ def verdict(comparison: Comparison) -> str:
 
 
 def table(results: Results, quantity: Quantity) -> str:
-    """Return a Markdown table of a quantity, a line for each row."""
-    lines = [
-        "| float32 against | at the start | after epoch 1 | after the last epoch "
-        "| minus the floor | p (differ) | p (equivalent) | verdict |",
-        "| :--- | ---: | ---: | ---: | ---: | ---: | ---: | :--- |",
-    ]
+    """Return the table of a quantity, a line for each row."""
+    lines = []
     for name, row in results["rows"].items():
         values = magnitudes(results, name, quantity)
-        cells = [row["label"], _number(values[:, 0].mean()), _number(values[:, 1].mean())]
         last = values[:, -1]
+        cells = [row["label"], _number(values[:, 0].mean()), _number(values[:, 1].mean())]
         cells.append(f"{_number(last.mean())} [{_number(last.min())}, {_number(last.max())}]")
-        cells += ["–"] * 4 if name == "floor" else _tests(against_floor(results, name, quantity))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        tests = ["–"] * 4 if name == "floor" else _tests(against_floor(results, name, quantity))
+        lines.append(cells + tests)
+    return pages.table(HEAD, lines)
 
 
-def _tests(comparison: Comparison) -> Sequence[str]:
+def _tests(comparison: Comparison) -> List[str]:
     difference = f"{comparison.difference:+.2g}"
     if comparison.low is None:
-        return difference, "–", "–", str(comparison)
+        return [difference, "–", "–", str(comparison)]
     interval = f"{difference} ({comparison.low:+.2g} to {comparison.high:+.2g})"
-    return interval, f"{comparison.p:.3f}", f"{comparison.p_tost:.3f}", str(comparison)
+    return [interval, f"{comparison.p:.3f}", f"{comparison.p_tost:.3f}", str(comparison)]
 
 
 def _number(value: float) -> str:
@@ -127,3 +113,35 @@ def _number(value: float) -> str:
 def _mean_of(row: Dict, field: str) -> float:
     """Return the mean over seeds of a number, or of the last number of a series."""
     return float(np.mean([np.ravel(seed[field])[-1] for seed in row["seeds"].values()]))
+
+
+@styled()
+def draw(results: Results, path: Path) -> None:
+    """Write a PNG: a panel for each quantity, and a line with a band for each row.
+
+    The line is the mean over the seeds. The band extends from the lowest to the highest seed. If
+    matplotlib is not installed, that is a `UsageError`.
+    """
+    figure = new_figure(13, 4.6)
+    for axes, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES):
+        values = {name: magnitudes(results, name, quantity) for name in results["rows"]}
+        positive = np.concatenate([each[each > 0] for each in values.values()])
+        lowest = positive.min() / 2 if positive.size else 1.0  # stands for 0 on this axis
+        for name, of_seeds in values.items():
+            mean, low, high = (
+                np.maximum(reduced(of_seeds, axis=0), lowest)
+                for reduced in (np.mean, np.min, np.max)
+            )
+            style, epochs = STYLES[name], range(len(mean))
+            axes.plot(epochs, mean, label=results["rows"][name]["label"], **style)
+            band = {"color": style["color"], "alpha": 0.3 if name == "floor" else 0.13}
+            axes.fill_between(epochs, low, high, linewidth=0, **band)
+        axes.set(xlabel="Epoch", ylabel=quantity.unit, yscale="log", title=quantity.title)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(title="float32 against")
+    title = (
+        f"{results['model']} on {results['data']}, {results['hardware']}: mean, lowest and highest "
+        f"of {len(results['seeds'])} seeds"
+    )
+    figure.suptitle(textwrap.fill(title, 150))
+    figure.savefig(path)

@@ -47,16 +47,8 @@ def jobs(
 ) -> Dict[int, List[Job]]:
     """Return the runs of each seed; the first of a seed is the reference.
 
-    Parameters
-    ----------
-    dataset : str
-        A name of ``--dataset``.
-    folder : Path
-        It gets a directory for each row, and in it one for each seed.
-    seeds : sequence of int
-    batch : int
-    extra : sequence of str
-        More options of every run.
+    The folder gets a directory for each row, and in it one for each seed. Every run has the extra
+    options.
     """
     rows_of_first = (REFERENCE, CONTROL, *COMPARED)
     result: Dict[int, List[Job]] = {}

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from experiments.horovod.launch import Ended, Kill, run
 from gluon_amp.base.messages import UsageError
@@ -24,48 +23,22 @@ BOUND = 60.0  # seconds in which the job ends after a kill
 OF_THE_CLOCK = {"seconds", "train_seconds", "images_per_second", "waited_share", "peak_mebibytes"}
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a dtype's runs have shown.
-
-    Attributes
-    ----------
-    dtype : str
-    top1 : float
-        Percent, of the network after the last epoch.
-    steps, skipped : int
-        All steps, and those of them that were skipped.
-    seconds : float
-        Of the run that was not killed, with the start of its processes.
-    ends : list of float
-        Seconds between a kill and the end of the job.
-    """
+class Result(NamedTuple):
+    """What a dtype's runs have shown."""
 
     dtype: str
-    top1: float
+    top1: float  # percent, of the network after the last epoch
     steps: int
     skipped: int
-    seconds: float
-    ends: List[float]
+    seconds: float  # of the run that was not killed, with the start of its processes
+    ends: List[float]  # seconds between a kill and the end of the job
 
 
 def train(python: Path, dtype: str, folder: Path, log: Callable[[str], None]) -> Result:
-    """Train in a dtype, without and with kills.
+    """Train in a dtype, without and with kills; `log` is called with each line of the report.
 
-    Parameters
-    ----------
-    python : Path
-        The Python for which Horovod is installed.
-    dtype : str
-    folder : Path
-        For checkpoints and results; what it held is removed.
-    log : callable
-        Called with each line of the report.
-
-    Raises
-    ------
-    UsageError
-        The runs do not show what they should.
+    What the folder held is removed. If the runs do not show what they should, that is a
+    `UsageError`.
     """
     shutil.rmtree(folder, ignore_errors=True)
     whole, killed = folder / "whole", folder / "killed"

@@ -7,17 +7,15 @@ import subprocess
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from experiments import ROOT
 
 MARK = "GLUON_AMP_JOB"  # a variable by which the processes of a job are found
 
 
-@dataclass(frozen=True)
-class Kill:
+class Kill(NamedTuple):
     """Send a signal to a worker as soon as the log contains a text."""
 
     worker: int
@@ -25,23 +23,12 @@ class Kill:
     number: signal.Signals = signal.SIGKILL
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended.
+class Ended(NamedTuple):
+    """How a job ended."""
 
-    Attributes
-    ----------
-    status : int
-        That of horovodrun; negative if the job took too long.
-    log : list of str
-        The lines of its two streams.
-    seconds : float
-        Since its start, or since the signal.
-    """
-
-    status: int
-    log: List[str]
-    seconds: float
+    status: int  # that of horovodrun; negative if the job took too long
+    log: List[str]  # the lines of its two streams
+    seconds: float  # since its start, or since the signal
 
 
 def run(
@@ -54,19 +41,8 @@ def run(
 ) -> Ended:
     """Start workers on this machine, over Gloo, and wait for their end.
 
-    Parameters
-    ----------
-    python : Path
-        The Python for which Horovod is installed.
-    command : sequence of str
-        The arguments of that Python in each worker.
-    timeout : float
-        Seconds after which the job is killed.
-    count : int
-        The number of workers.
-    kill : Kill, optional
-    **variables : str
-        Added to the environment.
+    The command has the arguments of `python` in each worker. The job is killed after `timeout`
+    seconds. The variables are added to the environment.
     """
     options = f"--gloo --network-interface lo -np {count} -H localhost:{count}"
     mark = uuid.uuid4().hex

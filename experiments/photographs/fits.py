@@ -56,17 +56,6 @@ class Training:
     optimizer: str = "sgd"
     head: Optional["Training"] = None  # of the head alone, before all layers
 
-    def describe(self) -> str:
-        """Return the training in a sentence."""
-        rate = f"{self.optimizer} with a learning rate of {self.lr:g}"
-        on = ", on the features of the whole images" if self.on_features else ""
-        after = f", after the {self.head.label}" if self.head else ""
-        kept = ", with BatchNorm's statistics kept" if self.freeze_statistics else ""
-        return (
-            f"{self.label.capitalize()}: {self.num_epochs} epochs of batches of {self.batch_size} "
-            f"by {rate}{on}{after}{kept}."
-        )
-
 
 HEAD = Training("head alone", 40, 0.003, on_features=True)
 ALL = Training(
@@ -99,15 +88,7 @@ ROWS = (
     *(Row(ALL, dtype) for dtype in DTYPES),
     Row(SCRATCH, "float32"),
 )
-# The repeats of the cross-validation in each row: those of the table, and others of the pilot that
-# sets the margins.
-REPEATS = {HEAD: 4, ALL: 2, SCRATCH: 1}
-TABLE = {row: range(REPEATS[row.training]) for row in ROWS}
-PILOT = {
-    Row(training, dtype): range(100, 100 + repeats)
-    for training, repeats in ((HEAD, 2), (ALL, 1))
-    for dtype in ("float32", "float16")
-}
+REPEATS = {HEAD: 4, ALL: 2, SCRATCH: 1}  # of the cross-validation in each row
 
 
 def fit(row: Row, photographs: Photographs, fold: Fold) -> Dict[str, Any]:

@@ -1,23 +1,46 @@
-"""Measure what distributed training exchanges, and write wire.md, wire.json and wire.png.
+"""Add the gradients of simulated workers in 16 bits, and write wire.md, wire.json and wire.png.
 
-    python -m experiments.wire --output docs/results
-
-It needs Linux's network namespaces; `experiments.wire.scaling` alone does not.
+python -m experiments.wire --output docs/results
 """
 
-import argparse
 import datetime
-import json
+import platform
 import sys
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Dict, Iterator, Optional, Sequence
 
-from experiments.wire import measure
-from experiments.wire.figure import draw
-from experiments.wire.page import page
-from gluon_amp.files import atomic
+from experiments import pages
+from experiments.wire.networks import KEPT, NETWORKS, TRAINED_STEPS, collect
+from experiments.wire.page import draw, parts
+from experiments.wire.sums import ORDERS, errors, exchanged, overflows_seen
 from gluon_amp.training.command_line import Parser, path, status_of
 from gluon_amp.training.tables.machine import describe_cpu, versions
+
+WORKERS = (2, 8, 64)
+# Of the networks' policies, the dtypes on the wire
+WIRES = {"float16": ("float16",), "bfloat16": ("float16", "bfloat16")}
+
+
+def added(network: str, policy: str, sizes: Sequence[int] = WORKERS) -> Iterator[Dict[str, Any]]:
+    """Yield the errors of sums over simulated workers, a row for each wire, number and order."""
+    gradients = collect(NETWORKS[network], policy, max(sizes))
+    for wire in WIRES[policy]:
+        for workers in sizes:
+            vectors = gradients.parts[:workers]
+            for order in ORDERS:
+                for predivided in (False, True) if wire == "float16" else (False,):
+                    way = (wire, order, predivided)
+                    yield {
+                        "network": network,
+                        "policy": policy,
+                        "wire": wire,
+                        "scale": gradients.scale,
+                        "workers": workers,
+                        "order": order,
+                        "predivided": predivided,
+                        **errors(exchanged(vectors, *way), vectors)._asdict(),
+                        "seen": overflows_seen(vectors, *way),
+                    }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -29,24 +52,26 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--output", type=path, metavar="DIR", default=output, help="default: %(default)s"
     )
     options = parser.parse_args(arguments)
-    command = " ".join(["python -m experiments.wire", *arguments])
-    return status_of("wire", lambda: run(options, command))
-
-
-def run(options: argparse.Namespace, command: str) -> None:
-    """Measure, and write the page, its values and its figure."""
-    options.output.mkdir(parents=True, exist_ok=True)
     about = {
-        "command": command,
+        "command": " ".join(["python -m experiments.wire", *arguments]),
         "date": datetime.date.today().isoformat(),
         "hardware": describe_cpu(),
         "versions": versions(),
+        "kernel": platform.release(),
+        "kept": KEPT,
+        "trained": TRAINED_STEPS,
     }
-    values = measure.results(about, lambda line: print(line, flush=True))
-    target = options.output / "wire"
-    atomic.write(target.with_suffix(".json"), (json.dumps(values, indent=1) + "\n").encode())
-    atomic.write(target.with_suffix(".md"), page(values, "wire.png").encode())
-    draw(values, target.with_suffix(".png"))
+
+    def run() -> None:
+        sums = []
+        for network in NETWORKS:
+            for policy in WIRES:
+                print(f"{network}, {policy}", flush=True)
+                sums += added(network, policy)
+        values = {"about": about, "sums": sums}
+        pages.write(options.output / "wire", "results/wire.md", parts(values), values, draw)
+
+    return status_of("wire", run)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ servers T may be half of that, as links carry pulls of some parameters beside pu
 import argparse
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 from gluon_amp.training.command_line import Parser, positive, real, status_of, whole
 
@@ -34,27 +34,13 @@ WORKERS = tuple(2**power for power in range(11))  # 1 to 1,024
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a step computes and over which network it exchanges.
+    """What a step computes and over which network it exchanges."""
 
-    Attributes
-    ----------
-    parameters : float
-        Trained parameters, each with a gradient.
-    step_seconds : float
-        A worker's step without any exchange.
-    bandwidth : float
-        Bits per second of a link, in each direction.
-    latency : float
-        Seconds that a message takes besides.
-    overlap : float
-        Share of `step_seconds` during which the exchange is hidden.
-    """
-
-    parameters: float
-    step_seconds: float
-    bandwidth: float = 10e9
-    latency: float = 50e-6
-    overlap: float = 0.0
+    parameters: float  # trained, each with a gradient
+    step_seconds: float  # of a worker without any exchange
+    bandwidth: float = 10e9  # bits per second of a link, in each direction
+    latency: float = 50e-6  # seconds that a message takes besides
+    overlap: float = 0.0  # share of `step_seconds` during which the exchange is hidden
 
 
 @dataclass(frozen=True)
@@ -154,8 +140,8 @@ def title(exchange: Exchange) -> str:
     return f"parameter server, {exchange.servers} server{'s' if exchange.servers > 1 else ''}"
 
 
-def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Return the options."""
+def run(arguments: Optional[Sequence[str]]) -> None:
+    """Print the table of the options."""
     parser = Parser(
         prog="scaling",
         description=__doc__,
@@ -174,12 +160,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--servers", type=whole(1, 4096), default=0, metavar="N", help=servers)
     hidden = "share of the step that hides the exchange (default: %(default)s)"
     add("--overlap", type=real(0, 1), default=0.0, metavar="SHARE", help=hidden)
-    return parser.parse_args(arguments)
-
-
-def run(arguments: Optional[Sequence[str]]) -> None:
-    """Print the table of the options."""
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     cluster = Cluster(
         options.parameters,
         options.step_seconds,
@@ -187,8 +168,7 @@ def run(arguments: Optional[Sequence[str]]) -> None:
         options.latency,
         options.overlap,
     )
-    exchanges: List[Exchange] = [Exchange("ring"), Exchange("server", options.servers)]
-    print(table(cluster, exchanges))
+    print(table(cluster, [Exchange("ring"), Exchange("server", options.servers)]))
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

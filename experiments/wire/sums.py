@@ -6,68 +6,48 @@ That equals one rounding, as float32 has more than twice the significand of both
 are those of the dtype.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Sequence
+from typing import Callable, Dict, NamedTuple, Sequence
 
 import numpy as np
 
-Arrays = Sequence[np.ndarray]
+from gluon_amp.base.formats import FORMATS, rounded_array
+
+Arrays = Sequence[np.ndarray]  # float32 vectors, one of each worker
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return float32 values rounded to 'float32', 'float16' or 'bfloat16', to nearest even."""
-    values = np.asarray(values, np.float32)
     if dtype == "float32":
         return values
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).astype(np.float32)
-    bits = values.view(np.uint32)
-    even = (bits >> 16) & 1
-    nearest = ((bits + 0x7FFF + even) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    return np.where(np.isnan(values), values, nearest)
-
-
-def _add(one: np.ndarray, other: np.ndarray, dtype: str) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return rounded(one + other, dtype)
+    return rounded_array(values, FORMATS[dtype]).astype(np.float32)
 
 
 def sequential(parts: Arrays, dtype: str) -> np.ndarray:
     """Return the sum in the order of the parts, each partial sum rounded."""
     total = parts[0]
     for part in parts[1:]:
-        total = _add(total, part, dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = rounded(total + part, dtype)
     return total
 
 
 def ring(parts: Arrays, dtype: str) -> np.ndarray:
-    """Return the sum of a ring: each chunk starts at another worker and goes round.
-
-    The parts are vectors.
-    """
-    workers = len(parts)
-    by_worker = [np.array_split(part, workers) for part in parts]
-    chunks = []
-    for first in range(workers):
-        order = [(first + step) % workers for step in range(workers)]
-        chunks.append(sequential([by_worker[worker][first] for worker in order], dtype))
-    return np.concatenate(chunks)
+    """Return the sum of a ring: each chunk starts at another worker and goes round."""
+    chunks = zip(*(np.array_split(part, len(parts)) for part in parts))
+    orders = ([*chunk[first:], *chunk[:first]] for first, chunk in enumerate(chunks))
+    return np.concatenate([sequential(order, dtype) for order in orders])
 
 
 def tree(parts: Arrays, dtype: str) -> np.ndarray:
     """Return the sum of pairs, of pairs of pairs, and so on."""
-    parts = list(parts)
     while len(parts) > 1:
-        odd = parts[len(parts) // 2 * 2 :]
-        parts = [_add(one, other, dtype) for one, other in zip(parts[::2], parts[1::2])] + odd
+        pairs = [parts[n : n + 2] for n in range(0, len(parts), 2)]
+        parts = [sequential(pair, dtype) for pair in pairs]
     return parts[0]
 
 
 def wide(parts: Arrays, dtype: str) -> np.ndarray:
-    """Return the sum in float32, rounded once, as MXNet's parameter server adds float16 arrays.
-
-    `experiments.wire.probe` shows that it does.
-    """
+    """Return the sum in float32, rounded once, as MXNet's parameter server adds float16 arrays."""
     return rounded(sequential(parts, "float32"), dtype)
 
 
@@ -79,57 +59,28 @@ ORDERS: Dict[str, Callable[[Arrays, str], np.ndarray]] = {
 }
 
 
-def divisor(workers: int) -> float:
-    """Return the power of two by which `amp.Trainer` divides float16 summands, `workers` of them.
-
-    See `gluon_amp.trainer.reduction`.
-    """
-    return 2.0 ** (workers - 1).bit_length()
-
-
 def exchanged(parts: Arrays, dtype: str, order: str, predivided: bool) -> np.ndarray:
     """Return the sum as an update uses it, float32.
 
-    Parameters
-    ----------
-    parts : sequence of ndarray
-        The gradient of each worker, float32 vectors.
-    dtype : {'float32', 'float16', 'bfloat16'}
-        Of the wire and of the sums, to which the parts are rounded first.
-    order : str
-        A key of `ORDERS`.
-    predivided : bool
-        Whether the summands are divided by `divisor` and the sum is multiplied by it.
+    `dtype` is that of the wire and of the sums, to which the parts are rounded first. If they are
+    predivided, the summands are divided by a power of two that is at least their number, and the
+    sum is multiplied by it. See `gluon_amp.trainer.scaled_gradients`.
     """
-    factor = divisor(len(parts)) if predivided else 1.0
-    # as `grad *= 1 / divisor` does in the gradient's dtype
-    summands = [rounded(rounded(part, dtype) * np.float32(1 / factor), dtype) for part in parts]
+    factor = np.float32(2.0 ** (len(parts) - 1).bit_length() if predivided else 1)
+    # as `grad *= 1 / factor` does in the gradient's dtype
+    summands = [rounded(rounded(part, dtype) / factor, dtype) for part in parts]
     with np.errstate(over="ignore"):
-        return ORDERS[order](summands, dtype) * np.float32(factor)
+        return ORDERS[order](summands, dtype) * factor
 
 
 class Errors(NamedTuple):
-    """How far a sum is from the exact one.
+    """How far a sum is from the exact one; NaN but for the last if that is above 0."""
 
-    Attributes
-    ----------
-    norm : float
-        ‖sum − exact‖ / ‖exact‖ of the vectors.
-    largest : float
-        The largest error of an element, over the largest exact element.
-    median : float
-        Median of the elements' relative errors, where the exact one is not zero.
-    lost : float
-        Share of the elements that are zero though the exact one is not.
-    overflowed : int
-        Elements that are not finite. The other fields are NaN if there is any.
-    """
-
-    norm: float
-    largest: float
-    median: float
-    lost: float
-    overflowed: int
+    norm: float  # ‖sum − exact‖ / ‖exact‖ of the vectors
+    largest: float  # the largest error of an element, over the largest exact element
+    median: float  # of the elements' relative errors, where the exact one is not zero
+    lost: float  # share of the elements that are zero though the exact one is not
+    overflowed: int  # elements that are not finite
 
 
 def errors(total: np.ndarray, parts: Arrays) -> Errors:
@@ -149,15 +100,16 @@ def errors(total: np.ndarray, parts: Arrays) -> Errors:
     )
 
 
-def overflows_seen(parts: List[np.ndarray], dtype: str, order: str, predivided: bool) -> bool:
-    """Return whether inf, -inf and NaN in one element of any worker are seen in the sum.
+def overflows_seen(parts: Arrays, dtype: str, order: str, predivided: bool) -> bool:
+    """Return whether inf, -inf and NaN of any one worker are seen in the sum.
 
-    It is seen if the sum is not finite there, whichever worker has it.
+    They are seen if the sum is not finite there. Of each chunk of a ring, element n has the fault
+    of worker n.
     """
-    seen = []
-    for worker in range(len(parts)):
-        for value in (np.inf, -np.inf, np.nan):
-            changed = [part.copy() for part in parts]
-            changed[worker][0] = value
-            seen.append(not np.isfinite(exchanged(changed, dtype, order, predivided)[0]))
-    return all(seen)
+    workers = len(parts)
+    few = np.tile([part[:workers] for part in parts], workers)
+    faulty = np.tile(np.eye(workers, dtype=bool), workers)
+    return not any(
+        np.isfinite(exchanged(list(np.where(faulty, fault, few)), dtype, order, predivided)).any()
+        for fault in np.float32([np.inf, -np.inf, np.nan])
+    )

@@ -13,7 +13,7 @@ from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.recipe import recipe_of
 from gluon_amp.training.runs.schedule import Schedule
-from gluon_amp.training.workers.workers import Workers
+from gluon_amp.training.workers.group import Workers
 from tests.training.runs.engines.small import dense_net
 
 import mxnet as mx

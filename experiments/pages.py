@@ -1,0 +1,68 @@
+"""Pages of `docs/` that hold results: their words are in the page, their numbers come from values.
+
+A part of a page, such as a table, stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. A
+program computes the parts from what it has measured, and takes the words from the page in `docs/`.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+
+from experiments import ROOT
+
+DOCS = ROOT / "docs"
+PART = re.compile(r"<!-- (\w+) -->.*?<!-- /\1 -->", re.DOTALL)
+
+Values = Dict[str, Any]  # what a JSON file holds
+Parts = Mapping[str, str]  # by their names
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return a Markdown table whose first columns, so many, are words; the others are numbers."""
+    rules = [":---"] * words + ["---:"] * (len(head) - words)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rules, *rows))
+
+
+def fill(page: str, parts: Parts) -> str:
+    """Return a page with these parts in the places of its own.
+
+    Raises
+    ------
+    ValueError
+        The page has other parts.
+    """
+    places = set(PART.findall(page))
+    if places != parts.keys():
+        different = ", ".join(sorted(places ^ parts.keys()))
+        raise ValueError(f"the page or its values lack a part: {different}.")
+
+    def filled(match: "re.Match[str]") -> str:
+        name, part = match[1], parts[match[1]]
+        # A part at the beginning of a line is a block of its own.
+        block = match.start() == 0 or page[match.start() - 1] == "\n"
+        space = "\n\n" if block else ""
+        return f"<!-- {name} -->{space}{part}{space}<!-- /{name} -->"
+
+    return PART.sub(filled, page)
+
+
+def write(
+    target: Path,
+    words: str,
+    parts: Parts,
+    values: Optional[Values] = None,
+    draw: Optional[Callable[[Values, Path], None]] = None,
+) -> None:
+    """Write TARGET.md, TARGET.json if there are values, and TARGET.png if something draws them.
+
+    `words` is the page in `docs/` that has the words. A missing folder is made.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    files = {suffix: target.parent / f"{target.name}.{suffix}" for suffix in ("md", "json", "png")}
+    if values is not None:
+        files["json"].write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    text = fill((DOCS / words).read_text(encoding="utf-8"), parts)
+    files["md"].write_text(text, encoding="utf-8")
+    if draw is not None:
+        draw(values, files["png"])

@@ -1,0 +1,135 @@
+"""Benchmarks: small suites as processes, and tables, ratios and counts from literal values."""
+
+import json
+import sys
+
+import pytest
+
+from experiments.benchmarks import command, profile, reorders
+from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
+
+SMALL = "--network mobilenet0.25 --batch-size 2 --pixels 32 --rounds 2 --threads 1 --dtypes float32"
+
+
+@pytest.fixture
+def benchmark(monkeypatch, capfd):
+    """Run scripts/benchmark.py; return its status and what it printed."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*arguments):
+        status = command.main([str(word) for word in arguments])
+        return (status, *capfd.readouterr())
+
+    return run
+
+
+# -------------------------------------------------------------------------------- what is measured
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_labels_are_unique_and_ratios_name_them(name):
+    suite = build_suite(name, DTYPES, **REFERENCE)
+    labels = [one.label for one in suite.cases]
+    assert len(set(labels)) == len(labels) > 1
+    assert {end for ratio in suite.ratios for end in (ratio.over, ratio.under)} <= set(labels)
+    one = build_suite(name, ["float32"], **REFERENCE)
+    assert {case.dtype for case in one.cases} == {"float32"}
+
+
+def test_a_small_suite_writes_its_page(benchmark, tmp_path):
+    status, out, err = benchmark(*SMALL.split(), "float16", "--output", tmp_path)
+    assert status == 0, err
+    result = json.loads((tmp_path / "step_mobilenet0.25.json").read_text())
+    cases = {one["label"]: one for one in result["cases"]}
+    assert list(cases) == ["float32", "float16", "float16, no loss scale", "float32, 64 px"]
+    # Model Zoo's table: 0.47 million for mobilenet0.25
+    assert {one["parameters"] for one in cases.values()} == {470072}
+    assert all(len(one["seconds"]) == 2 and one["peak_mebibytes"] > 100 for one in cases.values())
+    ratio = result["ratios"][0]
+    over, under = (cases[ratio[end]]["seconds"] for end in ("over", "under"))
+    assert ratio["values"] == [a / b for a, b in zip(over, under)]
+    page = (tmp_path / "step_mobilenet0.25.md").read_text()
+    assert "![Training step, mobilenet0.25, batch 2, 32 px](step_mobilenet0.25.png)" in page
+    assert f"--output {tmp_path}`: 2 rounds" in page and "speed, higher is better" in out
+    assert (tmp_path / "step_mobilenet0.25.png").read_bytes().startswith(b"\x89PNG")
+
+
+# It answers as `peer_torch` does.
+PEER = f"""#!{sys.executable}
+import json, sys
+from multiprocessing.connection import Connection
+if sys.argv[1] == "-c":
+    print("PyTorch 0.0, torchvision 0.0")
+    sys.exit()
+case, connection = json.loads(sys.argv[3]), Connection(int(sys.argv[4]))
+if case["work"] == "infer":
+    connection.send(case["label"] + ": no such network")
+    sys.exit()
+connection.send(None)
+for number in iter(connection.recv, None):
+    connection.send(number * [0.25])
+connection.send({{"mebibytes": 50.0, "parameters": 3}})
+"""
+
+
+@pytest.fixture
+def peer(tmp_path):
+    path = tmp_path / "python"
+    path.write_text(PEER)
+    path.chmod(0o755)
+    return path
+
+
+def test_small_families_beside_a_peer(benchmark, tmp_path, peer):
+    words = [*SMALL.split(), "--suite", "families", "--peer-python", peer, "--output", tmp_path]
+    status, _, err = benchmark(*words)
+    assert status == 0, err
+    result = json.loads((tmp_path / "families.json").read_text())
+    names = ("training, float32", "training, float32, amp.Trainer", "training, PyTorch float32")
+    names += ("inference, float32", "image, float32")
+    assert [one["label"] for one in result["cases"]] == [f"mobilenet0.25, {n}" for n in names]
+    failed = "mobilenet0.25, image, PyTorch float32"
+    assert result["left_out"][failed] == f"{failed}: no such network"
+    assert str(peer) not in result["command"] and "--peer-python PYTHON" in result["command"]
+    page = (tmp_path / "families.md").read_text()
+    for part in ("# Network families", "## Training step", "| 250.0 |", "PyTorch 0.0"):
+        assert part in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--suite overflow_check --dtypes bfloat16", "overflow_check has nothing in bfloat16."),
+        ("--network resnet51 --dtypes float32 --rounds 1", "resnet51"),
+        ("--suite families --peer-python /no/python", "cannot be run: No such file"),
+        ("--suite families --peer-python /bin/false", "cannot import torch and torchvision"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence(arguments, sentence, benchmark):
+    status, _, err = benchmark(*arguments.split())
+    assert status == 2 and sentence in err and err.count("\n") == 1
+
+
+VERBOSE = """dnnl_verbose,exec,cpu,reorder,jit,undef,src_f32::blocked:a:f0 dst_bf16::b,,,64,9.0
+begin
+dnnl_verbose,exec,cpu,reorder,jit,undef,src_f32::blocked:a:f0 dst_bf16::b,,,64,0.5
+dnnl_verbose,exec,cpu,convolution,amx,forward_training,src_bf16::a wei_bf16::x,,alg:direct,mb1,4.0
+dnnl_verbose,exec,cpu,convolution,amx,forward_training,src_bf16::a wei_bf16::x,,alg:direct,mb2,6.0
+end
+{"Convolution": 7, "_gluon_amp_block": 2, "_backward_gluon_amp_unblock": 1, "_gluon_amp_norm": 4}
+"""
+KERNELS = """Processing [report]...
+Time (%),Total Time (ns),Instances,Avg (ns),Name
+60.0,30000000,5,6000000,volta_fp16_s884cudnn_fp16_128x128_ldg8
+40.0,20000000,10,2000000,void mxnet::op::mxnet_op::mxnet_generic_kernel<...>
+"""
+
+
+def test_what_onednn_and_nsys_print_is_summed():
+    assert reorders.parse(VERBOSE) == (1, 3)
+    entries = profile.onednn_primitives(VERBOSE.partition("{")[0])
+    assert entries[0] == ("convolution forward_training, bf16, amx", 0.4, 2.0, False)
+    assert "| 2.00 | 95.2 % | 0.4 | convolution forward_training" in profile.as_table(entries)
+    kernels = profile.gpu_kernels(KERNELS)
+    assert [one.tensor_cores for one in kernels] == [True, False]
+    assert profile.as_table(kernels).endswith("Tensor Core kernels take 60.0 % of 10.00 ms.")
