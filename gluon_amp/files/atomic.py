@@ -3,13 +3,14 @@
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Iterator, Optional, Tuple, Union
+
+from gluon_amp.base.locks import lock
 
 SUFFIX = ".unfinished"
 TEMPORARY = re.compile(r".+\.[a-z0-9_]{8}" + re.escape(SUFFIX))  # as tempfile.mkstemp names them
@@ -164,13 +165,9 @@ def _locked_folder(path: str) -> int:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # its writer has just finished
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if lock(descriptor) is False:
             os.close(descriptor)
-            raise InUseError(f"another process is writing {path}") from None
-        except OSError:  # the file system has no locks
-            return descriptor
+            raise InUseError(f"another process is writing {path}")
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 return descriptor
@@ -183,8 +180,7 @@ def _lock_when_free(path: str) -> Optional[int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # it does not exist, or is not readable
         return None
-    with contextlib.suppress(OSError):  # the file system has no locks
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    lock(descriptor, wait=True)
     return descriptor
 
 
@@ -196,11 +192,11 @@ def remove_leftovers(folder: str) -> None:
     for entry in os.listdir(folder):
         if TEMPORARY.fullmatch(entry):
             path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):  # locked, removed already, or not permitted
+            with contextlib.suppress(OSError):  # removed already, or not permitted
                 descriptor = os.open(path, os.O_RDWR)
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
+                    if lock(descriptor):
+                        os.unlink(path)
                 finally:
                     os.close(descriptor)
 
@@ -211,8 +207,7 @@ def _locked_temporary(path: str) -> Tuple[int, str]:
         descriptor, temporary = tempfile.mkstemp(
             prefix=os.path.basename(path) + ".", suffix=SUFFIX, dir=os.path.dirname(path)
         )
-        with contextlib.suppress(OSError):  # without locks nobody can remove it either
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)  # where there are no locks, no process removes it either
         if os.fstat(descriptor).st_nlink:
             return descriptor, temporary
         os.close(descriptor)  # another process removed it as a leftover before it was locked

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gluon_amp.base.messages import close_matches, did_you_mean, some
+from gluon_amp.base.messages import close_matches, did_you_mean, reason_of, some
 
 
 def test_near_names_are_offered_in_their_own_spelling():
@@ -32,3 +32,23 @@ def test_lists_are_cut(names, expected):
 
 def test_the_limit_of_a_list():
     assert some(["a", "b", "c"], limit=2) == "a, b and 1 more"
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("It is wrong: do that.", "It is wrong: do that"),
+        ("\n  first \nsecond", "first"),
+        (
+            "[22:00:00] src/a.cc:12: Check failed: a == b: no image\nStack trace:\n  (0)",
+            "a == b: no image",
+        ),
+        (
+            'Error in it. Traceback (most recent call last):\n  File "a.cc"\nMXNetError: Shape is 3.',
+            "Shape is 3",
+        ),
+        ("", "ValueError"),
+    ],
+)
+def test_the_reason_is_one_line(text, reason):
+    assert reason_of(ValueError(text)) == reason

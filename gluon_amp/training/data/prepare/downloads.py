@@ -3,7 +3,6 @@
 import bz2
 import contextlib
 import errno
-import fcntl
 import gzip
 import hashlib
 import lzma
@@ -16,6 +15,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Iterator, List, Optional, Sequence, Tuple
 
+from gluon_amp.base.locks import lock
 from gluon_amp.files import atomic
 from gluon_amp.training.data.prepare.progress import bar
 from gluon_amp.training.data.source import DataError
@@ -140,11 +140,8 @@ def download(
 def _locked(part: Path) -> Iterator[None]:
     """Prevent other processes from writing the same file."""
     with open(part, "ab") as file:
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataError(f"another process is downloading {part}: wait for it.") from None
+        if lock(file) is False:
+            raise DataError(f"another process is downloading {part}: wait for it.")
         yield
 
 
