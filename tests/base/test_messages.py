@@ -39,14 +39,8 @@ def test_the_limit_of_a_list():
     [
         ("It is wrong: do that.", "It is wrong: do that"),
         ("\n  first \nsecond", "first"),
-        (
-            "[22:00:00] src/a.cc:12: Check failed: a == b: no image\nStack trace:\n  (0)",
-            "a == b: no image",
-        ),
-        (
-            'Error in it. Traceback (most recent call last):\n  File "a.cc"\nMXNetError: Shape is 3.',
-            "Shape is 3",
-        ),
+        ("[22:00:00] a.cc:12: Check failed: a: no image\nStack trace:\n  (0)", "a: no image"),
+        ("Wrong. Traceback (most recent call last):\n  File a\nMXNetError: It is 3.", "It is 3"),
         ("", "ValueError"),
     ],
 )

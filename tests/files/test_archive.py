@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import re
 import tracemalloc
 import zipfile
 
@@ -12,6 +13,8 @@ import pytest
 
 from gluon_amp.files import archive
 from tests import forging
+
+from mxnet import nd
 
 KIND = archive.Kind("a format", 3, "header.json", "is of another kind: load another file")
 ARRAYS = {
@@ -70,18 +73,12 @@ def test_other_versions():
 
 FORGED_HEADERS = [
     "",
-    "nothing",
     "[]",
-    "3",
-    "null",
     "[" * 100_000,
     "[" * 10**6 + "]" * 10**6,
-    '{"a":' * 10**5,
     '{"version": 3, "version": 3, "format": "a format"}',
     b"\xff\xfe",
-    "9" * 10_000,
     '{"format": "a format", "version": NaN}',
-    '{"format": "é", "version": 3}',
 ]
 
 
@@ -97,39 +94,20 @@ def npy(descr="'<f4'", order="False", shape="(2,)", data=b"\0" * 8, magic=b"\x93
 
 FORGED_ARRAYS = [
     npy("'|O'"),
-    npy("'|V8'", shape="(1,)"),
-    npy("'<M8[s]'", shape="(1,)"),
-    npy("'<f0'"),
     npy("[('a', '<f4')]"),
     npy("'<f4', 'x': 1"),
     npy("'<f3'"),
-    npy("'<f99999'"),
-    npy("'U0'"),
     npy("'<U0'", shape="(999999999999,)", data=b""),
     npy("'<f4'", shape="(3,)"),
-    npy(shape="(1,)"),
-    npy(shape="(2**99,)"),
     npy(shape="(-2,)"),
-    npy(shape="(-1, -2)"),
     npy(shape="(9999999999999999,)"),
-    npy(shape="(9" + "9" * 5000 + ",)"),
-    npy(shape="()"),
-    npy(shape="(2.0,)"),
-    npy(shape="(True, 2)"),
-    npy(shape="2"),
-    npy(shape="None"),
     npy(shape="(" + "1, " * 40 + "2)"),
     npy(shape="(" * 10_000),
-    npy(order="None"),
     npy(order="__import__('os').system('true')"),
     npy(magic=b"\x93NUMPY\x02\x00"),
-    npy(magic=b"\x93NUMPY\x09\x09"),
     npy("'|b1'", shape="(8,)", data=b"\x02" * 8),
     npy("'<U2'", shape="(1,)", data=b"\xff" * 8),
-    npy()[:20],
     b"",
-    b"\x93NUMPY",
-    npy()[10:],
     npy(shape="(0, 2)"),
 ]
 
@@ -209,7 +187,7 @@ def test_overlapping_members_are_refused():
 def test_random_bytes_in_a_signed_file():
     data, random = whole(), np.random.RandomState(5)
     read = 0
-    for _ in range(1000):
+    for _ in range(400):
         wrong = bytearray(data)
         for _ in range(random.randint(1, 4)):
             wrong[random.randint(len(data) - 64)] = random.randint(256)
@@ -218,12 +196,12 @@ def test_random_bytes_in_a_signed_file():
             read += 1
         except ValueError as error:
             assert "\n" not in str(error)
-    assert read < 300  # times and flags of the ZIP format, which nothing reads
+    assert read < 120  # times and flags of the ZIP format, which nothing reads
 
 
 def test_random_cuts_in_a_signed_file():
     data, random = whole(), np.random.RandomState(6)
-    for _ in range(300):
+    for _ in range(100):
         begin, end = sorted(random.randint(len(data) - 64, size=2))
         if begin < end:
             refused(forging.signed(data[:begin] + data[end:]))
@@ -241,22 +219,52 @@ def test_depth_is_limited_on_both_sides(wrap):
     assert archive.unpack(json.loads(json.dumps(packed)), {}) == value
     with pytest.raises(ValueError, match="extra holds lists or dicts more than 64 deep"):
         archive.pack(wrap(value), {}, "extra")
+    endless = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match=r"extra holds lists or dicts more than 64 deep .* save"):
+        archive.pack(endless, {}, "extra['thing']")
     deeper = {"dict": [["k", packed]]} if isinstance(value, dict) else [packed]
     with pytest.raises(ValueError, match="more than 64 deep"):
         archive.unpack(deeper, {})
 
 
-def test_a_list_in_itself_cannot_be_saved():
-    value = []
-    value.append(value)
-    with pytest.raises(ValueError, match=r"extra holds lists or dicts more than 64 deep .* save"):
-        archive.pack(value, {}, "extra['thing']")
-
-
-@pytest.mark.parametrize("packed", [h for h in forging.HOSTILE if isinstance(h, dict)])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        {"dict": 3},
+        {"dict": [[1, 2, 3]]},
+        {"dict": [[{"dict": []}, 1]]},
+        {"dict": [[1, 2], [1, 3]]},
+        {"tuple": 3},
+        {"array": "nothing"},
+        {"array": None},
+        {"scalar": "a"},
+        {"call": "os.system"},
+        {"dict": [], "tuple": []},
+    ],
+    ids=str,
+)
 def test_unknown_objects(packed):
-    if packed in ({"dict": []}, {"tuple": []}):
-        assert archive.unpack(packed, {}) in ({}, ())
-        return
+    assert archive.unpack([{"dict": []}, {"tuple": []}], {}) == [{}, ()]
     with pytest.raises(ValueError, match=r"^(a dict|an object) has|^an object is"):
-        archive.unpack(packed, {})
+        archive.unpack(packed, {"a": np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "value, hint",
+    [(object(), "is a builtins.object, which a checkpoint"), (nd.ones(1), "call .asnumpy()")],
+    ids=["object", "NDArray"],
+)
+def test_other_values_cannot_be_saved(value, hint):
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        archive.pack({"x": value}, {}, "extra")
+
+
+def test_values_of_all_kinds_are_read_as_they_were():
+    value = {"a": [1, (None, True)], 2: np.float32(0.5), "n": np.arange(3), (1, "k"): "text"}
+    arrays = {}
+    packed = json.loads(json.dumps(archive.pack(value, arrays, "extra")))
+    result = archive.unpack(packed, arrays)
+    assert result.pop("n").tolist() == [0, 1, 2] and type(result[2]) is np.float32
+    value.pop("n")
+    assert result == value
