@@ -1,7 +1,6 @@
 """The doctor on this machine, and on machines with other GPUs, which are data."""
 
 import json
-import os
 
 import pytest
 
@@ -274,14 +273,34 @@ def test_the_variables_are_a_table_of_sentences():
     }
 
 
-def test_nvidia_smi_runs_if_the_library_is_missing(tmp_path, monkeypatch):
-    if detection.read_driver().found:
-        pytest.skip("this machine has a driver")
-    assert detection.read_driver() == Driver(False, [])
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf 'GTX, odd name, 8.6\\nfailed\\nTesla K80, [N/A]\\n'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert detection.read_driver() == Driver(True, [Gpu("GTX, odd name", (8, 6))])
-    program.write_text("#!/bin/sh\necho 'has failed'; exit 9\n")
+class Library:
+    """Stands in for the driver's library, with two GPUs or an error."""
+
+    def __init__(self, status=0):
+        self.status = status
+
+    def cuInit(self, flags):  # noqa: N802
+        return self.status
+
+    def cuDeviceGetCount(self, count):  # noqa: N802
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device, number):  # noqa: N802
+        device._obj.value = 7 + number
+
+    def cuDeviceGetName(self, name, size, device):  # noqa: N802
+        name.value = f"GPU {device.value}".encode()
+
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        value._obj.value = {75: device.value, 76: 5}[attribute]
+
+
+def test_the_driver_lists_its_gpus(monkeypatch):
+    monkeypatch.setattr(detection.ctypes, "CDLL", lambda name: Library())
+    assert detection.read_driver() == Driver(True, [Gpu("GPU 7", (7, 5)), Gpu("GPU 8", (8, 5))])
+    monkeypatch.setattr(detection.ctypes, "CDLL", lambda name: Library(100))  # no device
+    assert detection.read_driver() == Driver(True, [])
+    monkeypatch.undo()
+    monkeypatch.setattr(detection, "DRIVER", "libno_such_driver.so")
     assert detection.read_driver() == Driver(False, [])
