@@ -100,14 +100,15 @@ class Product(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         name, attributes = self.of
-        F = F.np if mx.util.is_np_array() else F
-        return getattr(F, name)(x, x, **attributes)
+        return getattr(F.np if mx.util.is_np_array() else F, name)(x, x, **attributes)
 
 
 def test_a_product_without_a_weight(arrays):
     name, op = ("matmul", "_npi_matmul") if arrays is mx.np else ("batch_dot", "batch_dot")
     attributes = {} if arrays is mx.np else {"transpose_b": True}
-    net = built(Product(name, **attributes), policy=Policy.parse("float16").pin([op], "float16"))
+    net = built(
+        Product(name, **attributes), policy=Policy.parse("float16").pin([op], dtype="float16")
+    )
     shape = (8, 12, 12) if arrays is mx.np else (8, 12, 20)
     inner = 12 if arrays is mx.np else 20
     assert sizes(net, arrays.ones(shape)) == [

@@ -57,59 +57,39 @@ def endless():
     return value
 
 
-FORGED = {
-    "a call in a state": ({0: CALL}, "it names '.*call_me'"),
-    "a call in the optimizer's place": (({0: None}, CALL), "it names '.*call_me'"),
-    "getattr": ({0: Call(getattr, "text", "upper")}, "it names 'builtins.getattr'"),
-    "numpy objects": ({0: np.array([None, 1], object)}, "it names 'numpy.*_reconstruct'"),
-    "a dtype of objects": ({0: np.dtype("O")}, "it calls numpy.dtype in an unknown way"),
-    "text": ("states", "it holds no dict of states|a state is 'states'"),
-    "text in a state": ({0: "x"}, "a state is 'x'"),
-    "nothing": (None, "it holds no dict of states"),
-    "three parts": (({}, None, None), "it holds no dict of states"),
-    "no optimizer": (({}, 3), "the second part is not an optimizer"),
-    "a schedule for an optimizer": (
-        ({}, mx.lr_scheduler.FactorScheduler(1)),
-        "the second part is not an optimizer",
-    ),
-    "billion laughs": ({0: nested(60)}, "it holds more values than bytes"),
-    "a list in itself": ({0: endless()}, "it holds more values than bytes"),
-    "huge key": ({10**5000: nd.ones(1)}, "of other parameters"),
-    "no bytes": ({0: Handle(b"")}, "it calls builtins.bytearray in an unknown way"),
-    "short bytes": ({0: Handle(GOOD[:30])}, "an NDArray is truncated"),
-    "long bytes": ({0: Handle(bytes(GOOD) + b"1")}, "the size of an NDArray is not"),
-    "huge sizes": (
-        {0: Handle(GOOD[:12] + (2**40).to_bytes(8, "little") * 2 + GOOD[28:])},
-        "the size of an NDArray is not",
-    ),
-    "negative sizes": (
-        {0: Handle(GOOD[:12] + b"\xff" * 16 + GOOD[28:])},
-        "the size of an NDArray is not",
-    ),
-    "many dimensions": (
-        {0: Handle(GOOD[:8] + b"\x21\x00\x00\x00" + bytes(300))},
-        "an NDArray has 33 dimensions",
-    ),
-    "minus dimensions": (
-        {0: Handle(GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:])},
-        "an NDArray has -1 dimensions",
-    ),
-    "no dimensions before np": (
-        {0: Handle(GOOD[:8] + b"\x00\x00\x00\x00" + GOOD[28:44])},
-        "an NDArray has 0 dimensions",
-    ),
-    "unknown dtype": (
-        {0: Handle(GOOD[:36] + b"\x0c\x00\x00\x00" + GOOD[40:])},
-        "an NDArray has the unknown dtype 12",
-    ),
-    "sparse": ({0: nd.ones((2, 3)).tostype("row_sparse")}, "it names|sparse or of an unknown"),
-    "unknown magic": ({0: Handle(b"1234" + bytes(GOOD[4:]))}, "sparse or of an unknown version"),
-}
+def handle(*pieces):
+    """Return states with one NDArray of these bytes."""
+    return {0: Handle(b"".join(map(bytes, pieces)))}
 
 
-@pytest.mark.parametrize("what", FORGED)
-def test_forged_pickles_are_refused_and_nothing_is_executed(path, what):
-    content, reason = FORGED[what]
+FORGED = [
+    ({0: CALL}, "it names '.*call_me'"),
+    (({0: None}, CALL), "it names '.*call_me'"),
+    ({0: Call(getattr, "text", "upper")}, "it names 'builtins.getattr'"),
+    ({0: np.array([None, 1], object)}, "it names 'numpy.*_reconstruct'"),
+    ({0: np.dtype("O")}, "it calls numpy.dtype in an unknown way"),
+    ({0: "x"}, "a state is 'x'"),
+    (None, "it holds no dict of states"),
+    (({}, None, None), "it holds no dict of states"),
+    (({}, mx.lr_scheduler.FactorScheduler(1)), "the second part is not an optimizer"),
+    ({0: nested(60)}, "it holds more values than bytes"),
+    ({0: endless()}, "it holds more values than bytes"),
+    ({10**5000: nd.ones(1)}, "of other parameters"),
+    (handle(GOOD[:30]), "an NDArray is truncated"),
+    (handle(GOOD, b"1"), "the size of an NDArray is not"),
+    (handle(GOOD[:12], (2**40).to_bytes(8, "little") * 2, GOOD[28:]), "the size of an NDArray"),
+    (handle(GOOD[:12], b"\xff" * 16, GOOD[28:]), "the size of an NDArray is not"),
+    (handle(GOOD[:8], b"\x21\x00\x00\x00", bytes(300)), "an NDArray has 33 dimensions"),
+    (handle(GOOD[:8], b"\xff" * 4, GOOD[12:]), "an NDArray has -1 dimensions"),
+    (handle(GOOD[:8], bytes(4), GOOD[28:44]), "an NDArray has 0 dimensions"),  # None in mx.nd
+    (handle(GOOD[:36], b"\x0c\x00\x00\x00", GOOD[40:]), "an NDArray has the unknown dtype 12"),
+    ({0: nd.ones((2, 3)).tostype("row_sparse")}, "it names|sparse or of an unknown"),
+    (handle(b"1234", GOOD[4:]), "sparse or of an unknown version"),
+]
+
+
+@pytest.mark.parametrize("content, reason", FORGED, ids=range(len(FORGED)))
+def test_forged_pickles_are_refused_and_nothing_is_executed(path, content, reason):
     with open(path, "wb") as file:
         pickle.dump(content, file)
     refuse(own(), path, reason)
@@ -140,11 +120,12 @@ FORGED_CODES = [
 ]
 
 
-@pytest.mark.parametrize("code", FORGED_CODES, ids=range(len(FORGED_CODES)))
-def test_forged_opcodes_are_refused(path, code):
-    with open(path, "wb") as file:
-        file.write(b"\x80\x04" + code + b".")
-    refuse(own(), path, "is a pickle that stock MXNet's save_states did not write")
+def test_forged_opcodes_are_refused(path):
+    trainer = own()
+    for code in FORGED_CODES:
+        with open(path, "wb") as file:
+            file.write(b"\x80\x04" + code + b".")
+        refuse(trainer, path, "is a pickle that stock MXNet's save_states did not write")
 
 
 def test_the_same_bytes_in_many_arrays_take_no_memory():
@@ -186,10 +167,9 @@ def test_damaged_stock_files_are_refused_or_read(path):
     assert refused > 90
 
 
-@pytest.mark.parametrize("protocol", [3, 5])
-def test_the_reader_returns_plain_data(protocol):
+def test_the_reader_returns_plain_data():
     stock = train(stock_trainer("adam", "float16"))
-    content = pickle.dumps((stock._updaters[0].states, stock.optimizer), protocol)
+    content = pickle.dumps((stock._updaters[0].states, stock.optimizer), 5)
     read = stock_pickle.read(content)
     assert str(read.optimizer.kind) == "mxnet.optimizer.optimizer.Adam"
     assert read.optimizer.fields["beta2"] == 0.999
