@@ -10,7 +10,7 @@ from gluon_amp.inspection.diagnose import diagnose
 from tests.inspection.nets import L2, built, chain, images, labels, make_net, one, total, unit
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 
@@ -27,22 +27,14 @@ def test_ok():
     assert diagnose(built(nn.Dense(3)), L2, images(), labels(), 1).ok
 
 
-@pytest.mark.parametrize(
-    "bad, counts",
-    [(np.nan, "1 NaN and 0 infinite"), (-np.inf, "0 NaN and 1 infinite")],
-)
-def test_bad_data(bad, counts):
-    data = images().copy()
-    data[1, 2, 3, 4] = bad
+def test_bad_data():
+    data, label = images().copy(), labels().copy()
+    data[1, 2, 3, 4] = -np.inf
     result = diagnose(make_net(), L2, data, labels())
     assert (result.verdict, result.block) == ("bad_data", None)
     assert "sample 1 of this batch" in result.advice
-    assert f"data holds {counts} values among 216" in result.advice
+    assert "data holds 0 NaN and 1 infinite values among 216" in result.advice
     assert 0 <= result.value_range[0] < result.value_range[1] <= 1
-
-
-def test_bad_label_and_second_input():
-    label = labels().copy()
     label[0, 1] = np.nan
     assert "label holds 1 NaN" in diagnose(make_net(), L2, images(), label).advice
 
@@ -53,9 +45,7 @@ def test_bad_label_and_second_input():
     result = diagnose(amp.cast(Sum(), "float16"), total, [one(1), one(np.inf)], None)
     assert "data[1] holds 0 NaN and 1 infinite" in result.advice
     assert result.value_range is None
-
-
-def test_integer_data_and_labels_are_fine():
+    # Integers are finite.
     net = built(nn.Embedding(5, 4), nn.Dense(3, in_units=8))
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     ids, label = nd.array([[1, 4], [0, 2]], dtype="int32"), nd.array([0, 2], dtype="int32")
@@ -125,13 +115,11 @@ def log(F, x):
     ],
 )
 def test_what_no_dtype_can_compute_is_named(compute, x, cause):
-    for policy in ("float16", "float32"):
-        net = built(unit(1), nn.HybridLambda(lambda F, x: compute(F, x)), policy=policy)
-        net.hybridize()
-        result = diagnose(net, total, one(x), None)
-        assert (result.verdict, result.block) == ("forward_overflow", "1")
-        assert result.advice.startswith(f"Look there for {cause}: ")
-        assert "neither a pin nor a lower loss scale can help" in result.advice
+    net = built(unit(1), nn.HybridLambda(lambda F, x: compute(F, x)))
+    result = diagnose(net, total, one(x), None)
+    assert (result.verdict, result.block) == ("forward_overflow", "1")
+    assert result.advice.startswith(f"Look there for {cause}: ")
+    assert "neither a pin nor a lower loss scale can help" in result.advice
 
 
 def test_an_operator_of_mx_np_is_known_by_its_name_without_prefix(arrays):
@@ -173,14 +161,6 @@ def test_backward_overflow(weights, x, scale, received, recommended):
     assert f"Lower the loss scale to {recommended:g}," in result.advice
     assert diagnose(net, total, one(x), None, recommended).verdict == "ok"
     assert diagnose(net, total, one(x), None, 2 * recommended).verdict == "backward_overflow"
-    if scale <= 2.0**14:  # a trainer sees the same
-        for tried in (recommended, 2 * recommended):
-            still = {"learning_rate": 0}
-            trainer = amp.Trainer(net.collect_params(), "sgd", still, loss_scale=tried)
-            with autograd.record():
-                loss = total(net(one(x)), None)
-            trainer.backward(loss)
-            assert trainer.step(1).applied is (tried == recommended)
 
 
 @pytest.mark.parametrize("floor, named", [(2.0**-5, False), (2.0**-4, True)])
@@ -199,10 +179,9 @@ def test_a_gradient_that_no_scale_can_save():
     assert "no lower loss scale can help" in result.advice
 
 
-@pytest.mark.parametrize("policy", ["bfloat16", "float32"])
-def test_bfloat16_and_float32_have_float32s_range(policy):
-    assert diagnose(chain(300, 300, policy=policy), total, one(1), None, None).verdict == "ok"
-    result = diagnose(chain(1e20, 1e20, policy=policy), total, one(1), None, None)
+def test_bfloat16_has_float32s_range():
+    assert diagnose(chain(300, 300, policy="bfloat16"), total, one(1), None, None).ok
+    result = diagnose(chain(1e20, 1e20, policy="bfloat16"), total, one(1), None, None)
     assert result.verdict == "forward_overflow"
     assert "neither a pin nor a lower loss scale can help" in result.advice
 

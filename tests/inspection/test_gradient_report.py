@@ -6,7 +6,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.inspection.diagnose import diagnose
-from gluon_amp.inspection.gradient_report import GradientReport, GradientRow, gradient_report
+from gluon_amp.inspection.gradient_report import gradient_report
 from tests.inspection.nets import L2, built, chain, images, labels, make_net, one, total
 
 import mxnet as mx
@@ -90,18 +90,12 @@ def test_several_devices_and_sums_that_a_clip_has_reduced():
     assert (report.loss_scale, report.rows[0].largest, report.rows[0].zero) == (64, 128, 0)
 
 
-@pytest.mark.parametrize("scale, text", [(2.0**16, "65536"), (2.0**38, "2^38")])
-def test_scales_are_written_exactly(scale, text):
-    row = GradientRow("w", "float16", 1, 2.0**12, 0.0, 0.0, 4.0)
-    assert str(GradientReport([row], scale)).endswith(f"loss scale {text}, recommended {text}")
-
-
 def test_after_an_overflow_nothing_is_recommended():
     net = chain(1, 16)
     report = gradient_report(net, backward(net, one(1), 2.0**12))
     assert report.overflowed == [net[0].weight.name]
     assert (report.rows[0].headroom, report.recommended_scale) == (-math.inf, None)
-    assert "overflowed: lower it and look again" in str(report)
+    assert str(report).endswith("loss scale 4096, which overflowed: lower it and look again")
 
 
 def test_report_needs_a_scaled_backward_pass():

@@ -61,7 +61,6 @@ def test_ids_of_an_embedding(arrays):
     "function, problem",
     [
         (lambda F, y, ids: F.take(y, ids), "take reads indices up to 4095"),
-        (lambda F, y, ids: F.pick(F.transpose(y), ids), "pick reads indices up to 4095"),
         (lambda F, y, ids: F.one_hot(ids, 5000), "one_hot reads indices up to 4999"),
         (
             lambda F, y, ids: F.gather_nd(y, F.reshape(ids, (1, 8))),
@@ -70,10 +69,6 @@ def test_ids_of_an_embedding(arrays):
         (
             lambda F, y, ids: F.scatter_nd(ids, F.reshape(ids, (1, 8)), shape=(9000,)),
             "scatter_nd reads indices",
-        ),
-        (
-            lambda F, y, ids: F.SequenceLast(y, ids, use_sequence_length=True),
-            "SequenceLast reads lengths up to 4095",
         ),
         (
             lambda F, y, ids: F.SoftmaxOutput(F.transpose(y), ids),
