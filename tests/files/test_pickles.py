@@ -122,11 +122,11 @@ def test_other_pickles_are_errors():
 @pytest.mark.parametrize(
     "text",
     [
-        b"\x96" + (2**40).to_bytes(8, "little") + b"abc",  # lengths
-        b"\x8e" + (2**40).to_bytes(8, "little") + b"abc",
-        b"\x8b\xff\xff\xff\x7fabc",
-        b"Nr\xff\xff\xff\x7f0N",  # a place in the memo
-        b"\x95" + (2**40).to_bytes(8, "little") + b"]K\x00",  # a frame
+        b"\x96" + (2**24).to_bytes(8, "little") + b"abc",  # lengths
+        b"\x8e" + (2**24).to_bytes(8, "little") + b"abc",
+        b"\x8b\xff\xff\xff\x00abc",
+        b"Nr\xff\xff\xff\x000N",  # a place in the memo
+        b"\x95" + (2**24).to_bytes(8, "little") + b"]K\x00",  # a frame
     ],
 )
 def test_a_number_in_a_file_takes_no_memory(text):

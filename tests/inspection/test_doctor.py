@@ -254,10 +254,8 @@ def test_values_that_hurt_are_warned_of(pretend, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     report = amp.doctor()
     (setting,) = (each for each in report.to_dict()["environment"] if each["name"] == name)
-    assert setting["value"] == value and setting["warning"].endswith(
-        (": unset it.", "it there.", "policy.")
-    )
-    assert f"{name}: {value}" in str(report) and f"WARNING: {setting['warning']}" in joined(report)
+    assert setting["value"] == value and f"{name}: {value}" in str(report)
+    assert setting["warning"] and f"WARNING: {setting['warning']}" in joined(report)
 
 
 def test_the_variables_are_a_table_of_sentences():
