@@ -10,11 +10,14 @@ import mxnet as mx
 from mxnet import nd
 from mxnet.gluon import nn
 
-FLOAT16 = amp.Policy.parse("float16")
+
+def place(net, loss=total, data=None, scale=1, label=None):
+    result = diagnose(net, loss, one(1) if data is None else data, label, scale)
+    return result.verdict, result.block, result.op, result.value_range
 
 
-def place(result):
-    return result.verdict, result.block, result.op
+def pinned(*ops):
+    return amp.Policy.parse("float16").pin(ops=[*ops], dtype="float16")
 
 
 def test_an_operator_outside_all_blocks_is_pinned_by_its_name():
@@ -22,44 +25,38 @@ def test_an_operator_outside_all_blocks_is_pinned_by_its_name():
         def hybrid_forward(self, F, x):
             return F.relu(F.broadcast_mul(F.relu(x), F.relu(x)) - 1)
 
-    net = amp.cast(Square(), FLOAT16.pin(ops=["relu", "broadcast_mul"], dtype="float16"))
-    result = diagnose(net, total, one(300), None, 1)
-    assert place(result) == ("forward_overflow", "", "broadcast_mul")
+    result = diagnose(amp.cast(Square(), pinned("relu", "broadcast_mul")), total, one(300), None, 1)
+    assert (result.verdict, result.block, result.op) == ("forward_overflow", "", "broadcast_mul")
     assert "policy.pin(ops=['broadcast_mul'])" in result.advice
     assert "in the net itself" in str(result)
 
 
 class Heads(nn.HybridBlock):
-    """Two layers that read the same data, as sums or as a structure of outputs."""
+    """Layers that read the same data; `join` makes their results an output."""
 
-    def __init__(self, add):
+    def __init__(self, join):
         super().__init__()
-        self.add = add
+        self.join = join
         self.first, self.steep, self.flat = unit(1e-6), unit(4096), unit(1)
 
     def hybrid_forward(self, F, x):
         x = self.first(x)
-        return self.steep(x) + x if self.add else (self.flat(x), [self.steep(x), self.flat(x)])
+        return self.join(self.flat(x), self.steep(x))
 
 
 def test_the_branch_that_overflows_is_named_and_not_its_neighbour():
-    net = built(Heads(add=True))[0]
-    result = diagnose(net, total, one(1), None, 64)
-    assert place(result)[:2] == ("backward_overflow", "0.steep")
-    assert (result.value_range, result.recommended_scale) == ((64, 64), 8)
+    net = built(Heads(lambda flat, steep: steep + flat))
+    found = ("backward_overflow", "0.steep", "FullyConnected", (64, 64))
+    assert place(net, scale=64) == found
 
 
 def test_several_outputs_and_losses():
-    net = built(Heads(add=False), policy="mixed_float16")
+    net = built(Heads(lambda flat, steep: (flat, [steep, flat])), policy="mixed_float16")
     net[0].first.weight.set_data(one(1))
-
-    def loss(out, _):
-        return [out[0].sum(), out[1][0].sum()]
-
-    result = diagnose(net, loss, one(100), None, 1)
-    assert place(result)[:2] == ("forward_overflow", "0.steep")
-    result = diagnose(net, lambda out, _: [out[1][0].sum()], one(4), None, 2.0**14)
-    assert place(result)[:2] == ("backward_overflow", "0.steep")
+    found = place(net, lambda out, _: [out[0].sum(), out[1][0].sum()], one(100))
+    assert found == ("forward_overflow", "0.steep", "FullyConnected", (100, 100))
+    found = place(net, lambda out, _: [out[1][0].sum()], one(4), 2.0**14)
+    assert found[:2] == ("backward_overflow", "0.steep")
 
 
 def test_an_infinity_that_the_forward_pass_hides_again():
@@ -68,16 +65,13 @@ def test_an_infinity_that_the_forward_pass_hides_again():
             square = F.broadcast_mul(x, x)
             return 1 / F.broadcast_mul(square, square)  # 1 / inf is 0, its gradient 0 * inf
 
-    pinned = FLOAT16.pin(ops=["broadcast_mul", "_rdiv_scalar"], dtype="float16")
-    net = built(unit(1000), Hiding(), policy=pinned)
+    net = built(unit(1000), Hiding(), policy=pinned("broadcast_mul", "_rdiv_scalar"))
     assert net(one(1)).asscalar() == 0
-    result = diagnose(net, total, one(1), None, 1)
-    assert place(result) == ("forward_overflow", "1", "broadcast_mul")
-    assert result.value_range == (1000, 1000)
+    assert place(net) == ("forward_overflow", "1", "broadcast_mul", (1000, 1000))
 
 
 class Plain(mx.gluon.Block):
-    """A plain Block of two parts, with Python code between them."""
+    """A plain Block of two parts, with Python code between them that doubles."""
 
     def __init__(self, first, second):
         super().__init__()
@@ -87,55 +81,36 @@ class Plain(mx.gluon.Block):
         return self.second(nd.relu(self.first(x)) * 2)
 
 
-@pytest.mark.parametrize(
-    "first, second, scale, where, span, recommended",
-    [
-        ([1, 2], [3e4, 1], 1, ("forward_overflow", "second.0"), (4, 4), None),
-        # the Python code between the two doubles
-        ([2.0**-6, 16], [1, 1], 2.0**14, ("backward_overflow", "first.1"), (2**15,) * 2, 2.0**10),
-    ],
-)
-def test_plain_blocks(first, second, scale, where, span, recommended):
-    net = amp.cast(Plain(first, second), "float16")
-    result = diagnose(net, total, one(1), None, scale)
-    assert place(result)[:2] == where
-    assert (result.value_range, result.recommended_scale) == (span, recommended)
+def test_plain_blocks():
+    net = amp.cast(Plain([1, 2], [3e4, 1]))
+    assert place(net) == ("forward_overflow", "second.0", "FullyConnected", (4, 4))
+    found = place(amp.cast(Plain([2.0**-6, 16], [1, 1])), scale=2.0**14)
+    assert found == ("backward_overflow", "first.1", "FullyConnected", (2**15,) * 2)
 
 
-@pytest.mark.parametrize("hybridize", [False, True])
-def test_nets_that_are_not_cast(hybridize):
+@pytest.mark.parametrize("op", [None, "FullyConnected"])
+def test_nets_that_are_not_cast(op):
     net = built(unit(1e15), unit(1e15), unit(1e15), policy=None)
-    if hybridize:
+    if op:  # a block that is not hybridized has no graph
         net.hybridize()
-    result = diagnose(net, total, one(1), None, None)
-    assert place(result) == ("forward_overflow", "2", "FullyConnected" if hybridize else None)
-    assert result.value_range == pytest.approx((1e30, 1e30))
+    *found, span = place(net)
+    assert (found, span) == (["forward_overflow", "2", op], pytest.approx((1e30, 1e30)))
     for layer, weight in zip(net, (1, 1e-15, 1e20)):
         layer.weight.set_data(one(weight))
     result = diagnose(net, total, one(1), None, 2.0**100)
-    assert place(result)[:2] == ("backward_overflow", "2")
+    assert (result.verdict, result.block) == ("backward_overflow", "2")
     assert result.recommended_scale == 2.0**61  # times 1e20 it is 2.3e38
 
 
 def test_a_net_of_layers_of_all_kinds():
-    net = built(
-        nn.Conv2D(4, 3, padding=1),
-        nn.LayerNorm(),
-        nn.Conv2DTranspose(3, 2),
-        nn.PReLU(),
-        nn.GroupNorm(3),
-        nn.Dropout(0.5),
-        nn.GlobalAvgPool2D(),
-        nn.Dense(3),
-        nn.GELU(),
-    )
-    assert diagnose(net, L2, images(), labels(), 1).verdict == "ok"
-    result = diagnose(net, L2, images(), labels() * 60000, 2.0**16)
-    assert place(result)[:2] == ("backward_overflow", "8")
-    lstm = mx.gluon.rnn.LSTM(4, layout="NTC", input_size=3)
-    lstm.initialize()
-    result = diagnose(amp.cast(lstm), total, nd.ones((2, 5, 3)) * 1e6, None)
-    assert (result.verdict, result.op) == ("forward_overflow", "RNN")
+    convolutions = nn.Conv2D(4, 3, padding=1), nn.LayerNorm(), nn.Conv2DTranspose(3, 2), nn.PReLU()
+    others = nn.GroupNorm(3), nn.Dropout(0.5), nn.GlobalAvgPool2D(), nn.Dense(3), nn.GELU()
+    net = built(*convolutions, *others)
+    assert place(net, L2, images(), 1, labels())[0] == "ok"
+    found = place(net, L2, images(), 2.0**16, labels() * 60000)
+    assert found[:2] == ("backward_overflow", "8")
+    lstm = built(mx.gluon.rnn.LSTM(4, layout="NTC", input_size=3))
+    assert place(lstm, data=nd.ones((2, 5, 3)) * 1e6)[:3] == ("forward_overflow", "0", "RNN")
 
 
 def test_scalars_and_booleans_of_mx_np():
@@ -153,10 +128,8 @@ def test_scalars_and_booleans_of_mx_np():
         return out.mean()
 
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net = built(Clipped())
-        data = mx.np.array([[1.0], [2.0]])  # 16 and 32, of mean 24
-        result = diagnose(net, mean, data, None, 2.0**16)
+        net, data = built(Clipped()), mx.np.array([[1.0], [2.0]])  # 16 and 32, of mean 24
         # The samples receive 1/2 + 1/8 and 1/8, of which 1/8 each through the mean.
-        assert (result.verdict, result.value_range) == ("ok", (0.875 * 2**16,) * 2)
-        result = diagnose(net, mean, data, None, 2.0**17)
-        assert place(result) == ("backward_overflow", "0.dense", "FullyConnected")
+        assert place(net, mean, data, 2.0**16) == ("ok", None, None, (0.875 * 2**16,) * 2)
+        found = place(net, mean, data, 2.0**17)
+        assert found[:3] == ("backward_overflow", "0.dense", "FullyConnected")
