@@ -11,19 +11,17 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 EPSILON = (
-    "epsilon",
-    "Adam's epsilon 1e-08 is 0 in float16, so the update divides by 0",
-    "use amp.Trainer, which updates float32 masters, or multi_precision=True",
+    "epsilon: Adam's epsilon 1e-08 is 0 in float16, so the update divides by 0: use amp.Trainer, "
+    "which updates float32 masters, or multi_precision=True"
 )
 KVSTORE = (
-    "kvstore",
-    "the trainer updates on the kvstore, before an overflow can be seen",
-    "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
+    "kvstore: the trainer updates on the kvstore, before an overflow can be seen: use amp.Trainer, "
+    "or gluon.Trainer(..., update_on_kvstore=False)"
 )
 
 
 def found(net, trainer):
-    return [(each.kind, each.problem, each.fix) for each in trainer_findings(net, trainer)]
+    return [f"{each.kind}: {each.problem}: {each.fix}" for each in trainer_findings(net, trainer)]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +66,8 @@ def test_frozen_parameters():
     assert found(net, trainer) == []  # running statistics are not meant
     net[0].collect_params().setattr("grad_req", "null")
     assert found(net, trainer) == [
-        (
-            "frozen",
-            f"the trainer holds {net[0].bias.name}, {net[0].weight.name} with grad_req='null', "
-            "never updated",
-            "set grad_req='write' to train them, or leave them out of the trainer",
-        )
+        f"frozen: the trainer holds {net[0].bias.name}, {net[0].weight.name} with grad_req='null', "
+        "never updated: set grad_req='write' to train them, or leave them out of the trainer"
     ]
 
 
@@ -82,10 +76,6 @@ def test_parameters_that_the_trainer_does_not_hold():
     first, *others = net.collect_params()
     few = amp.Trainer({first: net[0].weight}, "sgd")
     assert found(net, few) == [
-        (
-            "frozen",
-            f"the trainer does not hold {others[0]}, {others[1]} and 1 more, so they stay as they "
-            "are",
-            "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
-        )
+        f"frozen: the trainer does not hold {others[0]}, {others[1]} and 1 more, so they stay as "
+        "they are: give it net.collect_params(), or set grad_req='null' to freeze them on purpose"
     ]

@@ -41,17 +41,23 @@ def by_place(rows, step=0):
     return {(row.layer, row.direction, row.tensor): row for row in rows if row.step == step}
 
 
+def look(net, data, scale=1.0, steps=1, **options):
+    """Return the rows of a training that is looked at."""
+    trainer = trainer_of(net, scale)
+    with amp.watch(net, trainer, **{"what_if": ["float16"], **options}) as watch:
+        train(net, trainer, steps, data)
+    return watch.rows
+
+
 # ------------------------------------------------------------------------------- literal numbers
 
 
 def test_half_of_a_weight_gradient_underflows():
-    net = nn.Dense(1, in_units=2, use_bias=False)
-    net.initialize()
-    trainer = trainer_of(net, scale=4.0)
-    with amp.watch(net, trainer, what_if=["float16", "bfloat16"]) as watch:
-        train(net, trainer, 1, nd.array([[1, 2**-28]]))  # the gradient of the weight
-    assert [row.direction for row in watch.rows] == ["weight_gradient", "forward"]
-    row = by_place(watch.rows)["", "weight_gradient", "weight"]
+    net = built(nn.Dense(1, in_units=2, use_bias=False), policy=None)
+    data = nd.array([[1, 2**-28]])  # the gradient of the weight
+    rows = look(net, data, 4.0, what_if=["float16", "bfloat16"])
+    assert [row.direction for row in rows] == ["weight_gradient", "forward"]
+    row = by_place(rows)["0", "weight_gradient", "weight"]
     assert (row.largest, row.size, row.loss_scale, row.dtype) == (4.0, 2, 4.0, "float32")
     assert row.formats["float16"][:2] == (0.5, 0.0)
     assert row.formats["bfloat16"][:3] == (0.0, 0.0, 0.0)
@@ -65,11 +71,8 @@ def test_each_direction_of_a_chain(policy, hybridized):
     net = chain(2, 4, 8, policy=policy)
     if hybridized:
         net.hybridize()
-    trainer = trainer_of(net, scale=16.0)
-    with amp.watch(net, trainer, what_if=["float16"]) as watch:
-        train(net, trainer, 1, one(3))
-    largest = {place[:2]: row.largest for place, row in by_place(watch.rows).items()}
-    assert largest == {
+    rows = by_place(look(net, one(3), 16.0))
+    assert {place[:2]: row.largest for place, row in rows.items()} == {
         ("0", "forward"): 6,
         ("1", "forward"): 24,
         ("2", "forward"): 192,
@@ -80,6 +83,7 @@ def test_each_direction_of_a_chain(policy, hybridized):
         ("1", "weight_gradient"): 16 * 8 * 6,
         ("2", "weight_gradient"): 16 * 24,
     }
+    assert {row.loss_scale for row in rows.values()} == {1, 16}
 
 
 # ------------------------------------------------------------------------------- it changes nothing
@@ -205,10 +209,8 @@ def test_between_looks_a_step_runs_no_operator_more(tmp_path):
 
 def test_several_devices():
     contexts = [mx.cpu(0), mx.cpu(1)]
-    net = nn.HybridSequential()
-    net.add(nn.Dense(2, in_units=1, use_bias=False, weight_initializer="ones"))
-    net.add(nn.Dense(1, in_units=2, use_bias=False, weight_initializer="ones"))
-    net.initialize(ctx=contexts)
+    net = chain(1, 1, policy="float32")
+    net.collect_params().reset_ctx(contexts)
     trainer = trainer_of(net, scale=1.0)
     with amp.watch(net, trainer, what_if=["float16"]) as watch:
         with autograd.record():
@@ -216,10 +218,10 @@ def test_several_devices():
         trainer.backward(losses)
         trainer.step(2)
     rows = by_place(watch.rows)
-    assert (rows["0", "forward", "output"].size, rows["0", "forward", "output"].largest) == (2, 1)
+    output, gradient = rows["0", "forward", "output"], rows["1", "weight_gradient", "weight"]
+    assert (output.size, output.largest) == (1, 1)
     # The buffers of both devices, before they are added up
-    gradient = rows["1", "weight_gradient", "weight"]
-    assert (gradient.size, gradient.largest) == (4, 2)
+    assert (gradient.size, gradient.largest) == (2, 2)
 
 
 def test_micro_batches_are_looked_at_together():
@@ -243,22 +245,18 @@ def test_a_net_that_draws_other_random_numbers_is_named_once(hybridized, caplog)
     net = built(nn.Dense(1, in_units=2), noise, policy=None)
     if hybridized:
         net.hybridize()
-    trainer = trainer_of(net)
-    with amp.watch(net, trainer, every=1) as watch:
-        train(net, trainer, 3, nd.ones((1, 2)))
-    assert {direction for _, direction, _ in by_place(watch.rows)} == {"weight_gradient"}
+    rows = look(net, nd.ones((1, 2)), steps=3, every=1)
+    assert {direction for _, direction, _ in by_place(rows)} == {"weight_gradient"}
     assert caplog.text.count("the net itself") == 1
     # Later looks see the children, if Python calls them one by one
-    later = {place[:2] for place in by_place(watch.rows, step=2)}
+    later = {place[:2] for place in by_place(rows, step=2)}
     assert later == {("0", "weight_gradient")} | (set() if hybridized else {("0", "forward")})
 
 
 class TwoHeads(mx.gluon.Block):
     def __init__(self):
         super().__init__()
-        with self.name_scope():
-            self.body = nn.Dense(4, in_units=3, activation="relu")
-            self.head = nn.Dense(2, in_units=4)
+        self.body, self.head = nn.Dense(4, in_units=3), nn.Dense(2, in_units=4)
 
     def forward(self, x):
         features = self.body(x)
@@ -268,11 +266,7 @@ class TwoHeads(mx.gluon.Block):
 def test_blocks_that_python_calls_one_by_one():
     net = TwoHeads()
     net.initialize()
-    amp.cast(net)
-    trainer = trainer_of(net)
-    with amp.watch(net, trainer, what_if=["float16"]) as watch:
-        train(net, trainer, 1, nd.ones((5, 3)))
-    rows = by_place(watch.rows)
+    rows = by_place(look(amp.cast(net), nd.ones((5, 3))))
     assert rows["head", "forward", "output"].size == 2 * 5 * 2  # of both calls
     assert rows["head", "data_gradient", "data"].size == 2 * 5 * 4
     assert ("body", "data_gradient", "data") not in rows  # of the input
@@ -282,12 +276,9 @@ def test_a_look_that_fails_ends_no_training(caplog, monkeypatch):
     def fail(*args):
         raise mx.MXNetError("Traceback (most recent call last):\nMXNetError: no memory.")
 
-    net = chain(2)
-    trainer = trainer_of(net)
     monkeypatch.setattr("gluon_amp.inspection.watch.activations", fail)
-    with amp.watch(net, trainer, every=1) as watch:
-        train(net, trainer, 2, one(1))
-    assert {row.direction for row in watch.rows} == {"weight_gradient"}
+    rows = look(chain(2), one(1), steps=2, every=1)
+    assert {row.direction for row in rows} == {"weight_gradient"}
     assert caplog.text.count("cannot be run again (no memory)") == 1
 
 
