@@ -124,7 +124,7 @@ class Watch:
 
     def _end_recording(self) -> List[Call]:
         if self._recording is not None:
-            self._recording.end()
+            self._recording.close()
         calls, self._calls, self._recording = self._calls, [], None
         return calls
 

@@ -6,7 +6,6 @@ import gluon_amp as amp
 from tests.casting.nets import images, small_net
 from tests.inspection.nets import built, unit
 
-import mxnet as mx
 from mxnet import nd
 from mxnet.gluon import nn
 
@@ -56,21 +55,3 @@ def test_a_block_that_runs_as_python_code_has_a_row_with_the_reason():
     assert description.rows[2].reason.endswith("has no attribute 'shape'")
     assert description.rows[0].reason.startswith("block '1' inside it cannot be traced")
     assert "[2] cannot be traced" in str(description)
-
-
-@pytest.mark.filterwarnings("ignore:The cast leaves out")
-def test_parameters_outside_the_cast_have_a_row():
-    class Plain(mx.gluon.Block):
-        def __init__(self):
-            super().__init__()
-            self.weight = self.params.get("weight", shape=(1,))
-
-        def forward(self, x):
-            return x * self.weight.data()
-
-    net = nn.Sequential()
-    net.add(unit(1), Plain())
-    net.initialize()
-    row = amp.describe(amp.cast(net), nd.ones((1, 1))).rows[-1]
-    assert (row.block, row.op, row.compute_dtype) == ("1", "(Python code)", "as fed")
-    assert row.param_dtypes == {net[1].weight.name: "float32"} and "outside the cast" in row.reason

@@ -56,13 +56,10 @@ def test_bad_data():
 def test_non_finite_parameter(name, block):
     net = make_net()
     param = getattr(net[int(block)], name)
-    value = param.data().copy()
-    value[0] = np.nan
-    param.set_data(value)
+    param.set_data(param.data() * np.nan)
     result = diagnose(net, L2, images(), labels())
     assert (result.verdict, result.block) == ("non_finite_parameter", block)
-    assert f"{param.name} is finite" in result.advice
-    assert "clip the gradients" in result.advice
+    assert result.advice.startswith(f"Go back to a checkpoint in which {param.name} is finite")
 
 
 def follow(net, advice):

@@ -61,36 +61,22 @@ def test_ids_of_an_embedding(arrays):
     "function, problem",
     [
         (lambda F, y, ids: F.take(y, ids), "take reads indices up to 4095"),
+        (lambda F, y, ids: F.take(y, ids, axis=1), None),  # 8 columns
+        (lambda F, y, ids: F.pick(F.transpose(y), ids), "pick reads indices up to 4095"),
         (lambda F, y, ids: F.one_hot(ids, 5000), "one_hot reads indices up to 4999"),
-        (
-            lambda F, y, ids: F.gather_nd(y, F.reshape(ids, (1, 8))),
-            "gather_nd reads indices up to 4095",
-        ),
+        (lambda F, y, ids: F.one_hot(ids, 2049), None),
+        (lambda F, y, ids: F.gather_nd(y, F.reshape(ids, (1, 8))), "gather_nd reads indices up to"),
         (
             lambda F, y, ids: F.scatter_nd(ids, F.reshape(ids, (1, 8)), shape=(9000,)),
-            "scatter_nd reads indices",
-        ),
-        (
-            lambda F, y, ids: F.SoftmaxOutput(F.transpose(y), ids),
-            "SoftmaxOutput reads labels up to 4095",
+            "scatter_nd reads indices in",
         ),
     ],
 )
 def test_operators_that_read_indices(function, problem):
-    assert found(function) == [f"{problem} in float16"]
+    texts = found(function)
+    assert (problem is None) == (texts == [])
+    assert all(text.startswith(problem) and text.endswith(" in float16") for text in texts)
     assert found(function, "float32") == []
-
-
-@pytest.mark.parametrize(
-    "function, rows",
-    [
-        (lambda F, y, ids: F.pick(F.transpose(y), ids), 2048),
-        (lambda F, y, ids: F.take(y, ids, axis=1), 4096),  # 8 columns
-        (lambda F, y, ids: F.one_hot(ids, 2049), 4096),
-    ],
-)
-def test_the_size_of_the_axis_counts(function, rows):
-    assert found(function, rows=rows) == []
 
 
 def test_a_cast_in_the_net_is_found_behind_reshapes_and_further_casts():
