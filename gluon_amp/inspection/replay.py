@@ -153,10 +153,10 @@ def replaying(net: gluon.Block) -> Iterator[Replay]:
     MXNet's random numbers are not restored, since their state cannot be read.
     """
     replay = Replay(net)
-    with _same_random_numbers(), _replaced_arrays(replay):
-        # A forward hook could not add probes to the outputs.
-        with contextlib.closing(Recording(named_blocks(net), replay.calls, _graph_of)):
-            yield replay
+    with _same_random_numbers(), _replaced_arrays(replay), contextlib.closing(
+        Recording(named_blocks(net), replay.calls, _graph_of)
+    ):
+        yield replay
 
 
 @contextlib.contextmanager
@@ -193,7 +193,10 @@ def _replaced_arrays(replay: Replay) -> Iterator[None]:
 
 
 class Recording:
-    """Records calls of blocks, by a `forward` of their own, until it is closed."""
+    """Records calls of blocks, by a `forward` of their own, until it is closed.
+
+    A forward hook could not add probes to the outputs.
+    """
 
     def __init__(
         self,
