@@ -124,14 +124,14 @@ def test_float16_states_without_masters(path):
 
 
 def test_a_schedule_of_the_learning_rate(path):
-    def settings():
-        schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.25)
-        return {"lr_scheduler": schedule, "learning_rate": 0.25}
+    def settings(rate):
+        schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=rate)
+        return {"lr_scheduler": schedule, "learning_rate": rate}
 
-    stock = train(gluon.Trainer(parameters(), "sgd", settings()))
+    stock = train(gluon.Trainer(parameters(), "sgd", settings(0.25)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer = continued(stock, path, "sgd", **settings())
+        trainer = continued(stock, path, "sgd", **settings(0.5))  # the file's schedule counts
     train_both(trainer, stock, rtol=1e-6)
     assert trainer.learning_rate == stock.learning_rate == 0.25 / 4
 
