@@ -132,6 +132,10 @@ def test_a_schedule_of_the_learning_rate(path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer = continued(stock, path, "sgd", **settings(0.5))  # the file's schedule counts
+    # Without a schedule the warning is about that, and not about its present rate.
+    with pytest.warns(UserWarning, match="lr_scheduler='FactorScheduler'; this") as caught:
+        continued(stock, path, "sgd", learning_rate=0.5)
+    assert len(caught) == 1
     train_both(trainer, stock, rtol=1e-6)
     assert trainer.learning_rate == stock.learning_rate == 0.25 / 4
 
