@@ -89,7 +89,7 @@ def test_what_killed_writers_left_is_cleared(tmp_path):
     (left / "deep" / "file").touch()
     (left / "link").symlink_to(tmp_path)
     (tmp_path / "f.replaced").mkdir()
-    (tmp_path / "f.removed").mkdir()  # never restored, as some of its files may be removed
+    (tmp_path / "f.removed" / "half").mkdir(parents=True)
     (tmp_path / "f").mkdir()
     with atomic.folder(tmp_path / "f") as folder:
         assert files(folder) == []
