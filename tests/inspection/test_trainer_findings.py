@@ -55,6 +55,7 @@ def test_updates_on_the_kvstore(options, devices, expected, monkeypatch):
     net.initialize(ctx=[mx.cpu(k) for k in range(devices)])
     trainer = gluon.Trainer(amp.cast(net).collect_params(), "sgd", **options)
     assert found(net, trainer) == expected
+    assert found(net, amp.Trainer(net.collect_params(), "sgd")) == []
     if not options:
         monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
         assert found(net, trainer) == []
