@@ -50,8 +50,8 @@ def scale_text(scale: float) -> str:
     return exact if float(exact) == scale else f"2^{math.log2(scale):g}"
 
 
-def reason_of(error: Exception) -> str:
-    """Return the first line of an error, without MXNet's stack and file names."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    line = lines[0] if lines else type(error).__name__
+def reason_of(error: BaseException) -> str:
+    """Return an error's message in one line, without MXNet's stack, file names and full stop."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]  # one of C++
     return line.split("Check failed: ")[-1].split("MXNetError: ")[-1].strip().rstrip(".")

@@ -1,15 +1,14 @@
 """Atomic writes of files and folders: after a crash there is the old one or the new one."""
 
 import contextlib
-import ctypes
-import errno
-import fcntl
 import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Iterator, Optional, Tuple, Union
+
+from gluon_amp.base.locks import lock
 
 SUFFIX = ".unfinished"
 TEMPORARY = re.compile(r".+\.[a-z0-9_]{8}" + re.escape(SUFFIX))  # as tempfile.mkstemp names them
@@ -56,10 +55,8 @@ def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
     disk and it replaces `path`. When the block raises, the folder is removed. If a killed writer
     has left its folder, that one is emptied and used again.
 
-    The replacement is one system call if the file system can exchange two names (Linux's
-    `renameat2` with `RENAME_EXCHANGE`). Otherwise it is two renames. A writer that is killed
-    between them leaves the old folder as `path` + ``.replaced``, and the next writer restores it
-    first.
+    The replacement is two renames. A writer that is killed between them leaves the old folder as
+    `path` + ``.replaced``, and the next writer restores it first.
 
     Raises
     ------
@@ -73,8 +70,7 @@ def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
     with contextlib.ExitStack() as locks:
         locks.callback(os.close, _locked_folder(unfinished))
         _restore(replaced, path)
-        # An exchange gives the old folder the name `unfinished`. Its lock prevents other writers
-        # from using it as a leftover, until this writer has renamed it to `removed`.
+        # A writer that is just finishing holds a lock on the folder that it has renamed to `path`.
         old = _lock_when_free(path)
         if old is not None:
             locks.callback(os.close, old)
@@ -82,67 +78,25 @@ def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
             _remove(leftover)
         try:
             yield Path(unfinished)
-            _sync_tree(unfinished)
-            outdated = _replace(path, unfinished, replaced)
+            os.sync()  # one flush for each of ten thousand images would take half a minute
+            if os.path.lexists(path):
+                os.rename(path, replaced)
+            os.rename(unfinished, path)
         except BaseException:
             _restore(replaced, path)
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         _sync_folder(parent)
-        if outdated is not None:
-            # Rename it first: a folder that is partly removed must never be restored.
-            os.rename(outdated, removed)
+        if os.path.lexists(replaced):
+            os.rename(replaced, removed)  # a folder that is partly removed must never be restored
             _remove(removed)
 
 
-def _replace(path: str, new: str, aside: str) -> Optional[str]:
-    """Rename a new folder, and return the new name of the one it replaced, or None."""
-    try:
-        exchange(new, path)
-        return new
-    except FileNotFoundError:
-        os.rename(new, path)
-        return None
-    except OSError as error:
-        if error.errno not in NO_EXCHANGE:
-            raise
-    os.rename(path, aside)
-    os.rename(new, path)
-    return aside
-
-
 def _restore(aside: str, path: str) -> None:
-    """Undo the first of the two renames of `_replace`, if the second one is missing."""
+    """Undo the first of the two renames of `folder`, if the second one is missing."""
     if os.path.lexists(aside) and not os.path.lexists(path):
         os.rename(aside, path)
         _sync_folder(os.path.dirname(path))
-
-
-# Linux's <linux/fs.h> and <fcntl.h>
-RENAME_EXCHANGE, AT_FDCWD = 2, -100
-# Errors of renameat2 if the kernel, the file system or the container cannot exchange names.
-NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
-
-
-def exchange(one: str, other: str) -> None:
-    """Exchange two names in one system call.
-
-    Raises
-    ------
-    FileNotFoundError
-        When one of them does not exist.
-    OSError
-        With an `errno` in `NO_EXCHANGE` if names cannot be exchanged.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc 2.28
-    if renameat2 is None:
-        if not os.path.lexists(other):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), other)
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), one, None, other)
-    names = os.fsencode(one), os.fsencode(other)
-    if renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), one, None, other)
 
 
 def _remove(path: str) -> None:
@@ -164,13 +118,9 @@ def _locked_folder(path: str) -> int:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # its writer has just finished
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if lock(descriptor) is False:
             os.close(descriptor)
-            raise InUseError(f"another process is writing {path}") from None
-        except OSError:  # the file system has no locks
-            return descriptor
+            raise InUseError(f"another process is writing {path}")
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 return descriptor
@@ -183,8 +133,7 @@ def _lock_when_free(path: str) -> Optional[int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # it does not exist, or is not readable
         return None
-    with contextlib.suppress(OSError):  # the file system has no locks
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    lock(descriptor, wait=True)
     return descriptor
 
 
@@ -196,11 +145,11 @@ def remove_leftovers(folder: str) -> None:
     for entry in os.listdir(folder):
         if TEMPORARY.fullmatch(entry):
             path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):  # locked, removed already, or not permitted
+            with contextlib.suppress(OSError):  # removed already, or not permitted
                 descriptor = os.open(path, os.O_RDWR)
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
+                    if lock(descriptor):
+                        os.unlink(path)
                 finally:
                     os.close(descriptor)
 
@@ -211,8 +160,7 @@ def _locked_temporary(path: str) -> Tuple[int, str]:
         descriptor, temporary = tempfile.mkstemp(
             prefix=os.path.basename(path) + ".", suffix=SUFFIX, dir=os.path.dirname(path)
         )
-        with contextlib.suppress(OSError):  # without locks nobody can remove it either
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)  # where there are no locks, no process removes it either
         if os.fstat(descriptor).st_nlink:
             return descriptor, temporary
         os.close(descriptor)  # another process removed it as a leftover before it was locked
@@ -225,48 +173,11 @@ def _umask() -> int:
     return mask
 
 
-def _sync_tree(folder: str) -> None:
-    """Flush a folder to the disk, with all files and folders in it.
-
-    Linux's `syncfs` does this in one call, and returns errors since Linux 5.8. One flush for each
-    of ten thousand images would take half a minute.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if _syncfs(descriptor):
-            return
-    finally:
-        os.close(descriptor)
-    for root, _, files in os.walk(folder):
-        for name in files:
-            path = os.path.join(root, name)
-            if os.path.isfile(path) and not os.path.islink(path):
-                _fsync(path)
-        _sync_folder(root)
-
-
-def _syncfs(descriptor: int) -> bool:
-    """Flush a whole file system to the disk; return False if the system has no such call."""
-    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if syncfs is None:
-        return False
-    if syncfs(descriptor):
-        number = ctypes.get_errno()
-        if number == errno.ENOSYS:
-            return False
-        raise OSError(number, os.strerror(number))
-    return True
-
-
 def _sync_folder(folder: str) -> None:
     """Flush the names in a folder to the disk, if the system can open folders."""
     with contextlib.suppress(OSError):
-        _fsync(folder)
-
-
-def _fsync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,17 +1,34 @@
 """Pickles that are read without executing anything.
 
-`pickle.load` calls any function that a file names. Here the opcodes are interpreted one by one, and
-numbers, strings and containers are built. Classes and functions are only names, and a subclass of
-`Machine` decides what they stand for. Nothing that a file names is imported or called.
+`pickle.load` calls any function that a file names. `Unpickler` is the standard library's, with only
+the opcodes of plain data in protocols 2 to 5. Classes and functions are only names, and a subclass
+decides what they stand for. Nothing that a file names is imported or called.
 """
 
-import pickletools
+import io
+import pickle
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Dict, List, Union
+from typing import Any, BinaryIO, Union
 
 from gluon_amp.files.schema import brief
 
-MAGIC = b"\x80"  # the opcode PROTO: pickles of protocol 2 and later begin with it
+MAGIC = pickle.PROTO  # the opcode with which pickles of protocol 2 and later begin
+# Each opcode takes at most a few hundred bytes of memory, its argument aside. The optimizer's
+# states of a thousand parameters on eight devices have about half a million.
+MAX_OPCODES = 2**22
+KEYS = (int, float, str, bytes, type(None))  # other keys, such as nested tuples, can be deep
+
+# The standard library's own unpickler in Python: that in C has no table of opcodes.
+_BASE = pickle._Unpickler  # noqa: SLF001
+
+# Not among them: opcodes that build sets, that look up registered extensions (EXT1, EXT2 and EXT4),
+# that read buffers beside the pickle (NEXT_BUFFER), and those of protocols 0 and 1.
+_PLAIN = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT
+    SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8
+    EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE APPEND APPENDS
+    MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL BINPERSID
+""".split()
 
 
 @dataclass(frozen=True)
@@ -21,171 +38,93 @@ class Global:
     module: str
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
 
-class Machine:
-    """The stack machine of pickles, with the opcodes of plain data in protocols 2 to 5.
+
+class _Opcodes:
+    """The table of opcodes, with `[]` as a dict has it; it counts them."""
+
+    def __init__(self, steps: dict) -> None:
+        self.steps, self.left = steps, MAX_OPCODES
+
+    def __getitem__(self, code: int) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError(f"it has more than {MAX_OPCODES} opcodes")
+        if code not in self.steps:
+            raise ValueError(f"it uses the opcode {code:#04x}")
+        return self.steps[code]
+
+
+class Unpickler(_BASE):
+    """Reads one pickle after the other with `load`.
 
     A subclass defines what the names, the calls, the states and the persistent ids of its kind of
     file stand for. Its methods return values, and raise `ValueError` for all that they do not know.
+    `load` raises errors of a dozen kinds for forged bytes.
+
+    Parameters
+    ----------
+    data : bytes or file
+        A file is read up to the end of each pickle.
     """
 
-    def __init__(self):
-        self.stack: List[Any] = []
-        self.marks: List[List[Any]] = []
-        self.memo: Dict[int, Any] = {}
+    def __init__(self, data: Union[bytes, BinaryIO]) -> None:
+        super().__init__(io.BytesIO(data) if isinstance(data, bytes) else data)
+        self.dispatch = _Opcodes(self.STEPS)
 
-    def check_name(self, named: Global) -> None:
-        """Raise `ValueError` unless files of this kind name that class or function."""
+    def find_class(self, module: str, name: str) -> Global:
+        """Return the name of a class or function, if files of this kind name it."""
+        named = Global(module, name)
+        if not self.is_known(named):
+            raise ValueError(f"it names {brief(str(named))}")
+        return named
+
+    def is_known(self, named: Global) -> bool:
+        """Return whether files of this kind name that class or function."""
         raise NotImplementedError
 
     def call(self, function: Global, arguments: tuple) -> Any:
-        """Return the value of a call."""
+        """Return the value of a call, or a new object of a class."""
         raise NotImplementedError
-
-    def build_object(self, kind: Any, arguments: Any) -> Any:
-        """Return a new object of a class."""
-        raise ValueError("it uses the opcode NEWOBJ")
 
     def set_state(self, target: Any, state: Any) -> None:
         """Set the state of an object, as `__setstate__` does."""
         raise NotImplementedError
 
-    def persistent(self, identifier: Any) -> Any:
-        """Return the object of a persistent id, which is stored outside the pickle."""
-        raise ValueError("it uses the opcode BINPERSID")
-
-    def run(self, data: Union[bytes, BinaryIO]) -> Any:
-        """Return the value of a pickle; a stream is read up to the end of the pickle."""
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                if self.marks or len(self.stack) != 1:
-                    raise ValueError("its stack is not empty at the end")
-                return self.stack[0]
-            step = STEPS.get(opcode.name)
-            if step is None:
-                raise ValueError(f"it uses the opcode {opcode.name}")
-            step(self, argument)
-        raise ValueError("it is truncated")
-
-    def push(self, value):
-        self.stack.append(value)
-
-    def pop(self):
-        if not self.stack:
-            raise ValueError("its stack is empty")
-        return self.stack.pop()
-
-    def top(self, kind):
-        if not self.stack or type(self.stack[-1]) is not kind:
-            raise ValueError(f"it adds items to an object that is not a {kind.__name__}")
-        return self.stack[-1]
-
-    def pop_mark(self) -> List[Any]:
-        if not self.marks:
-            raise ValueError("it has no mark")
-        items, self.stack = self.stack, self.marks.pop()
-        return items
-
-    def mark(self, _):
-        self.marks.append(self.stack)
-        self.stack = []
-
-    def tuple_of(self, size):
-        items = [self.pop() for _ in range(size)]
-        self.push(tuple(reversed(items)))
-
-    def append(self, items):
-        self.top(list).extend(items)
-
-    def set_items(self, items):
-        target = self.top(dict)
-        if len(items) % 2:
-            raise ValueError("a key has no value")
-        for key, value in zip(items[::2], items[1::2]):
-            if not isinstance(key, (int, float, str, bytes, type(None))):
-                raise ValueError(f"{brief(key)} is used as a key")
-            if key in target:
-                raise ValueError(f"the key {brief(key)} occurs twice")
-            target[key] = value
-
-    def set_item(self, _):
-        value, key = self.pop(), self.pop()
-        self.set_items([key, value])
-
-    def memoize(self, position):
-        value = self.pop()
-        self.push(value)
-        self.memo[len(self.memo) if position is None else position] = value
-
-    def recall(self, position):
-        if position not in self.memo:
-            raise ValueError(f"it recalls the value {position}, which it has not stored")
-        self.push(self.memo[position])
-
-    def stack_global(self, _):
-        name, module = self.pop(), self.pop()
-        if not (isinstance(name, str) and isinstance(module, str)):
-            raise ValueError("the name of a class is not text")
-        self.push_global(module, name)
-
-    def push_global(self, module, name):
-        named = Global(module, name)
-        self.check_name(named)
-        self.push(named)
-
-    def new_object(self, _):
-        arguments, kind = self.pop(), self.pop()
-        self.push(self.build_object(kind, arguments))
-
-    def reduce(self, _):
-        arguments, function = self.pop(), self.pop()
+    def load_reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise ValueError("it calls an object that is not a function")
-        self.push(self.call(function, arguments))
+        self.append(self.call(function, arguments))
 
-    def build(self, _):
-        state = self.pop()
-        self.set_state(self.stack[-1] if self.stack else None, state)
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        self.set_state(self.stack[-1], state)
 
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
 
-# The opcodes' functions, called with the machine and the opcode's argument: see `pickletools`.
-STEPS = {
-    "PROTO": lambda machine, _: None,
-    "FRAME": lambda machine, _: None,
-    "MARK": Machine.mark,
-    "NONE": lambda machine, _: machine.push(None),
-    "NEWTRUE": lambda machine, _: machine.push(True),
-    "NEWFALSE": lambda machine, _: machine.push(False),
-    **dict.fromkeys(
-        (
-            *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
-            *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-            *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-        ),
-        Machine.push,
-    ),
-    "BYTEARRAY8": lambda machine, data: machine.push(bytes(data)),
-    "EMPTY_DICT": lambda machine, _: machine.push({}),
-    "EMPTY_LIST": lambda machine, _: machine.push([]),
-    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
-    "TUPLE1": lambda machine, _: machine.tuple_of(1),
-    "TUPLE2": lambda machine, _: machine.tuple_of(2),
-    "TUPLE3": lambda machine, _: machine.tuple_of(3),
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
-    "APPEND": lambda machine, _: machine.append([machine.pop()]),
-    "APPENDS": lambda machine, _: machine.append(machine.pop_mark()),
-    "SETITEM": Machine.set_item,
-    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
-    "MEMOIZE": Machine.memoize,
-    "BINPUT": Machine.memoize,
-    "LONG_BINPUT": Machine.memoize,
-    "BINGET": Machine.recall,
-    "LONG_BINGET": Machine.recall,
-    # pickletools joins the two lines of the opcode with a blank.
-    "GLOBAL": lambda machine, names: machine.push_global(*names.split(" ", 1)),
-    "STACK_GLOBAL": Machine.stack_global,
-    "NEWOBJ": Machine.new_object,
-    "REDUCE": Machine.reduce,
-    "BUILD": Machine.build,
-    "BINPERSID": lambda machine, _: machine.push(machine.persistent(machine.pop())),
-}
+    def load_setitems(self) -> None:
+        self._set_items(self.pop_mark())
+
+    def _set_items(self, items: list) -> None:
+        target = self.stack[-1]
+        if type(target) is not dict or len(items) % 2:
+            raise ValueError("it sets items of an object that is not a dict")
+        for key, value in zip(items[::2], items[1::2]):
+            if not isinstance(key, KEYS) or key in target:
+                raise ValueError(f"{brief(key)} is used as a key, or twice as one")
+            target[key] = value
+
+    STEPS = {  # noqa: RUF012
+        **{getattr(pickle, name)[0]: _BASE.dispatch[getattr(pickle, name)[0]] for name in _PLAIN},
+        pickle.BYTEARRAY8[0]: _BASE.dispatch[pickle.BINBYTES8[0]],  # its own allocates any size
+        pickle.REDUCE[0]: load_reduce,
+        pickle.NEWOBJ[0]: load_reduce,
+        pickle.BUILD[0]: load_build,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+    }

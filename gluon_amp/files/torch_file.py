@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Tuple, Union
 import numpy as np
 
 from gluon_amp.files.archive import stored_members
-from gluon_amp.files.pickles import MAGIC, Global, Machine
+from gluon_amp.files.pickles import MAGIC, Global, Unpickler
 from gluon_amp.files.schema import COUNT, brief, check
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -56,7 +56,7 @@ def read(path: Union[str, "os.PathLike[str]"]) -> Dict[str, np.ndarray]:
     try:
         return _read_zip(data) if data.startswith(ZIP_MAGIC) else _read_legacy(data)
     except Exception as error:
-        # zipfile, struct, codecs and pickletools raise a dozen kinds of errors for forged bytes.
+        # zipfile, struct, codecs and unpicklers raise a dozen kinds of errors for forged bytes.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"{path} cannot be read as PyTorch's weights ({reason}): give a file that holds "
@@ -84,14 +84,13 @@ class Tensor(NamedTuple):
 TENSOR_SCHEMA = (COUNT, [COUNT], [COUNT])  # offset, shape and strides
 
 
-class _Machine(Machine):
+class _Unpickler(Unpickler):
     """Builds tensors and dicts."""
 
-    def check_name(self, named):
-        if named not in NAMES:
-            raise ValueError(f"it names {brief(named.module + '.' + named.name)}")
+    def is_known(self, named):
+        return named in NAMES
 
-    def persistent(self, identifier):
+    def persistent_load(self, identifier):
         """Return a storage: its kind, key, device and size; the legacy layout adds a view."""
         if not isinstance(identifier, tuple) or len(identifier) not in (5, 6):
             raise ValueError("the description of a storage is not a tuple of 5")
@@ -107,7 +106,7 @@ class _Machine(Machine):
         if function == DICT and arguments == ():
             return {}
         if function != TENSOR or len(arguments) < 4 or not isinstance(arguments[0], Storage):
-            raise ValueError(f"it calls {function.module}.{function.name} in an unknown way")
+            raise ValueError(f"it calls {function} in an unknown way")
         storage, *numbers = arguments[:4]
         check(numbers, TENSOR_SCHEMA, "a tensor")
         offset, shape, strides = numbers
@@ -139,18 +138,17 @@ def _read_zip(data: bytes) -> Dict[str, np.ndarray]:
     root = pickled[: -len("data.pkl")]
     if members.get(f"{root}byteorder", b"little") != b"little":
         raise ValueError("its numbers are big-endian")
-    return _arrays(_Machine().run(members[pickled]), lambda key: members[f"{root}data/{key}"])
+    return _arrays(_Unpickler(members[pickled]).load(), lambda key: members[f"{root}data/{key}"])
 
 
 def _read_legacy(data: bytes) -> Dict[str, np.ndarray]:
     """Read five pickles, and then each storage: its size and its numbers."""
     stream = io.BytesIO(data)
-    magic, version, system = (_Machine().run(stream) for _ in range(3))
+    magic, version, system, content, keys = (_Unpickler(stream).load() for _ in range(5))
     if (magic, version) != (LEGACY_MAGIC, LEGACY_VERSION):
         raise ValueError("it does not begin with PyTorch's numbers")
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise ValueError("its numbers are big-endian")
-    content, keys = (_Machine().run(stream) for _ in range(2))
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise ValueError("the names of its storages are not a list")
     dtypes = {tensor.storage.key: tensor.storage.dtype for tensor in _tensors(content).values()}

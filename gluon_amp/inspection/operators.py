@@ -30,8 +30,6 @@ class Operator(NamedTuple):
         Of its inputs, each with those of the values before they were cast or moved.
     output_dtype : str or None
         Of its first output; None where it is unknown.
-    variables : set of str
-        Names of the variables that it reads, directly or through casts.
     """
 
     block: str
@@ -41,7 +39,6 @@ class Operator(NamedTuple):
     shapes: List[tuple]
     dtypes: List[Set[str]]
     output_dtype: Optional[str]
-    variables: Set[str]
 
 
 def operators(
@@ -101,7 +98,6 @@ def operators(
                     for j, k, *_ in node["inputs"]
                 ],
                 dtype_of_node[i],
-                variables,
             )
         )
     return found

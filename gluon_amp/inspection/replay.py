@@ -153,7 +153,9 @@ def replaying(net: gluon.Block) -> Iterator[Replay]:
     MXNet's random numbers are not restored, since their state cannot be read.
     """
     replay = Replay(net)
-    with _same_random_numbers(), _replaced_arrays(replay), _recorded_blocks(replay):
+    with _same_random_numbers(), _replaced_arrays(replay), contextlib.closing(
+        Recording(named_blocks(net), replay.calls, _graph_of)
+    ):
         yield replay
 
 
@@ -190,18 +192,11 @@ def _replaced_arrays(replay: Replay) -> Iterator[None]:
             parameter._data = arrays
 
 
-@contextlib.contextmanager
-def _recorded_blocks(replay: Replay) -> Iterator[None]:
-    """Record all blocks; a forward hook could not add probes to the outputs."""
-    recording = Recording(named_blocks(replay.net), replay.calls, _graph_of)
-    try:
-        yield
-    finally:
-        recording.end()
-
-
 class Recording:
-    """Records calls of blocks, by a `forward` of their own, until its end."""
+    """Records calls of blocks, by a `forward` of their own, until it is closed.
+
+    A forward hook could not add probes to the outputs.
+    """
 
     def __init__(
         self,
@@ -216,7 +211,7 @@ class Recording:
                 object.__setattr__(block, "forward", Recorded(path, block, calls, graph_of))
                 self._blocks.append(block)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Give the blocks back the `forward` of their classes."""
         for block in self._blocks:
             object.__delattr__(block, "forward")

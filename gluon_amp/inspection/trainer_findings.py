@@ -1,7 +1,7 @@
 """What a trainer does that costs accuracy in float16, or leaves parameters untrained."""
 
 import os
-from typing import Iterator, List
+from typing import Iterator
 
 import numpy as np
 
@@ -9,14 +9,13 @@ from gluon_amp.base.messages import first_few
 from gluon_amp.casting.parameters import contexts_of, dtype_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.inspection.findings import Finding
-from gluon_amp.trainer import ScaledSteps
 
 from mxnet import gluon
 
 
 def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Finding]:
     """Yield what `check` finds in a trainer of a net, stock or of this package."""
-    parameters = _parameters(trainer)
+    parameters = trainer._params
     optimizer = trainer.optimizer
     epsilon = getattr(optimizer, "epsilon", None)
     # without float32 masters the update kernels cast epsilon to float16
@@ -29,7 +28,7 @@ def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Findi
             "divides by 0",
             "use amp.Trainer, which updates float32 masters, or multi_precision=True",
         )
-    if not isinstance(trainer, ScaledSteps) and _updates_on_kvstore(trainer):
+    if _updates_on_kvstore(trainer):
         yield Finding(
             "kvstore",
             "",
@@ -59,12 +58,8 @@ def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Findi
 # Stock `gluon.Trainer` shows neither its parameters nor its kvstore in public.
 
 
-def _parameters(trainer: gluon.Trainer) -> List[gluon.Parameter]:
-    return trainer.parameters if isinstance(trainer, ScaledSteps) else trainer._params
-
-
 def _updates_on_kvstore(trainer: gluon.Trainer) -> bool:
-    """Return whether a stock trainer updates there; before its first step, whether it will."""
+    """Return whether a trainer updates there; before its first step, whether it will."""
     if trainer._kv_initialized:
         return bool(trainer._update_on_kvstore)
     settings = trainer._kvstore_params

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from gluon_amp.base.formats import FORMATS
-from gluon_amp.base.messages import did_you_mean
+from gluon_amp.base.messages import did_you_mean, reason_of
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.inspection import heat_map
 from gluon_amp.inspection.look import (
@@ -124,7 +124,7 @@ class Watch:
 
     def _end_recording(self) -> List[Call]:
         if self._recording is not None:
-            self._recording.end()
+            self._recording.close()
         calls, self._calls, self._recording = self._calls, [], None
         return calls
 
@@ -141,7 +141,7 @@ class Watch:
             try:
                 rows += activations(self._net, repeatable, self._formats, scale, step)
             except mx.MXNetError as error:  # a look must not end a training
-                self._warn(repeatable[0], str(error).strip().splitlines()[-1])
+                self._warn(repeatable[0], reason_of(error))
         self.rows += rows
         self._outputs.write(rows)
 

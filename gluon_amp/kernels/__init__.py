@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, List, Optional
 
+from gluon_amp.base.messages import reason_of
 from gluon_amp.kernels import obtain
 from gluon_amp.kernels.build import BuildError
 
@@ -111,7 +112,7 @@ def _load_or_warn(find: Callable[[], Path]) -> Optional[ctypes.CDLL]:
         logger.warning(
             "gluon_amp's C++ kernels are not used, which makes it slower on this CPU: %s. "
             "GLUON_AMP_NATIVE=0 silences this.",
-            first_line(error).rstrip("."),
+            reason_of(error),
         )
         return None
 
@@ -191,11 +192,3 @@ def _threads_in_mxnet() -> List[int]:
         and thread.ident in frames
         and frames[thread.ident].f_code.co_filename.startswith(folder)
     ]
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error's message in one line; an MXNetError has it after a traceback of C++."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

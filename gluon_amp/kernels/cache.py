@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Iterator, List, Optional
 
 from gluon_amp.base import hardware
+from gluon_amp.base.locks import lock
 from gluon_amp.kernels.build import BuildError, mxnet_library
 
 logger = logging.getLogger("gluon_amp")
@@ -129,16 +130,11 @@ def locked(place: Path) -> Iterator[None]:
     """Lock the cache: one process at a time builds, the others wait and then find the result."""
     descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        # File systems without locks raise an OSError. Two processes may build there, which only
+        # Some file systems have no locks. Two processes may build there, which only
         # costs time: each builds in its own folder and moves the whole library into place.
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if lock(descriptor) is False:
             logger.warning("Waiting for another process that builds gluon_amp's C++ kernels.")
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            pass
+            lock(descriptor, wait=True)
         yield
     finally:
         # Unlock explicitly, since a child that was forked in the meantime shares the descriptor.

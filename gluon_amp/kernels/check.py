@@ -13,6 +13,7 @@ import numpy as np
 
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
+from gluon_amp.base.messages import reason_of
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -204,4 +205,4 @@ if __name__ == "__main__":
         if bfloat16.has_kernels():
             check_convolutions()
     except Exception as error:
-        sys.exit(f"error: {type(error).__name__}: {kernels.first_line(error)}")
+        sys.exit(f"error: {type(error).__name__}: {reason_of(error)}")

@@ -9,12 +9,12 @@ import itertools
 import math
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, NamedTuple, Optional
 
 import numpy as np
 
-from gluon_amp.files.pickles import Global, Machine
+from gluon_amp.files.pickles import Global, Unpickler
 from gluon_amp.files.schema import brief
 
 import mxnet as mx
@@ -24,14 +24,8 @@ import mxnet as mx
 class Record:
     """The class and the fields of an object, which is not built."""
 
-    module: str
-    name: str
-    fields: Dict[Any, Any]
-
-    @property
-    def class_name(self) -> str:
-        """The full name of the class."""
-        return f"{self.module}.{self.name}"
+    kind: Global
+    fields: Dict[Any, Any] = field(default_factory=dict)
 
 
 class StockStates(NamedTuple):
@@ -49,7 +43,7 @@ def read(data: bytes) -> StockStates:
     Raise `ValueError` for anything else, with a message without a full stop.
     """
     try:
-        content = _Machine().run(data)
+        content = _Unpickler(data).load()
         optimizer = None
         if type(content) is tuple and len(content) == 2:
             content, optimizer = content
@@ -58,9 +52,12 @@ def read(data: bytes) -> StockStates:
         states = _arrays(content, itertools.count(), len(data))
         if not isinstance(states, dict):
             raise ValueError("it holds no dict of states")
-        if not (optimizer is None or _is_kind(optimizer, mx.optimizer.Optimizer)):
+        if optimizer is not None and not (
+            isinstance(optimizer, Record) and _is_kind(optimizer.kind, mx.optimizer.Optimizer)
+        ):
             raise ValueError("the second part is not an optimizer")
-    except (ValueError, LookupError, RecursionError, MemoryError, OverflowError) as error:
+    except Exception as error:
+        # Unpicklers, struct and codecs raise a dozen kinds of errors for forged bytes.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(reason) from None
     return StockStates(states, optimizer)
@@ -114,50 +111,55 @@ FUNCTIONS = {*NDARRAYS, BYTEARRAY, NUMPY_DTYPE, *NUMPY_SCALARS}
 NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pickles write them
 
 
-class _Machine(Machine):
+class _Unpickler(Unpickler):
     """Builds the objects in pickles of states."""
 
-    def check_name(self, named):
-        kinds = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
-        if named not in FUNCTIONS and not any(_is_kind(named, kind) for kind in kinds):
-            raise ValueError(f"it names {brief(named.module + '.' + named.name)}")
+    def __init__(self, data):
+        super().__init__(data)
+        self.left = len(data)  # bytes that arrays may take: each is in the file once
 
-    def build_object(self, kind, arguments):
-        return _record(kind, arguments)
+    def is_known(self, named):
+        kinds = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
+        return named in FUNCTIONS or any(_is_kind(named, kind) for kind in kinds)
 
     def call(self, function, arguments):
-        """Return the value of a call in pickles of arrays and numbers."""
+        """Return the value of a call in pickles of arrays and numbers, or a record."""
         if function in NDARRAYS and arguments == (None,):
             return _Array()
-        if function == BYTEARRAY and len(arguments) <= 1:
-            (data,) = arguments or (b"",)
-            if not isinstance(data, bytes):
-                raise ValueError("the bytes of an array have another type")
-            return data
+        if function == BYTEARRAY and len(arguments) == 1 and isinstance(arguments[0], bytes):
+            return arguments[0]
         if function == NUMPY_DTYPE and arguments[:1] and arguments[0] in NUMBERS:
             return _Dtype(arguments[0])
         if function in NUMPY_SCALARS and len(arguments) == 2:
             return _number(*arguments)
-        return _record(function, arguments)
+        if function in FUNCTIONS or arguments:
+            raise ValueError(f"it calls {function} in an unknown way")
+        return Record(function)
 
     def set_state(self, target, state):
         if isinstance(target, _Array) and isinstance(state, dict) and set(state) == {"handle"}:
-            target.set(state["handle"])
+            target.value = self.array(state["handle"])
         elif isinstance(target, Record) and isinstance(state, dict):
             target.fields.update(state)
         elif not (isinstance(target, _Dtype) and isinstance(state, tuple) and "<" in state[1:2]):
             raise ValueError("it sets the state of an object that has none")
+
+    def array(self, handle):
+        """Return the array of an NDArray's bytes."""
+        if handle is None:
+            return None
+        if not isinstance(handle, bytes):
+            raise ValueError("the bytes of an NDArray have another type")
+        self.left -= len(handle)
+        if self.left < 0:
+            raise ValueError("it holds the same bytes in several arrays")
+        return ndarray(handle)
 
 
 class _Array:
     """An NDArray whose state has not been read yet."""
 
     value: Optional[np.ndarray] = None
-
-    def set(self, handle):
-        if not isinstance(handle, (bytes, type(None))):
-            raise ValueError("the bytes of an NDArray have another type")
-        self.value = None if handle is None else ndarray(handle)
 
 
 class _Dtype(str):
@@ -174,18 +176,8 @@ def _number(dtype, data):
     return np.frombuffer(data, dtype)[0].item()
 
 
-def _record(kind, arguments) -> Record:
-    if not isinstance(kind, Global) or arguments != ():
-        raise ValueError("it builds an object that has no class")
-    if kind in FUNCTIONS:
-        raise ValueError(f"it calls {kind.module}.{kind.name} in an unknown way")
-    return Record(kind.module, kind.name, {})
-
-
-def _is_kind(named, base) -> bool:
+def _is_kind(named: Global, base: type) -> bool:
     """Return whether a class of this name is imported already, and is a subclass."""
-    if not isinstance(named, (Global, Record)) or "." in named.name:
-        return False
     value = vars(sys.modules.get(named.module, object)).get(named.name)
     return isinstance(value, type) and issubclass(value, base)
 

@@ -36,16 +36,16 @@ def convert(path, data: bytes, trainer) -> dict:
         own_layout = _are_own(stock.states, trainer)
         order = trainer.parameters if own_layout else order
     else:
-        fields, saved_class = stock.optimizer.fields, stock.optimizer.class_name
+        fields, saved_class = stock.optimizer.fields, str(stock.optimizer.kind)
         if saved_class == states.class_name(optimizer):
             own_layout = isinstance(optimizer, MasterOptimizer)
         elif saved_class != f"mxnet.optimizer.optimizer.{type(optimizer).__name__}":
             saved["optimizer"] = saved_class  # `check_fit` raises on it
         schedule = fields.get("lr_scheduler")
         if isinstance(schedule, stock_pickle.Record):
-            fields = {**fields, "lr_scheduler": schedule.name}
+            fields = {**fields, "lr_scheduler": schedule.kind.name}
             fields.pop("lr", None)  # the schedule sets the rate
-            saved["schedule"] = schedule.name, schedule.fields
+            saved["schedule"] = schedule.kind.name, schedule.fields
         saved["counts"] = _by_position(path, fields.get("_index_update_count"), trainer, order)
         saved["progress"] = {name: fields.get(name) for name in states.progress_fields(optimizer)}
     # The states show whether multi_precision was on. For float32 weights it changes no result.

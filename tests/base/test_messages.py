@@ -2,7 +2,7 @@
 
 import pytest
 
-from gluon_amp.base.messages import close_matches, did_you_mean, first_few
+from gluon_amp.base.messages import close_matches, did_you_mean, first_few, reason_of
 
 
 def test_near_names_are_offered_in_their_own_spelling():
@@ -32,3 +32,17 @@ def test_lists_are_cut(names, expected):
 
 def test_the_limit_of_a_list():
     assert first_few(["a", "b", "c"], limit=2) == "a, b and 1 more"
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("It is wrong: do that.", "It is wrong: do that"),
+        ("\n  first \nsecond", "first"),
+        ("[22:00:00] a.cc:12: Check failed: a: no image\nStack trace:\n  (0)", "a: no image"),
+        ("Wrong. Traceback (most recent call last):\n  File a\nMXNetError: It is 3.", "It is 3"),
+        ("", "ValueError"),
+    ],
+)
+def test_the_reason_is_one_line(text, reason):
+    assert reason_of(ValueError(text)) == reason

@@ -12,7 +12,6 @@ from tests.torch_files import (
     WRITERS,
     archive,
     as_legacy,
-    as_zip,
     legacy_of,
     number,
     state_dict,
@@ -24,7 +23,6 @@ from tests.torch_files import (
 ONES = np.ones((2, 3), np.float32)
 ARRAYS = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "half": np.array([0.5, -2], np.float16),
     "empty": np.zeros((0, 3), np.float32),
     "counter": np.array(7),
@@ -44,38 +42,20 @@ def refused(tmp_path, data, match=""):
     message = str(caught.value)
     assert message.startswith(str(tmp_path)) and message.endswith("...)`.")
     assert "\n" not in message and len(message) < 500
-    return message
 
 
 @pytest.mark.parametrize("layout", WRITERS)
-def test_what_was_written_is_read(tmp_path, layout):
-    arrays = {name: np.ascontiguousarray(array) for name, array in ARRAYS.items()}
-    result = read(tmp_path, WRITERS[layout](arrays))
-    assert list(result) == list(ARRAYS)
-    for name, array in arrays.items():
-        assert result[name].dtype == array.dtype and np.array_equal(result[name], array)
-
-
-def test_a_tensor_may_be_a_part_of_its_storage_and_transposed(tmp_path):
-    values = np.arange(10, dtype=np.float32)
-    part = tensor(values, "0", offset=2, shape=[2, 3], strides=[1, 2])
-    data = archive({"data.pkl": state_dict({"w": part}), "data/0": values.tobytes()})
-    assert read(tmp_path, data)["w"].tolist() == [[2, 4, 6], [3, 5, 7]]
-
-
-@pytest.mark.parametrize("layout", WRITERS)
-def test_a_damaged_file_is_one_sentence(tmp_path, layout):
+def test_what_was_written_is_read_and_damage_is_one_sentence(tmp_path, layout):
     data = WRITERS[layout](ARRAYS)
-    for end in range(5, len(data), 7):
+    result = read(tmp_path, data)
+    assert list(result) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert result[name].dtype == array.dtype and np.array_equal(result[name], array)
+    for end in range(5, len(data), 19):
         refused(tmp_path, data[:end])
-
-
-@pytest.mark.parametrize("layout", WRITERS)
-def test_changed_bytes_raise_no_other_error(tmp_path, layout):
-    data, random = bytearray(WRITERS[layout](ARRAYS)), np.random.RandomState(0)
-    path = tmp_path / "weights.pth"
-    for _ in range(500):
-        changed = data.copy()
+    path, random = tmp_path / "weights.pth", np.random.RandomState(0)
+    for _ in range(150):
+        changed = bytearray(data)
         for position in random.randint(4, len(data), 2):
             changed[position] = random.randint(256)
         path.write_bytes(changed)
@@ -85,9 +65,14 @@ def test_changed_bytes_raise_no_other_error(tmp_path, layout):
             assert str(error).startswith(str(path))
 
 
-class Call:
-    """Pickles as a call of a function that marks itself."""
+def test_a_tensor_may_be_a_part_of_its_storage_and_transposed(tmp_path):
+    values = np.arange(10, dtype=np.float32)
+    part = tensor(values, "0", offset=2, shape=[2, 3], strides=[1, 2])
+    data = archive({"data.pkl": state_dict({"w": part}), "data/0": values.tobytes()})
+    assert read(tmp_path, data)["w"].tolist() == [[2, 4, 6], [3, 5, 7]]
 
+
+class Call:
     calls = 0
 
     def __reduce__(self):
@@ -98,9 +83,8 @@ def call_me():
     Call.calls += 1
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_nothing_is_executed(tmp_path, protocol):
-    pickled = pickle.dumps({"w": Call()}, protocol)
+def test_nothing_is_executed(tmp_path):
+    pickled = pickle.dumps({"w": Call()}, 2)
     refused(tmp_path, pickled, "PyTorch's")
     refused(tmp_path, archive({"data.pkl": pickled}), r"it names '.*call_me'")
     refused(tmp_path, legacy_of(pickled, {}), r"it names '.*call_me'")
@@ -127,16 +111,11 @@ def zip_of(value, **members):
         (storage(ONES, "0"), "'w' is not a tensor"),
         (text("x"), "'w' is not a tensor"),
         (tensor(ONES, "0").replace(b"torch\nFloat", b"torch\nNo"), "it names 'torch.NoStorage'"),
-        (tensor(ONES, "0").replace(b"cpu", b"c\np"), None),
-        (b"c__builtin__\neval\n(" + text("1") + b"tR", "it names '__builtin__.eval'"),
         (number(0) + b"Q", "not a tuple of 5"),
     ],
 )
 def test_forged_tensors(tmp_path, value, reason):
-    if reason is None:  # the device is not used
-        assert np.array_equal(read(tmp_path, zip_of(value))["w"], ONES)
-    else:
-        refused(tmp_path, zip_of(value), reason)
+    refused(tmp_path, zip_of(value), reason)
 
 
 def test_a_huge_claim_takes_no_memory(tmp_path):
@@ -157,16 +136,9 @@ def test_a_huge_claim_takes_no_memory(tmp_path):
         (archive({"data.pkl": b"\x80\x02}."}, zipfile.ZIP_DEFLATED), "compressed"),
         (zip_of(tensor(ONES, "0"), byteorder=b"big"), "big-endian"),
         (as_legacy(ARRAYS).replace(b"\x88u.", b"\x89u."), "big-endian"),
-        (b"\x80\x02K\x01.", "PyTorch's weights"),
-        (as_zip(ARRAYS).replace(b"counter", b"weight\0"), ""),
     ],
 )
 def test_other_files(tmp_path, data, reason):
     refused(tmp_path, data, reason)
-
-
-def test_other_files_do_not_begin_as_pytorchs(tmp_path):
-    path = tmp_path / "net.params"
-    for start in (b"", b"\x12\x01", b"PK"):
-        path.write_bytes(start)
-        assert not torch_file.is_torch_file(path)
+    (tmp_path / "net.params").write_bytes(b"\x12\x01")
+    assert not torch_file.is_torch_file(tmp_path / "net.params")

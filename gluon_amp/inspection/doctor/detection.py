@@ -5,8 +5,6 @@
 
 import ctypes
 import platform
-import shutil
-import subprocess
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -20,8 +18,6 @@ import mxnet as mx
 
 # CUdevice_attribute of cuda.h
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
-_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-_SMI_SECONDS = 30  # without the persistence daemon it loads the driver first
 
 
 class Gpu(NamedTuple):
@@ -37,9 +33,9 @@ class Driver(NamedTuple):
     Attributes
     ----------
     found : bool
-        Whether the driver's library can be loaded, or `nvidia-smi` runs.
+        Whether the driver's library can be loaded.
     gpus : list of Gpu
-        In the driver's order. The library applies CUDA_VISIBLE_DEVICES; `nvidia-smi` does not.
+        In the driver's order, as CUDA_VISIBLE_DEVICES selects them.
     """
 
     found: bool
@@ -91,11 +87,11 @@ def read_machine() -> Machine:
 
 
 def read_driver() -> Driver:
-    """Return the GPUs that the driver's library lists, or `nvidia-smi` if it cannot be loaded."""
+    """Return the GPUs that the driver's library lists; without it no program can use a GPU."""
     try:
         library = ctypes.CDLL(DRIVER)
     except OSError:
-        return _read_nvidia_smi()
+        return Driver(False, [])
     count, gpus = ctypes.c_int(0), []
     if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
         return Driver(True, [])  # CUDA returns an error if the machine has the driver and no GPU
@@ -110,24 +106,3 @@ def read_driver() -> Driver:
             capability.append(value.value)
         gpus.append(Gpu(name.value.decode(errors="replace"), tuple(capability)))
     return Driver(True, gpus)
-
-
-def _read_nvidia_smi() -> Driver:
-    if shutil.which(_QUERY[0]) is None:
-        return Driver(False, [])
-    try:
-        process = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_SMI_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return Driver(False, [])
-    return Driver(process.returncode == 0, parse_nvidia_smi(process.stdout))
-
-
-def parse_nvidia_smi(printed: str) -> List[Gpu]:
-    """Return the GPUs of lines such as `Tesla V100-SXM2-16GB, 7.0`; skip other lines."""
-    gpus = []
-    for line in printed.splitlines():
-        name, _, capability = line.rpartition(",")
-        major, dot, minor = capability.strip().partition(".")
-        if name and dot and major.isdigit() and minor.isdigit():
-            gpus.append(Gpu(name.strip(), (int(major), int(minor))))
-    return gpus

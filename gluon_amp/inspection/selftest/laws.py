@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from gluon_amp.casting.cast import cast
-from gluon_amp.inspection.describe import describe
 from gluon_amp.inspection.selftest.nets import (
     Training,
     dense_net,
@@ -67,21 +66,6 @@ def one_overflow(ctx: mx.Context) -> str:
     return f"{skipped} skip, scale {reports[0].loss_scale:g} to {reports[-1].loss_scale:g}"
 
 
-def growth(ctx: mx.Context) -> str:
-    training = Training(ctx, loss_scale=DynamicLossScale(init_scale=64.0, growth_interval=3))
-    return " ".join(f"{training.step().next_loss_scale:g}" for _ in range(4))
-
-
-def limits(ctx: mx.Context) -> str:
-    scale = DynamicLossScale(init_scale=4.0, min_scale=2.0, max_scale=8.0, growth_interval=1)
-    training = Training(ctx, loss_scale=scale)
-    seen = [
-        training.step(factor).next_loss_scale
-        for factor in (1.0, 1.0, 1.0, OVERFLOW, OVERFLOW, OVERFLOW)
-    ]
-    return f"{min(seen):g} to {max(seen):g}"
-
-
 def skip_undoes(ctx: mx.Context) -> str:
     training = Training(ctx, optimizer="adam", **IMAGES)
     training.step()
@@ -112,20 +96,6 @@ def resume(ctx: mx.Context) -> str:
     return f"{different(whole.values(), second.values())} arrays differ"
 
 
-def damaged_file(ctx: mx.Context) -> str:
-    training = Training(ctx)
-    training.step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "states")
-        training.trainer.save_states(str(path))
-        path.write_bytes(path.read_bytes()[:-9])
-        try:
-            training.trainer.load_states(str(path))
-        except ValueError:
-            return "refused"
-    return "loaded"
-
-
 def round_trip(ctx: mx.Context) -> str:
     training = Training(ctx)
     for _ in range(2):
@@ -153,14 +123,6 @@ def accumulation(ctx: mx.Context) -> str:
         gradients.append([p.grad().asnumpy().astype("float64") for p in training.parameters()])
     distance = max(np.linalg.norm(a - b) / np.linalg.norm(a) for a, b in zip(*gradients))
     return "within 2 float16 roundings" if distance < 2**-10 else f"differ by {distance:.1e}"
-
-
-def no_silent_float32(ctx: mx.Context) -> str:
-    training = Training(ctx, **IMAGES)
-    rows = describe(training.net, training.x).rows
-    products = [row for row in rows if row.op in ("Convolution", "FullyConnected")]
-    low = sum(row.compute_dtype == "float16" for row in products)
-    return f"{low} of {len(products)}"
 
 
 class _Epsilon(nn.HybridBlock):

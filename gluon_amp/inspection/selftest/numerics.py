@@ -3,7 +3,7 @@
 Each function returns what it measured, as text.
 """
 
-from typing import Callable, List
+from typing import Callable
 
 import numpy as np
 
@@ -71,15 +71,6 @@ def norms(ctx: mx.Context) -> str:
     return ", ".join(wrong) or "none"
 
 
-def batch_norm_dtypes(ctx: mx.Context) -> str:
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 1, in_channels=8), nn.BatchNorm(in_channels=8))
-    net.initialize(ctx=ctx)
-    cast(net, "float16")
-    dtypes = {np.dtype(p.dtype).name for p in net[1].collect_params().values()}
-    return ", ".join(sorted(dtypes))
-
-
 def long_softmax(ctx: mx.Context) -> str:
     """Return the sum of a softmax over 30000 classes after a float16 layer."""
     x = mx.sym.softmax(mx.sym.relu(mx.sym.var("x")))
@@ -121,29 +112,6 @@ def momentum_update(ctx: mx.Context) -> str:
     return "as numpy" if exact else f"off by {distance:.1e}"
 
 
-def sums_of_two_devices(contexts: List[mx.Context]) -> str:
-    """Train a step whose float16 gradients fit on each of two devices and overflow in their sum."""
-    net = nn.Dense(1, in_units=1, use_bias=False)
-    net.initialize(mx.init.Zero(), ctx=contexts)
-    cast(net, "float16")
-    trainer = Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 2**-10}, kvstore="device", loss_scale=1
-    )
-    with autograd.record():
-        losses = [net(nd.ones((1, 1), ctx=ctx)) * 40000 for ctx in contexts]
-    trainer.backward(losses)
-    applied = trainer.step(1).applied
-    moved = -float(net.weight.data(contexts[1]).asnumpy()[0, 0]) * 2**10
-    return f"{moved:g}" if applied else "skipped"
-
-
-def two_devices(ctx: mx.Context) -> List[mx.Context]:
-    """Return the first two devices of the kind of `ctx`; a CPU always has as many as asked for."""
-    if ctx.device_type == "gpu" and mx.context.num_gpus() < 2:
-        return []
-    return [mx.Context(ctx.device_type, number) for number in range(2)]
-
-
 def kept_in_float32(ctx: mx.Context) -> str:
     """Run a softmax loss, whose exponentials and sums overflow in float16, on large logits."""
     net = nn.Dense(16, in_units=16, use_bias=False)
@@ -153,3 +121,19 @@ def kept_in_float32(ctx: mx.Context) -> str:
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     value = float(loss(net(x), nd.zeros((2,), ctx=ctx)).mean().asscalar())
     return f"{value:.3f}"
+
+
+def sums_of_two_devices(ctx: mx.Context) -> str:
+    """Train a step whose float16 gradients fit on each of two devices and overflow in their sum."""
+    contexts = [mx.Context(ctx.device_type, number) for number in range(2)]
+    net = nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Zero(), ctx=contexts)
+    cast(net, "float16")
+    options = {"learning_rate": 2**-10}
+    trainer = Trainer(net.collect_params(), "sgd", options, kvstore="device", loss_scale=1)
+    with autograd.record():
+        losses = [net(nd.ones((1, 1), ctx=each)) * 40000 for each in contexts]
+    trainer.backward(losses)
+    applied = trainer.step(1).applied
+    moved = -float(net.weight.data(contexts[1]).asnumpy()[0, 0]) * 2**10
+    return f"{moved:g}" if applied else "skipped"

@@ -6,7 +6,7 @@ are timed in turns, so that other programs slow all policies alike.
 
 import time
 from statistics import median
-from typing import Callable, Dict, Sequence
+from typing import Callable
 
 from gluon_amp.inspection.selftest.nets import Training, dense_net, small_resnet
 
@@ -16,67 +16,50 @@ from mxnet import nd
 STEPS = 7
 WARM_UP = 3
 
-# Sizes on a GPU, which a small product would not fill, and on a CPU, where seconds count
-RESNET = {"gpu": ((8, 56, 56), 256, 4), "cpu": ((8, 16, 16), 16, 2)}  # image, channels, blocks
-DENSE = {"gpu": (4096, 4), "cpu": (256, 3)}  # width, layers
+# Sizes on a GPU, which a small product would not fill, and on a CPU, where seconds count:
+# the shape of a sample, and the arguments of the function that makes the net
+NETS = {
+    "residual": (small_resnet, {"gpu": ((8, 56, 56), 256, 4), "cpu": ((8, 16, 16), 16, 2)}),
+    "dense": (dense_net, {"gpu": ((4096,), 4096, 4), "cpu": ((256,), 256, 3)}),
+}
 
 
-def resnet(policy: str) -> Callable[[mx.Context], str]:
-    """Return a check of the speed of a small residual network under a policy."""
-
-    def check(ctx: mx.Context) -> str:
-        shape, channels, blocks = RESNET[ctx.device_type]
-        return _faster(ctx, policy, lambda: small_resnet(channels, blocks), shape)
-
-    return check
-
-
-def dense(policy: str) -> Callable[[mx.Context], str]:
-    """Return a check of the speed of fully connected layers under a policy."""
+def faster(net: str, policy: str) -> Callable[[mx.Context], str]:
+    """Return a check of how many times as fast as float32 a net trains under a policy."""
 
     def check(ctx: mx.Context) -> str:
-        width, layers = DENSE[ctx.device_type]
-        return _faster(ctx, policy, lambda: dense_net(width, layers), (width,))
+        make, sizes = NETS[net]
+        shape, *arguments = sizes[ctx.device_type]
+        seconds = {"float32": [], policy: []}
+        trainings = {
+            name: Training(ctx, name, lambda: make(*arguments), shape, loss_scale=None)
+            for name in seconds
+        }
+        for step in range(WARM_UP + STEPS):
+            for name, training in trainings.items():
+                nd.waitall()
+                start = time.perf_counter()
+                training.step()
+                nd.waitall()
+                if step >= WARM_UP:
+                    seconds[name].append(time.perf_counter() - start)
+        wide, low = (median(values) for values in seconds.values())
+        return f"{wide / low:.2f} times ({low * 1e3:.3g} ms)"
 
     return check
-
-
-def _faster(ctx, policy: str, make_net, shape: tuple) -> str:
-    policies = ("float32", policy)
-    trainings = {name: Training(ctx, name, make_net, shape, loss_scale=None) for name in policies}
-    seconds = _medians(trainings)
-    return f"{seconds['float32'] / seconds[policy]:.2f} times ({seconds[policy] * 1e3:.3g} ms)"
-
-
-def _medians(trainings: Dict[str, Training]) -> Dict[str, float]:
-    seconds = {name: [] for name in trainings}
-    for step in range(WARM_UP + STEPS):
-        for name, training in trainings.items():
-            nd.waitall()
-            start = time.perf_counter()
-            training.step()
-            nd.waitall()
-            if step >= WARM_UP:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: median(values) for name, values in seconds.items()}
 
 
 def bytes_of_weights(ctx: mx.Context) -> str:
     """Return the share of the bytes that weights and gradients take in float16."""
-    width, layers = 64, 2
-    sizes = [
+    low, wide = (
         sum(
-            _bytes(p)
-            for p in Training(ctx, policy, lambda: dense_net(width, layers), (width,)).parameters()
+            array.size * array.asnumpy().itemsize
+            for parameter in Training(ctx, policy).parameters()
+            for array in (parameter.data(), parameter.grad())
         )
         for policy in ("float16", "float32")
-    ]
-    return f"{sizes[0] / sizes[1]:.2f}"
-
-
-def _bytes(parameter) -> int:
-    arrays: Sequence[nd.NDArray] = (parameter.data(), parameter.grad())
-    return sum(array.size * array.asnumpy().itemsize for array in arrays)
+    )
+    return f"{low / wide:.2f}"
 
 
 def device_memory(ctx: mx.Context) -> str:

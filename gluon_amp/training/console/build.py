@@ -2,8 +2,8 @@
 
 from typing import Optional, Sequence
 
-from gluon_amp.base.messages import UsageError
-from gluon_amp.kernels import first_line, obtain
+from gluon_amp.base.messages import UsageError, reason_of
+from gluon_amp.kernels import obtain
 from gluon_amp.kernels.build import BuildError
 from gluon_amp.training.command_line import Parser, status_of
 
@@ -21,7 +21,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp build
         try:
             print(obtain.find_or_build())
         except BuildError as error:
-            raise UsageError(f"the C++ kernels cannot be built: {first_line(error)}.") from None
+            raise UsageError(f"the C++ kernels cannot be built: {reason_of(error)}.") from None
         return 0
 
     return status_of(parser.prog, work)

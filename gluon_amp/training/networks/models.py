@@ -6,7 +6,7 @@ import io
 import re
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.training.networks.convnet import convnet
 from gluon_amp.training.networks.efficientnet_lite import NAME, EfficientNetLite0
 
@@ -151,7 +151,7 @@ def smallest_size(name: str, classes: int, sizes: Sequence[int] = SIZES) -> int:
             with contextlib.redirect_stdout(io.StringIO()):  # infer_shape prints its arguments
                 _, (shape, *_), _ = outputs.infer_shape(data=(1, 3, size, size))
         except mx.MXNetError as error:
-            reason = str(error).strip().splitlines()[0].partition("MXNetError: ")[2]
+            reason = reason_of(error)
         else:
             if shape == (1, classes):
                 return size
@@ -164,8 +164,7 @@ def smallest_size(name: str, classes: int, sizes: Sequence[int] = SIZES) -> int:
 
 
 def _unusable(name: str, error: Exception) -> UsageError:
-    reason = str(error).strip().splitlines()[0]
     return UsageError(
         f"--model {name} cannot be built by GluonCV with MXNet {mx.__version__} "
-        f"({type(error).__name__}: {reason[:99]}): choose another model."
+        f"({type(error).__name__}: {reason_of(error)[:99]}): choose another model."
     )

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.base.shapes import shape_fits
 from gluon_amp.files import torch_file
 from gluon_amp.training.networks import efficientnet_lite
@@ -170,7 +170,7 @@ def _read_arrays(path: Path) -> Dict[str, nd.NDArray]:
             return {name: nd.array(array) for name, array in arrays.items()}
         arrays = nd.load(str(path))
     except (mx.MXNetError, OSError) as error:
-        reason = "it was not found" if not path.exists() else str(error).strip().splitlines()[0]
+        reason = "it was not found" if not path.exists() else reason_of(error)
         raise UsageError(f"{path} cannot be read as parameters: {reason[:200]}.") from None
     except ValueError as error:  # a whole sentence
         raise UsageError(str(error)) from None

@@ -10,7 +10,6 @@ follow from the seed and the position (see `gluon_amp.training.runs.seeds`).
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import UsageError
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from gluon_amp.files.schema import COUNT, PLAIN, TEXT, Either, check
@@ -195,19 +195,17 @@ class Checkpoints:
         UsageError
             Another run writes to it.
         """
-        with open(self.folder / LOCK, "ab+", buffering=0) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.seek(0)
-                other = lock.read().decode().strip()
+        with open(self.folder / LOCK, "ab+", buffering=0) as file:
+            if lock(file) is False:
+                file.seek(0)
+                other = file.read().decode().strip()
                 raise UsageError(
                     f"another run writes to {self.folder} ({other}): wait for its end, or give "
                     "another --save-dir."
-                ) from None
+                )
             with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
-                lock.truncate(0)
-                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
     def save(

@@ -3,7 +3,7 @@
 from typing import Dict, Iterable
 
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.inspection.describe import describe
 from gluon_amp.policy import Policy
 from gluon_amp.training.data import Source, ValidationBatches
@@ -72,8 +72,7 @@ def observe(
         outputs = net(images)
     except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
         size = "×".join(map(str, data.image_shape))
-        reason = str(error).strip().splitlines()[-1].rsplit("Check failed: ")[-1]
-        raise UsageError(f"{model} does not accept images of {size}: {reason}") from None
+        raise UsageError(f"{model} does not accept images of {size}: {reason_of(error)}.") from None
     shape = getattr(outputs, "shape", None)
     if shape != (len(images), data.classes):
         raise UsageError(

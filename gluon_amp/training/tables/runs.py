@@ -6,7 +6,6 @@ last checkpoint.
 """
 
 import dataclasses
-import fcntl
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from gluon_amp.base.hardware import count_cores
+from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import handling_signals
@@ -95,15 +95,13 @@ def alone_in(output: Path) -> Iterator[int]:
     writing to the same files: it gets a `UsageError`.
     """
     output.mkdir(parents=True, exist_ok=True)
-    with open(output / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    with open(output / ".lock", "w") as file:
+        if lock(file) is False:
             raise UsageError(
                 f"another process is training in {output}: wait for it, or end it (`fuser "
                 f"{output}/.lock` prints its number)."
-            ) from None
-        yield lock.fileno()
+            )
+        yield file.fileno()
 
 
 @contextmanager

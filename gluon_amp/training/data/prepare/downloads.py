@@ -1,7 +1,6 @@
 """Downloads the archives of data sets, checks them and extracts them."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import tarfile
@@ -10,6 +9,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Optional, Sequence
 
+from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import from_extra
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import tqdm
@@ -88,12 +88,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Keep other processes from downloading into a folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise atomic.InUseError(f"another process is downloading into {folder}") from None
-        except OSError:  # the file system has no locks
-            pass
+        if lock(descriptor) is False:
+            raise atomic.InUseError(f"another process is downloading into {folder}")
         yield
     finally:
         os.close(descriptor)

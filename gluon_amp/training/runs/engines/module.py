@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.symbolic import Module
 from gluon_amp.trainer import StepReport
@@ -154,5 +154,5 @@ class ModuleEngine(Engine):
             self.module.set_params(arguments, states)
             self.module.load_optimizer_states(f"{prefix}-{epoch:04d}.states")
         except (mx.MXNetError, OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = reason_of(error)
             raise UsageError(f"{prefix}-{epoch:04d} cannot be loaded: {reason[:200]}.") from None

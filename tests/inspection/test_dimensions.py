@@ -1,0 +1,124 @@
+"""check: dimensions of float16 products that are no multiples of 8."""
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.inspection.dimensions import WITHOUT_TENSOR_CORES
+from gluon_amp.policy import op_table
+from tests.inspection.nets import built
+
+import mxnet as mx
+from mxnet import gluon, nd
+from mxnet.gluon import nn
+
+FLOAT16 = amp.Policy.parse("float16")
+
+
+def sizes(net, *inputs):
+    """Return block, problem and fix of each finding, all of them about dimensions."""
+    findings = amp.check(net, None, *inputs)
+    assert all(finding.kind == "dimension" for finding in findings)
+    return [f"{f.block}: {f.problem.partition(', which')[0]}: {f.fix}" for f in findings]
+
+
+@pytest.mark.parametrize(
+    "layers, shape, expected",
+    [
+        (
+            [nn.Conv2D(64, 3), nn.Flatten(), nn.Dense(1001)],
+            (8, 3, 6, 6),
+            [
+                "0: Convolution reads 3 channels: pad images and weight with zeros to 8 channels, "
+                "or leave it, as a first layer is a small part of a deep net",
+                "2: FullyConnected gives 1001 outputs: make them 1008, and use no label for the 7 "
+                "others",
+            ],
+        ),
+        (
+            [nn.Dense(100), nn.Dense(16)],
+            (8, 32),
+            [
+                "0: FullyConnected gives 100 outputs: make them 104",
+                "1: FullyConnected reads 100 inputs: make the layer before give 104, or pad the "
+                "data with zeros",
+            ],
+        ),
+        ([nn.Dense(8)], (30, 16), ["0: FullyConnected multiplies 30 rows: use a batch of 32"]),
+        ([nn.Conv2D(8, 3)], (30, 8, 5, 5), []),  # the batch is one dimension of many
+        (
+            [
+                nn.Conv2D(48, 3, groups=4),
+                nn.Conv2D(48, 3, groups=48),  # depthwise
+                nn.Conv2DTranspose(12, 3),
+                nn.Conv2DTranspose(16, 3, groups=2, in_channels=12),
+            ],
+            (8, 32, 8, 8),
+            [
+                "0: Convolution gives 12 channels in each of 4 groups: make them 16",
+                "2: Deconvolution gives 12 channels: make them 16",
+                "3: Deconvolution reads 6 channels in each of 2 groups: make them 8",
+            ],
+        ),
+        (
+            [gluon.rnn.LSTM(20, input_size=10)],
+            (5, 6, 10),
+            [
+                "0: RNN multiplies 6 rows: use a batch of 8",
+                "0: RNN reads 10 inputs: make the layer before give 16, or pad the data with zeros",
+                "0: RNN has 20 units: make them 24, and use no label for the 4 others",
+            ],
+        ),
+    ],
+    ids=["images", "hidden", "batch", "convolution", "groups", "recurrent"],
+)
+def test_layers(layers, shape, expected):
+    net = built(*layers)
+    assert sizes(net, nd.ones(shape)) == expected
+    # Without inputs the shapes of the data are unknown.
+    batch = [line for line in expected if " rows" in line or "RNN reads" in line]
+    assert sizes(net) == [line for line in expected if line not in batch]
+
+
+class Product(gluon.HybridBlock):
+    def __init__(self, name, **attributes):
+        super().__init__()
+        self.of = name, attributes
+
+    def hybrid_forward(self, F, x):
+        name, attributes = self.of
+        return getattr(F.np if mx.util.is_np_array() else F, name)(x, x, **attributes)
+
+
+def test_a_product_without_a_weight(arrays):
+    name, op = ("matmul", "_npi_matmul") if arrays is mx.np else ("batch_dot", "batch_dot")
+    attributes, shape = ({}, (8, 12, 12)) if arrays is mx.np else ({"transpose_b": 1}, (8, 12, 20))
+    net = built(Product(name, **attributes), policy=FLOAT16.pin(ops=[op], dtype="float16"))
+    assert sizes(net, arrays.ones(shape)) == [
+        f"0: {op} multiplies 12 rows: pad them with zeros to 16",
+        f"0: {op} adds up {shape[2]} products: pad them with zeros to {-(-shape[2] // 8) * 8}",
+        f"0: {op} gives 12 columns: pad them with zeros to 16",
+    ]
+
+
+def test_a_product_without_tensor_cores(arrays):
+    op, x = ("_np_dot" if arrays is mx.np else "dot"), arrays.ones((12, 12))
+    (finding,) = amp.check(built(Product("dot")), None, x)
+    assert (finding.kind, finding.block) == ("kernel", "0")
+    assert finding.problem == f"{op} does not run on Tensor Cores, as its kernel is cublasSgemmEx"
+    assert amp.check(built(Product("dot"), policy=FLOAT16.pin(ops=[op])), None, x) == []
+    groups = (names for _, why, names in op_table.GROUPS if "not on Tensor Cores" in why)
+    assert {name for names in groups for name in names.split()} == {*WITHOUT_TENSOR_CORES}
+
+
+def test_what_does_not_run_in_float16_is_left_alone():
+    net = built(nn.Dense(3), nn.Dense(3), policy=FLOAT16.pin(blocks=["^0"]))
+    assert {line[0] for line in sizes(net, nd.ones((7, 5)))} == {"1"}
+    assert sizes(built(nn.Dense(3), policy="float32"), nd.ones((7, 5))) == []
+
+
+def test_a_net_that_mxnet_cast_itself():
+    net = built(nn.Dense(10, in_units=16), policy=None)
+    net.cast("float16")
+    # without inputs, since MXNet's CPU kernels cannot run it
+    fix = "make them 16, and use no label for the 6 others"
+    assert sizes(net) == [f"0: FullyConnected gives 10 outputs: {fix}"]
