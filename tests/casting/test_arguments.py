@@ -100,6 +100,7 @@ def test_many_values_are_not_traced_each():
 
 def test_what_distinguishes_constants():
     assert constants_of((ones(), True)) != constants_of((ones(), 1))
+    assert constants_of(np.float32(2)) != constants_of(2.0)
     assert constants_of((ones(), 0.0)) != constants_of((ones(), -0.0))
     assert constants_of((ones(), "a")) == constants_of((nd.zeros(5), "a"))
     assert constants_of((ones(), {"a": 1})) != constants_of((ones(), {"b": 1}))

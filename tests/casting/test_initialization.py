@@ -148,3 +148,24 @@ def test_the_first_dropout_masks_are_those_of_float32(policy):
     expected = masked(None)
     assert 0.4 < expected.mean() < 0.6
     np.testing.assert_array_equal(masked(policy), expected)
+
+
+def test_new_initial_values_have_no_bits_of_the_old_masters():
+    net, one = nn.Dense(1, in_units=1, use_bias=False), nd.ones((1, 1))
+    net.initialize(mx.init.One())
+    amp.cast(net, "float16")
+
+    def trainer():
+        options = {"learning_rate": 2.0**-13}
+        return amp.Trainer(net.collect_params(), "sgd", options, loss_scale=1)
+
+    first = trainer()
+    with autograd.record():
+        loss = net(one)
+    first.backward(loss)
+    first.step(1)
+    (master,) = first.master_params().values()
+    assert master.asscalar() == 1 - 2.0**-13 and net.weight.data().asscalar() == 1
+    net.initialize(mx.init.One(), force_reinit=True)
+    (master,) = trainer().master_params().values()
+    assert master.asscalar() == 1

@@ -23,6 +23,7 @@ NUMPY_FUNCTIONS = {
     "products": lambda np, x: np.dot(np.reshape(x, (4, -1)), np.reshape(x, (-1, 4))),
     "concatenated": lambda np, x: np.concatenate([x, -2 * x], axis=2) - (1 - 3 * x).sum(),
     "shapes": lambda np, x: np.transpose(np.reshape(x, (2, -1)), (1, 0)) * 2 + 1,
+    "of fewer dimensions": lambda np, x: x * np.sum(x, axis=(0, 1, 2)),
 }
 
 

@@ -10,7 +10,7 @@ from tests.casting.nets import backward
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 
 def test_a_forward_that_depends_on_autograds_mode():
@@ -22,15 +22,21 @@ def test_a_forward_that_depends_on_autograds_mode():
 
         def hybrid_forward(self, F, x):
             scores = self.dense(x)
+            if autograd.is_recording():
+                scores = scores * 2
             return scores if autograd.is_training() else (F.argmax(scores, axis=1), scores)
 
-    net = Detector()
+    net, x = Detector(), nd.ones((2, 3))
     net.initialize()
     amp.cast(net, "float16")
     for _ in range(2):
-        ids, scores = net(nd.ones((2, 3)))
+        ids, scores = net(x)
         assert ids.shape == (2,) and scores.dtype == np.float32
-        assert backward(net, nd.ones((2, 3))).shape == (2, 4)
+        with autograd.train_mode():
+            assert np.array_equal(net(x).asnumpy(), scores.asnumpy())
+        with autograd.record(train_mode=False):
+            assert np.array_equal(net(x)[1].asnumpy(), 2 * scores.asnumpy())
+        assert backward(net, x).shape == (2, 4)
 
 
 def test_hooks_of_a_net_get_arrays_and_not_the_symbols_of_a_trace():
@@ -112,3 +118,18 @@ def test_a_net_of_mx_np_that_is_traced_again_after_the_mode_has_ended(later, tmp
     files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
     found = gluon.SymbolBlock.imports(*files)(tokens)
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU])
+def test_a_recurrent_layer_of_mx_np_creates_states_for_any_batch(layer):
+    """Its zeros have a batch of size 0, which is unknown in mx.nd, and a size in mx.np."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, flatten=False), layer(3))
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net.initialize()
+        x = mx.np.array(np.random.RandomState(0).normal(size=(3, 2, 4)), dtype="float32")
+        expected = net(x).asnumpy()
+        amp.cast(net, "float16")
+        for batch in (2, 1):
+            found = net(x[:, :batch]).asnumpy()
+            np.testing.assert_allclose(found, expected[:, :batch], rtol=0.01, atol=0.01)
