@@ -1,6 +1,5 @@
 """The spelling of `mxnet.contrib.amp`, and nets and steps on which it fails (docs/guide)."""
 
-
 import numpy as np
 import pytest
 
