@@ -171,14 +171,15 @@ def test_a_device_that_writes_in_the_forward_pass_is_copied_there(monkeypatch):
     parameter = statistic("p", [1.0])
     trainer = amp.Trainer({}, "sgd", loss_scale=8)
     statistics.watch([parameter])
-    for _ in range(2):
+    for value in (1.0, 2.0):
+        write(parameter, value)
         with autograd.record():
             parameter.data()
             write(parameter, 5)
             parameter.data()
         copies = snapshots.ended(statistics.begin_backward([parameter]))
         snapshots.undo([copies])
-        assert values(parameter) == [[1.0]]
+        assert values(parameter) == [[value]]
     assert trainer.loss_scale.scale == 8
 
 

@@ -137,17 +137,21 @@ def test_horovod_adds_up_divided_gradients(factor, sent):
     assert p.grad().asnumpy().item() == pytest.approx(2.0**13 * sent * 4 / factor, rel=1e-3)
 
 
-def test_unscaled_gradients_are_divided_before_horovods_sum_too():
+@pytest.mark.parametrize("first, sent", [("unscale", 1.5), ("clip", 6)])
+def test_unscaled_gradients_are_divided_before_horovods_sum_too(first, sent):
     """It may compress float32 gradients to float16 on the wire."""
     p = parameter("p", [1.0], "float32")
     trainer = LikeHorovod([p], {"learning_rate": 0.25}, 1)
     init_trainer(trainer, loss_scale=2.0**13)
     trainer.backward(losses_on(p, [1.5], [mx.cpu()]))
-    unscale(trainer)
+    if first == "unscale":
+        unscale(trainer)
     assert trainer.clip_global_norm(0.75) == 1.5
+    if first == "clip":
+        unscale(trainer)
     assert trainer.step(1).applied
     assert values(p)[0] == 1 - 0.25 * 0.75
-    assert p.grad().asnumpy().item() == 1.5
+    assert p.grad().asnumpy().item() == sent
 
 
 class TwoWorkers(KVStoreBase):

@@ -102,6 +102,8 @@ def test_what_was_collected_does_not_change():
     schedule = Plateau()
     saved = schedules.collect(schedule)
     schedule(3)
+    schedules.restore(schedule, saved)
+    schedule(3)
     assert saved["seen"] == []
     assert saved["rates"].tolist() == [1, 0.5]
     assert "measure" not in saved
