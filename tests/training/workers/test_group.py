@@ -14,7 +14,7 @@ from gluon_amp.training.workers import group
 from gluon_amp.training.workers.group import Workers, average_statistics, connect
 from gluon_amp.training.workers.liveness import LostError
 from tests import ROOT
-from tests.training.workers.agreement import OF_TWO
+from tests.training.workers.agreement import OF_TWO, agreement, side_by_side
 
 import mxnet as mx
 from mxnet import gluon
@@ -98,6 +98,14 @@ def test_a_scheduler_that_does_not_answer(monkeypatch):
 
 
 # ------------------------------------------------------------------------------ several workers
+
+
+def test_two_workers_agree_in_threads():
+    def work(store):
+        return agreement(group._Several(store, store.rank))
+
+    assert side_by_side(work, (1, 0)) == [OF_TWO] * 2
+
 
 AGREE = """
     import json

@@ -3,7 +3,6 @@
 import itertools
 import os
 import sys
-import threading
 import types
 
 import numpy as np
@@ -12,45 +11,23 @@ import pytest
 from gluon_amp.training.workers.group import connect
 from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import FUSION, OrderedStore, naming_lost_workers
+from tests.training.workers.agreement import side_by_side
 
 import mxnet as mx
 from mxnet import nd
 
 
-class Store:
-    """The store of one worker, whose server adds all numbers in a given order, in their dtype."""
-
-    type = "dist_sync"
-
-    def __init__(self, rank, order, sent, barrier):
-        self.rank, self.order, self.sent, self.barrier = rank, order, sent, barrier
-        self.num_workers = len(order)
-
-    def pushpull(self, key, value, out=None, priority=0):
-        self.sent[self.rank] = value.asnumpy()
-        self.barrier.wait(10)
-        total = self.sent[self.order[0]]
-        for rank in self.order[1:]:
-            total = total + self.sent[rank]
-        value[:] = nd.array(total, dtype=total.dtype)
-        self.barrier.wait(10)
-
-
 def summed(values, order, devices=1):
     """What each worker has after a sum, and the bytes that it has sent."""
-    sent, barrier, results = {}, threading.Barrier(len(order)), {}
 
-    def work(rank):
-        arrays = [nd.array(values[rank], dtype=values.dtype) / devices for _ in range(devices)]
-        OrderedStore(Store(rank, order, sent, barrier), rank).pushpull(3, arrays)
-        results[rank] = [array.asnumpy() for array in arrays]
+    def work(store):
+        own = nd.array(values[store.rank], dtype=values.dtype) / devices
+        arrays = [own.copy() for _ in range(devices)]
+        OrderedStore(store, store.rank).pushpull(3, arrays)
+        return [array.asnumpy() for array in arrays], store.sent[store.rank].nbytes
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(order))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results, [one.nbytes for one in sent.values()]
+    results, sent = zip(*side_by_side(work, order))
+    return dict(enumerate(results)), list(sent)
 
 
 @pytest.mark.parametrize("dtype, count", [("float32", 3), ("float16", 4)])
@@ -67,6 +44,12 @@ def test_the_order_of_arrival_does_not_matter(count, dtype):
     total = np.frombuffer(*ours, dtype=dtype)
     expected = values.astype("float64").sum(axis=0)
     np.testing.assert_allclose(total, expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=0.2)
+
+
+def test_a_sum_is_rounded_once():
+    """In float16, 2048 + 1 is 2048."""
+    results, _ = summed(np.array([[2048], [0], [1], [0], [1]], dtype="float16"), range(5))
+    assert [results[rank] for rank in range(5)] == [[2050]] * 5
 
 
 def test_devices_are_added_too_and_an_overflow_reaches_all():
