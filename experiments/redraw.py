@@ -13,7 +13,9 @@ from typing import Callable, Iterator, Optional, Sequence, Tuple
 from experiments import ROOT, ablation, pages
 from experiments.benchmarks import families, report
 from experiments.benchmarks.suites import SUITES
-from experiments.clients import __main__ as clients
+from experiments.clients import table as clients
+from experiments.clients.families import FAMILIES
+from experiments.clients.run import Records
 from experiments.floor_of_chance import page as floor
 from experiments.photographs import page as photographs
 from experiments.wire import page as wire
@@ -29,8 +31,8 @@ def _benchmark(values: pages.Values, path: Path) -> pages.Parts:
 
 
 def _clients(values: pages.Values, path: Path) -> pages.Parts:
-    chosen = clients.choose([], clients.FAMILIES)
-    return clients.parts(clients.rows(chosen, clients.SEEDS, None, clients.Records(path)))
+    chosen = clients.choose([], FAMILIES)
+    return clients.parts(clients.rows(chosen, clients.SEEDS, None, Records(path)))
 
 
 # The JSON files of pages, the parts that follow from their values, and what draws the figure
