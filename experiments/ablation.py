@@ -11,7 +11,7 @@ import datetime
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -49,12 +49,11 @@ class Study(NamedTuple):
     """Networks that differ in one setting. The first row is the reference."""
 
     title: str
-    network: Callable[[], nn.HybridSequential]
-    pixels: Callable[[np.ndarray], np.ndarray]  # of values from 0 to 255, in float32
-    loss_weight: float
     rate: float
     epochs: int
     rows: Tuple[Row, ...]
+    loss_weight: float = 1.0
+    unit_length: bool = False  # whether the first layer divides pixels from 0 to 255 by their norm
 
 
 class UnitLength(gluon.HybridBlock):
@@ -64,16 +63,12 @@ class UnitLength(gluon.HybridBlock):
         return F.broadcast_div(x, F.sqrt(F.sum(F.square(x), axis=1, keepdims=True)))
 
 
-def dense(*first: gluon.HybridBlock) -> nn.HybridSequential:
+def dense(study: "Study") -> nn.HybridSequential:
     """Return three dense layers without normalisation, which would compensate lost gradients."""
     net = nn.HybridSequential()
-    net.add(*first, nn.Dense(64, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10))
+    net.add(*([UnitLength()] if study.unit_length else []))
+    net.add(nn.Dense(64, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10))
     return net
-
-
-def centred(pixels: np.ndarray) -> np.ndarray:
-    """Return pixels from -1 to 1."""
-    return pixels / 127.5 - 1
 
 
 FLOAT32 = Row("float32", "float32", None)
@@ -81,10 +76,8 @@ FLOAT32 = Row("float32", "float32", None)
 STUDIES = (
     Study(
         title="Loss scaling",
-        network=dense,
-        pixels=centred,
-        loss_weight=LOSS_WEIGHT,
         rate=0.02 / LOSS_WEIGHT,
+        loss_weight=LOSS_WEIGHT,
         epochs=12,
         rows=(
             FLOAT32,
@@ -95,9 +88,6 @@ STUDIES = (
     ),
     Study(
         title="Master weights",
-        network=dense,
-        pixels=centred,
-        loss_weight=1.0,
         rate=1e-4,
         epochs=60,
         rows=(
@@ -108,9 +98,7 @@ STUDIES = (
     ),
     Study(
         title="Pins",
-        network=lambda: dense(UnitLength()),
-        pixels=lambda pixels: pixels,
-        loss_weight=1.0,
+        unit_length=True,
         rate=0.05,
         epochs=40,
         rows=(
@@ -124,19 +112,20 @@ STUDIES = (
 
 def data(study: Study) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
     """Return training and validation digits as float32 rows of pixels, and labels."""
-    (images, labels), (val_images, val_labels) = load_digits()
 
-    def flat(images: np.ndarray) -> np.ndarray:
-        return study.pixels(images[:, ::2, ::2].reshape(len(images), -1).astype(np.float32))
+    def flat(images: np.ndarray, labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        pixels = images[:, ::2, ::2].reshape(len(images), -1).astype(np.float32)
+        return (pixels if study.unit_length else pixels / 127.5 - 1), labels
 
-    return (flat(images), labels), (flat(val_images), val_labels)
+    train, val = load_digits()
+    return flat(*train), flat(*val)
 
 
 def train(study: Study, row: Row, seed: int) -> Dict[str, Any]:
     """Return the top-1 errors in percent by epoch, and the number of skipped steps."""
     mx.random.seed(seed)
     (images, labels), (val_images, val_labels) = data(study)
-    net = study.network()
+    net = dense(study)
     net.initialize(mx.init.Xavier())
     net(nd.array(images[:1]))
     amp.cast(net, row.policy)

@@ -71,11 +71,7 @@ def compare(files: RecordFiles, options: argparse.Namespace) -> Dict[str, List[f
 
     Each reads the images for training. gluon_amp is measured with the requested number of threads,
     and with as many as ImageRecordIter uses. Every round reverses the order of the readers.
-
-    Raises
-    ------
-    DataError
-        `open_records` raises it, or there are fewer images than in a batch.
+    Fewer images than in a batch are a `DataError`.
     """
     source = open_records(files, preprocessing=Preprocessing(options.pixels))
     batch_size, workers = options.batch_size, options.num_workers
@@ -147,11 +143,11 @@ def parts(
     options: argparse.Namespace, speeds: Dict[str, List[float]], size: float, command: str
 ) -> pages.Parts:
     """Return the parts of the page; `size` is that of a JPEG in bytes."""
-    ratios = [a / b for a, b in zip(speeds["ours"], speeds["theirs"])]
-    columns = [[f"{speed:.0f}" for speed in column] for column in speeds.values()]
-    rows = [list(row) for row in zip(map(str, range(1, len(ratios) + 1)), *columns)]
-    rows = [[*row, f"{ratio:.2f}"] for row, ratio in zip(rows, ratios)]
-    medians = [*(f"{median(column):.0f}" for column in speeds.values()), f"{median(ratios):.2f}"]
+    columns = list(speeds.values())
+    columns.append([a / b for a, b in zip(speeds["ours"], speeds["theirs"])])
+    forms = (".0f", ".0f", ".0f", ".2f")
+    rows = [[f"{n}", *map(format, row, forms)] for n, row in enumerate(zip(*columns), 1)]
+    rows.append([f"**{cell}**" for cell in ("median", *map(format, map(median, columns), forms))])
     threads = record_iter_threads(options.num_workers)
     head = ["Images/s in round", f"gluon_amp, threads: {options.num_workers}"]
     head += [f"threads: {threads}", "ImageRecordIter", "Speed"]
@@ -166,7 +162,7 @@ def parts(
         f"{options.batches} batches a round",
         "command": f"`{command}`",
         "machine": f"{cpu}, on {datetime.date.today().isoformat()}, with {versions()}",
-        "speeds": pages.table(head, [*rows, [f"**{cell}**" for cell in ("median", *medians)]], 0),
+        "speeds": pages.table(head, rows, words=0),
     }
 
 

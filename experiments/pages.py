@@ -25,13 +25,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) ->
 
 
 def fill(page: str, parts: Parts) -> str:
-    """Return a page with these parts in the places of its own.
-
-    Raises
-    ------
-    ValueError
-        The page has other parts.
-    """
+    """Return a page with these parts in the places of its own; other parts are a `ValueError`."""
     places = set(PART.findall(page))
     if places != parts.keys():
         different = ", ".join(sorted(places ^ parts.keys()))

@@ -8,12 +8,14 @@ It is for changes of the layout: `tests/documents/test_figures.py` compares the 
 import json
 import sys
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 from experiments import ROOT, ablation, pages
 from experiments.benchmarks import families, report
 from experiments.benchmarks.suites import SUITES
-from experiments.clients import __main__ as clients
+from experiments.clients import table as clients
+from experiments.clients.families import FAMILIES
+from experiments.clients.run import Records
 from experiments.floor_of_chance import page as floor
 from experiments.photographs import page as photographs
 from experiments.wire import page as wire
@@ -24,47 +26,35 @@ from gluon_amp.training.tables.table import restored
 Draw = Optional[Callable[[pages.Values, Path], None]]
 
 
-class Page(NamedTuple):
-    """A page of `docs/`: its values, the parts that follow from them, and what draws its figure."""
-
-    pattern: str  # of the JSON files
-    parts: Callable[[pages.Values, Path], pages.Parts]
-    draw: Draw = None
-
-
 def _benchmark(values: pages.Values, path: Path) -> pages.Parts:
     return report.parts(values, report.tables(values), f"{path.stem}.png")
 
 
 def _clients(values: pages.Values, path: Path) -> pages.Parts:
-    chosen = clients.choose([], clients.FAMILIES)
-    return clients.parts(clients.rows(chosen, clients.SEEDS, None, clients.Records(path)))
+    chosen = clients.choose([], FAMILIES)
+    return clients.parts(clients.rows(chosen, clients.SEEDS, None, Records(path)))
 
 
-PAGES = (
-    *(Page(f"benchmarks/{name}.json", _benchmark, report.draw) for name in SUITES),
-    Page("benchmarks/amd_epyc/*.json", _benchmark, report.draw),
-    Page("benchmarks/families.json", lambda v, _: report.parts(v, families.tables(v))),
-    Page("results/ablation.json", lambda values, _: ablation.parts(values), ablation.draw),
-    Page("results/clients.json", _clients),
-    Page("results/floor/*.json", lambda values, _: floor.parts(values), floor.draw),
-    Page(
-        "results/photographs/photographs.json",
-        lambda values, _: photographs.parts(values),
-        photographs.draw,
-    ),
-    Page("results/wire.json", lambda values, _: wire.parts(values), wire.draw),
+# The JSON files of pages, the parts that follow from their values, and what draws the figure
+PAGES: Sequence[Tuple[str, Callable[[pages.Values, Path], pages.Parts], Draw]] = (
+    *((f"benchmarks/{name}.json", _benchmark, report.draw) for name in SUITES),
+    ("benchmarks/amd_epyc/*.json", _benchmark, report.draw),
+    ("benchmarks/families.json", lambda v, _: report.parts(v, families.tables(v)), None),
+    ("results/ablation.json", lambda v, _: ablation.parts(v), ablation.draw),
+    ("results/clients.json", _clients, None),
+    ("results/floor/*.json", lambda v, _: floor.parts(v), floor.draw),
+    ("results/photographs/*.json", lambda v, _: photographs.parts(v), photographs.draw),
+    ("results/wire.json", lambda v, _: wire.parts(v), wire.draw),
 )
 
 
 def filled() -> Iterator[Tuple[Path, str, Draw, pages.Values]]:
     """Yield each page with its text, what draws its figure, and its values."""
-    for page in PAGES:
-        for path in sorted(pages.DOCS.glob(page.pattern)):
+    for pattern, parts, draw in PAGES:
+        for path in sorted(pages.DOCS.glob(pattern)):
             values = json.loads(path.read_text(encoding="utf-8"))
             words = path.with_suffix(".md").read_text(encoding="utf-8")
-            text = pages.fill(words, page.parts(values, path))
-            yield path.with_suffix(".md"), text, page.draw, values
+            yield path.with_suffix(".md"), pages.fill(words, parts(values, path)), draw, values
 
 
 def run() -> None:

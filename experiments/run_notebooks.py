@@ -44,20 +44,10 @@ def read(path: Path) -> Any:
     return notebook
 
 
-def shorten(notebook: Any) -> None:
-    """Add the short values to the cell of parameters."""
-    for cell in notebook.cells:
-        for name, value in cell.metadata.get("short", {}).items():
-            cell.source += f"\n{name} = {value!r}"
-
-
 def execute(notebook: Any, name: str, timeout: float) -> None:
     """Run the cells in a new kernel, in the folder of the notebooks.
 
-    Raises
-    ------
-    UsageError
-        A cell failed, warned or wrote to stderr.
+    A cell that fails, warns or writes to stderr is a `UsageError`.
     """
     import nbclient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -100,8 +90,9 @@ def run(name: str, short: bool, timeout: float) -> None:
 
     print(name, flush=True)
     notebook = read(FOLDER / f"{name}.py")
-    if short:
-        shorten(notebook)
+    for cell in notebook.cells if short else ():
+        for key, value in cell.metadata.get("short", {}).items():
+            cell.source += f"\n{key} = {value!r}"
     execute(notebook, name, timeout)
     if not short:
         page = nbformat.writes(notebook).rstrip() + "\n"

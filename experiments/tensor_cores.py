@@ -12,7 +12,7 @@ Copy NAME.inputs.npz (28 MB) to the machine with the GPU, and NAME.gpu.npy (27 M
 import argparse
 import sys
 from pathlib import Path
-from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -22,51 +22,40 @@ from experiments.standalone import command_line
 UsageError = command_line.UsageError
 
 
-class Shape(NamedTuple):
-    """A matrix product or a convolution: shapes of data and weight, stride and padding."""
-
-    data: Tuple[int, ...]
-    weight: Tuple[int, ...]
-    stride: int = 1
-    pad: int = 0
-
-
-# Matrix products (rows, depth) × (columns, depth), and a ResNet's three kinds of convolution.
+# Matrix products (rows, depth) × (columns, depth), and a ResNet's three kinds of convolution: the
+# shapes of data and weight, stride and padding
 SHAPES = {
-    "matmul-64": Shape((768, 64), (768, 64)),
-    "matmul-576": Shape((768, 576), (768, 576)),
-    "matmul-1024": Shape((768, 1024), (768, 1024)),
-    "conv-7x7": Shape((8, 3, 80, 80), (64, 3, 7, 7), stride=2, pad=3),
-    "conv-3x3": Shape((8, 64, 28, 28), (64, 64, 3, 3), pad=1),
-    "conv-1x1": Shape((8, 256, 14, 14), (256, 256, 1, 1)),
+    "matmul-64": ((768, 64), (768, 64), 1, 0),
+    "matmul-576": ((768, 576), (768, 576), 1, 0),
+    "matmul-1024": ((768, 1024), (768, 1024), 1, 0),
+    "conv-7x7": ((8, 3, 80, 80), (64, 3, 7, 7), 2, 3),
+    "conv-3x3": ((8, 64, 28, 28), (64, 64, 3, 3), 1, 1),
+    "conv-1x1": ((8, 256, 14, 14), (256, 256, 1, 1), 1, 0),
 }
-
-
-def _wide(random, shape):
-    """Return numbers with exponents from -12 to 3, so that the terms of a sum differ in size."""
-    return random.choice([-1, 1], shape) * 2.0 ** random.uniform(-12, 4, shape)
 
 
 DISTRIBUTIONS = {
     "normal": lambda random, shape: random.normal(0, 1, shape),
     # so small that outputs and some inputs are subnormal
     "gradients": lambda random, shape: random.normal(0, 2.0**-9, shape),
-    "wide": _wide,
+    # with exponents from -12 to 3, so that the terms of a sum differ in size
+    "wide": lambda random, s: random.choice([-1, 1], s) * 2.0 ** random.uniform(-12, 4, s),
     # so large that many outputs exceed 65504
     "large": lambda random, shape: random.normal(0, 200, shape),
 }
 
 
-def cases() -> Iterator[Tuple[str, Shape, np.ndarray, np.ndarray]]:
-    """Yield the name, the shape, data and weight of each case, the same on every machine."""
-    for i, (name, shape) in enumerate(SHAPES.items()):
+def cases() -> Iterator[Tuple[str, Dict[str, np.ndarray]]]:
+    """Yield the name and the inputs of each case, the same on every machine."""
+    for i, (name, (data_shape, weight_shape, stride, pad)) in enumerate(SHAPES.items()):
         for j, (kind, draw) in enumerate(DISTRIBUTIONS.items()):
             random = np.random.RandomState(100 * i + j)
             # weights of a trained network are about the size of 1 / sqrt(depth)
-            depth = np.sqrt(np.prod(shape.weight[1:]))
-            data = draw(random, shape.data).astype(np.float16)
-            weight = (draw(random, shape.weight) / depth).astype(np.float16)
-            yield f"{name}-{kind}", shape, data, weight
+            depth = np.sqrt(np.prod(weight_shape[1:]))
+            data = draw(random, data_shape).astype(np.float16)
+            weight = (draw(random, weight_shape) / depth).astype(np.float16)
+            inputs = {"data": data, "weight": weight, "stride": stride, "pad": pad}
+            yield f"{name}-{kind}", inputs
 
 
 def export(folder: Path) -> None:
@@ -83,26 +72,23 @@ def export(folder: Path) -> None:
     dtypes = {"data": "float16", "weight": "float16"}
     policy = amp.Policy("float16", "float16", "float16")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, shape, *inputs in cases():
-        symbol = _symbol(mx, shape)
+    for name, inputs in cases():
+        symbol = _symbol(mx, **inputs)
         lowered = lower(cast_pass.apply(symbol, policy, dtypes), dtypes, "cpu")
-        assert lowered.list_inputs() == symbol.list_inputs() == list(dtypes)
-        arrays = [mx.nd.array(each, dtype="float16") for each in inputs]
+        arrays = [mx.nd.array(inputs[key], dtype="float16") for key in dtypes]
         np.save(folder / f"{name}.ours.npy", mx.nd.CachedOp(lowered)(*arrays).asnumpy())
         wide = mx.nd.CachedOp(symbol)(*(each.astype("float64") for each in arrays)).asnumpy()
         with np.errstate(over="ignore"):
             np.save(folder / f"{name}.exact.npy", wide.astype(np.float16))
-        data, weight = inputs
-        window = {"stride": shape.stride, "pad": shape.pad}
-        np.savez(folder / f"{name}.inputs.npz", data=data, weight=weight, **window)
+        np.savez(folder / f"{name}.inputs.npz", **inputs)
 
 
-def _symbol(mx, shape: Shape):
-    data, weight = mx.sym.var("data"), mx.sym.var("weight")
-    if len(shape.weight) == 2:
-        return mx.sym.FullyConnected(data, weight, num_hidden=shape.weight[0], no_bias=True)
-    window = {"kernel": shape.weight[2:], "stride": (shape.stride,) * 2, "pad": (shape.pad,) * 2}
-    return mx.sym.Convolution(data, weight, num_filter=shape.weight[0], no_bias=True, **window)
+def _symbol(mx, data: np.ndarray, weight: np.ndarray, stride: int, pad: int):
+    inputs, options = map(mx.sym.var, ("data", "weight")), {"no_bias": True}
+    if weight.ndim == 2:
+        return mx.sym.FullyConnected(*inputs, num_hidden=len(weight), **options)
+    window = {"kernel": weight.shape[2:], "stride": (stride, stride), "pad": (pad, pad)}
+    return mx.sym.Convolution(*inputs, num_filter=len(weight), **window, **options)
 
 
 def run_on_gpu(folder: Path) -> None:
@@ -184,23 +170,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_mutually_exclusive_group(required=True)
-    for flag, text in (
-        ("--export", "write the inputs and the emulated outputs"),
-        ("--gpu", "write the GPU's outputs"),
-        ("--compare", "print how the outputs differ"),
-    ):
-        steps.add_argument(flag, type=command_line.path, metavar="DIR", help=text)
-    options = parser.parse_args(arguments)
-
-    def run() -> None:
-        if options.export:
-            export(options.export)
-        elif options.gpu:
-            run_on_gpu(options.gpu)
-        else:
-            print(report(options.compare))
-
-    return command_line.status_of("tensor_cores.py", run)
+    work = {"export": export, "gpu": run_on_gpu, "compare": lambda folder: print(report(folder))}
+    for name in work:
+        steps.add_argument(f"--{name}", type=command_line.path, metavar="DIR")
+    options = vars(parser.parse_args(arguments))
+    ((name, folder),) = ((name, path) for name, path in options.items() if path)
+    return command_line.status_of("tensor_cores.py", lambda: work[name](folder))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 python -m experiments.weights [--cases]
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Iterable, List, Optional, Sequence
 
 from experiments import ROOT
 from experiments.pages import table
+from experiments.standalone import command_line
 
 SUFFIXES = {".py", ".cc", ".h"}
 PARTS = {  # folders, and folders in them that are other parts
@@ -55,7 +55,7 @@ def cases() -> str:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Print the table; return the status of the process."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", action="store_true", help="count the cases of the tests, too")
     options = parser.parse_args(arguments)
     rows = []

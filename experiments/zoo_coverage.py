@@ -293,8 +293,7 @@ def largest_distance(outputs, expected) -> float:
 def line(row: dict) -> str:
     """Return a row as a line of the printed table."""
     products = f"{row['low']}/{row['products']}" if "products" in row else "-"
-    distance = f"{row['distance']:.1e}" if "distance" in row else "-"
-    yardstick = f"{row['yardstick']:.1e}" if "yardstick" in row else "-"
+    distance, yardstick = (f"{row[n]:.1e}" if n in row else "-" for n in ("distance", "yardstick"))
     result = "ok" if row["ok"] else row["error"] or "FAILED"
     start = f"{row['network']:<35} {row['policy']:<13}"
     return f"{start} {products:>7} {distance:>7} {yardstick:>7} {result}"

@@ -127,13 +127,9 @@ def as_table(entries: List[Entry], shown: int = 15) -> str:
         f"{entry.calls:g} | {entry.name} |"
         for entry in entries[:shown]
     ]
-    others = entries[shown:]
-    if others:
-        time = sum(entry.milliseconds for entry in others)
-        lines.append(f"| {time:.2f} | {100 * time / total:.1f} % | | {len(others)} others |")
+    time = sum(entry.milliseconds for entry in entries[shown:])
+    lines.append(f"| {time:.2f} | {100 * time / total:.1f} % | | others |")
     cores = sum(entry.milliseconds for entry in entries if entry.tensor_cores)
-    if cores:
-        lines.append(f"\nTensor Core kernels take {100 * cores / total:.1f} % of {total:.2f} ms.")
-    else:
-        lines.append(f"\n{total:.2f} ms in total.")
+    share = f", Tensor Core kernels {100 * cores / total:.1f} %" if cores else ""
+    lines.append(f"\n{total:.2f} ms in total{share}.")
     return "\n".join(lines)

@@ -49,6 +49,11 @@ class Reorders(NamedTuple):
     onednn: int
     own: int
 
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return self.onednn + self.own
+
 
 def count(case: Case) -> Reorders:
     """Run a training step or a forward pass in a process of its own; return its reorders.

@@ -88,64 +88,40 @@ def batch_of(case: Case) -> Tuple[nd.NDArray, nd.NDArray]:
     return nd.array(images), nd.array(random.randint(0, CLASSES, case.batch))
 
 
-def _train_mxnet(case: Case) -> Callable[[], None]:
-    net = network(case)
+def train(case: Case) -> Callable[[], Any]:
+    """Return a training step with the case's library."""
+    if case.library == "contrib.amp":  # as in MXNet's tutorial
+        from mxnet.contrib import amp
+
+        amp.init(target_dtype=case.dtype)
+    net, options = network(case), (case.optimizer, SETTINGS[case.optimizer])
+    if case.library == "gluon_amp":
+        import gluon_amp
+
+        gluon_amp.cast(net, case.dtype)
+        scaling = {"loss_scale": case.loss_scale, "check_finite": case.check_finite}
+        trainer = gluon_amp.Trainer(net.collect_params(), *options, **scaling)
+    else:
+        trainer = mx.gluon.Trainer(net.collect_params(), *options)
     net.hybridize(static_alloc=True)
-    trainer = mx.gluon.Trainer(net.collect_params(), case.optimizer, SETTINGS[case.optimizer])
-    return _step(case, net, trainer, lambda loss: loss.backward())
-
-
-def _train_gluon_amp(case: Case) -> Callable[[], None]:
-    import gluon_amp
-
-    net = gluon_amp.cast(network(case), case.dtype)
-    net.hybridize(static_alloc=True)
-    trainer = gluon_amp.Trainer(
-        net.collect_params(),
-        case.optimizer,
-        SETTINGS[case.optimizer],
-        loss_scale=case.loss_scale,
-        check_finite=case.check_finite,
-    )
-    step = _step(case, net, trainer, trainer.backward)
-    # first lower the dynamic scale until an update creates the optimizer's states
-    while not step().applied:
-        pass
-    return step
-
-
-def _train_contrib_amp(case: Case) -> Callable[[], None]:
-    # as in MXNet's tutorial
-    from mxnet.contrib import amp
-
-    amp.init(target_dtype=case.dtype)
-    net = network(case)
-    net.hybridize(static_alloc=True)
-    trainer = mx.gluon.Trainer(net.collect_params(), case.optimizer, SETTINGS[case.optimizer])
-    amp.init_trainer(trainer)
-
-    def backward(loss: nd.NDArray) -> None:
-        with amp.scale_loss(loss, trainer) as scaled:
-            autograd.backward(scaled)
-
-    return _step(case, net, trainer, backward)
-
-
-TRAIN = {"mxnet": _train_mxnet, "gluon_amp": _train_gluon_amp, "contrib.amp": _train_contrib_amp}
-
-
-def _step(
-    case: Case, net: mx.gluon.HybridBlock, trainer: mx.gluon.Trainer, backward: Callable
-) -> Callable[[], Any]:
+    if case.library == "contrib.amp":
+        amp.init_trainer(trainer)
     images, labels = batch_of(case)
     loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
     def step() -> Any:
         with autograd.record():
             loss = loss_fn(net(images), labels)
-            backward(loss)
+            if case.library == "contrib.amp":
+                with amp.scale_loss(loss, trainer) as scaled:
+                    autograd.backward(scaled)
+            else:
+                (trainer if case.library == "gluon_amp" else autograd).backward(loss)
         return trainer.step(case.batch)
 
+    # first lower the dynamic scale until an update creates the optimizer's states
+    while case.library == "gluon_amp" and not step().applied:
+        pass
     return step
 
 
@@ -223,7 +199,7 @@ def update(case: Case) -> Callable[[], None]:
 
 
 WORK = {
-    "train": lambda case: TRAIN[case.library](case),
+    "train": train,
     "infer": infer,
     "check": check,
     "update": update,

@@ -1,11 +1,8 @@
 """Runs what MXNet's users run, in float32 and with every policy, and compares the losses.
 
-A client is a project on top of MXNet, such as GluonCV. A family is a client's programs and the
-packages that they need; a case is one program. Each program is what a user of the client writes:
-stock MXNet in float32, without gluon_amp. The other dtypes run it after a few edits, which are data
-in `families`.
-
-To add a case, write a program that
+A family is a project on top of MXNet, such as GluonCV, with the packages that it needs. A case is
+one program, as a user writes it: stock MXNet in float32, without gluon_amp. The other dtypes run it
+after a few edits (`families`). To add a case, write a program that
 
 - reads the environment variables SEED and STEPS, and draws all random numbers from SEED; where
   several cases share a program, CASE is the name of the case;

@@ -9,44 +9,13 @@ program, its edits or its versions have changed.
 
 import argparse
 import sys
-from typing import List, Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from experiments import ROOT, environments, pages
-from experiments.clients.cases import Case, Family
 from experiments.clients.families import FAMILIES
 from experiments.clients.run import Job, Records, run
-from experiments.clients.table import DTYPES, Row, final_loss, parts
-from gluon_amp.base.messages import UsageError
+from experiments.clients.table import SEEDS, choose, final_loss, parts, plan, rows
 from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of, whole
-
-SEEDS = 3  # of float32, whose spread is the measure
-
-Chosen = List[Tuple[Family, Case]]
-
-
-def choose(names: Sequence[str], families: Sequence[Family]) -> Chosen:
-    """Return the cases of these names, or all; an unknown name is a `UsageError`."""
-    everything = [(family, case) for family in families for case in family.cases]
-    known = {f"{family.name}/{case.name}" for family, case in everything}
-    for name in names:
-        if name not in known and name not in {family.name for family in families}:
-            listed = ", ".join(sorted(known))
-            raise UsageError(f"there is no client {name!r}: expected a family or one of {listed}.")
-    return [
-        (family, case)
-        for family, case in everything
-        if not names or family.name in names or f"{family.name}/{case.name}" in names
-    ]
-
-
-def plan(chosen: Chosen, seeds: int, steps: Optional[int]) -> List[Job]:
-    """Return all runs, case by case; float32 runs with every seed."""
-    return [
-        Job(family, case, dtype, seed, steps or case.steps)
-        for family, case in chosen
-        for dtype in DTYPES
-        for seed in range(SEEDS if dtype == "float32" else seeds)
-    ]
 
 
 def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) -> None:
@@ -59,17 +28,6 @@ def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) ->
         result = record.get("error") or f"loss {final_loss(record['losses']):.4g}"
         start = f"{job.name:<28} {job.policy:<14} seed {job.seed}"
         print(f"[{number}/{len(jobs)}] {start}: {result}", flush=True)
-
-
-def rows(chosen: Chosen, seeds: int, steps: Optional[int], records: Records) -> List[Row]:
-    """Return the cases of which every run has a record."""
-    result = []
-    for family, case in chosen:
-        found = [records.find(job) for job in plan([(family, case)], seeds, steps)]
-        if all(found):
-            by_dtype = {dtype: [r for r in found if r["policy"] == dtype] for dtype in DTYPES}
-            result.append(Row(family, case, by_dtype))
-    return result
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -30,13 +30,7 @@ class Edit:
         return len(new) - (self.old.strip() in new) if new else 1
 
     def apply(self, text: str, policy: str) -> str:
-        """Return the program with this change.
-
-        Raises
-        ------
-        UsageError
-            The line does not occur, or more than once.
-        """
+        """Return the program with this change; a line that occurs not once is a `UsageError`."""
         lines = text.splitlines()
         found = [number for number, line in enumerate(lines) if line.strip() == self.old.strip()]
         if len(found) != 1:

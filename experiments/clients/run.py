@@ -70,9 +70,8 @@ def run(job: Job, python: Path, timeout: float) -> Dict[str, Any]:
             "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
         }
         try:
-            result = parse(
-                *execute([str(python), PROGRAM], folder, environment, timeout), job.steps
-            )
+            ended = execute([str(python), PROGRAM], folder, environment, timeout)
+            result = parse(*ended, job.steps)
         except subprocess.TimeoutExpired:
             result = {"error": f"took more than {timeout:g} s"}
     today = datetime.date.today().isoformat()

@@ -2,16 +2,21 @@
 
 import math
 import statistics
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.clients.cases import Case, Family
+from experiments.clients.run import Job, Records
 from experiments.pages import Parts, table
+from gluon_amp.base.messages import UsageError
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
 DTYPES = ("float32", *POLICIES)
 LAST = 5  # the final loss is the mean of this many last steps'
 
 Record = Dict[str, Any]  # of a run, as `run.run` returns it
+SEEDS = 3  # of float32, whose spread is the measure
+
+Chosen = List[Tuple[Family, Case]]
 
 
 def final_loss(losses: Sequence[float]) -> float:
@@ -119,3 +124,42 @@ def _extras(row: Row) -> List[List[str]]:
         [row.name, name, *(f"{e[name]:.4g}" if name in e else "" for e in extras)]
         for name in extras[0]
     ]
+
+
+# ------------------------------------------------------------------ which runs a table has
+
+
+def choose(names: Sequence[str], families: Sequence[Family]) -> Chosen:
+    """Return the cases of these names, or all; an unknown name is a `UsageError`."""
+    everything = [(family, case) for family in families for case in family.cases]
+    known = {f"{family.name}/{case.name}" for family, case in everything}
+    for name in names:
+        if name not in known and name not in {family.name for family in families}:
+            listed = ", ".join(sorted(known))
+            raise UsageError(f"there is no client {name!r}: expected a family or one of {listed}.")
+    return [
+        (family, case)
+        for family, case in everything
+        if not names or family.name in names or f"{family.name}/{case.name}" in names
+    ]
+
+
+def plan(chosen: Chosen, seeds: int, steps: Optional[int]) -> List[Job]:
+    """Return all runs, case by case; float32 runs with every seed."""
+    return [
+        Job(family, case, dtype, seed, steps or case.steps)
+        for family, case in chosen
+        for dtype in DTYPES
+        for seed in range(SEEDS if dtype == "float32" else seeds)
+    ]
+
+
+def rows(chosen: Chosen, seeds: int, steps: Optional[int], records: Records) -> List[Row]:
+    """Return the cases of which every run has a record."""
+    result = []
+    for family, case in chosen:
+        found = [records.find(job) for job in plan([(family, case)], seeds, steps)]
+        if all(found):
+            by_dtype = {dtype: [r for r in found if r["policy"] == dtype] for dtype in DTYPES}
+            result.append(Row(family, case, by_dtype))
+    return result

@@ -26,18 +26,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Return 0 if the table is right and all networks run, else 1."""
     parser = Parser(prog="cuda_kernels", description=__doc__)
     add = parser.add_argument
-    add(
-        "--folder",
-        type=Path,
-        default=Path("results/cuda_kernels"),
-        help="for the CUDA build, 500 MB to download (default: %(default)s)",
-    )
-    add(
-        "--networks",
-        type=regular_expression,
-        metavar="PATTERN",
-        help="run these networks instead, as in zoo_coverage",
-    )
+    folder = "for the CUDA build, 500 MB to download (default: %(default)s)"
+    add("--folder", type=Path, default=Path("results/cuda_kernels"), help=folder)
+    networks = "run these networks instead, as in zoo_coverage"
+    add("--networks", type=regular_expression, metavar="PATTERN", help=networks)
     options = parser.parse_args(arguments)
     return status_of(parser.prog, lambda: work(options.folder.resolve(), options.networks))
 
@@ -94,13 +86,8 @@ def run(folder: Path, module: str, *arguments: str) -> List[dict]:
 def compare(found: Dict[str, Optional[str]]) -> int:
     """Print the operators for which the table says something else; return 0 without any."""
     differences = 0
-    listed = [
-        op
-        for table in (cuda_kernels.SWITCHES, cuda_kernels.ANY_DTYPE)
-        for ops in table.values()
-        for op in ops.split()
-        if op not in NOT_PROBED
-    ]
+    tables = (*cuda_kernels.SWITCHES.values(), *cuda_kernels.ANY_DTYPE.values())
+    listed = [op for ops in tables for op in ops.split() if op not in NOT_PROBED]
     for op in listed:
         expected = cuda_kernels.float16_source(op)
         if found.get(op) != expected:

@@ -37,10 +37,7 @@ HEAD = '#include <cstdlib>\nextern "C" {\nvoid stand_in_note(const char*);\n'
 def prepare(folder: Path) -> None:
     """Fill a folder with `site`, the CUDA build (500 MB to download), and `libraries`.
 
-    Raises
-    ------
-    UsageError
-        pip or the compiler fails.
+    A failure of pip or of the compiler is a `UsageError`.
     """
     library = folder / "site" / "mxnet" / "libmxnet.so"
     if not library.exists():

@@ -45,13 +45,8 @@ def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]
     add("--first-seed", default=0, type=natural, metavar="SEED", help="default: %(default)s")
     add("--batch-size", default=64, help="default: %(default)s", **count)
     add("--parallel", default=1, help="runs at a time (default: %(default)s)", **count)
-    add(
-        "--output",
-        type=path,
-        default=Path("results/floor"),
-        metavar="DIR",
-        help="for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)",
-    )
+    text = "for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)"
+    add("--output", type=path, default=Path("results/floor"), metavar="DIR", help=text)
     return parser.parse_args(own), for_runs
 
 

@@ -7,20 +7,109 @@ The first call builds Horovod, which takes a few minutes. Later calls use the sa
 
 import argparse
 import datetime
+import hashlib
+import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from experiments import ROOT, environments, pages
-from experiments.horovod.digits import Result, train
+from experiments.horovod.launch import Ended, Kill, run
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import Parser, output_file, path, status_of
 from gluon_amp.training.tables.machine import describe_cpu
 
 DTYPES = ("float16", "bfloat16")
 TESTS = ["tests/training/workers/test_horovod.py", "tests/documents/test_how_to.py"]
+
+
+COMMAND = """scripts/train_imagenet.py --dataset digits --kv-store horovod
+--batch-size 128 --log-interval 1 --save-batches 2"""
+LEAST = 97.0  # percent of the validation images
+# A worker is killed in the middle of these epochs of 24, which have 6 batches.
+KILLS = [Kill(1, "Epoch[7] Batch [3]"), Kill(0, "Epoch[15] Batch [2]")]
+SENTENCE = "another worker has ended or cannot be reached"
+
+LONGEST = 1200.0  # seconds of a training
+BOUND = 60.0  # seconds in which the job ends after a kill
+
+# The fields of a summary that depend on the clock or on the machine's memory.
+OF_THE_CLOCK = {"seconds", "train_seconds", "images_per_second", "waited_share", "peak_mebibytes"}
+
+
+class Result(NamedTuple):
+    """What a dtype's runs have shown."""
+
+    dtype: str
+    top1: float  # percent, of the network after the last epoch
+    steps: int
+    skipped: int
+    seconds: float  # of the run that was not killed, with the start of its processes
+    ends: List[float]  # seconds between a kill and the end of the job
+
+
+def train(python: Path, dtype: str, folder: Path) -> Result:
+    """Train in a dtype, without and with kills; what the folder held is removed.
+
+    If the runs do not show what they should, that is a `UsageError`.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    whole, killed = folder / "whole", folder / "killed"
+    for each in (whole, killed):
+        each.mkdir(parents=True)
+    arguments = [*COMMAND.split(), "--dtype", dtype]
+    ended = run(python, [*arguments, *outputs(whole)], LONGEST)
+    check(ended.status == 0, "the training failed", ended)
+    digest, summary = outcome(whole)
+    log(
+        f"{dtype}: top-1 {summary['top1']:.2f} %, {summary['skipped_steps']} of "
+        f"{summary['steps']} steps skipped, {ended.seconds:.0f} s"
+    )
+    check(summary["top1"] >= LEAST, f"top-1 is below {LEAST:g} %", ended)
+    resume: List[str] = []
+    ends = []
+    for kill in KILLS:
+        lost = run(python, [*arguments, *outputs(killed), *resume], LONGEST, kill=kill)
+        check(lost.status > 0, "the killed job went on", lost)
+        check(lost.seconds < BOUND, f"the killed job lasted more than {BOUND:g} s", lost)
+        said = [line for line in lost.log if SENTENCE in line]
+        check(len(said) == 1, "the other worker did not say what happened", lost)
+        log(
+            f"{dtype}: {kill.when}: killed worker {kill.worker}; "
+            f"the job ended {lost.seconds:.1f} s later"
+        )
+        log(f"  {said[0]}")
+        ends.append(lost.seconds)
+        resume = ["--resume", "auto"]
+    resumed = run(python, [*arguments, *outputs(killed), *resume], LONGEST)
+    check(resumed.status == 0, "the resumed training failed", resumed)
+    check(outcome(killed) == (digest, summary), "the resumed training has other bits", resumed)
+    log(f"{dtype}: the resumed run has the bits of the other, sha256 {digest[:16]}")
+    counts = summary["steps"], summary["skipped_steps"]
+    return Result(dtype, summary["top1"], *counts, ended.seconds, ends)
+
+
+def check(holds: bool, sentence: str, ended: Ended) -> None:
+    """Raise `UsageError` with the end of a job's log unless a condition holds."""
+    if not holds:
+        last = "\n".join(ended.log[-40:])
+        raise UsageError(f"{sentence} (status {ended.status}); the end of its log:\n{last}")
+
+
+def outputs(folder: Path) -> List[str]:
+    """Return the options that write to a folder."""
+    return ["--save-dir", str(folder), "--summary-json", str(folder / "summary.json")]
+
+
+def outcome(folder: Path) -> Tuple[str, Dict[str, Any]]:
+    """Return a digest of the trained parameters' file, and the summary but for its times."""
+    (params,) = folder.glob("*.params")
+    digest = hashlib.sha256(params.read_bytes()).hexdigest()
+    summary = json.loads((folder / "summary.json").read_text())
+    return digest, {name: value for name, value in summary.items() if name not in OF_THE_CLOCK}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -39,7 +128,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     started = time.perf_counter()
     python = environments.of_horovod()
     log(f"{environments.HOROVOD.name}: ready after {time.perf_counter() - started:.0f} s")
-    results = [train(python, dtype, options.runs / dtype, log) for dtype in DTYPES]
+    results = [train(python, dtype, options.runs / dtype) for dtype in DTYPES]
     test(python)
     pages.write(options.output.with_suffix(""), "results/horovod.md", parts(results))
     log(f"wrote {options.output}")

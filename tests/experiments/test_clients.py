@@ -12,25 +12,16 @@ from experiments.clients import cases, run
 from experiments.clients.cases import Case, Edit, Family
 from experiments.clients.families import FAMILIES
 from experiments.clients.run import Job, Records
-from experiments.clients.table import POLICIES, compare
+from experiments.clients.table import compare
 from gluon_amp.base.messages import UsageError
 from tests import ROOT
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_edits_of_a_family_apply_and_are_at_most_four_lines(family):
-    assert "mxnet==1.9.1" in family.versions
-    for case in family.cases:
-        text = family.source(case).read_text()
-        assert 1 <= case.lines <= 4 and "gluon_amp" not in text and "environ" in text
-        for policy in POLICIES:
-            edited = cases.apply(case.edits, text, policy)
-            compile(edited, case.program, "exec")
-            assert policy in edited or not case.edits
-        assert cases.apply(case.edits, text, "float32") == text
-
-
 def test_the_committed_results_are_those_of_these_programs_and_edits():
+    for family in FAMILIES:
+        for case in family.cases:
+            text = family.source(case).read_text()
+            assert 1 <= case.lines <= 4 and "gluon_amp" not in text and "environ" in text
     records = Records(ROOT / "docs" / "results" / "clients.json")
     jobs = command.plan(command.choose([], FAMILIES), command.SEEDS, None)
     assert len(jobs) == 300 and all(map(records.find, jobs))

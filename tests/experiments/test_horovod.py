@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from experiments.horovod import __main__ as command
-from experiments.horovod.digits import Result
 from experiments.horovod.launch import Kill, run
 
 # Starts two workers, and ends when one has; prints what they print.
@@ -41,6 +40,6 @@ def test_a_job_that(seconds, timeout, kill, status, tmp_path):
 
 
 def test_the_page_has_a_row_for_each_dtype():
-    page = command.parts([Result("float16", 98.5, 144, 1, 30.4, [0.51, 1.04])])
+    page = command.parts([command.Result("float16", 98.5, 144, 1, 30.4, [0.51, 1.04])])
     assert page["runs"].endswith("| float16 | 98.50 % | 144 | 1 | 30 s | 0.5 s and 1.0 s |")
     assert page["versions"] == "Python 3.11, horovod 0.28.1, mxnet 1.9.1, numpy 1.23.5"

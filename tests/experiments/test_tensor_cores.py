@@ -5,18 +5,18 @@ import shutil
 import numpy as np
 
 from experiments import tensor_cores
-from experiments.tensor_cores import Shape, compare
+from experiments.tensor_cores import compare
 
 SMALL = {
-    "matmul": Shape((16, 24), (8, 24)),
-    "conv": Shape((2, 3, 9, 9), (4, 3, 3, 3), stride=2, pad=1),
+    "matmul": ((16, 24), (8, 24), 1, 0),
+    "conv": ((2, 3, 9, 9), (4, 3, 3, 3), 2, 1),
 }
 
 
 def test_arrays_are_compared_bit_by_bit():
-    a = np.array([1, 1, -0.0, np.inf, np.nan, np.nan, 2.0**-24, 65504], np.float16)
-    b = np.array([1, 1 + 2**-9, 0, 65504, np.nan, 1, -(2.0**-24), 65504], np.float16)
-    assert compare(a, b) == (3, 2, 1)  # 1, a NaN and 65504 are the same
+    a = np.array([1, 1, -0.0, np.inf, np.nan, np.nan, 3 * 2.0**-24, 65504], np.float16)
+    b = np.array([1, 1 + 2**-9, 0, 65504, np.nan, 1, -2 * 2.0**-24, 65504], np.float16)
+    assert compare(a, b) == (3, 5, 1)  # 1, a NaN and 65504 are the same; 5 steps across zero
 
 
 def test_the_emulation_is_the_exact_result_of_small_shapes(tmp_path, monkeypatch, capsys):
