@@ -78,9 +78,8 @@ def test_the_heat_map_is_a_file(tmp_path):
         with pytest.raises(UsageError, match="no look"):
             watch.plot(tmp_path / "map.png")
         train(net, trainer, 3, one(1))
-    for suffix in ("png", "svg"):
-        watch.plot(tmp_path / f"map.{suffix}", "float8_e4m3")
-        assert (tmp_path / f"map.{suffix}").stat().st_size > 5000
+    watch.plot(tmp_path / "map.png", "float8_e4m3")
+    assert (tmp_path / "map.png").stat().st_size > 5000
     with pytest.raises(UsageError, match="cannot write"):
         watch.plot(tmp_path / "map.nothing")
     with pytest.raises(ValueError, match="expected one of float16"):

@@ -13,6 +13,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.messages import UsageError
+from gluon_amp.inspection.replay import Recorded
 from tests import ROOT
 from tests.inspection.nets import built, chain, images, make_net, one, total
 
@@ -152,6 +153,7 @@ def test_a_copy_of_a_net_that_is_looked_at_is_a_net_of_its_own():
     net = make_net("float16")
     with amp.watch(net, trainer_of(net), what_if=["float16"]) as watch:
         other = copy.deepcopy(net)
+        assert not any(isinstance(vars(b).get("forward"), Recorded) for b in (other, *other))
         for parameter in other.collect_params().values():
             parameter.set_data(parameter.data() * 0)
         with autograd.record():
