@@ -163,6 +163,8 @@ def test_a_finished_run_has_nothing_left_to_do(trained, tmp_path, summary_of):
         again = summary_of(*trained.options, "--save-dir", saved, "--resume", "auto", *more)
         for name in ("top1", "top1_by_epoch", "best_epoch", "steps"):
             assert getattr(again, name) == before[name]
+        assert "[Epoch 2]" not in again.out
+    assert "[Epoch 1] validated 360/360" in again.out
 
 
 # ------------------------------------------------------------------ ways to train, on few images
