@@ -86,6 +86,7 @@ def test_the_summary_of_a_run(trained):
     assert (summary["model"], summary["seed"], summary["epochs"]) == ("cifar_resnet8_v1", 7, 2)
     # a new dynamic scale is too high at first, and then found at once
     assert summary["skipped_steps"] == 1 and summary["loss_scale"] is not None
+    assert f"loss scale  {summary['loss_scale']:g}, 1 of 8 steps skipped" in trained.out
     counts = [confusion["count"] for confusion in summary["confusions"]]
     assert len(counts) == 3 and counts == sorted(counts, reverse=True)
     assert 0 <= summary["waited_share"] <= 1 and summary["peak_mebibytes"] > 100
