@@ -145,6 +145,13 @@ def test_a_signal_terminates_the_runs_once(tmp_path, number):
     assert after == before
 
 
+def test_the_second_signal_kills():
+    with interruptible():
+        with pytest.raises(RunInterruptedError):
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
 def test_what_is_ignored_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     with interruptible():
