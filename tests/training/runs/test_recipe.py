@@ -75,7 +75,7 @@ def test_options_that_contradict_each_other(line, sentence):
         ("--dataset digits --network vgg --num-layers 11", "digits", 32),
         ("--dataset digits --model alexnet --input-size 96", "digits", 96),
         ("--rec-train a --rec-val b", "rec", 224),
-        ("--data-dir .", "folder", 224),
+        ("--data-dir . --model inceptionv3", "folder", 224),
     ],
 )
 def test_the_kind_of_data_and_the_size_of_its_images(line, data, side):

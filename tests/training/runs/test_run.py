@@ -86,6 +86,7 @@ def test_the_summary_of_a_run(trained):
     assert (summary["model"], summary["seed"], summary["epochs"]) == ("cifar_resnet8_v1", 7, 2)
     # a new dynamic scale is too high at first, and then found at once
     assert summary["skipped_steps"] == 1 and summary["loss_scale"] is not None
+    assert f"loss scale  {summary['loss_scale']:g}, 1 of 8 steps skipped" in trained.out
     counts = [confusion["count"] for confusion in summary["confusions"]]
     assert len(counts) == 3 and counts == sorted(counts, reverse=True)
     assert 0 <= summary["waited_share"] <= 1 and summary["peak_mebibytes"] > 100
@@ -163,6 +164,8 @@ def test_a_finished_run_has_nothing_left_to_do(trained, tmp_path, summary_of):
         again = summary_of(*trained.options, "--save-dir", saved, "--resume", "auto", *more)
         for name in ("top1", "top1_by_epoch", "best_epoch", "steps"):
             assert getattr(again, name) == before[name]
+        assert "[Epoch 2]" not in again.out
+    assert "[Epoch 1] validated 360/360" in again.out
 
 
 # ------------------------------------------------------------------ ways to train, on few images

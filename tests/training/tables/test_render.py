@@ -7,7 +7,8 @@ import io
 import pytest
 
 from gluon_amp.training.tables.record import read_all
-from gluon_amp.training.tables.render import as_csv, duration, faq_table, markdown
+from gluon_amp.training.tables.render import as_csv, difference, duration, faq_table, markdown
+from gluon_amp.training.tables.statistics import Comparison
 from gluon_amp.training.tables.table import published, tabulate
 from tests import ROOT
 from tests.training.tables.example_runs import (
@@ -61,7 +62,8 @@ def test_the_heading_has_dates_and_versions():
     assert "The 3 runs trained for 90.0 s in all." in markdown(tabulate(runs, ORDER, 0.5))
 
 
-def test_duration():
+def test_duration_and_difference():
+    assert difference(Comparison(-0.001, 0.5)) == "+0.00"  # and never -0.00
     texts = [duration(seconds) for seconds in (42480, 99.94, 100, 150, None)]
     assert texts == ["11.8 h", "99.9 s", "1.7 min", "2.5 min", "–"]
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("default_signals")
 
 # A program that trains nothing, and writes what a run writes.
 FINISHES = r"""
-import json, sys
+import json, os, sys
+assert os.getsid(0) == os.getpid()  # so Ctrl-C on the table's terminal does not reach it
 print("[Epoch 0] speed: 9 samples/sec\ttime cost: 2.0")
 print("[Epoch 0] validation: err-top1=0.25 err-top5=0.1")
 summary = dict(data="digits", model="net", emulated=False, epochs=1, devices="cpu(0)", steps=3)
@@ -142,6 +143,13 @@ def test_a_signal_terminates_the_runs_once(tmp_path, number):
     assert not (job.folder / RUN).exists()
     after = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     assert after == before
+
+
+def test_the_second_signal_kills():
+    with interruptible():
+        with pytest.raises(RunInterruptedError):
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
 def test_what_is_ignored_stays_ignored():

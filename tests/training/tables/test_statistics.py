@@ -148,6 +148,8 @@ def test_mlperfs_rule():
     assert much_faster.p_fewer == pytest.approx(0.0107, abs=1e-4)
     assert not much_faster.accepted
     assert compare_epochs([13, 14, 15], [10, 11, 12]).accepted  # slower runs are not refused
+    # pooled variance (2 + 2 * 28) / 3, t = -4 / sqrt(58 / 3 * 5 / 6) = -0.9965 with 3 degrees
+    assert compare_epochs([9, 11], [10, 12, 20]).p_fewer == pytest.approx(0.1962, abs=1e-4)
 
 
 def test_mlperfs_rule_where_nothing_varies():

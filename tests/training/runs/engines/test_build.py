@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.training.runs import log
-from gluon_amp.training.runs.engines.build import build_engine, build_trainer
+from gluon_amp.training.runs.engines.build import build_engine, build_trainer, loss_scale_option
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.objective import Objective
@@ -28,6 +28,8 @@ def test_each_optimizer_gets_its_own_options():
         assert (trainer.learning_rate, trainer.optimizer.wd) == (0.125, 0.25)
         assert getattr(trainer.optimizer, "momentum", 0.5) == 0.5
         assert trainer.loss_scale.scale == 128
+    options = [loss_scale_option(recipe_of(loss_scale=scale)) for scale in ("none", None)]
+    assert options == [{"loss_scale": None}, {}]  # none, and the policy's own
 
 
 class Noise(nn.HybridBlock):
