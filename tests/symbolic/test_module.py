@@ -236,9 +236,6 @@ def test_fit_score_and_predict():
     assert out.shape == (22, 4)
 
 
-# ---------------------------------------------------------------------- binding
-
-
 def test_batches_may_change_their_size():
     module = linear_module([[1.0, 1.0]], 2, loss_scale=8.0)
     for rows in (2, 5, 1):
@@ -254,8 +251,7 @@ def test_names_and_shapes_of_outputs_are_the_symbols():
     assert module.executors == []
     module.bind([("data", (2, 5))], for_training=False)
     assert module.output_names[0] == "fc_output"
-    assert [shape for _, shape in module.output_shapes] == [(2, 3)] * 2
-    assert [name for name, _ in module.output_shapes] == module.output_names
+    assert module.output_shapes == [(name, (2, 3)) for name in module.output_names]
     module.init_params()
     metric = mx.metric.MSE(output_names=["fc_output"], label_names=["label"])
     module._exec_group.label_names, module._exec_group.label_layouts = ["label"], [0]
@@ -292,9 +288,6 @@ def test_parameters_without_a_gradient_stay(grad_req, fixed, expected):
     module = linear_module([[1.0]], loss_scale=4.0, fixed_param_names=fixed, bind=bind)
     step(module, [[1.0]], [[0.0]])
     assert values(module)["fc_weight"].item() == expected
-
-
-# ---------------------------------------------------------------------- gradients in and out
 
 
 @pytest.mark.parametrize("scale", [None, 2.0**12])
@@ -409,10 +402,9 @@ def test_bad_arguments_are_refused(kwargs, error, match):
 
 
 def test_the_default_loss_scale_follows_the_policy():
-    for policy in ("float16", "mixed_float16"):
-        assert isinstance(Module(conv_net(), policy=policy).loss_scale, amp.DynamicLossScale)
-    for policy in ("bfloat16", "float32"):
-        assert isinstance(Module(conv_net(), policy=policy).loss_scale, amp.NoLossScale)
+    kinds = {"float16": amp.DynamicLossScale, "mixed_float16": amp.DynamicLossScale}
+    for policy, kind in {**kinds, "bfloat16": amp.NoLossScale, "float32": amp.NoLossScale}.items():
+        assert type(Module(conv_net(), policy=policy).loss_scale) is kind
 
 
 def test_data_of_another_dtype_is_refused():
