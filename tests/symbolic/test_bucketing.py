@@ -50,11 +50,11 @@ def fitted(epochs, module=None, **fit):
     mx.random.seed(2)
     if module is None:
         module = BucketingModule(net_of, 6, loss_scale=amp.DynamicLossScale(2.0**6))
-    settings = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}, **fit}
+    settings = {"optimizer": "adam", "eval_metric": mx.metric.Perplexity(None), **fit}
     data = Sentences()
     data.reset()
-    settings["eval_metric"] = mx.metric.Perplexity(None)
-    module.fit(data, num_epoch=epochs, initializer=mx.init.Xavier(), **settings)
+    settings.update(optimizer_params={"learning_rate": 0.1}, initializer=mx.init.Xavier())
+    module.fit(data, num_epoch=epochs, **settings)
     return module
 
 

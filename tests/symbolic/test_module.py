@@ -126,8 +126,7 @@ def test_the_search_leaves_the_outputs_statistics_and_gradients_of_the_pass():
     for init_scale in (None, 2.0**16):
         mx.random.seed(3)
         module = Module(symbol, loss_scale=amp.DynamicLossScale(init_scale))
-        shapes = [("data", data.shape)], [("softmax_label", label.shape)]
-        module.bind(*shapes, inputs_need_grad=True)
+        module.bind([("data", data.shape)], [("softmax_label", label.shape)], inputs_need_grad=True)
         module.init_params(mx.init.Xavier())
         module.init_optimizer()
         module.forward(batch_of(data, label), is_train=True)
