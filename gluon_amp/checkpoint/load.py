@@ -155,15 +155,13 @@ def _set_each_device(param, values: List[np.ndarray]) -> None:
 def _check_parameters(path, saved: Saved, params) -> None:
     missing = [name for name in params if name not in saved.parameters]
     surplus = [name for name in saved.parameters if name not in params]
-    if missing:
+    if missing or surplus:
+        difference = f"this one has no {first_few(surplus)}"
+        if missing:
+            difference = f"it has no {first_few(missing)}{did_you_mean(missing[0], surplus)}"
         raise ValueError(
-            f"{path} is of another net, since it has no {first_few(missing)}"
-            f"{did_you_mean(missing[0], surplus)}: load it into a net of the saved structure."
-        )
-    if surplus:
-        raise ValueError(
-            f"{path} is of another net, since this one has no {first_few(surplus)}: load it into a "
-            "net of the saved structure."
+            f"{path} is of another net, since {difference}: load it into a net of the saved "
+            "structure."
         )
     for name, param in params.items():
         value = saved.parameters[name][0]

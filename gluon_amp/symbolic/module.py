@@ -461,7 +461,8 @@ class Module(mx.mod.Module):
         self._has_new_gradients = True
         if trainer is not None:
             for parameter in trainer.parameters:
-                if parameter.grad_req != "null":
+                # A bucket may use a part of the parameters.
+                if parameter.grad_req != "null" and parameter.name in self._param_names:
                     mark_fresh(parameter.list_data())
 
     def _backward_at(self, scale: float, out_grads: Optional[List[nd.NDArray]]) -> None:

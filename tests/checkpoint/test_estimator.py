@@ -43,12 +43,9 @@ def estimator(policy="float16", ctx=None, processor=True, trainer=amp.Trainer, *
         context=ctx,
     )
     made.logger.handlers.clear()
-    made.logger.addHandler(Lines())
+    made.lines = Lines()
+    made.logger.addHandler(made.lines)
     return made
-
-
-def lines(made):
-    return made.logger.handlers[0].lines
 
 
 def parameters(made):
@@ -102,19 +99,19 @@ def test_skips_and_scale_are_logged():
     values[5] = np.inf  # in the second batch
     made = estimator(loss_scale=amp.DynamicLossScale(init_scale=16))
     made.fit(loader(values), epochs=2, event_handlers=[amp.GradientUpdateHandler()])
-    ours = [line.split(" of ")[0] for line in lines(made) if "scale" in line]
+    ours = [line.split(" of ")[0] for line in made.lines.lines if "scale" in line]
     assert ours == [
         "[Epoch 0] Step skipped: gradients",
         "[Epoch 0] Loss scale 8, 1 steps skipped so far",
         "[Epoch 1] Step skipped: gradients",
         "[Epoch 1] Loss scale 4, 2 steps skipped so far",
     ]
-    (first, _) = (line for line in lines(made) if "Step skipped" in line)
+    (first, _) = (line for line in made.lines.lines if "Step skipped" in line)
     assert first.endswith("overflowed at loss scale 16; next scale 8")
     assert made.trainer.optimizer.num_update == 2
     made = estimator("bfloat16")  # which has none
     made.fit(loader(), epochs=1, event_handlers=[amp.GradientUpdateHandler()])
-    assert not [line for line in lines(made) if "scale" in line.lower()]
+    assert not [line for line in made.lines.lines if "scale" in line.lower()]
 
 
 def fitted(folder, limits, period=None, resume=False, values=EIGHT, **kwargs):
@@ -137,7 +134,7 @@ def test_a_resumed_fit_equals_an_uninterrupted_one_bit_for_bit(tmp_path, unit, l
     period = 2 if unit == "batches" else None
     whole = fitted(tmp_path / "whole", {unit: limits[-1]}, period, values=values)
     runs = [fitted(tmp_path / "parts", {unit: k}, period, True, values) for k in limits]
-    assert "CheckpointHandler: no checkpoint found, training from scratch." in lines(runs[0])
+    assert "CheckpointHandler: no checkpoint found, training from scratch." in runs[0].lines.lines
     assert_same(runs[-1], whole)
     assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
     with pytest.raises(ValueError, match=f"has reached {limits[-1]} of {limits[-1]} {unit} alread"):

@@ -15,8 +15,6 @@ from tests.optimizer.reference import build, gradient, start
 import mxnet as mx
 from mxnet import nd
 
-law = settings(deadline=None, derandomize=True, max_examples=40)
-
 
 @pytest.mark.usefixtures("arrays")
 def test_weights_of_both_kinds_get_the_same_bits_in_both_modes(way):
@@ -83,7 +81,7 @@ def test_rescale_grad_arrives_exactly_for_every_scale():
         assert weight.asscalar() == -np.float32(1.0 / batch)
 
 
-@law
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.floats(1e-11, 1e11))
 def test_the_text_of_an_exact_float_has_no_exponent_and_is_the_same_float32(value):
     text = str(ExactFloat(value))

@@ -11,10 +11,6 @@ import mxnet as mx
 from mxnet import nd
 
 
-def entry(weight, master):
-    return [(0, weight, master)]
-
-
 @pytest.mark.parametrize("kind", [nd, mx.np])
 def test_a_master_follows_its_weight_where_it_was_written_and_keeps_its_bits_elsewhere(kind):
     weight = kind.array([1.0, 2.0, 3.0, np.inf, -0.0], dtype="float16")
@@ -33,7 +29,7 @@ def test_a_float32_weight_takes_its_masters_bits_where_it_is_their_rounding():
 
 def record(detector, weight, master, writes=0):
     """Make an update that writes the weight so often."""
-    seen = detector.sync_written(entry(weight, master))
+    seen = detector.sync_written([(0, weight, master)])
     for _ in range(writes):
         weight += 0
     detector.record(seen, lambda _: writes)
@@ -51,12 +47,12 @@ def test_masters_of_unwritten_weights_are_not_touched(writes):
     record(detector, weight, master, writes)
     assert master.asscalar() == 9.0
     weight[:] = 2.0
-    detector.sync_written(entry(weight, master))
+    detector.sync_written([(0, weight, master)])
     assert master.asscalar() == 2.0
     record(detector, weight, master, writes)
     master[:] = 9.0
     detector.clear()
-    detector.sync_written(entry(weight, master))
+    detector.sync_written([(0, weight, master)])
     assert master.asscalar() == 2.0
 
 
@@ -65,7 +61,7 @@ def test_another_array_and_unknown_numbers_of_writes_count_as_written(monkeypatc
     detector = masters.WriteDetector()
     record(detector, weight, master)
     other = nd.array([3.0], dtype="float16")  # written as often as the first one
-    detector.record(detector.sync_written(entry(other, master)), lambda _: None)
+    detector.record(detector.sync_written([(0, other, master)]), lambda _: None)
     assert master.asscalar() == 3.0
     master[:] = 9.0
     record(detector, other, master)

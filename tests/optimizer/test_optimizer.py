@@ -99,20 +99,17 @@ def test_all_of_70_parameters_move(way, dtype):
 STOCK = [name for name in optimizer.OPTIMIZERS if name != "adamw"]
 
 
-def stock(name):
-    return mx.optimizer.Optimizer.opt_registry[name]
-
-
 def test_constructors_take_mxnets_arguments_in_the_same_order_with_the_same_defaults():
     for name in STOCK:
-        theirs = inspect.signature(stock(name)).parameters.values()
+        stock = mx.optimizer.Optimizer.opt_registry[name]
+        theirs = inspect.signature(stock).parameters.values()
         ours = inspect.signature(optimizer.OPTIMIZERS[name]).parameters.values()
         # what we add can only be given by name
         ours = [parameter for parameter in ours if parameter.kind is not parameter.KEYWORD_ONLY]
         assert ours == list(theirs)
         numbers = (bool, int, float, type(None))
         other = {"multi_precision", "aggregate_num", "allow_np_array", "skip"}
-        for setting, value in vars(stock(name)()).items():
+        for setting, value in vars(stock()).items():
             if setting not in other and type(value) in numbers:
                 assert vars(optimizer.create(name))[setting] == value, (name, setting)
 

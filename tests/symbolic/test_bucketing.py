@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.symbolic import BucketingModule
+from gluon_amp.symbolic import BucketingModule, Module
 from tests.symbolic.networks import on_device, same, values
 
 import mxnet as mx
@@ -50,11 +50,11 @@ def fitted(epochs, module=None, **fit):
     mx.random.seed(2)
     if module is None:
         module = BucketingModule(net_of, 6, loss_scale=amp.DynamicLossScale(2.0**6))
-    settings = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}, **fit}
+    settings = {"optimizer": "adam", "eval_metric": mx.metric.Perplexity(None), **fit}
     data = Sentences()
     data.reset()
-    settings["eval_metric"] = mx.metric.Perplexity(None)
-    module.fit(data, num_epoch=epochs, initializer=mx.init.Xavier(), **settings)
+    settings.update(optimizer_params={"learning_rate": 0.1}, initializer=mx.init.Xavier())
+    module.fit(data, num_epoch=epochs, **settings)
     return module
 
 
@@ -67,7 +67,6 @@ def make_step(module, batch):
 
 def test_buckets_learn_with_one_scale_and_one_optimizer():
     module = fitted(30)
-    assert isinstance(module, mx.mod.BucketingModule)
     assert dict(module.score(Sentences(), mx.metric.Perplexity(None)))["perplexity"] < 1.5
     modules = [module.buckets[key] for key in (3, 5, 6)]
     assert {one.trainer for one in modules} == {modules[0].trainer}
@@ -129,6 +128,7 @@ def test_a_bucket_that_uses_a_part_of_the_parameters():
     # while the small bucket is the current one
     module.init_optimizer(optimizer_params={"learning_rate": 1.0}, force_init=True)
     assert weights_after(2) == {"fc_weight": 0.0, "extra_weight": 0.75}  # of 0.5 · 1
+    assert weights_after(1) == {"fc_weight": 0.0, "extra_weight": 0.75}  # no gradient of `extra`
 
 
 def test_the_loss_scale_is_checked_and_by_default_one_object():
@@ -136,3 +136,6 @@ def test_the_loss_scale_is_checked_and_by_default_one_object():
         BucketingModule(net_of, 6, loss_scale=100)
     module = BucketingModule(net_of, 6)
     assert module.buckets[6].loss_scale is module.loss_scale
+    borrower = Module(net_of(3)[0])  # with a scale of its own
+    borrower.borrow_optimizer(fitted(1).buckets[6])
+    assert borrower.loss_scale is borrower.trainer.loss_scale
