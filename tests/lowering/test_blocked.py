@@ -404,6 +404,7 @@ def test_a_relu_rounds_for_the_convolution_that_it_alone_reads(monkeypatch):
         "negative slope": (lambda F, h: F.LeakyReLU(h, slope=0.3), "False"),
         "sum behind": (lambda F, h: F.relu(h) + h, "False"),
         "program goes on": (lambda F, h: F.relu(h) * 3, "False"),
+        "pooled beside": (lambda F, h: F.concat(F.relu(h), F.Pooling(h, kernel=(1, 1))), "False"),
     }
     for name, (act, expected) in cases.items():
         case = between(lambda net, F, h, act=act: act(F, h), channels=16)
@@ -420,6 +421,21 @@ def rounded_by_reader(case, monkeypatch):
     nodes = lowered_nodes(Net(function, **blocks), "float16", (2, 4, 5, 5), monkeypatch)
     convolutions = [node["attrs"] for node in nodes if node["op"] == blocked.CONVOLUTION]
     return dict(zip(("first", "last"), (attrs["reader_rounds"] for attrs in convolutions)))
+
+
+def test_a_tensor_with_two_readers_is_read_through_a_fork(monkeypatch):
+    function, blocks = between(lambda net, F, h: F.concat(h, net.side(h)), side=conv())
+    ops = lowered_ops(Net(function, **blocks), POLICIES[-1], (2, 4, 5, 5), monkeypatch)
+    assert ops[blocked.FORK] == 1
+
+
+def test_products_read_parameters_as_they_are_stored(monkeypatch):
+    """A float16 weight is widened by the operator that packs it, and never as a whole."""
+    function, blocks = between(lambda net, F, h: net.dense(h), dense=lambda: nn.Dense(3))
+    dense = Net(lambda net, F, x: function(net, F, x), **{**blocks, "last": lambda: nn.Dense(2)})
+    ops = lowered_ops(dense, "float16", (2, 4, 5, 5), monkeypatch)
+    assert ops[blocked.DENSE] == 2
+    assert ops["_gluon_amp_widen"] == 0
 
 
 UNUSUAL = """

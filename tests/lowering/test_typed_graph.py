@@ -30,7 +30,7 @@ def images():
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "bfloat16"])
+@pytest.mark.parametrize("policy", ["float16", "compute=float16,output=float16", "bfloat16"])
 def test_dtypes_are_those_that_mxnet_infers(policy, native, monkeypatch):
     symbol, policy = images(), Policy.parse(policy)
     dtypes = cast_pass.parameter_dtypes(symbol, policy, ["data"])
