@@ -160,18 +160,17 @@ def test_only_the_newest_checkpoints_are_kept_and_load_in_stock_mxnet(tmp_path):
 
 
 def test_the_best_checkpoint_survives_a_resume(tmp_path):
-    def best(limits, resume):
+    def best(limits, resume, values):
         made = estimator(loss_scale=16)
         metric = made.train_metrics[-1]
-        saving = {"monitor": metric, "save_best": True, "mode": "min"}
+        saving = {"monitor": metric, "save_best": True, "mode": "min", "max_checkpoints": 1}
         handler = amp.CheckpointHandler(str(tmp_path), resume_from_checkpoint=resume, **saving)
-        made.fit(loader(), epochs=limits, event_handlers=[handler])
+        made.fit(loader(values), epochs=limits, event_handlers=[handler])
         return handler, metric.get()[1]
 
-    handler, loss = best(2, resume=False)
+    handler, loss = best(2, False, EIGHT)
     assert handler.best == loss
     os.utime(tmp_path / "model-best.ckpt", (1, 1))
-    resumed, later = best(3, resume=True)
-    assert resumed.best == min(loss, later)
-    written = os.path.getmtime(tmp_path / "model-best.ckpt") > 1
-    assert written == (later < loss)
+    resumed, later = best(3, True, -EIGHT)  # of the same labels
+    assert resumed.best == loss < later
+    assert os.path.getmtime(tmp_path / "model-best.ckpt") == 1
