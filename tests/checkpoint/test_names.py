@@ -5,6 +5,7 @@ import fcntl
 import pytest
 
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
+from gluon_amp.checkpoint.names import newest
 from tests.checkpoint.helpers import made, names, run
 
 
@@ -55,3 +56,9 @@ def test_what_killed_writers_left_is_removed_at_the_next_save(saved, tmp_path):
         assert names(tmp_path) == [written.name, *others]
     save_checkpoint(path, net, trainer)
     assert names(tmp_path) == others
+
+
+def test_the_newest_has_the_highest_number_in_all_places(tmp_path):
+    for name in ("a9-9", "a10-10", "a11-12"):
+        (tmp_path / name).touch()
+    assert newest(str(tmp_path / "a{step}-{step}")) == str(tmp_path / "a10-10")
