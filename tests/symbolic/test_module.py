@@ -57,7 +57,7 @@ def test_a_skip_undoes_its_step_and_keeps_statistics_that_were_set_before(monkey
     assert with_bad.optimizer.num_update == 1
     # on a GPU a forward pass writes the statistics, so it says so
     seen = []
-    monkeypatch.setattr(statistics, "listeners", [seen.extend])
+    monkeypatch.setattr(statistics, "keep", seen.extend)
     for is_train in (False, True):
         with_bad.forward(batch_of(data, label), is_train)
     assert sorted(one.name for one in seen) == sorted(aux_params)
