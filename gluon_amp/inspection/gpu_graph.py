@@ -34,7 +34,7 @@ def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Probl
     Parameters
     ----------
     symbol : Symbol
-        A graph as `graph.apply` returns it, not lowered for a CPU.
+        A graph as `cast_pass.apply` returns it, not lowered for a CPU.
     dtypes : dict of str to dtype
         Dtypes of the arrays that its variables are bound to; those left out are float32.
 

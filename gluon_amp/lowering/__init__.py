@@ -123,7 +123,7 @@ def lower(
     Parameters
     ----------
     symbol : Symbol
-        A graph as `graph.apply` returns it.
+        A graph as `cast_pass.apply` returns it.
     dtypes : dict of str to dtype
         Dtypes of the arrays that its variables are bound to.
     device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
