@@ -15,7 +15,8 @@ command = sys.argv[sys.argv.index("localhost:2") + 1 :]
 workers = [subprocess.Popen(command, env=dict(os.environ, HOROVOD_RANK=str(i))) for i in range(2)]
 pid, status = os.wait()
 for worker in workers:
-    worker.kill()
+    if worker.poll() is None:
+        worker.kill()
 sys.exit(status and 1)
 """
 # One write, so that the two lines do not mix.

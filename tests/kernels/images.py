@@ -4,7 +4,7 @@ from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.base import bfloat16
+from gluon_amp.base import bfloat16, hardware
 from gluon_amp.graph import from_json
 
 import mxnet as mx
@@ -13,6 +13,12 @@ from mxnet import autograd, nd
 ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
 # The relative error of one rounding
 PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+# Lanes of random cases, 0 for all channels. The package stores all channels side by side with AMX
+# alone (`blocked.lanes_for`): oneDNN 2.4's AVX2 kernel (jit:avx2) is wrong for 12 or 20 channels
+# stored so, with padding and a kernel of width 5.
+HAS_AVX512 = hardware.onednn_flags() >= hardware.AVX512_FLAGS
+LANES = [16, 16, 8, 0] if HAS_AVX512 else [16, 16, 8, 8]
 
 # images, channels, height, width, lanes (0: as many as channels)
 SHAPES = [

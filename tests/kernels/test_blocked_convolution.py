@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.kernels.images import ELEMENTS, PRECISION, Convolution, rounded
+from tests.kernels.images import ELEMENTS, LANES, PRECISION, Convolution, rounded
 from tests.marks import needs_library
 
 import mxnet as mx
@@ -29,7 +29,7 @@ def random_case(seed):
     return Convolution(
         (random.randint(1, 6), channels, height, width),
         filters,
-        lanes=int(random.choice([16, 16, 8, 0])),
+        lanes=int(random.choice(LANES)),
         plain=random.rand() < 0.25,
         bias=random.rand() < 0.5,
         kernel=kernel,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.kernels.images import ELEMENTS, PRECISION, Convolution, assert_close, normal
+from tests.kernels.images import ELEMENTS, LANES, PRECISION, Convolution, assert_close, normal
 from tests.marks import needs_library
 
 from mxnet import autograd, nd
@@ -76,7 +76,7 @@ def random_case(seed):
     return Deconvolution(
         (random.randint(1, 4), channels, random.randint(1, 9), random.randint(1, 9)),
         filters,
-        lanes=int(random.choice([16, 16, 8, 0])),
+        lanes=int(random.choice(LANES)),
         plain=random.rand() < 0.25,
         bias=random.rand() < 0.5,
         num_group=groups,
