@@ -12,10 +12,11 @@ from gluon_amp_console import enter_without_mxnet
 _imported_before = "gluon_amp" in sys.modules
 enter_without_mxnet()
 
-command_line, figures, hardware, waiting = (
+command_line, compat, figures, hardware, waiting = (
     importlib.import_module(f"gluon_amp.{name}")
     for name in (
         "training.command_line",
+        "base.startup.compat",
         "inspection.figures",
         "base.hardware",
         "base.startup.waiting",

@@ -13,7 +13,11 @@ from typing import Any, Callable, Dict, Tuple
 import numpy as np
 
 from experiments.benchmarks.suites import Case
-from experiments.standalone import hardware
+from experiments.standalone import compat, hardware
+
+# what `import gluon_amp` does first: MXNet 1.9.1 needs it beside numpy 1.24 or Python 3.12
+compat.restore_numpy_aliases()
+compat.restore_distutils()
 
 import mxnet as mx
 from mxnet import autograd, nd

@@ -73,7 +73,7 @@ def test_an_epoch_is_every_image_once_in_an_order_of_its_own():
         assert (array.dtype, array.shape, array.context) == (dtype, shape, mx.cpu())
     epochs = [data(batches.epoch(number)) for number in (0, 1)]
     for number, epoch in enumerate(epochs):
-        assert [len(labels) for _, labels in epoch] == [4, 4, 2]
+        assert [len(numbers) for _, numbers in epoch] == [4, 4, 2]
         for images, numbers in epoch:
             assert images == [[number, index] for index in numbers]
         assert sorted(flat(epoch)) == list(range(10))
