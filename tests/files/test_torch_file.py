@@ -137,6 +137,7 @@ def test_a_huge_claim_takes_no_memory(tmp_path):
         (zip_of(tensor(ONES, "0"), byteorder=b"big"), "big-endian"),
         (as_legacy(ARRAYS).replace(b"\x88u.", b"\x89u."), "big-endian"),
     ],
+    ids=range(5),  # archives hold the time
 )
 def test_other_files(tmp_path, data, reason):
     refused(tmp_path, data, reason)
