@@ -1,5 +1,7 @@
 """Import gluon_amp before any test module imports mxnet, and seed every test."""
 
+import ctypes
+import gc
 import os
 import signal
 
@@ -26,6 +28,15 @@ def pytest_addoption(parser):
     add("--random-nets-seed", type=int, default=0, help="which ones")
     add("--command-lines", type=int, default=75, help="how many test_command_lines.py tries")
     add("--kills", type=int, default=1, help="how often test_workers_killed.py kills each run")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_given_back():
+    """Give the memory of a file's tests back to the system, so that a process stays small."""
+    yield
+    mx.nd.waitall()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)
