@@ -21,7 +21,8 @@ FLAGS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
 # Python's own allocations are not freed at exit. The quarantine of freed memory is small, because a
 # test measures that memory is freed.
 OPTIONS = "detect_leaks=0:quarantine_size_mb=16"
-TESTS = ["tests/kernels", "tests/lowering"]
+# A compiler that stands in for one crashes on purpose in the file that is left out.
+TESTS = ["tests/kernels", "tests/lowering", "--ignore", "tests/kernels/test_build.py"]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
