@@ -8,7 +8,7 @@ import pytest
 from gluon_amp.base import bfloat16
 from gluon_amp.kernels import updates
 from tests.kernels.images import operator
-from tests.kernels.operator_calls import ALONE, CALLS
+from tests.kernels.operator_calls import ALONE, CALLS, IMAGES
 from tests.lowering import printed
 from tests.marks import needs_library
 
@@ -132,6 +132,19 @@ def test_empty_images(shape):
     symbol = operator(DEPTHWISE, ["data", "weight", "bias"], "float16", **attributes)
     with mx.util.np_shape(True), pytest.raises(mx.base.MXNetError, match="images are empty"):
         symbol.infer_shape(data=shape)
+
+
+READ_LANES = [op for op, (_, low, _) in CALLS.items() if IMAGES in low and "fork" not in op]
+
+
+@pytest.mark.parametrize("op", READ_LANES)
+def test_images_without_lanes(op):
+    """No size is divided by their number (a process ended by SIGFPE)."""
+    attributes, low, wide = CALLS[op]
+    names = [f"x{k}" for k in range(len(low + wide))]
+    symbol = operator(op, names, "float16", **attributes)
+    with mx.util.np_shape(True), pytest.raises(mx.base.MXNetError, match=op):
+        symbol.infer_shape(x0=(*IMAGES[:4], 0))
 
 
 # --------------------------------------------------------------------------------------- updates

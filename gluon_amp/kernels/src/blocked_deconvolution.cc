@@ -27,14 +27,10 @@ Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
   c.filters = filters;
   CHECK(filters > 0 && filters <= INT32_MAX && filters % c.groups == 0)
       << attrs.op->name << ": num_group does not divide the channels";
-  if (c.plain_result) {
-    c.lanes = c.nhwc ? filters : c.lanes;
-  } else {
-    c.lanes = data[4];
-    CHECK_EQ((filters - 1) / c.lanes + 1, data[1])
-        << attrs.op->name << ": the data does not have " << filters << " channels";
-  }
+  c.lanes = !c.plain_result ? data[4] : c.nhwc ? filters : c.lanes;
   blocked_convolution::expect_lanes(attrs, c.lanes, filters);
+  CHECK(c.plain_result || (filters - 1) / c.lanes + 1 == data[1])
+      << attrs.op->name << ": the data does not have " << filters << " channels";
   c.images = data[0];
   c.out_height = data[2];
   c.out_width = data[3];
