@@ -127,7 +127,7 @@ def test_the_source_distribution_runs_its_tests(distributions, tmp_path):
         archive.extractall(tmp_path)
     (folder,) = tmp_path.iterdir()
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    tests = ("tests/test_messages.py", "tests/test_packaging.py")
+    tests = ("tests/base/test_messages.py", "tests/test_packaging.py")
     run(sys.executable, "-m", "pytest", "-x", *tests, cwd=folder, env=environment)
 
 

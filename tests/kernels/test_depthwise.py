@@ -32,11 +32,14 @@ def random_case(seed):
         group_out = random.choice([group_in, group_in, 1, 2, 4])
     channels = int(groups * group_in)
     pairs = {"kernel": kernel, "stride": stride, "pad": pad, "dilate": dilate}
+    # With 0 lanes all channels of plain data are side by side; blocked data have lanes of their own.
+    plain = seed % 4 == 3
+    all_lanes = 0 if plain and group_in == group_out else channels
     return Depthwise(
         (random.randint(1, 6), channels, int(height), int(width)),
         int(groups * group_out),
-        lanes=int(random.choice([16, 16, 8, 0, 5, 24])),
-        plain=seed % 4 == 3,
+        lanes=int(random.choice([16, 16, 8, all_lanes, 5, 24])),
+        plain=plain,
         bias=seed % 3 > 0,
         num_group=groups,
         **{name: tuple(map(int, pair)) for name, pair in pairs.items()},
