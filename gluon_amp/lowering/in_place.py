@@ -2,8 +2,9 @@
 
 MXNet 1.9.1 writes the gradient of an operator's data over the gradient of its result, if nothing
 else reads that array. This happens in graphs, thus in hybridized nets and in `Module`, but not in
-imperative mode. The operators of `DETOURS` read the overwritten array again. They are replaced by
-operators of the same values that do not. A graph that computes no gradients needs none of this.
+imperative mode. Two operators go wrong: PReLU reads the overwritten array again, and hard_sigmoid
+overwrites an array that others still read. What `DETOURS` writes in their place does not. A graph
+that computes no gradients needs none of this.
 """
 
 from typing import Callable, Dict, FrozenSet, Optional, Tuple
@@ -31,6 +32,8 @@ def avoid_faults_in(graph: dict, frozen: FrozenSet[str] = frozenset()) -> dict:
 def _rewritten(graph: dict, frozen: FrozenSet[str]) -> Optional[Writer]:
     """Write the graph in place of one; None if nothing changes."""
     out, changed = Writer(), False
+    if frozen.issuperset(n["name"] for n in graph["nodes"] if n["op"] == "null"):
+        return None  # no gradient is computed
     for i, node in enumerate(graph["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         detour = _detour(graph["nodes"], node, frozen)
@@ -63,14 +66,27 @@ def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:
     return out.emit("elemwise_sub", name, positive, negative)
 
 
-# By operator and `act_type`: what replaces it
-DETOURS: Dict[Tuple[str, Optional[str]], Callable[..., list]] = {("LeakyReLU", "prelu"): _prelu}
+def _hard_sigmoid(out: Writer, node: dict, data: list) -> list:
+    """Write hard_sigmoid(x) · 1.
+
+    The gradient of the product is an array that nothing else reads. That of the sum x + y, say, is
+    also the gradient of x and of y, without a copy.
+    """
+    result = out.copy({**node, "name": f"{node['name']}_alone"}, [data])
+    return out.emit("_mul_scalar", node["name"], result, scalar="1")
+
+
+# By operator and `act_type`: what replaces it, and which input has to get a gradient for that
+DETOURS: Dict[Tuple[str, Optional[str]], Tuple[Callable[..., list], int]] = {
+    ("LeakyReLU", "prelu"): (_prelu, 1),
+    ("hard_sigmoid", None): (_hard_sigmoid, 0),
+}
 
 
 def _detour(nodes: list, node: dict, frozen: FrozenSet[str]) -> Optional[Callable[..., list]]:
-    """Return what replaces a node, None if its parameter gets no gradient or nothing does."""
-    detour = DETOURS.get((node["op"], node["attrs"].get("act_type")))
+    """Return what replaces a node, if anything does and its input gets a gradient."""
+    detour, learns = DETOURS.get((node["op"], node["attrs"].get("act_type")), (None, None))
     if detour is None:
         return None
-    parameter = nodes[source_of(nodes, node["inputs"][1][0], through=None)]
-    return None if parameter["name"] in frozen else detour
+    source = nodes[source_of(nodes, node["inputs"][learns][0], through=None)]
+    return None if source["name"] in frozen else detour

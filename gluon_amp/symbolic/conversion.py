@@ -37,8 +37,8 @@ def convert(
         Same arguments, auxiliary states and outputs. Parameters that only matrix products read are
         declared in the policy's `param_dtype`, so that binding allocates them in it. All others,
         BatchNorm's running statistics too, are declared in float32. Loss heads compute in float32,
-        and outputs are float32. PReLU is written with other operators, as MXNet computes the
-        gradient of its slope wrongly in a graph. To run float16 on a CPU use `Module`, which lowers
+        and outputs are float32. PReLU and hard_sigmoid are written with other operators, as MXNet
+        computes gradients wrongly with them in a graph. To run float16 on a CPU use `Module`, which lowers
         the graph for its device.
 
     Raises

@@ -108,9 +108,33 @@ def test_values_of_prelu_do_not_change():
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("first", [True, False])
+def test_hard_sigmoid_leaves_the_gradient_of_its_result_to_others(policy, first):
+    """Its sum with x has 1 + 0.2 as derivative within |x| < 2.5; stock MXNet computes 0.2 + 0.2."""
+
+    class Gate(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            hidden = x * 1
+            gate = F.hard_sigmoid(hidden)
+            return (gate + hidden if first else hidden + gate) * 2
+
+    net = amp.cast(Gate(), policy)
+    x = nd.array([[-4.0, -2, 0, 3]])
+    x.attach_grad()
+    with autograd.record():
+        out = net(x)
+    out.backward()
+    assert out.asnumpy().ravel().tolist() == pytest.approx([-8, -3.8, 1, 8], abs=2e-2)
+    assert x.grad.asnumpy().ravel().tolist() == pytest.approx([2, 2.4, 2.4, 2], abs=2e-2)
+
+
 def test_without_a_gradient_the_operator_stays(monkeypatch):
     symbol = mx.sym.LeakyReLU(mx.sym.var("x"), mx.sym.var("slope"), act_type="prelu")
     assert lower(symbol, {}, "cpu", frozenset(["slope"])) is symbol
+    gate = mx.sym.hard_sigmoid(mx.sym.dot(mx.sym.var("x"), mx.sym.var("y")))
+    assert lower(gate, {}, "cpu", frozenset(["x", "y"])) is gate
+    assert lower(gate, {}, "cpu", frozenset(["x"])) is not gate
     lowered = []
 
     def recorded(*args):

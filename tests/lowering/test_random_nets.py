@@ -50,6 +50,7 @@ def too_far(net, expected, allowed):
         amp.cast(net, policy)
         distances = closeness.distances(closeness.measure(net, [net.x]), expected)
         amp.cast(net, "float32")
+        net.hybridize(active=False)
         bounds = allowed[policy]
         if any(d > bounds[name] for name, d in distances.items()):
             dtype = Policy.parse(policy).compute_dtype
@@ -65,8 +66,7 @@ def answer(connection):
     while True:
         seed = connection.recv()
         try:
-            net = RandomNet(seed)
-            net.hybridize()
+            net = RandomNet(seed)  # not hybridized: graphs compute some gradients wrongly
             expected, allowed = float32_of(net)
             connection.send("works in float32")
             connection.send((net.shape, net.names, too_far(net, expected, allowed)))
@@ -162,8 +162,8 @@ TOLERANCE = {"float16": 0.01, "bfloat16": 0.1}
 def results_of(seed, policy):
     """Return the outputs, gradients and running statistics of a training pass and of inference."""
     net = ImageNet(seed)
-    net.hybridize()
-    amp.cast(net, policy)
+    if policy != "float32":  # which imperative mode computes rightly (`lowering.in_place`)
+        amp.cast(net, policy)
     x = net.x.copy()
     x.attach_grad()
     mx.random.seed(5)
