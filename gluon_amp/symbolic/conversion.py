@@ -38,8 +38,8 @@ def convert(
         declared in the policy's `param_dtype`, so that binding allocates them in it. All others,
         BatchNorm's running statistics too, are declared in float32. Loss heads compute in float32,
         and outputs are float32. PReLU and hard_sigmoid are written with other operators, as MXNet
-        computes gradients wrongly with them in a graph. To run float16 on a CPU use `Module`, which lowers
-        the graph for its device.
+        computes gradients wrongly with them in a graph. To run float16 on a CPU use `Module`, which
+        lowers the graph for its device.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def random_case(seed):
         group_out = random.choice([group_in, group_in, 1, 2, 4])
     channels = int(groups * group_in)
     pairs = {"kernel": kernel, "stride": stride, "pad": pad, "dilate": dilate}
-    # With 0 lanes all channels of plain data are side by side; blocked data have lanes of their own.
+    # With 0 lanes all channels of plain data are side by side; blocked data bring their lanes.
     plain = seed % 4 == 3
     all_lanes = 0 if plain and group_in == group_out else channels
     return Depthwise(
