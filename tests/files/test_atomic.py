@@ -133,6 +133,21 @@ def test_the_old_folder_is_restored_if_the_second_rename_fails(tmp_path, monkeyp
     assert files(tmp_path) == ["f", "f/old"]
 
 
+def test_an_error_of_the_flush_leaves_the_old_folder(tmp_path, monkeypatch):
+    """`os.sync` reports none: a full disk or a broken one shows in `os.fsync`."""
+    with atomic.folder(tmp_path / "f") as folder:
+        (folder / "old").touch()
+
+    def fail(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"), atomic.folder(tmp_path / "f") as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "new").write_text("new")
+        monkeypatch.setattr(os, "fsync", fail)
+    assert files(tmp_path) == ["f", "f/old"]
+
+
 def test_the_only_whole_folder_is_restored_before_anything_else(tmp_path):
     # The state after a kill between two renames.
     (tmp_path / "f.replaced").mkdir()
