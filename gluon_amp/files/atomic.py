@@ -56,12 +56,8 @@ def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
     killed writer has left its folder, that one is emptied and used again.
 
     The replacement is two renames. A writer that is killed between them leaves the old folder as
-    `path` + ``.replaced``, and the next writer restores it first.
-
-    Raises
-    ------
-    InUseError
-        When another process is writing the folder.
+    `path` + ``.replaced``, and the next writer restores it first. While another process is writing
+    the folder, that is an `InUseError`.
     """
     path = os.path.abspath(os.fspath(path))
     unfinished, replaced, removed = path + SUFFIX, path + ".replaced", path + ".removed"
