@@ -1,5 +1,6 @@
 """Names of dtypes, the table of the floating-point formats, and the bits of a number."""
 
+import functools
 import math
 import numbers
 from fractions import Fraction
@@ -12,6 +13,7 @@ from gluon_amp.base.formats import FORMATS, FloatFormat, magnitude_of
 import mxnet as mx
 
 
+@functools.lru_cache(maxsize=None)  # a step asks for the dtypes of all parameters
 def dtype_name(dtype: object) -> str:
     """Return the name of a dtype of numpy, or of MXNet's structured dtype for bfloat16."""
     dtype = np.dtype(dtype)
