@@ -181,10 +181,3 @@ def test_a_device_that_writes_in_the_forward_pass_is_copied_there(monkeypatch):
         snapshots.undo([copies])
         assert values(parameter) == [[value]]
     assert trainer.loss_scale.scale == 8
-
-
-def test_uncasting_gives_the_parameters_their_own_class_back():
-    net = amp.cast(gluon.nn.BatchNorm(in_channels=2), "float16")
-    assert isinstance(net.running_mean, statistics.Statistic)
-    amp.cast(net, "float32")
-    assert type(net.running_mean) is gluon.Parameter
