@@ -1,8 +1,6 @@
 """Names of mxnet.contrib.amp: the error says what to use, as in the guide."""
 
 import doctest
-import importlib
-import pickle
 import re
 
 import pytest
@@ -66,9 +64,7 @@ def test_what_looks_for_names_works_as_for_any_module():
     names = {}
     exec("from gluon_amp import *", names)
     assert {*names} - {"__builtins__"} == {*amp.__all__}
-    assert importlib.import_module("gluon_amp.base.migration") is migration
     from gluon_amp import checkpoint  # a room, which is no public name
 
     assert checkpoint.__name__ == "gluon_amp.checkpoint"
-    assert pickle.loads(pickle.dumps(amp.Policy.parse("float16"))) == amp.Policy.parse("float16")
     assert doctest.DocTestFinder(exclude_empty=False).find(amp)

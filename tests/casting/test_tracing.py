@@ -52,30 +52,6 @@ def test_hooks_of_a_net_get_arrays_and_not_the_symbols_of_a_trace():
     assert seen == [(1, 3), (1, 2)]
 
 
-def test_several_inputs_outputs_and_nested_lists():
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.a, self.b = nn.Dense(3, flatten=False), nn.Dense(3, flatten=False)
-
-        def hybrid_forward(self, F, x, pair, scale):
-            u, (v,) = pair
-            a, b = F.broadcast_mul(self.a(x), scale), self.b(u + v)
-            return a, [b, (F.softmax(a), a + b)]
-
-    net = Net()
-    net.initialize()
-    x = nd.ones((2, 3))
-    args = (x, [x, [x]], nd.ones((1, 1)))
-    expected = [o.asnumpy() for o in gluon.block._flatten(net(*args), "output")[0]]
-    amp.cast(net, "float16")
-    a, (b, (c, d)) = net(*args)
-    for got, want in zip((a, b, c, d), expected):
-        assert got.dtype == np.float32
-        assert np.abs(got.asnumpy() - want).max() < 1e-3
-
-
 class Encoder(nn.HybridBlock):
     """Self-attention written with `F.np`: products of arrays of four dimensions, sums, a mask."""
 
