@@ -25,6 +25,7 @@ apache/mxnet.
 """
 
 import re
+from collections import defaultdict
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from gluon_amp.base import registry
@@ -40,60 +41,18 @@ class OpRule(NamedTuple):
     uncast: Tuple[int, ...] = ()  # positions of the inputs that are never cast
 
 
-_SUM = "a sum or product of many values: it saturates or leaves the range of float16 (15125)"
-
-# Names that stand in more than one table
-
-# Each input value occurs at most once in the outputs, so the gradient is only moved too. (The
-# gradient of a repeated value would be a sum.)
-_MOVES = """
-    _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
-    Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
-    transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
-    slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
-    reverse _npi_flip _npi_rot90 _np_roll SequenceLast SequenceReverse
-    diag _np_diag _np_diagonal _np_diagflat _npi_tril
-"""
-_JOINS = """
-    Concat stack _rnn_param_concat
-    _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
-    _np_atleast_1d _np_atleast_2d _np_atleast_3d
-"""
-_PICKS = """
-    where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
-    _npi_boolean_mask_assign_tensor _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
-"""
-_COMPARES = """
-    _maximum _minimum broadcast_maximum broadcast_minimum
-    _equal _not_equal _greater _greater_equal _lesser _lesser_equal
-    broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
-    broadcast_lesser broadcast_lesser_equal
-    _logical_and _logical_or _logical_xor
-    broadcast_logical_and broadcast_logical_or broadcast_logical_xor
-"""
-_RETURNS_BOOLEANS = """
-    _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
-    _contrib_allclose
-"""
-_COUNTS = """
-    shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
-    _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any
-    _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
-    _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
-    _npi_less_scalar _npi_less_equal_scalar
-"""
-WITH_SCALAR = """
-    _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
-    _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
-    _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
-    _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
-    _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
-    _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar
-    _npi_copysign_scalar _npi_rcopysign_scalar
-"""
-
-# A line of each group is its kind and the reason; its names, as in a symbol's JSON, are indented.
-_TABLE = f"""
+# The first line of a group is its kind and the reason. The lines after it are the names, as in a
+# symbol's JSON. A word before names says more about them:
+# moves     only move values: each input value occurs at most once in the outputs, so the gradient
+#           is only moved too (that of a repeated value would be a sum)
+# exact     return float16 values for float16 values even if they compute in float32: they move
+#           values, choose among them or return small integers. What is exact for some attributes
+#           only is not marked: a constant may not be a float16 value (`clip`, `Pad`,
+#           `SequenceMask`, `_maximum_scalar`), and not all modes of `Pooling` and `UpSampling` are
+#           exact.
+# integers  return integers or booleans, whatever they read
+# scalar    have a constant beside their tensor
+_TABLE = """
 # convolutions, matrix products
 compute: Tensor Cores multiply float16 and accumulate in float32
     Convolution Deconvolution FullyConnected RNN
@@ -141,7 +100,7 @@ float32: likelihoods and their logarithms leave the range of float16
     _random_pdf_generalized_negative_binomial _random_pdf_negative_binomial _random_pdf_normal
     _random_pdf_poisson _random_pdf_uniform
 # reductions
-float32: {_SUM}
+float32: a sum or product of many values: it saturates or leaves the range of float16 (15125)
     sum mean prod nansum nanprod norm moments _square_sum multi_sum_sq col2im
     _np_sum _np_prod _np_cumsum _np_trace _npi_mean _npi_average _npi_std _npi_var _npi_norm
     _npi_bincount _histogram
@@ -150,7 +109,7 @@ float32: returns an index in the dtype of the values: float16 is exact only up t
 float32: sorts: no float16 kernel, or indices in the dtype of the values
     sort argsort topk _npi_unique _npi_percentile
 follow: returns one of its values
-    max min _np_max _np_min
+    exact: max min _np_max _np_min
 # one input, elementwise
 float32: a power or an exponential: its values or its gradients leave the range of float16
     exp expm1 square reciprocal rsqrt rcbrt sinh cosh tan gamma gammaln degrees
@@ -165,17 +124,25 @@ float32: replaces infinity by the largest float32 number, which float16 cannot h
 float32: infinite or very steep at the ends of its range
     arccos arcsin arctanh erfinv _npi_arccos _npi_arcsin _npi_arctanh
 follow: bounded, or about as large as its input; its kernel computes in float32
-    Activation LeakyReLU relu sigmoid tanh hard_sigmoid softsign erf
-    sin cos arctan arcsinh arccosh sqrt cbrt radians
-    _npx_relu _npx_sigmoid _npi_tanh
+    Activation LeakyReLU sigmoid tanh hard_sigmoid softsign erf
+    sin cos arctan arcsinh arccosh sqrt cbrt radians _npx_sigmoid _npi_tanh
     _npi_sin _npi_cos _npi_arctan _npi_arcsinh _npi_arccosh _npi_sqrt _npi_cbrt _npi_radians
     _npi_arctan2_scalar _npi_rarctan2_scalar _contrib_div_sqrt_dim
+    exact: relu _npx_relu
 follow: exact in every dtype
-    abs negative sign ceil floor rint round fix trunc logical_not
+    clip
+    exact: abs negative sign ceil floor rint round fix trunc logical_not
     _npi_absolute _npi_negative _npi_sign _npi_ceil _npi_floor _npi_rint _npi_fix _npi_trunc
-    clip _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
+    _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
 follow: one tensor and a constant, which is rounded to the tensor's dtype
-    {WITH_SCALAR}
+    scalar:
+    _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _mod_scalar _rmod_scalar
+    _maximum_scalar _minimum_scalar _scatter_plus_scalar _scatter_minus_scalar
+    _npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar
+    _npi_true_divide_scalar _npi_mod_scalar _npi_rmod_scalar _npi_rcopysign_scalar
+    scalar,exact: _npi_copysign_scalar
+    _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
+    _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
 follow: drops values and scales the others by a small constant
     Dropout
 # pooling, resizing
@@ -184,28 +151,51 @@ follow: its kernel pools or resizes in float32; an average is no larger than its
     Pooling UpSampling _contrib_AdaptiveAvgPooling2D _contrib_BilinearResize2D
 # moving values
 follow: moves values without arithmetic
-    {_MOVES} _identity_with_attr_like_rhs _shuffle cast_storage _sparse_retain
+    Pad _npi_pad SequenceMask _sparse_retain
+    exact: _identity_with_attr_like_rhs _shuffle cast_storage
     repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
-    Pad _npi_pad SequenceMask
+    moves:
+    _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
+    Reshape _np_reshape _npx_reshape reshape_like Flatten expand_dims squeeze _np_squeeze
+    transpose _np_transpose SwapAxis _np_moveaxis depth_to_space space_to_depth
+    slice slice_axis slice_like SliceChannel _split_v2 _npi_hsplit _npi_dsplit
+    reverse _npi_flip _npi_rot90 _np_roll SequenceLast SequenceReverse
+    diag _np_diag _np_diagonal _np_diagflat _npi_tril
 follow: picks values by index or condition
-    take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
     _npi_where_lscalar _npi_where_rscalar _npi_boolean_mask_assign_scalar _slice_assign_scalar
+    exact: take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
 follow: creates values in the dtype of its input
-    zeros_like ones_like _npi_full_like
+    _npi_full_like
     _random_exponential_like _random_gamma_like _random_generalized_negative_binomial_like
     _random_negative_binomial_like _random_normal_like _random_poisson_like _random_uniform_like
+    exact: zeros_like ones_like
 # several inputs
 widest: arithmetic on several tensors
     elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _mod
     broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
-    _npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_copysign _npi_arctan2
+    _npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_arctan2
     _npi_diff _npi_ediff1d _scatter_elemwise_div
+    exact: _npi_copysign
 widest: selects from several tensors, or compares them
-    {_COMPARES} {_RETURNS_BOOLEANS}
+    exact:
+    _maximum _minimum broadcast_maximum broadcast_minimum
+    _equal _not_equal _greater _greater_equal _lesser _lesser_equal
+    broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
+    broadcast_lesser broadcast_lesser_equal
+    _logical_and _logical_or _logical_xor
+    broadcast_logical_and broadcast_logical_or broadcast_logical_xor
+    integers:
+    _npi_equal _npi_not_equal _npi_greater _npi_greater_equal _npi_less _npi_less_equal
+    _contrib_allclose
 widest: joins several tensors
-    {_JOINS}
+    moves:
+    Concat stack _rnn_param_concat
+    _npi_concatenate _npi_stack _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+    _np_atleast_1d _np_atleast_2d _np_atleast_3d
 widest: picks from several tensors, or writes into one
-    {_PICKS}
+    exact:
+    where _npi_where _slice_assign _scatter_set_nd _contrib_index_copy
+    _npi_boolean_mask_assign_tensor _npi_insert_scalar _npi_insert_slice _npi_insert_tensor
 float32: a power or a product of powers: it leaves the range of float16
     _power broadcast_power _hypot broadcast_hypot _npi_power _npi_hypot _npi_ldexp
 # boxes, grids, regions
@@ -246,7 +236,13 @@ uncast: reads ids, integers or booleans
     _npi_bitwise_and _npi_bitwise_and_scalar _npi_bitwise_or _npi_bitwise_or_scalar
     _npi_bitwise_xor _npi_bitwise_xor_scalar _npi_bitwise_not
 uncast: returns a count, an index or a boolean, whatever the dtype of its input
-    {_COUNTS} all_finite multi_all_finite
+    all_finite multi_all_finite
+    integers:
+    shape_array size_array _contrib_index_array _npi_diag_indices_from _npi_share_memory
+    _npi_argmax _npi_argmin _npx_nonzero _np_all _np_any
+    _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf _npi_logical_not
+    _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
+    _npi_less_scalar _npi_less_equal_scalar
 uncast: reads a graph with int64 edges
     _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
     _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph
@@ -287,11 +283,22 @@ uncast: part of a gradient, never in a forward graph
 """
 
 
+_MARKED: Dict[str, set] = defaultdict(set)  # names by the words before them
+
+
 def _groups(table: str) -> Iterator[Tuple[str, str, str]]:
     """Yield kind, reason and names of the groups of a table, without its comments."""
     for group in re.split(r"^(?=\w)", re.sub(r"^#.*\n", "", table, flags=re.M), flags=re.M)[1:]:
-        head, _, names = group.partition("\n")
-        yield (*head.split(": ", 1), names)
+        head, _, body = group.partition("\n")
+        names, marks = [], []
+        for word in body.split():
+            if word.endswith(":"):
+                marks = word[:-1].split(",")
+                continue
+            names.append(word)
+            for mark in marks:
+                _MARKED[mark].add(word)
+        yield (*head.split(": ", 1), " ".join(names))
 
 
 GROUPS = tuple(_groups(_TABLE))
@@ -315,31 +322,6 @@ _UNCAST = (
 )
 UNCAST = {op: positions for positions, ops in _UNCAST for op in ops.split()}
 
-# Operators that return float16 values for float16 values even if they compute in float32: they move
-# values, choose among them or return small integers. Operators that are exact for some attributes
-# only are not listed: a constant may not be a float16 value (`clip`, `Pad`, `SequenceMask`,
-# `_maximum_scalar`), and not all modes of `Pooling` and `UpSampling` are exact.
-_CHOOSES = f"""
-    {_PICKS} {_COMPARES}
-    max min _np_max _np_min
-    relu _npx_relu abs _npi_absolute negative _npi_negative sign _npi_sign
-    ceil floor rint round fix trunc _npi_ceil _npi_floor _npi_rint _npi_fix _npi_trunc
-    _contrib_round_ste _contrib_sign_ste _contrib_gradientmultiplier
-    _npi_copysign _npi_copysign_scalar
-    repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
-    take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
-    zeros_like ones_like _identity_with_attr_like_rhs _shuffle cast_storage
-    _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
-    _lesser_equal_scalar
-    logical_not _logical_and_scalar _logical_or_scalar _logical_xor_scalar
-"""
-
-# (operator, attribute, value): the rule for nodes whose attribute has this value
-BY_ATTRIBUTE = {
-    ("Pooling", "pool_type", "sum"): OpRule("float32", _SUM),
-    ("Pooling", "pool_type", "lp"): OpRule("float32", _SUM),
-}
-
 _UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
 _BACKWARD = OpRule("uncast", "part of a gradient, never in a forward graph")
 
@@ -349,13 +331,18 @@ _RULES: Dict[str, OpRule] = {
     for name in names.split()
 }
 
-# Operators that only move values
-MOVES = frozenset(f"{_MOVES} {_JOINS}".split())
-# Operators that return float16 values for float16 values, even if they compute in float32
-EXACT = MOVES | frozenset(_CHOOSES.split())
-# Operators that return integers or booleans, whatever they read. Their outputs are never cast:
-# MXNet's amp_cast fails on int64 and bool on a CPU.
-RETURNS_INTEGERS = frozenset(f"{_COUNTS} {_RETURNS_BOOLEANS}".split())
+# (operator, attribute, value): the rule for nodes whose attribute has this value
+BY_ATTRIBUTE = {
+    ("Pooling", "pool_type", "sum"): _RULES["sum"],
+    ("Pooling", "pool_type", "lp"): _RULES["sum"],
+}
+
+# What the words of the table say. The outputs of the third are never cast, as MXNet's amp_cast
+# fails on int64 and bool on a CPU.
+MOVES = frozenset(_MARKED["moves"])
+EXACT = MOVES | _MARKED["exact"]
+RETURNS_INTEGERS = frozenset(_MARKED["integers"])
+WITH_SCALAR = " ".join(sorted(_MARKED["scalar"]))
 
 
 def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:
