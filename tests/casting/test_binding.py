@@ -12,7 +12,7 @@ import gluon_amp as amp
 from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.policy import Policy
-from tests.casting.nets import backward, exported, images, imported, small_net
+from tests.casting.nets import AsksForTheMode, backward, exported, images, imported, small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -221,11 +221,6 @@ def test_an_exported_graph_of_a_format_for_study_has_no_attributes_of_ours(tmp_p
     net(images())
     text = exported(net, tmp_path, remove_amp_cast=False)
     assert "FullyConnected" in text and "gluon_amp" not in text
-
-
-class AsksForTheMode(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):
-        return x * 2 if autograd.is_training() else x * 3
 
 
 @pytest.mark.parametrize("modes", [(False, True), (True, False), (True,)])

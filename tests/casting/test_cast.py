@@ -29,7 +29,8 @@ def test_float32_undoes_a_cast(policy):
         assert all(type(child).__module__.startswith("mxnet") for child in net)
         assert binding_of(net) is None
         for name, p in net.collect_params().items():
-            assert p.dtype == "float32" or p.dtype == np.float32
+            assert type(p) is gluon.Parameter and dtype_name(p.dtype) == "float32"
+            assert "_amp_gradient_dtype" not in vars(p)
             assert np.array_equal(p.data().asnumpy(), before[name])
         assert np.array_equal(net(x).asnumpy(), expected)
 
@@ -157,6 +158,8 @@ def test_an_error_of_our_own_is_not_taken_for_a_block_that_cannot_be_traced(monk
 
 
 def test_blocks_that_are_no_net():
+    with pytest.raises(TypeError, match=r"policy_of\(\) got a Symbol, expected a gluon Block\."):
+        amp.policy_of(mx.sym.var("x"))
     with pytest.raises(TypeError, match="cast\\(\\) got a list, expected a gluon Block"):
         amp.cast([small_net()])
     with pytest.raises(TypeError, match="holds no HybridBlock"):
@@ -274,8 +277,3 @@ def test_parts_with_different_policies_are_named():
         ValueError, match=r"0 has Policy\('float32'\) and 1 has Policy\('float16'\); ask for that"
     ):
         amp.policy_of(net)
-
-
-def test_what_is_no_net_has_no_policy():
-    with pytest.raises(TypeError, match=r"policy_of\(\) got a Symbol, expected a gluon Block\."):
-        amp.policy_of(mx.sym.var("x"))

@@ -253,13 +253,3 @@ def test_arrays_keep_dtype_and_kind_when_they_are_moved_or_set_before_their_shap
     net.weight.set_data(nd.full((4, 3), 0.1))
     net(data())
     check(net.weight, np.full((4, 3), 0.1, np.float16), mx.cpu())
-
-
-def test_the_undo_gives_parameters_their_own_class_back():
-    net = initialized()
-    before = [type(p) for p in net.collect_params().values()]
-    amp.cast(net, "float16")
-    assert all(isinstance(p, gluon.Parameter) for p in net.collect_params().values())
-    amp.cast(net, "float32")
-    assert [type(p) for p in net.collect_params().values()] == before
-    assert all("_amp_gradient_dtype" not in vars(p) for p in net.collect_params().values())

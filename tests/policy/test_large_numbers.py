@@ -85,13 +85,9 @@ WITH_IDS = {
         ids, F.arange(ROWS).reshape((ROWS, 1)), input_dim=ROWS, output_dim=1
     ),
     "take": lambda F, column, ids: F.take(column, ids),
-    "pick": lambda F, column, ids: F.pick(F.tile(column.reshape((1, ROWS)), (3, 1)), ids),
-    "gather_nd": lambda F, column, ids: F.gather_nd(column, ids.reshape((1, 3))),
-    "one_hot": lambda F, column, ids: F.argmax(F.one_hot(ids, ROWS), axis=1),
     "SequenceMask": lambda F, column, ids: F.SequenceMask(
         F.tile(column, (1, 3)), ids, use_sequence_length=True, value=-1
     ),
-    "slice_like": lambda F, column, ids: F.slice_like(column, F.one_hot(ids, 2049), axes=(0,)),
     "arange_like": lambda F, column, ids: F.contrib.arange_like(column, axis=0),
     "topk": lambda F, column, ids: F.topk(with_a_peak(F, column, ids), axis=0),
     "arithmetic with ids": lambda F, column, ids: F.take(column, ids.reshape((3, 1)) - 1),
