@@ -7,7 +7,7 @@ import gluon_amp as amp
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.policy import cast_pass
-from tests.casting.nets import POLICIES, backward, dtypes_of, images, small_net
+from tests.casting.nets import POLICIES, Net, backward, dtypes_of, images, small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -109,15 +109,8 @@ def test_a_symbol_block_with_batchnorms_of_any_name():
 def test_a_part_of_another_net_takes_the_place_of_a_cast_one():
     """As in MXNet's FAQ: a net of other classes gets the features of a pretrained one."""
 
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.features = small_net()
-
-        def hybrid_forward(self, F, x):
-            return self.features(x)
-
-    net, pretrained = amp.cast(Net(), "float16"), small_net()
+    net = Net(lambda net, F, x: net.features(x), features=small_net())
+    net, pretrained = amp.cast(net, "float16"), small_net()
     old = net.features
     net.features = pretrained  # Gluon requires a block of the old one's class
     assert type(old) is nn.HybridSequential and net.features is pretrained
@@ -173,21 +166,11 @@ def test_parameters_of_other_dtypes():
         amp.cast(net)
     assert type(net) is nn.Dense
 
-    class Ids(gluon.HybridBlock):
-        def __init__(self, grad_req):
-            super().__init__()
-            with self.name_scope():
-                self.ids = self.params.get(
-                    "ids", shape=(3,), dtype="int32", init="ones", grad_req=grad_req
-                )
-                self.rows = nn.Embedding(4, 2)
-
-        def hybrid_forward(self, F, x, ids):
-            return F.broadcast_add(self.rows(ids), x)
-
+    net = Net(lambda net, F, x, ids: F.broadcast_add(net.rows(ids), x), rows=nn.Embedding(4, 2))
+    net.ids = net.params.get("ids", shape=(3,), dtype="int32", init="ones")
     with pytest.raises(TypeError, match="ids is int32, expected float32"):
-        amp.cast(Ids("write"))
-    net = Ids("null")
+        amp.cast(net)
+    net.ids.grad_req = "null"
     net.initialize()
     amp.cast(net, "float16")
     assert net(nd.ones((1, 2))).dtype == np.float32
@@ -196,19 +179,13 @@ def test_parameters_of_other_dtypes():
 
 @pytest.mark.parametrize("policy", ["float16", "compute=float8_e4m3,gradients=float32"])
 def test_a_constant_in_float64_keeps_its_digits(policy):
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = nn.Dense(1, in_units=1, weight_initializer="zeros")
-                value = nd.full((1, 1), 1 + 2**-40, dtype="float64")
-                self.table = self.params.get_constant("table", value)
+    def add(net, F, x, table):
+        beyond = F.broadcast_sub(table, F.cast(F.ones_like(x), "float64")) * 2.0**40
+        return net.dense(x) + F.cast(beyond, "float32")
 
-        def hybrid_forward(self, F, x, table):
-            beyond = F.broadcast_sub(table, F.cast(F.ones_like(x), "float64")) * 2.0**40
-            return self.dense(x) + F.cast(beyond, "float32")
-
-    net = Net()
+    net = Net(add, dense=nn.Dense(1, in_units=1, weight_initializer="zeros"))
+    value = nd.full((1, 1), 1 + 2**-40, dtype="float64")
+    net.table = net.params.get_constant("table", value)
     net.initialize()
     amp.cast(net, policy)
     assert net(nd.ones((1, 1))).asscalar() == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward, exported, images, imported, small_net
+from tests.casting.nets import Net, backward, exported, images, imported, small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -50,11 +50,7 @@ def test_calling_a_cast_net_on_symbols_twice_gives_two_graphs(arrays):
 
 
 def test_a_call_on_symbols_gives_all_outputs_of_the_symbols_that_are_read():
-    class Net(gluon.HybridBlock):
-        def hybrid_forward(self, F, x, lengths):
-            return x * 2, [x * 3]
-
-    net = amp.cast(Net(), "float16")
+    net = amp.cast(Net(lambda net, F, x, lengths: (x * 2, [x * 3])), "float16")
     double, (triple,) = net(mx.sym.var("x"), mx.sym.var("lengths"))
     assert double.list_inputs() == triple.list_inputs() == ["x"]
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]

@@ -6,10 +6,10 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.base.dtypes import dtype_name
 from tests import kinds
-from tests.casting.nets import backward
+from tests.casting.nets import Net, backward
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import nd
 from mxnet.gluon import nn, rnn
 
 
@@ -44,17 +44,9 @@ def test_custom_operators_run_in_float32():
 
 
 def test_weights_tied_to_an_embedding_stay_float32_and_are_cast_in_the_graph():
-    class Tied(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.embed = nn.Embedding(9, 4)
-                self.decode = nn.Dense(9, flatten=False, params=self.embed.params)
-
-        def hybrid_forward(self, F, ids):
-            return self.decode(self.embed(ids))
-
-    net = Tied()
+    embed = nn.Embedding(9, 4)
+    decode = nn.Dense(9, flatten=False, params=embed.params)
+    net = Net(lambda net, F, ids: decode(embed(ids)), embed=embed, decode=decode)
     net.initialize()
     amp.cast(net, "float16")
     assert dtype_name(net.embed.weight.dtype) == "float32"

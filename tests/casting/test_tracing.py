@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward
+from tests.casting.nets import Net, backward
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -14,19 +14,13 @@ from mxnet.gluon import nn, rnn
 
 
 def test_a_forward_that_depends_on_autograds_mode():
-    class Detector(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = nn.Dense(4, in_units=3)
+    def detect(net, F, x):
+        scores = net.dense(x)
+        if autograd.is_recording():
+            scores = scores * 2
+        return scores if autograd.is_training() else (F.argmax(scores, axis=1), scores)
 
-        def hybrid_forward(self, F, x):
-            scores = self.dense(x)
-            if autograd.is_recording():
-                scores = scores * 2
-            return scores if autograd.is_training() else (F.argmax(scores, axis=1), scores)
-
-    net, x = Detector(), nd.ones((2, 3))
+    net, x = Net(detect, dense=nn.Dense(4, in_units=3)), nd.ones((2, 3))
     net.initialize()
     amp.cast(net, "float16")
     for _ in range(2):

@@ -13,9 +13,11 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.policy import op_table
+from tests.casting.nets import Net
 
 import mxnet as mx
 from mxnet import autograd, gluon, sym
+from mxnet.gluon import nn
 
 LARGE = 1e5 * np.random.RandomState(0).uniform(0.7, 3, (4, 4, 3, 3)).astype("float32")
 
@@ -94,25 +96,14 @@ WITH_IDS = {
 }
 
 
-class Net(gluon.HybridBlock):
-    """Makes a column of ROWS numbers with a matrix product, and calls one of the functions."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=(1, 1), init=mx.init.One())
-
-    def hybrid_forward(self, F, x, ids, weight):
-        return self.function(F, F.FullyConnected(x, weight, num_hidden=1, no_bias=True), ids)
-
-
 @pytest.mark.filterwarnings("ignore:.* is not used by any computation")
 @pytest.mark.parametrize("name, dtype", [*((n, "float32") for n in WITH_IDS), ("take", "int32")])
 def test_large_ids_stay_exact(name, dtype):
     x = mx.nd.array((np.arange(ROWS) % 1000).reshape(-1, 1).astype("float32"))
     ids = mx.nd.array(IDS, dtype=dtype)
-    net = Net(WITH_IDS[name])
+    # a column of ROWS numbers comes from a matrix product
+    column = nn.Dense(1, use_bias=False, weight_initializer="ones")
+    net = Net(lambda net, F, x, ids: WITH_IDS[name](F, column(x), ids), column=column)
     net.initialize()
     expected = net(x, ids).asnumpy()
     assert expected.size
