@@ -1,0 +1,1 @@
+"""The import of MXNet and its private names; dtypes, formats, reads on the host, messages."""

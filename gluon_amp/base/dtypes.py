@@ -1,5 +1,6 @@
 """Names of dtypes, the table of the floating-point formats, and the bits of a number."""
 
+import functools
 import math
 import numbers
 from fractions import Fraction
@@ -12,14 +13,9 @@ from gluon_amp.base.formats import FORMATS, FloatFormat, magnitude_of
 import mxnet as mx
 
 
+@functools.lru_cache(maxsize=None)  # a step asks for the dtypes of all parameters
 def dtype_name(dtype: object) -> str:
-    """Return the name of a dtype, such as `'float16'` or `'int32'`.
-
-    Parameters
-    ----------
-    dtype : dtype, type or str
-        All that numpy accepts, and MXNet's structured dtype for bfloat16.
-    """
+    """Return the name of a dtype of numpy, or of MXNet's structured dtype for bfloat16."""
     dtype = np.dtype(dtype)
     return "bfloat16" if dtype.names == ("bfloat16",) else dtype.name
 
@@ -73,25 +69,14 @@ def float_table() -> FloatTable:
 
 
 class Bits(NamedTuple):
-    """A number as a format stores it, the result of `bits`.
-
-    Attributes
-    ----------
-    dtype : str
-    sign, exponent, significand : str
-        The stored bits, as '0' and '1'.
-    value : float
-        The number that they represent.
-    meaning : str
-        The value as a product, as in '+1.5 × 2^-1', or '+zero', '+infinity', 'not a number'.
-    """
+    """A number as a format stores it, the result of `bits`."""
 
     dtype: str
-    sign: str
+    sign: str  # the stored bits, as '0' and '1', here and in the next two
     exponent: str
     significand: str
-    value: float
-    meaning: str
+    value: float  # the number that they represent
+    meaning: str  # as in '+1.5 × 2^-1', or '+zero', '+infinity', 'not a number'
 
     def __str__(self) -> str:
         return f"{self.sign} {self.exponent} {self.significand} = {self.meaning} = {self.value!r}"

@@ -28,29 +28,16 @@ class FloatFormat(NamedTuple):
     A number's sign bit is followed by its magnitude: exponent and significand, read as one integer,
     its *code*. Codes are in the order of the magnitudes: zero, the finite numbers, infinity if
     there is one, and those that are not numbers.
-
-    Attributes
-    ----------
-    name : str
-    exponent_bits, significand_bits : int
-        Bits that are stored; the leading 1 of a normal number's significand is not.
-    bias : int
-        The number that is added to an exponent when it is stored.
-    infinities : bool
-        Whether the code after the largest finite number is infinity.
-    nans : int
-        How many codes, the last ones, are not numbers: at least 1.
-    subnormals : bool
-        Whether a stored exponent of 0 stands for numbers without the leading 1. Without them, what
-        is rounded to less than the smallest normal number is zero.
     """
 
     name: str
-    exponent_bits: int
-    significand_bits: int
-    bias: int
-    infinities: bool
-    nans: int
+    exponent_bits: int  # the stored ones, here and below
+    significand_bits: int  # without the leading 1 of a normal number, which is not stored
+    bias: int  # what is added to an exponent when it is stored
+    infinities: bool  # whether the code after the largest finite number is infinity
+    nans: int  # how many codes, the last ones, are not numbers: at least 1
+    # Whether a stored exponent of 0 stands for numbers without the leading 1. Without them, what is
+    # rounded to less than the smallest normal number is zero.
     subnormals: bool = True
 
     @property
@@ -112,13 +99,9 @@ class FloatFormat(NamedTuple):
     def encode(self, magnitude: Union[Fraction, float, None], saturates: bool = False) -> int:
         """Return the code that a magnitude is rounded to: to nearest, ties to even.
 
-        Parameters
-        ----------
-        magnitude : Fraction, inf or None
-            At least 0; None is not a number.
-        saturates : bool
-            Whether what is too large, infinity included, becomes the largest finite number (OFP8's
-            saturating mode). Otherwise it becomes infinity, or NaN in a format without infinity.
+        The magnitude is at least 0; None is not a number. What is too large, infinity included,
+        becomes infinity, or NaN in a format without infinity. If it `saturates`, it becomes the
+        largest finite number (OFP8's saturating mode).
         """
         if magnitude is None:
             return self.nan_code
@@ -162,15 +145,6 @@ FORMATS: Dict[str, FloatFormat] = {
 def rounded(x: Union[int, float, Fraction], format_: FloatFormat, saturates: bool = False) -> float:
     """Return a number rounded once to a format: the reference of all other roundings.
 
-    Parameters
-    ----------
-    x : int, float or Fraction
-    format_ : FloatFormat
-    saturates : bool
-        See `FloatFormat.encode`.
-
-    Examples
-    --------
     >>> [rounded(x, FORMATS["float8_e4m3"]) for x in (0.3, 464, 465)]
     [0.3125, 448.0, nan]
     """

@@ -8,30 +8,15 @@ them in order. Source: `MKLDNNConvolutionForwardFullFeature` in
 src/operator/nn/mkldnn/mkldnn_convolution.cc of MXNet 1.9.1.
 """
 
-import contextlib
 import ctypes
-from typing import Iterator
 
 import numpy as np
 
 from gluon_amp.base.mxnet_internals import LIB, check_call
 
+# Tests set it, to run on a CPU the operators that a GPU would run. The numbers are those of a CPU:
+# `multi_sum_sq`, for one, adds float16 squares in float16 there.
 _as_on_a_gpu = False
-
-
-@contextlib.contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Treat host memory as a GPU's, to count and test on a CPU the operators that a GPU would run.
-
-    It holds for all threads. The numbers are those of MXNet's operators on a CPU: `multi_sum_sq`,
-    for one, adds float16 squares in float16 there.
-    """
-    global _as_on_a_gpu
-    before, _as_on_a_gpu = _as_on_a_gpu, True
-    try:
-        yield
-    finally:
-        _as_on_a_gpu = before
 
 
 def on_cpu(array) -> bool:

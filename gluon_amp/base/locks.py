@@ -7,13 +7,8 @@ from typing import IO, Optional, Union
 def lock(file: Union[int, IO], wait: bool = False) -> Optional[bool]:
     """Lock an open file or folder, by its file object or its descriptor.
 
-    Children of this process inherit the lock with the descriptor.
-
-    Returns
-    -------
-    bool or None
-        True; False if another process holds the lock and `wait` is False; None if the file system
-        has no locks.
+    Children of this process inherit the lock with the descriptor. The result is False if another
+    process holds the lock and `wait` is False, and None if the file system has no locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,72 +1,23 @@
-"""The names of `mxnet.contrib.amp`, and what replaces them here: the guide's table, as data."""
+"""The names of `mxnet.contrib.amp` that are gone, and what replaces them here."""
 
-import re
 import sys
 from fnmatch import fnmatchcase
-from typing import Iterable, Optional
+from typing import Iterable
 
 from gluon_amp.base.messages import did_you_mean
 
-# The rows of the table in docs/guide/from_contrib_amp.md, in Markdown. The first row whose left
-# side has `amp.NAME` is the answer to NAME, so its right side can follow the word "use".
-ROWS = (
-    (
-        "`amp.init()`, before the net is built, for the whole process",
-        "`amp.cast(net, 'mixed_float16')`, for one net, at any time; "
-        "`amp.cast(net, 'float32')` undoes it",
-    ),
-    ("`amp.init(target_dtype='bfloat16')`", "`amp.cast(net, 'bfloat16')`"),
-    (
-        "`amp.init(fp32_ops=[...])` replaces the lists",
-        "`amp.Policy.parse('mixed_float16').pin(ops=[...])` adds to them",
-    ),
-    (
-        "`net.cast('float16')` and `multi_precision=True`",
-        "`amp.cast(net, 'float16')` and `amp.Trainer`",
-    ),
-    (
-        "`gluon.Trainer(..., update_on_kvstore=False)`, `amp.init_trainer(trainer)`",
-        "`amp.Trainer(...)`, or `amp.init_trainer(trainer)` on any trainer, Horovod's too",
-    ),
-    (
-        "`with amp.scale_loss(loss, trainer) as scaled: autograd.backward(scaled)`",
-        "`trainer.backward(loss)`, or the same lines",
-    ),
-    ("`trainer.step(n)`", "the same; it returns a `StepReport`"),
-    (
-        "`amp.unscale(trainer)`, then clip by hand",
-        "`trainer.clip_global_norm(max_norm)`, or the same lines",
-    ),
-    (
-        "`trainer._amp_loss_scaler`, an `amp.loss_scaler.LossScaler`",
-        "`trainer.loss_scale`; the old attribute reads and sets it too",
-    ),
-    (
-        "no argument for the loss scale",
-        "`loss_scale=` takes `'dynamic'`, a number, `None` or a scale",
-    ),
-    (
-        "`trainer.save_states` forgets the scale",
-        "it keeps it; `load_states` also reads the states of a stock `gluon.Trainer`, "
-        "in mid-training",
-    ),
-    ("`amp.convert_model`, `amp.convert_symbol`", "`amp.symbolic.convert(symbol, policy)`"),
-    ("`amp.convert_hybrid_block(net)`", "`amp.cast(net, policy)`, and it still trains"),
-    ("`amp.convert_bucketing_module`", "`amp.symbolic.BucketingModule`"),
-    (
-        "`amp.list_lp16_ops()` and the other `amp.list_*()`, `amp.lists`",
-        "`amp.describe(net, data)` for a net, `amp.Policy.parse('float16').why(op)` "
-        "for an operator",
-    ),
-)
-
-
-def replacement(name: str) -> Optional[str]:
-    """Return what to use in place of a name of `mxnet.contrib.amp`, in plain text, or None."""
-    for old, new in ROWS:
-        if any(fnmatchcase(name, pattern) for pattern in re.findall(r"\bamp\.([\w*]+)", old)):
-            return new.replace("`", "")
-    return None
+# Pattern of names that are gone, and what to use instead: as the table in
+# docs/guide/from_contrib_amp.md, which has more rows
+REPLACEMENTS = {
+    "init": "amp.cast(net, 'mixed_float16'), for one net, at any time; "
+    "amp.cast(net, 'float32') undoes it",
+    "loss_scaler": "trainer.loss_scale; the old attribute reads and sets it too",
+    "convert_bucketing_module": "amp.symbolic.BucketingModule",
+    "convert_hybrid_block": "amp.cast(net, policy), and it still trains",
+    "convert_*": "amp.symbolic.convert(symbol, policy)",
+    "list*": "amp.describe(net, data) for a net, amp.Policy.parse('float16').why(op) "
+    "for an operator",
+}
 
 
 def unknown_name(name: str, known: Iterable[str]) -> Exception:
@@ -75,7 +26,7 @@ def unknown_name(name: str, known: Iterable[str]) -> Exception:
     For a name of `mxnet.contrib.amp` the message names the replacement, for any other name the
     similar ones.
     """
-    new = replacement(name)
+    new = next((new for gone, new in REPLACEMENTS.items() if fnmatchcase(name, gone)), None)
     if new is None:
         return AttributeError(f"gluon_amp has no {name!r}{did_you_mean(name, known)}.")
     message = f"gluon_amp has no {name!r} of mxnet.contrib.amp: use {new}."

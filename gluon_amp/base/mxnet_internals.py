@@ -14,7 +14,11 @@ from mxnet.ndarray import _internal as internal_operators
 from mxnet.ndarray._internal import _imperative_invoke as imperative_invoke
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
+# What marks a graph's JSON as one of MXNet 1.9.1: it upgrades a graph without a version.
+GRAPH_VERSION = {"mxnet_version": ["int", 10901]}
+
 __all__ = [
+    "GRAPH_VERSION",
     "LIB",  # the C API: `MXNDArrayWaitToWrite`, `MXNDArrayGetData`, operators by their handles
     "NumpySymbol",  # the class that tells symbols of `mx.sym.np` from those of `mx.sym`
     "RNNLayer",  # what LSTM, GRU and RNN have in common

@@ -12,20 +12,8 @@ import numpy as np
 import mxnet as mx
 
 # Arguments of these classes are constants: equal text means equal effect.
-CONSTANTS = (
-    bool,
-    bytes,
-    enum.Enum,
-    float,
-    int,
-    mx.Context,
-    np.dtype,
-    np.generic,
-    slice,
-    str,
-    type,
-    type(None),
-)
+CONSTANTS = (bool, bytes, enum.Enum, float, int, slice, str, type, type(None))
+CONSTANTS += (mx.Context, np.dtype, np.generic)
 
 
 def is_array(x: Any) -> bool:

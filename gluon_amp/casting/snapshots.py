@@ -84,10 +84,8 @@ def undo(passes: Tuple[Snapshots, ...]) -> None:
 
 
 def _same_arrays(one: Snapshots, other: Snapshots) -> bool:
-    def identities(snapshots):
-        return [[id(array) for array in snapshot.arrays] for snapshot in snapshots]
-
-    return identities(one) == identities(other)
+    first, second = ([list(map(id, each.arrays)) for each in passed] for passed in (one, other))
+    return first == second
 
 
 def _joined(arrays: Iterable[NDArray]) -> NDArray:

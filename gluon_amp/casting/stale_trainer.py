@@ -15,15 +15,11 @@ from mxnet import gluon
 class DtypesAtBuild:
     """The dtypes of parameters at one moment, to compare with those of later steps.
 
-    Attributes
-    ----------
-    names : list of tuple of str
-        For each parameter its dtype, and the dtype in which its net computes.
+    `names` has, for each parameter, its dtype and the dtype in which its net computes.
     """
 
     def __init__(self, params: Iterable[gluon.Parameter]):
         self._params = list(params)
-        self._declared = self._declarations()
         self.names = _names(self._params)
 
     def any_float16(self) -> bool:
@@ -31,22 +27,11 @@ class DtypesAtBuild:
         return any("float16" in dtypes for dtypes in self.names)
 
     def check(self, computing: bool) -> None:
-        """Raise if parameters were cast since.
+        """Raise `RuntimeError` if parameters were cast since.
 
-        Parameters
-        ----------
-        computing : bool
-            Whether to compare the dtype in which the net computes, too. The loss scale depends on
-            it.
-
-        Raises
-        ------
-        RuntimeError
-            For the first parameter that differs.
+        `computing` tells whether to compare the dtype in which the net computes, too: the loss
+        scale depends on it.
         """
-        if self._declarations() == self._declared:
-            return
-        # Different declarations can be the same dtype: 'float32' and numpy.float32.
         for param, old, new in zip(self._params, self.names, _names(self._params)):
             if old[0] != new[0] or (computing and old[1] != new[1]):
                 raise RuntimeError(
@@ -54,9 +39,6 @@ class DtypesAtBuild:
                     f"is {_in_words(*new)} now: the trainer was built before the cast, build a new "
                     "one after it."
                 )
-
-    def _declarations(self) -> list:
-        return [(p.dtype, gradient_dtype_of(p)) for p in self._params]
 
 
 def _names(params: List[gluon.Parameter]) -> List[Tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The traces of a cast block: which graph runs under which circumstances."""
 
 import weakref
-from typing import Any, Dict, FrozenSet, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
@@ -44,32 +44,7 @@ class TraceKey(NamedTuple):
 
 
 class Binding:
-    """The policy of a cast block, and the graphs of its traces.
-
-    Attributes
-    ----------
-    path : str
-        The block's path in the net that was cast.
-    policy : Policy
-    ends : tuple of str
-        Those of `cast_pass.ENDS` that the block contains: the net's first and last product.
-    child_paths : dict of str to str
-        The paths of children, by name, where they differ from the names, as in a slice.
-    slices : set of Block
-        The slices of containers that contain the block. Their casts end when its cast ends.
-    scales : Scales, or None
-        Those of the block's tensors, if the policy studies formats.
-    hybridized : bool
-        Whether the block was hybridized before the cast, or by the user since then.
-    graph : tuple of (list of Symbol, Symbol), or None
-        Inputs and cast graph of the current trace, the one that ran last; None before the first.
-    nodes : list of cast_pass.Node, or None
-        How each operator of that graph runs.
-    called : list of Block
-        The blocks that the last trace called, in this order.
-    untraceable : tuple of (str, str), or None
-        If the block has just run as Python code: path and reason of the `TraceError`.
-    """
+    """The policy of a cast block, and the graphs of its traces."""
 
     def __init__(
         self,
@@ -79,13 +54,16 @@ class Binding:
         ends: Tuple[str, ...],
         child_paths: Optional[Dict[str, str]] = None,
     ) -> None:
-        self.path = path
+        self.path = path  # in the net that was cast
         self.policy = policy
-        self.ends = ends
-        self.child_paths = child_paths or {}
+        self.ends = (
+            ends  # those of `cast_pass.ENDS`, the net's first and last product, in the block
+        )
+        self.child_paths = child_paths or {}  # by name, where they differ from it, as in a slice
+        # Slices of containers that contain the block. Their casts end when its cast ends.
         self.slices = weakref.WeakSet()
         self.scales = Scales() if policy.studies else None
-        self.hybridized = block._active
+        self.hybridized = block._active  # before the cast, or by the user since then
         vars(block)["_active"] = True
         add_user(block)
         # Not empty in a SymbolBlock, which has a graph without being traced
@@ -94,13 +72,15 @@ class Binding:
 
     def clear(self) -> None:
         """Forget all traces."""
-        self.graph = None
-        self.nodes = None
-        self.untraceable = None
+        # Of the current trace, the one that ran last: inputs and cast graph, and how each operator
+        # runs; path and reason of the `TraceError` if the block ran as Python code
+        self.graph: Optional[Tuple[list, mx.sym.Symbol]] = None
+        self.nodes: Optional[List[cast_pass.Node]] = None
+        self.untraceable: Optional[Tuple[str, str]] = None
         self.lowered = None  # (inputs, lowered graph), only while Gluon builds a cached op from it
         self.key: Optional[TraceKey] = None  # of the current trace
         self.traces: Dict[Optional[TraceKey], tuple] = {}  # all traces but the current one
-        self.called = []
+        self.called = []  # by the last trace, in this order
         self._constants = set()  # those of all traces
         self._parameters = None
 

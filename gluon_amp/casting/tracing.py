@@ -45,16 +45,11 @@ class Trace(NamedTuple):
 class TraceError(ValueError):
     """A block has no graph, mostly because its `hybrid_forward` does not run on symbols.
 
-    Attributes
-    ----------
-    path : str
-        The path of the innermost block that failed.
-    reason : str
+    `path` is that of the innermost block that failed.
     """
 
     def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
         super().__init__(
             f"Block {path or 'net'} cannot be traced ({reason}): use only operators of `F` in its "
             "hybrid_forward, no shapes, values or NumPy."
@@ -250,14 +245,9 @@ def _symbol_inputs(block: HybridBlock) -> list:
         lengths = [_variable("_len")] * block._use_sequence_length
         return [_variable("_data"), _states(block), *lengths]
     signature = inspect.signature(block.hybrid_forward).parameters.values()
-    needed = [
-        p.name
-        for p in signature
-        if p.kind is p.POSITIONAL_OR_KEYWORD
-        and p.default is p.empty
-        and p.name not in block._reg_params
-    ]
-    return [_variable(f"_data{k}") for k in range(max(1, len(needed) - 1))]  # without `F`
+    needed = [p for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    count = sum(p.name not in block._reg_params for p in needed) - 1  # without `F`
+    return [_variable(f"_data{k}") for k in range(max(1, count))]
 
 
 def _states(block: HybridBlock) -> list:

@@ -32,10 +32,10 @@ Arrays = Dict[str, np.ndarray]
 
 
 class Kind(NamedTuple):
-    """A kind of file."""
+    """A kind of file: two fields of the header, and how the kind is recognized."""
 
-    format: str  # a field of the header
-    version: int  # a field of the header
+    format: str
+    version: int
     header: str  # its name in the archive, by which files of this kind are recognized
     foreign: str  # the end of the error message for a file of another kind
 
@@ -59,17 +59,10 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
 
 
 def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[dict, Arrays]:
-    """Return the header and the arrays of a file that `encode` returned.
+    """Return the header, without format and version, and the arrays of a file of `encode`.
 
-    Uses at most twice the file's size of memory, for any sizes that the file claims. The header is
-    returned without `format` and `version`.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    ValueError
-        For a file that is foreign, truncated, damaged or forged.
+    Uses at most twice the file's size of memory, for any sizes that the file claims. A file that is
+    foreign, truncated, damaged or forged is a `ValueError`.
     """
     with open(path, "rb") as file:
         data = file.read(MEMBER_HEADER + len(kind.header))
@@ -198,30 +191,18 @@ def _array(content: bytes) -> np.ndarray:
 def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
     """Return a value as JSON can represent it, with its numpy arrays moved to `arrays`.
 
-    Parameters
-    ----------
-    value : object
-        Numbers, strings, None, numpy arrays and scalars, and lists, tuples and dicts of them.
-    arrays : dict
-        The arrays are added to it.
-    where : str
-        What the value is, for the names of arrays and for error messages.
-
-    Raises
-    ------
-    TypeError
-        For any other value.
-    ValueError
-        For containers more than `MAX_DEPTH` deep in each other, or a container in itself.
+    It is made of numbers, strings, None, numpy arrays and scalars, lists, tuples and dicts; any
+    other is a `TypeError`. Containers more than `MAX_DEPTH` deep in each other are a `ValueError`.
+    `where` names the value in the keys of arrays and in error messages.
     """
+    name, inner = where.split("[")[0], depth + 1
     if depth > MAX_DEPTH:
         raise ValueError(
-            f"{where.split('[')[0]} holds lists or dicts more than {MAX_DEPTH} deep in each other: "
+            f"{name} holds lists or dicts more than {MAX_DEPTH} deep in each other: "
             "save flatter ones."
         )
-    inner = depth + 1
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSU":
-        key = f"{where.split('[')[0]}/{len(arrays)}"
+        key = f"{name}/{len(arrays)}"
         arrays[key] = np.asarray(value)
         return {"array" if isinstance(value, np.ndarray) else "scalar": key}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -231,12 +212,8 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
     if isinstance(value, tuple):
         return {"tuple": pack(list(value), arrays, where, depth)}
     if isinstance(value, dict):
-        return {
-            "dict": [
-                [pack(k, arrays, where, inner), pack(v, arrays, f"{where}[{k!r}]", inner)]
-                for k, v in value.items()
-            ]
-        }
+        items = ((k, pack(v, arrays, f"{where}[{k!r}]", inner)) for k, v in value.items())
+        return {"dict": [[pack(k, arrays, where, inner), v] for k, v in items]}
     hint = ", call .asnumpy() on it" if isinstance(value, nd.NDArray) else ""
     raise TypeError(
         f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot "
@@ -245,13 +222,7 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
 
 
 def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
-    """Return the value that was passed to `pack`.
-
-    Raises
-    ------
-    ValueError
-        For a value that `pack` does not return; see `malformed`.
-    """
+    """Return the value that was passed to `pack`; one that it does not return is a `ValueError`."""
     if depth > MAX_DEPTH:
         raise ValueError(f"lists or dicts are more than {MAX_DEPTH} deep in each other")
     inner = depth + 1
@@ -266,12 +237,11 @@ def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
         return tuple(unpack(content, arrays, depth))
     if kind == "dict" and isinstance(content, list):
         return _unpack_dict(content, arrays, inner)
-    if kind in ("array", "scalar") and isinstance(content, str) and content in arrays:
-        array = arrays[content]
-        if kind == "array":
-            return array
-        if array.shape == ():
-            return array[()]
+    array = arrays.get(content) if isinstance(content, str) else None
+    if kind == "array" and array is not None:
+        return array
+    if kind == "scalar" and array is not None and array.shape == ():
+        return array[()]
     raise ValueError(f"an object is of the unknown kind {brief(kind)} or refers to nothing")
 
 

@@ -52,16 +52,12 @@ def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
     """Create a folder that gets its name only when all its files are written.
 
     Yields an empty folder beside `path`. When the block ends, the folder's files are flushed to the
-    disk and it replaces `path`. When the block raises, the folder is removed. If a killed writer
-    has left its folder, that one is emptied and used again.
+    disk and it replaces `path`. When the block or the flush raises, the folder is removed. If a
+    killed writer has left its folder, that one is emptied and used again.
 
     The replacement is two renames. A writer that is killed between them leaves the old folder as
-    `path` + ``.replaced``, and the next writer restores it first.
-
-    Raises
-    ------
-    InUseError
-        When another process is writing the folder.
+    `path` + ``.replaced``, and the next writer restores it first. While another process is writing
+    the folder, that is an `InUseError`.
     """
     path = os.path.abspath(os.fspath(path))
     unfinished, replaced, removed = path + SUFFIX, path + ".replaced", path + ".removed"
@@ -79,6 +75,8 @@ def folder(path: Union[str, "os.PathLike[str]"]) -> Iterator[Path]:
         try:
             yield Path(unfinished)
             os.sync()  # one flush for each of ten thousand images would take half a minute
+            for file in filter(Path.is_file, Path(unfinished).rglob("*")):
+                _sync(file)  # it is clean by now, but this reports the errors of its flush
             if os.path.lexists(path):
                 os.rename(path, replaced)
             os.rename(unfinished, path)
@@ -173,11 +171,15 @@ def _umask() -> int:
     return mask
 
 
+def _sync(path: Union[str, Path]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _sync_folder(folder: str) -> None:
     """Flush the names in a folder to the disk, if the system can open folders."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(folder)

@@ -14,20 +14,8 @@ if TYPE_CHECKING:
 class LogFiles:
     """Base class of what writes to a file and for TensorBoard; a subclass opens one or both.
 
-    They matter less than training: if one cannot be written any more, a warning says so, and both
-    are closed.
-
-    Parameters
-    ----------
-    name : str
-        The subject of the warning.
-    logger : Logger
-        Logs the warning.
-
-    Attributes
-    ----------
-    file : file or None
-    writer : SummaryWriter or None
+    They matter less than training: if one cannot be written any more, the logger warns, with a name
+    as the subject of the sentence, and both are closed.
     """
 
     def __init__(self, name: str, logger: logging.Logger) -> None:

@@ -62,12 +62,8 @@ class Unpickler(_BASE):
 
     A subclass defines what the names, the calls, the states and the persistent ids of its kind of
     file stand for. Its methods return values, and raise `ValueError` for all that they do not know.
-    `load` raises errors of a dozen kinds for forged bytes.
-
-    Parameters
-    ----------
-    data : bytes or file
-        A file is read up to the end of each pickle.
+    `load` raises errors of a dozen kinds for forged bytes. A file is read up to the end of each
+    pickle.
     """
 
     def __init__(self, data: Union[bytes, BinaryIO]) -> None:

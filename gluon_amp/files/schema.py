@@ -83,12 +83,9 @@ ANYTHING = Leaf("anything", lambda v: True)
 
 
 def check(value, schema, where: str) -> None:
-    """Raise an error unless a schema allows a value; the message calls the value `where`.
+    """Raise `ValueError` unless a schema allows a value; the message calls the value `where`.
 
-    Raises
-    ------
-    ValueError
-        For the first wrong part, without a full stop.
+    It is about the first wrong part, without a full stop.
     """
     if isinstance(schema, (Leaf, Either)):
         if not schema.test(value):
@@ -143,6 +140,5 @@ _REPR.maxstring = 60
 
 
 def _check_type(value, types, where):
-    if not isinstance(value, types):
-        words = "a dict" if types is dict else "a list"
-        raise ValueError(f"{where} is {brief(value)} and not {words}")
+    words = "a dict" if types is dict else "a list"
+    check(value, Leaf(words, lambda v: isinstance(v, types)), where)

@@ -13,21 +13,15 @@ from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.files.archive import stored_members
+from gluon_amp.files.archive import MAX_DIMENSIONS, stored_members
 from gluon_amp.files.pickles import MAGIC, Global, Unpickler
 from gluon_amp.files.schema import COUNT, brief, check
 
 ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
-MAX_DIMENSIONS = 32
 
-STORAGES = {
-    Global("torch", "FloatStorage"): np.dtype("<f4"),
-    Global("torch", "HalfStorage"): np.dtype("<f2"),
-    Global("torch", "DoubleStorage"): np.dtype("<f8"),
-    Global("torch", "LongStorage"): np.dtype("<i8"),
-    Global("torch", "IntStorage"): np.dtype("<i4"),
-}
+_CODES = {"Float": "<f4", "Half": "<f2", "Double": "<f8", "Long": "<i8", "Int": "<i4"}
+STORAGES = {Global("torch", f"{k}Storage"): np.dtype(code) for k, code in _CODES.items()}
 DICT = Global("collections", "OrderedDict")
 TENSOR = Global("torch._utils", "_rebuild_tensor_v2")
 NAMES = {*STORAGES, DICT, TENSOR}
@@ -42,14 +36,8 @@ def is_torch_file(path: Union[str, "os.PathLike[str]"]) -> bool:
 def read(path: Union[str, "os.PathLike[str]"]) -> Dict[str, np.ndarray]:
     """Return the tensors of a ``state_dict`` by name, as arrays that must not be written to.
 
-    Uses at most twice the file's size of memory, for any sizes that the file claims.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    ValueError
-        The file is truncated or forged, or holds something else than tensors by name.
+    Uses at most twice the file's size of memory, for any sizes that the file claims. A file that is
+    truncated or forged, or holds something else than tensors by name, is a `ValueError`.
     """
     with open(path, "rb") as file:
         data = file.read()

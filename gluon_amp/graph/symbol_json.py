@@ -8,14 +8,11 @@ import json
 from typing import Container, Dict, List, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.base.mxnet_internals import NumpySymbol
+from gluon_amp.base.mxnet_internals import GRAPH_VERSION, NumpySymbol
 
 import mxnet as mx
 
 CASTS = ("Cast", "amp_cast")
-
-# The attribute that marks a graph as one of MXNet 1.9.1, which needs no upgrade
-VERSION = {"mxnet_version": ["int", 10901]}
 
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 
@@ -36,7 +33,7 @@ def _with_attributes(graph: dict) -> dict:
 def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
     """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
     # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
-    symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": VERSION, **graph})))
+    symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": GRAPH_VERSION, **graph})))
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 

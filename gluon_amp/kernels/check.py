@@ -14,6 +14,7 @@ import numpy as np
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.messages import reason_of
+from gluon_amp.base.mxnet_internals import GRAPH_VERSION
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -88,8 +89,7 @@ def symbol_of(nodes: list) -> mx.sym.Symbol:
     """Return the symbol of a list of nodes, the last of which is the output."""
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     graph = {"nodes": nodes, "arg_nodes": variables, "heads": [[len(nodes) - 1, 0, 0]]}
-    # MXNet would upgrade a graph without a version.
-    return mx.sym.load_json(json.dumps({**graph, "attrs": {"mxnet_version": ["int", 10901]}}))
+    return mx.sym.load_json(json.dumps({**graph, "attrs": GRAPH_VERSION}))
 
 
 def train(

@@ -152,10 +152,7 @@ def multiply(arrays: Iterable, power_of_two: float) -> None:
 
 
 def _grouped(arrays):
-    """Yield non-empty dense arrays with their positions, those of a device and dtype together.
-
-    The arrays are those of `mx.nd`.
-    """
+    """Yield positions and non-empty dense arrays of `mx.nd`, by device and dtype."""
     groups = defaultdict(lambda: ([], []))
     for position, array in enumerate(map(dense_part, arrays)):
         if array.size:
@@ -172,10 +169,9 @@ def _each(
     empty: float,
     dtype: str = "float32",
 ) -> List[float]:
-    """Return one number for each array; `empty` for those without elements.
+    """Return one number for each array, from a group of arrays; `empty` without elements.
 
-    `on_host` returns the numbers of a group of arrays. `on_device` writes them to an array of
-    `dtype` on the device, which is read once.
+    `on_device` writes the numbers to an array of `dtype` on the device, which is read once.
     """
     arrays = list(arrays)
     numbers = [empty] * len(arrays)
@@ -210,11 +206,10 @@ def _finite_in_host_memory(arrays: List) -> np.ndarray:
 
 def _host_finite(values: np.ndarray) -> bool:
     signed, positive_inf, unsigned, negative_inf = _BITS[values.dtype]
-    for start in range(0, values.size, BLOCK):
-        block = values[start : start + BLOCK]
-        if block.view(signed).max() >= positive_inf or block.view(unsigned).max() >= negative_inf:
-            return False
-    return True
+    return all(
+        block.view(signed).max() < positive_inf and block.view(unsigned).max() < negative_inf
+        for block in chunks(values, BLOCK)
+    )
 
 
 def _device_finite(arrays, out) -> None:
@@ -227,19 +222,16 @@ _TINY = 1e-24
 
 
 def _host_square_sums(arrays: List) -> Iterator[float]:
-    return (_host_sum_squares(host_view(array)) for array in arrays)
+    return (sum(map(_square_sum, chunks(host_view(array), BLOCK))) for array in arrays)
 
 
-def _host_sum_squares(values: np.ndarray) -> float:
-    total = 0.0
-    for start in range(0, values.size, BLOCK):
-        block = values[start : start + BLOCK].astype(np.float32, copy=False)
-        square = float(np.dot(block, block))
-        if not _TINY < square < math.inf:
-            exact = values[start : start + BLOCK].astype(np.float64)
-            square = float(np.dot(exact, exact))
-        total += square
-    return total
+def _square_sum(values: np.ndarray) -> float:
+    block = values.astype(np.float32, copy=False)
+    square = float(np.dot(block, block))
+    if _TINY < square < math.inf:
+        return square
+    exact = values.astype(np.float64)
+    return float(np.dot(exact, exact))
 
 
 def _device_precise_sums(arrays, out) -> None:

@@ -17,7 +17,7 @@ from gluon_amp.base.host import on_cpu
 import mxnet as mx
 from mxnet import nd
 
-Items = TypeVar("Items", List, nd.NDArray)
+Items = TypeVar("Items", List, nd.NDArray, np.ndarray)
 
 
 class ExactFloat(float):

@@ -27,10 +27,8 @@ _MASTER_SECOND_IN_MXNET = ("SGD", "NAG", "LARS")
 
 
 class _Place(NamedTuple):
-    """The master's positions in nested tuples, and whether it is one of a pair."""
-
-    positions: Tuple[int, ...]
-    of_pair: bool
+    positions: Tuple[int, ...]  # of the master in nested tuples
+    of_pair: bool  # whether it is one of a pair
 
 
 # By optimizer and number of dimensions
@@ -98,7 +96,7 @@ def split(optimizer, weight, state) -> Tuple[Any, Any]:
     """Split an optimizer's state of a weight into (master or None, the rest)."""
     if isinstance(optimizer, MasterOptimizer):
         return state[0], tuple(state[1:])
-    if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
+    if not _is_low(optimizer, weight):
         return None, state
     positions, of_pair = _place(optimizer, weight.ndim)
     master = functools.reduce(operator.getitem, positions, state)
@@ -111,12 +109,16 @@ def join(optimizer, weight, master, rest) -> Any:
     """Return the state of which `split` returned the two parts."""
     if isinstance(optimizer, MasterOptimizer):
         return (master, *rest)
-    if not (optimizer.multi_precision and np.dtype(weight.dtype) == np.float16):
+    if not _is_low(optimizer, weight):
         return rest
     positions, of_pair = _place(optimizer, weight.ndim)
     if of_pair:
         return (master, rest) if positions == (0,) else (rest, master)
     return _replaced(rest, positions, master)
+
+
+def _is_low(optimizer, weight) -> bool:
+    return optimizer.multi_precision and np.dtype(weight.dtype) == np.float16
 
 
 def _replaced(state, positions, item) -> Any:
@@ -200,16 +202,15 @@ def adopt(param, weight, updater, index) -> Optional[nd.NDArray]:
 
 
 def set_master(param, values: nd.NDArray) -> None:
-    """Set the masters of an initialized Gluon Parameter on all devices.
+    """Set the masters of an initialized Gluon Parameter on all devices; values may be float64.
 
-    The values are float32 or float64, in the parameter's shape. Before the first update the
-    optimizer has no state, so this function creates it. Without a Trainer it sets the masters that
-    the parameter holds.
+    Before the first update the optimizer has no state, so this function creates it. Without a
+    Trainer it sets the masters that the parameter holds.
     """
     if param.grad_req != "null":
         index = _index_of(param)
         for weight, updater in _devices(param):
-            low = updater.optimizer.multi_precision and np.dtype(weight.dtype) == np.float16
+            low = _is_low(updater.optimizer, weight)
             if low and (index not in updater.states or _master(updater, index, weight) is not None):
                 adopt(param, weight, updater, index)
     for master in _held(param):
@@ -238,7 +239,7 @@ def _devices(param) -> list:
 def _master(updater, index, weight) -> Optional[nd.NDArray]:
     """Return the master in an Updater's state; None if the state is from before a cast."""
     optimizer, state = updater.optimizer, updater.states.get(index)
-    if np.dtype(weight.dtype) != np.float16 or not optimizer.multi_precision:
+    if not _is_low(optimizer, weight):
         return None
     # The state that one optimizer keeps of a float32 weight can have the layout of another's state
     # of a float16 weight, so the layout is compared with that of a new state.

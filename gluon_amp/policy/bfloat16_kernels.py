@@ -26,10 +26,6 @@ def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
     return op in KERNELS and (attrs is None or KERNELS[op](attrs))
 
 
-def _always(attrs: Mapping[str, str]) -> bool:
-    return True
-
-
 def _activation(attrs: Mapping[str, str]) -> bool:
     return attrs.get("act_type") in ("relu", "sigmoid", "tanh", "softrelu")
 
@@ -67,14 +63,12 @@ def _integers(attrs: Mapping[str, str], name: str) -> Tuple[int, ...]:
 
 # Operator: function of its attributes that returns whether there is a kernel
 KERNELS = {
+    **dict.fromkeys(
+        ("BatchNorm", "Concat", "Flatten", "FullyConnected", "elemwise_add", "squeeze"),
+        lambda attrs: True,
+    ),
     "Activation": _activation,
-    "BatchNorm": _always,
-    "Concat": _always,
     "Convolution": _convolution,
-    "Flatten": _always,
-    "FullyConnected": _always,
     "Pooling": _pooling,
     "Reshape": _reshape,
-    "elemwise_add": _always,
-    "squeeze": _always,
 }

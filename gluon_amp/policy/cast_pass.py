@@ -40,49 +40,25 @@ INTEGER = "integer"
 
 
 class Node(NamedTuple):
-    """One operator of a graph and how it runs.
-
-    Attributes
-    ----------
-    name, op : str
-    block : str
-        Path of the block that the node belongs to, as in `'features.0'`.
-    dtype : str or None
-        What it runs in; None where that depends on the dtype of the data. For a product under a
-        policy that studies formats, that of its operands.
-    gradient_dtype : str or None
-        What its gradient is computed in: another one only under a policy that studies formats.
-    params : dict of str to str
-        The parameters that it reads, possibly through a cast, and their storage dtypes.
-    decision : Decision
-    """
+    """One operator of a graph and how it runs."""
 
     name: str
     op: str
-    block: str
+    block: str  # the path of its block, as in 'features.0'
+    # What it runs in; None where that depends on the dtype of the data. For a product under a
+    # policy that studies formats, that of its operands.
     dtype: Optional[str]
-    gradient_dtype: Optional[str]
-    params: Dict[str, str]
+    gradient_dtype: Optional[str]  # another one only under a policy that studies formats
+    params: Dict[str, str]  # what it reads, possibly through a cast, with storage dtypes
     decision: Decision
 
 
 def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.sym.Symbol:
     """Return a symbol that computes as `policy` says; `symbol` itself does not change.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A network, or several outputs grouped.
-    policy : Policy
-    dtypes : dict of str to str
-        Storage dtype of each parameter (see `parameter_dtypes`). All other variables are inputs:
-        floats of any dtype, which are cast, or integers, which are not.
-
-    Returns
-    -------
-    Symbol
-        Same inputs, parameters and number of outputs. All outputs are in the policy's output
-        dtype (integers aside). Casts are `amp_cast` nodes, one per tensor and dtype.
+    `dtypes` are the storage dtypes of the parameters (see `parameter_dtypes`). All other variables
+    are inputs: floats of any dtype, which are cast, or integers, which are not. All outputs are in
+    the policy's output dtype, integers aside. Casts are `amp_cast` nodes, one per tensor and dtype.
     """
     return plan(symbol, policy, dtypes)[0]
 
@@ -106,14 +82,8 @@ def parameter_dtypes(
 
     A parameter is stored in the policy's `param_dtype` if only convolutions and matrix products
     read it, directly or through operators that move values (reshape, concatenate). All other
-    parameters (of norms and embeddings, scales, running statistics) are stored in float32.
-
-    Parameters
-    ----------
-    symbol : Symbol
-    policy : Policy
-    inputs : iterable of str
-        Variables that are data, not parameters.
+    parameters (of norms and embeddings, scales, running statistics) are stored in float32. `inputs`
+    are the variables that are data.
     """
     graph = to_json(symbol)
     nodes, readers = graph["nodes"], readers_of(graph)
@@ -199,14 +169,12 @@ def _products_at(graph: dict, decisions: Dict[int, Decision], end: str) -> List[
 class _Rewriter:
     """Inserts the casts into one graph, and into the bodies of its loops and branches.
 
-    It tracks the dtype of each tensor as the name of a float dtype, `INTEGER` or None.
-
-    `INTEGER` is the dtype of results such as `mx.np.argmax`'s. These tensors are never cast, since
-    `amp_cast` fails on int64 and bool on a CPU.
-
-    None is a dtype that depends on the data, as that of a network's inputs. `_widest` counts it as
-    float32. If an operator requires float32, a tensor of dtype None is still cast, since the data
-    may be float16; if the data are integers, `amp_cast` returns them unchanged.
+    It tracks the dtype of each tensor as the name of a float dtype, `INTEGER` or None. `INTEGER` is
+    the dtype of results such as `mx.np.argmax`'s. These tensors are never cast, since `amp_cast`
+    fails on int64 and bool on a CPU. None is a dtype that depends on the data, as that of a
+    network's inputs. `_widest` counts it as float32. If an operator requires float32, a tensor of
+    dtype None is still cast, since the data may be float16; if the data are integers, `amp_cast`
+    returns them unchanged.
     """
 
     def __init__(
@@ -292,15 +260,10 @@ class _Rewriter:
             out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
 
     def _rounding(self, op: str, block: str, decision: Decision) -> Rounding:
-        place = f"{block}:{op}"
+        place, policy = f"{block}:{op}", self.policy
         self.keys[place] += 1
-        policy = self.policy
-        return Rounding(
-            f"{place}:{self.keys[place]}",
-            policy.compute_dtype,
-            policy.gradient_dtype,
-            decision.wide,
-        )
+        key = f"{place}:{self.keys[place]}"
+        return Rounding(key, policy.compute_dtype, policy.gradient_dtype, decision.wide)
 
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""

@@ -41,7 +41,6 @@ STRING_KEYS = {
     "gradients": "gradient_dtype",
 }
 
-
 # What else the presets are called, for the near match in an error
 ELSEWHERE = {
     "fp32": "float32",
@@ -67,15 +66,9 @@ class Pin(NamedTuple):
     direction: Optional[str] = None
 
     def __str__(self) -> str:
-        arguments = {
-            "ops": list(self.ops),
-            "blocks": list(self.blocks),
-            "direction": self.direction,
-            "dtype": None if self.dtype == "float32" else self.dtype,  # the default
-        }
-        return (
-            f"pin({', '.join(f'{name}={value!r}' for name, value in arguments.items() if value)})"
-        )
+        named = {"ops": list(self.ops), "blocks": list(self.blocks), "direction": self.direction}
+        named["dtype"] = None if self.dtype == "float32" else self.dtype  # the default
+        return f"pin({', '.join(f'{name}={value!r}' for name, value in named.items() if value)})"
 
 
 class Decision(NamedTuple):
@@ -308,7 +301,8 @@ direction='weight_gradient')
         pin = Pin(tuple(ops), tuple(blocks), dtype, direction)
         if not pin.ops and not pin.blocks:
             raise ValueError("pin() got neither ops nor blocks: name at least one of them.")
-        self._check_direction(direction)
+        if direction is not None:
+            self._check_direction(direction)
         is_gradient = direction not in (None, "forward")
         if dtype not in ("float32", self.compute_dtype, is_gradient and self.gradient_dtype):
             raise ValueError(
@@ -316,12 +310,7 @@ direction='weight_gradient')
                 f"{self.compute_dtype!r}."
             )
         for op in pin.ops:
-            if not op_table.is_known(op):
-                raise ValueError(
-                    f"pin() got the unknown operator {op!r}"
-                    f"{did_you_mean(op, op_table.names())}: "
-                    "expected a name from an MXNet graph."
-                )
+            _check_known(op, "pin() got the unknown")
             if self.studies and dtype != "float32" and not study.is_product(op):
                 raise ValueError(
                     f"pin(ops=[{op!r}], dtype={dtype!r}): the formats for study are those of "
@@ -336,8 +325,7 @@ direction='weight_gradient')
                     f"expression: {error}."
                 ) from None
         for earlier in self.pins:
-            twice = [*set(pin.ops).intersection(earlier.ops)]
-            twice += [*set(pin.blocks).intersection(earlier.blocks)]
+            twice = {*pin.ops} & {*earlier.ops} | {*pin.blocks} & {*earlier.blocks}
             if twice and earlier.dtype != dtype and earlier.direction == direction:
                 raise ValueError(
                     f"pin() contradicts an earlier pin: {', '.join(map(repr, sorted(twice)))} "
@@ -345,9 +333,7 @@ direction='weight_gradient')
                 )
         return replace(self, pins=(*self.pins, pin))
 
-    def _check_direction(self, direction: Optional[str]) -> None:
-        if direction is None:
-            return
+    def _check_direction(self, direction: str) -> None:
         if direction not in DIRECTIONS:
             raise ValueError(
                 f"pin(direction={direction!r}){did_you_mean(str(direction), DIRECTIONS)}: expected "
@@ -369,32 +355,12 @@ direction='weight_gradient')
         attrs: Optional[Mapping[str, str]] = None,
         end: str = "",
     ) -> Decision:
-        """Return how a node of operator `op` runs.
+        """Return how a node of operator `op` runs; `block` is the path of its block.
 
-        Parameters
-        ----------
-        op : str
-            The operator's name.
-        block : str
-            Path of the block that the node belongs to, as in `'features.0'`.
-        node : str
-            The node's name.
-        attrs : dict of str to str, optional
-            The node's attributes, as in a symbol's JSON. A node runs in float32 if they have a
-            constant that float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin
-            overrides that.
-        end : {'first', 'last'}, optional
-            Whether the node is the first or the last product of its net.
-
-        Returns
-        -------
-        Decision
-            Its `kind` is one of `op_table.KINDS`.
-
-        Raises
-        ------
-        ValueError
-            Two block patterns that pin the same node to different dtypes.
+        A node runs in float32 if its attributes, as in a symbol's JSON, have a constant that
+        float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin overrides that.
+        `end` is 'first' or 'last' for the first or the last product of a net. Two block patterns
+        that pin the node to different dtypes are a `ValueError`.
         """
         rule = op_table.rule(op, attrs)
         if self.is_float32:
@@ -420,7 +386,7 @@ direction='weight_gradient')
             if rule.kind != "compute":
                 return Decision(rule.kind, rule.reason)
             return Decision("float32", "its products are inside one operator and cannot be rounded")
-        by_direction = {
+        pins = {
             direction: self._block_pin(block, node, direction)
             or self._op_pin(op, direction)
             or self._block_pin(block, node)
@@ -428,14 +394,10 @@ direction='weight_gradient')
             for direction in DIRECTIONS
         }
         at_end = bool(end) and self.keeps_ends_wide
-        wide_by_default = at_end or rule.kind != "compute"
-        wide = tuple(
-            direction
-            for direction, dtype in by_direction.items()
-            if (dtype == "float32" if dtype else wide_by_default)
-        )
+        default = "float32" if at_end or rule.kind != "compute" else self.compute_dtype
+        wide = tuple(d for d, dtype in pins.items() if (dtype or default) == "float32")
         is_wide = len(wide) == len(DIRECTIONS)
-        pinned = any(by_direction.values())
+        pinned = any(pins.values())
         reason = study.END_REASON.format(end) if at_end else rule.reason
         if pinned:
             where = f" in {' and '.join(wide)}" if wide and not is_wide else ""
@@ -461,27 +423,14 @@ direction='weight_gradient')
         ValueError
             An unknown operator; the message lists near matches.
         """
-        if not op_table.is_known(op):
-            raise ValueError(
-                f"Unknown operator {op!r}"
-                f"{did_you_mean(op, op_table.names())}: "
-                "expected a name from an MXNet graph."
-            )
+        _check_known(op, "Unknown")
         return self.decide(op).reason
 
     def check_blocks(self, labels: Iterable[tuple]) -> None:
-        """Check the block patterns against a network.
+        """Check the block patterns against path and name of every block of a network.
 
-        Parameters
-        ----------
-        labels : iterable of (str, str)
-            Path and name of every block of the network.
-
-        Raises
-        ------
-        ValueError
-            A pattern that matches no block (the message lists near matches), or two that pin one
-            block to different dtypes.
+        A pattern that matches no block, and two that pin one block to different dtypes, are a
+        `ValueError`.
         """
         labels = list(labels)
         for pin in self.pins:
@@ -499,10 +448,8 @@ direction='weight_gradient')
 
     def _op_pin(self, op: str, direction: Optional[str] = None) -> Optional[str]:
         name = registry.canonical(op)
-        for pin in self.pins:
-            if pin.direction == direction and name in map(registry.canonical, pin.ops):
-                return pin.dtype
-        return None
+        pins = (pin for pin in self.pins if pin.direction == direction)
+        return next((p.dtype for p in pins if name in map(registry.canonical, p.ops)), None)
 
     def _block_pin(self, block: str, node: str, direction: Optional[str] = None) -> Optional[str]:
         patterns = {}  # dtype -> first pattern that matches
@@ -517,6 +464,12 @@ direction='weight_gradient')
                 "narrow one of the two patterns."
             )
         return next(iter(patterns), None)
+
+
+def _check_known(op: str, problem: str) -> None:
+    if not op_table.is_known(op):
+        near = did_you_mean(op, op_table.names())
+        raise ValueError(f"{problem} operator {op!r}{near}: expected a name from an MXNet graph.")
 
 
 def _name(dtype: Dtype) -> str:

@@ -17,21 +17,13 @@ DIRECTIONS = ("forward", "data_gradient", "weight_gradient")
 
 # Operator: how many of its inputs are operands of the product, the data first. A bias is added to
 # the product. An RNN is no product, as those of its time steps are inside the operator.
-OPERANDS = {
-    "Convolution": 2,
-    "Deconvolution": 2,
-    "FullyConnected": 2,
-    "dot": 2,
-    "batch_dot": 2,
-    "_np_dot": 2,
-    "_npi_matmul": 2,
-    "_npi_tensordot": 2,
-    "_npi_tensordot_int_axes": 2,
-    "_contrib_interleaved_matmul_encdec_qk": 2,
-    "_contrib_interleaved_matmul_encdec_valatt": 2,
-    "_contrib_interleaved_matmul_selfatt_qk": 1,
-    "_contrib_interleaved_matmul_selfatt_valatt": 2,
-}
+_TWO = """
+    Convolution Deconvolution FullyConnected dot batch_dot _np_dot
+    _npi_matmul _npi_tensordot _npi_tensordot_int_axes
+    _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
+    _contrib_interleaved_matmul_selfatt_valatt
+""".split()
+OPERANDS = {**dict.fromkeys(_TWO, 2), "_contrib_interleaved_matmul_selfatt_qk": 1}
 EXAMPLES = ("Convolution", "FullyConnected", "dot")
 
 # The input and the output have few values to average an error over. Wang et al. 2018

@@ -6,32 +6,20 @@ from gluon_amp.base.messages import close_matches, did_you_mean, first_few, reas
 
 
 def test_near_names_are_offered_in_their_own_spelling():
-    assert did_you_mean("softmx", ["softmax", "Convolution"]) == " (did you mean 'softmax'?)"
-    assert did_you_mean("CONVOLUTON", ["softmax", "Convolution"]) == (
-        " (did you mean 'Convolution'?)"
-    )
+    known = ["softmax", "Convolution"]
+    assert did_you_mean("softmx", known) == " (did you mean 'softmax'?)"
+    assert did_you_mean("CONVOLUTON", known) == " (did you mean 'Convolution'?)"
+    assert did_you_mean("xyz", known) == did_you_mean("xyz", []) == ""
     assert close_matches("conv1", ["conv2", "conv3", "dense"]) == ["conv3", "conv2"]
-
-
-def test_nothing_is_offered_for_a_name_unlike_all_others():
-    assert did_you_mean("xyz", ["softmax"]) == ""
-    assert did_you_mean("xyz", []) == ""
-
-
-def test_only_two_thousand_names_are_compared():
+    # only two thousand names are compared
     assert close_matches("softmax", (f"op{i}" for i in iter(int, 1))) == []
 
 
-@pytest.mark.parametrize(
-    "names, expected",
-    [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b, c"), (list("abcde"), "a, b, c and 2 more")],
-)
-def test_lists_are_cut(names, expected):
-    assert first_few(names) == expected
-
-
-def test_the_limit_of_a_list():
-    assert first_few(["a", "b", "c"], limit=2) == "a, b and 1 more"
+def test_lists_are_cut():
+    names = list("abcde")
+    cut = [first_few(names[:n]) for n in (0, 1, 3, 5)]
+    assert cut == ["", "a", "a, b, c", "a, b, c and 2 more"]
+    assert first_few(names[:3], limit=2) == "a, b and 1 more"
 
 
 @pytest.mark.parametrize(

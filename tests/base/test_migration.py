@@ -1,8 +1,6 @@
-"""Names of mxnet.contrib.amp: the error says what to use, from the guide's own table."""
+"""Names of mxnet.contrib.amp: the error says what to use, as in the guide."""
 
 import doctest
-import importlib
-import pickle
 import re
 
 import pytest
@@ -18,37 +16,27 @@ HERE = ["init_trainer", "scale_loss", "unscale"]
 GONE = sorted({*PUBLIC, *contrib_amp.amp.__all__, "convert_bucketing_module"} - {*HERE})
 
 
-def test_the_guide_has_this_table():
+def test_the_guide_has_these_replacements():
     page = (ROOT / "docs" / "guide" / "from_contrib_amp.md").read_text()
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", page, re.MULTILINE)
-    assert rows == [("`mxnet.contrib.amp`", "here"), *migration.ROWS]
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", page.replace("`", ""), re.MULTILINE)
+    for gone, new in migration.REPLACEMENTS.items():
+        assert any(f"amp.{gone.rstrip('*')}" in old and new == here for old, here in rows), gone
 
 
 def test_every_public_name_of_contrib_amp_is_here_or_has_its_replacement():
     assert len(GONE) > 12 and {"init", "convert_model", "list_lp16_ops", "lists"} < {*GONE}
     assert all(hasattr(amp, name) for name in HERE)
     for name in GONE:
-        message = re.escape(f"gluon_amp has no {name!r} of mxnet.contrib.amp: use ")
+        use = migration.REPLACEMENTS.get(name, "amp.")
+        message = re.escape(f"gluon_amp has no {name!r} of mxnet.contrib.amp: use {use}")
         with pytest.raises(AttributeError, match=message):
             getattr(amp, name)
-
-
-@pytest.mark.parametrize(
-    "name, use",
-    [
-        ("init", "amp.cast(net, 'mixed_float16'), for one net, at any time; "),
-        ("convert_model", "amp.symbolic.convert(symbol, policy)."),
-        ("convert_hybrid_block", "amp.cast(net, policy), and it still trains."),
-        ("list_fp32_ops", "amp.describe(net, data) for a net, "),
-    ],
-)
-def test_the_replacement_is_in_plain_text(name, use):
-    with pytest.raises(AttributeError, match=re.escape(f"contrib.amp: use {use}")):
-        getattr(amp, name)
+    with pytest.raises(AttributeError, match="use amp.symbolic.convert"):
+        print(amp.convert_model)
 
 
 def test_what_the_table_recommends_exists():
-    for _, new in migration.ROWS:
+    for new in migration.REPLACEMENTS.values():
         for path in re.findall(r"\bamp\.([\w.]+)", new):
             what = amp
             for part in path.rstrip(".").split("."):
@@ -76,9 +64,7 @@ def test_what_looks_for_names_works_as_for_any_module():
     names = {}
     exec("from gluon_amp import *", names)
     assert {*names} - {"__builtins__"} == {*amp.__all__}
-    assert importlib.import_module("gluon_amp.base.migration") is migration
     from gluon_amp import checkpoint  # a room, which is no public name
 
     assert checkpoint.__name__ == "gluon_amp.checkpoint"
-    assert pickle.loads(pickle.dumps(amp.Policy.parse("float16"))) == amp.Policy.parse("float16")
     assert doctest.DocTestFinder(exclude_empty=False).find(amp)

@@ -8,26 +8,19 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.casting.arguments import constants_of, for_gluon, map_arrays
 from gluon_amp.casting.binding import binding_of
-from tests.casting.nets import backward
+from tests.casting.nets import Net, backward
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 Pair = namedtuple("Pair", "x, scale")
 
 
-class Net(gluon.HybridBlock):
-    """Has one argument after the data, of any type."""
-
-    def __init__(self, use):
-        super().__init__()
-        self.use = use
-        with self.name_scope():
-            self.dense, self.other = nn.Dense(3, in_units=3), nn.Dense(3, in_units=3)
-
-    def hybrid_forward(self, F, x, *args):
-        return self.use(self, F, self.dense(x), *args)
+def net_of(use):
+    """Return a net that has one argument after the data, of any type."""
+    dense, other = nn.Dense(3, in_units=3), nn.Dense(3, in_units=3)
+    return Net(lambda net, F, x, *args: use(net, F, dense(x), *args), dense=dense, other=other)
 
 
 def ones(shape=(2, 3), module=nd):
@@ -52,7 +45,7 @@ FLAGS = {
 @pytest.mark.parametrize("kind", FLAGS)
 def test_each_argument_gives_what_the_net_gave_before_the_cast(kind):
     use, *arguments = FLAGS[kind]
-    net, x = Net(use), nd.random.normal(shape=(2, 3))
+    net, x = net_of(use), nd.random.normal(shape=(2, 3))
     net.initialize(mx.init.Xavier())
     expected = [net(x, argument).asnumpy() for argument in arguments]
     assert not np.allclose(*expected)
@@ -66,16 +59,11 @@ def test_each_argument_gives_what_the_net_gave_before_the_cast(kind):
 
 
 def test_parameters_with_deferred_shapes_and_flags():
-    class Parent(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.first, self.second = nn.Dense(3), nn.Dense(3)
-
-        def hybrid_forward(self, F, x, flag):
-            return self.second(self.first(x)) if flag else self.first(x)
-
-    net = Parent()
+    net = Net(
+        lambda net, F, x, flag: net.second(net.first(x)) if flag else net.first(x),
+        first=nn.Dense(3),
+        second=nn.Dense(3),
+    )
     net.initialize()
     amp.cast(net, "float16")
     assert net(ones(), False).shape == (2, 3)
@@ -86,7 +74,7 @@ def test_parameters_with_deferred_shapes_and_flags():
 
 @pytest.mark.filterwarnings("ignore:Block")
 def test_many_values_are_not_traced_each():
-    net = Net(lambda net, F, x, step: x * step)
+    net = net_of(lambda net, F, x, step: x * step)
     net.initialize()
     amp.cast(net, "float16")
     first = net(ones(), 1).asnumpy()

@@ -12,27 +12,13 @@ import gluon_amp as amp
 from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.policy import Policy
-from tests.casting.nets import backward, exported, images, imported, small_net
+from tests.casting.nets import AsksForTheMode, backward, exported, images, imported, small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
 STUDY = "compute=float8_e4m3,gradients=float8_e5m2"
-
-
-def test_every_cast_block_has_a_binding_and_no_other_block():
-    net, other = nn.HybridSequential(), nn.Dense(2)
-    net.add(nn.Dense(2, in_units=2))
-    net.initialize()
-    amp.cast(net, "mixed_float16")
-    assert binding_of(net).policy == binding_of(net[0]).policy == Policy.parse("mixed_float16")
-    assert (binding_of(net).path, binding_of(net[0]).path) == ("", "0")
-    assert binding_of(net).graph is None  # it has not run yet
-    net(nd.ones((1, 2)))
-    assert [node.op for node in binding_of(net).nodes] == ["FullyConnected"]
-    amp.cast(net, "float32")
-    assert binding_of(net) is binding_of(net[0]) is binding_of(other) is None
 
 
 SUBCLASSES = []
@@ -139,19 +125,6 @@ def test_slices_compute_what_the_net_computes(policy, deferred):
     np.testing.assert_array_equal(end(middle(start(x))).asnumpy(), net(x).asnumpy())
 
 
-def test_a_slice_cast_to_float32_has_the_masters():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(2, in_units=2, weight_initializer="ones"), nn.Dense(2, in_units=2))
-    net.initialize()
-    amp.cast(net, "float16")
-    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=1)
-    net[0].weight.set_data(nd.full((2, 2), 1 + 2**-20))
-    part = amp.cast(net[:1], "float32")
-    assert (part[0].weight.data().asnumpy() == np.float32(1 + 2**-20)).all()
-    assert net(nd.ones((1, 2))).shape == (1, 2)
-    assert trainer.loss_scale.scale == 1
-
-
 def test_data_in_memory_that_processes_share():
     net = amp.cast(small_net(), "float16")
     shared = net(images().as_in_context(mx.Context("cpu_shared", 0)))
@@ -248,11 +221,6 @@ def test_an_exported_graph_of_a_format_for_study_has_no_attributes_of_ours(tmp_p
     net(images())
     text = exported(net, tmp_path, remove_amp_cast=False)
     assert "FullyConnected" in text and "gluon_amp" not in text
-
-
-class AsksForTheMode(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):
-        return x * 2 if autograd.is_training() else x * 3
 
 
 @pytest.mark.parametrize("modes", [(False, True), (True, False), (True,)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import backward, exported, images, imported, small_net
+from tests.casting.nets import Net, backward, exported, images, imported, small_net
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -49,23 +49,10 @@ def test_calling_a_cast_net_on_symbols_twice_gives_two_graphs(arrays):
     assert np.array_equal(net(x).asnumpy(), expected)
 
 
-def test_calling_a_cast_net_on_symbols_it_does_not_read():
-    class First(gluon.HybridBlock):
-        def hybrid_forward(self, F, x, lengths):
-            return x * 2
-
-    net = amp.cast(First(), "float16")
-    symbols = [mx.sym.var(name) for name in ("x", "lengths")]
-    assert net(*symbols).list_inputs() == ["x"]
-
-
-def test_calling_a_cast_net_on_symbols_gives_all_its_outputs():
-    class Net(gluon.HybridBlock):
-        def hybrid_forward(self, F, x):
-            return x * 2, [x * 3]
-
-    net = amp.cast(Net(), "float16")
-    double, (triple,) = net(mx.sym.var("x"))
+def test_a_call_on_symbols_gives_all_outputs_of_the_symbols_that_are_read():
+    net = amp.cast(Net(lambda net, F, x, lengths: (x * 2, [x * 3])), "float16")
+    double, (triple,) = net(mx.sym.var("x"), mx.sym.var("lengths"))
+    assert double.list_inputs() == triple.list_inputs() == ["x"]
     assert [s.eval(x=nd.ones((1,)))[0].asscalar() for s in (double, triple)] == [2.0, 3.0]
 
 
@@ -210,24 +197,6 @@ def test_the_symbol_of_a_cast_net_is_saved_as_a_float32_graph(tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
 
 
-class Face(gluon.HybridBlock):
-    """A small ArcFace: a convolution, a norm, PReLU, and the cosine to each identity."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.features = nn.HybridSequential()
-            self.features.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.PReLU(), nn.Dropout(0.4))
-            self.features.add(nn.Dense(8))
-            self.weight = self.params.get("weight", shape=(5, 8))
-
-    def hybrid_forward(self, F, x, weight):
-        # the exporter knows the norm over channels only
-        embedding = F.L2Normalization(F.expand_dims(self.features(x), 2), mode="channel")
-        embedding = F.reshape(embedding, (-1, 8))
-        return F.FullyConnected(embedding, weight, num_hidden=5, no_bias=True, flatten=False)
-
-
 def test_mxnets_own_exporter_writes_an_onnx_model_of_the_masters(tmp_path, monkeypatch):
     """It fails on float16 weights and casts (deepinsight/insightface 1945)."""
     onnx = pytest.importorskip("onnx")
@@ -237,10 +206,7 @@ def test_mxnets_own_exporter_writes_an_onnx_model_of_the_masters(tmp_path, monke
     # operators as MXNet 1.9.1 writes them.
     monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: 17)
     monkeypatch.setattr(onnx.checker.DEFAULT_CONTEXT, "opset_imports", {"": 17})
-    net, x, path = Face(), images(), str(tmp_path / "net")
-    net.initialize(mx.init.Xavier())
-    amp.cast(net, "float16")
-    net(x)
+    net, x, path = amp.cast(small_net(), "float16"), images(), str(tmp_path / "net")
     trainer = amp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=128)
     with autograd.record():
         loss = net(x)[:, 0].sum()

@@ -8,6 +8,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.parameters import dtype_of
+from tests.casting.nets import AsksForTheMode
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -162,11 +163,6 @@ def test_a_copy_keeps_the_kind_of_arrays(copier):
         params = [p for p in twin.collect_params().values() if p.grad_req != "null"]
         held = [array for p in params for array in (p.data(), *p.list_grad())]
         assert {type(array) for array in held} == {mx.np.ndarray}
-
-
-class AsksForTheMode(gluon.HybridBlock):
-    def hybrid_forward(self, F, x):
-        return x * 2 if autograd.is_training() else x * 3
 
 
 def test_a_shallow_copy_shares_parameters_and_no_traces():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import POLICIES
+from tests.casting.nets import POLICIES, Net
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -71,17 +71,11 @@ def test_gradient_and_penalty_are_near_those_of_float32(policy, arrays):
 
 
 def test_other_shapes_modes_flags_and_policies():
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = nn.Dense(1, in_units=3, weight_initializer="ones")
+    def scaled(net, F, x, factor, double=False):
+        y = F.broadcast_mul(net.dense(x), factor)
+        return y * 2 if double else y
 
-        def hybrid_forward(self, F, x, factor, double=False):
-            y = F.broadcast_mul(self.dense(x), factor)
-            return y * 2 if double else y
-
-    net = Net()
+    net = Net(scaled, dense=nn.Dense(1, in_units=3, weight_initializer="ones"))
     net.initialize()
     for policy in ("float32", "float16", "bfloat16", "float32"):
         amp.cast(net, policy)

@@ -8,22 +8,20 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.classes import stock_class
-from tests.casting.nets import backward
+from tests.casting.nets import Net, backward
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 
-class Odd(gluon.HybridBlock):
+class Odd(Net):
     """A weight and two layers around code that needs more than operators."""
 
     def __init__(self, forward):
-        super().__init__()
-        self.code = forward
-        with self.name_scope():
-            self.first, self.last = nn.Dense(8, flatten=False, in_units=3), nn.Dense(2, in_units=8)
-            self.weight = self.params.get("weight", shape=(8, 8), init="ones")
+        layers = {"first": nn.Dense(8, flatten=False, in_units=3), "last": nn.Dense(2, in_units=8)}
+        super().__init__(forward, **layers)
+        self.weight = self.params.get("weight", shape=(8, 8), init="ones")
 
     def hybrid_forward(self, F, x, weight):
         return self.last(F.dot(self.code(F, self.first(x)), weight))
@@ -122,17 +120,10 @@ def test_one_warning_for_nested_blocks_and_all_modes():
 
 @pytest.mark.filterwarnings("ignore:Block")
 def test_before_shapes_are_known(arrays):
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.first = nn.Dense(8)
-                self.last = nn.Dense(2, flatten=False)
+    def forward(net, F, x):
+        return net.last(net.first(x).reshape((x.shape[0], 2, 4)))
 
-        def hybrid_forward(self, F, x):
-            return self.last(self.first(x).reshape((x.shape[0], 2, 4)))
-
-    net = Net()
+    net = Net(forward, first=nn.Dense(8), last=nn.Dense(2, flatten=False))
     net.initialize()
     amp.cast(net, "float16")
     net.hybridize(static_alloc=True)
@@ -144,22 +135,12 @@ def test_before_shapes_are_known(arrays):
 
 @pytest.mark.filterwarnings("ignore:Block")
 def test_outputs_that_gluon_does_not_trace():
-    class Net(gluon.HybridBlock):
-        def __init__(self, wrap):
-            super().__init__()
-            self.wrap = wrap
-            with self.name_scope():
-                self.dense = nn.Dense(4, in_units=3)
-
-        def hybrid_forward(self, F, x):
-            return self.wrap(self.dense(x))
-
     for wrap, key in (
         (lambda y: (y, None), 0),
         (lambda y: {"scores": y}, "scores"),
         (lambda y: (y, 4), 0),
     ):
-        net = Net(wrap)
+        net = Net(lambda net, F, x, wrap=wrap: wrap(net.dense(x)), dense=nn.Dense(4, in_units=3))
         net.initialize()
         expected = net(data())[key].asnumpy()
         amp.cast(net, "float16")

@@ -74,15 +74,6 @@ def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path):
     assert files(tmp_path) == ["f", "f/new"]
 
 
-def test_a_failed_folder_leaves_the_old_one(tmp_path):
-    with atomic.folder(tmp_path / "f") as folder:
-        (folder / "old").touch()
-    with pytest.raises(KeyboardInterrupt), atomic.folder(tmp_path / "f") as folder:
-        (folder / "new").touch()
-        raise KeyboardInterrupt
-    assert files(tmp_path) == ["f", "f/old"]
-
-
 def test_what_killed_writers_left_is_cleared(tmp_path):
     left = tmp_path / "f.unfinished"
     (left / "deep").mkdir(parents=True)
@@ -117,19 +108,38 @@ def test_a_folder_replaces_a_file_or_a_link(tmp_path):
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_the_old_folder_is_restored_if_the_second_rename_fails(tmp_path, monkeypatch):
+def fail(*arguments):
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def interrupt(monkeypatch):
+    raise KeyboardInterrupt
+
+
+def fail_in_the_second_rename(monkeypatch):
+    rename = os.rename
+    calls = {True: fail, False: rename}
+    ours = lambda source, target: calls[source.endswith(atomic.SUFFIX)](source, target)  # noqa: E731
+    monkeypatch.setattr(os, "rename", ours)
+
+
+FAILURES = {
+    "block": interrupt,
+    # `os.sync` reports no errors: a full disk or a broken one shows in `os.fsync`
+    "flush of a file": lambda monkeypatch: monkeypatch.setattr(os, "fsync", fail),
+    "second rename": fail_in_the_second_rename,
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_failure_leaves_the_old_folder(what, tmp_path, monkeypatch):
     with atomic.folder(tmp_path / "f") as folder:
         (folder / "old").touch()
-    rename = os.rename
-
-    def fail(source, target):
-        if str(source).endswith(atomic.SUFFIX):
-            raise OSError(errno.EIO, "Input/output error")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(OSError, match="Input/output"), atomic.folder(tmp_path / "f") as folder:
-        (folder / "new").touch()
+    errors = (OSError, KeyboardInterrupt)
+    with pytest.raises(errors, match="Input/output|^$"), atomic.folder(tmp_path / "f") as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "new").write_text("new")
+        FAILURES[what](monkeypatch)
     assert files(tmp_path) == ["f", "f/old"]
 
 

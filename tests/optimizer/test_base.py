@@ -40,17 +40,7 @@ def test_an_updater_accepts_weights_of_mx_np_outside_of_its_mode():
     np.testing.assert_array_equal(weight.asnumpy(), np.float16([0.5, 0.5]))
 
 
-def test_loaded_states_move_to_the_device_of_the_weight():
-    built, updater = build("adam")
-    updater([0], [nd.ones((2,), dtype="float16")], [nd.ones((2,), dtype="float16")])
-    again = mx.optimizer.get_updater(built)
-    again.set_states(updater.get_states())
-    weight = nd.ones((2,), ctx=mx.cpu(1), dtype="float16")
-    again([0], [nd.ones((2,), ctx=mx.cpu(1), dtype="float16")], [weight])
-    assert all(part.context == mx.cpu(1) for part in again.states[0])
-
-
-def test_states_have_one_layout_and_pickle():
+def test_states_have_one_layout_pickle_and_move_to_the_device_of_the_weight():
     momentum = {"momentum": 0.9}
     for name, params, arrays in [("sgd", {}, 0), ("nag", momentum, 1), ("lars", momentum, 1)]:
         for dtype in ("float16", "float32"):
@@ -58,10 +48,13 @@ def test_states_have_one_layout_and_pickle():
             updater([0], [nd.ones((2,), dtype=dtype)], [nd.ones((2,), dtype=dtype)])
             again = mx.optimizer.get_updater(built)
             again.set_states(updater.get_states())
+            there = [nd.ones((2,), ctx=mx.cpu(1), dtype=dtype) for _ in range(2)]
+            again([0], there[:1], there[1:])
             master, *rest = state = again.states[0]
             assert type(state) is tuple
             assert (master is None) == (dtype == "float32")
             assert [one.dtype for one in rest] == [np.float32] * arrays
+            assert {one.context for one in state if one is not None} <= {mx.cpu(1)}
             assert isinstance(pickle.loads(updater.get_states(dump_optimizer=True))[1], type(built))
 
 

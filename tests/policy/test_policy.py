@@ -7,21 +7,20 @@ import gluon_amp as amp
 from gluon_amp.policy import PRESETS, Policy
 
 
-@pytest.mark.parametrize(
-    "name, param, compute",
-    [
-        ("float32", "float32", "float32"),
-        ("float16", "float16", "float16"),
-        ("mixed_float16", "float32", "float16"),
-        ("bfloat16", "float32", "bfloat16"),
-        ("mixed_bfloat16", "float32", "bfloat16"),
-    ],
-)
-def test_presets(name, param, compute):
-    policy = Policy.parse(name)
-    assert (policy.param_dtype, policy.compute_dtype) == (param, compute)
-    assert policy.output_dtype == "float32"  # under every preset
-    assert policy == Policy(name) == Policy(*PRESETS[name])
+def test_presets():
+    dtypes = {
+        name: (p.param_dtype, p.compute_dtype) for name, p in zip(PRESETS, map(Policy, PRESETS))
+    }
+    assert dtypes == {
+        "float32": ("float32", "float32"),
+        "float16": ("float16", "float16"),
+        "mixed_float16": ("float32", "float16"),
+        "bfloat16": ("float32", "bfloat16"),
+        "mixed_bfloat16": ("float32", "bfloat16"),
+    }
+    for name, fields in PRESETS.items():
+        assert Policy.parse(name) == Policy(name) == Policy(*fields)
+        assert Policy(name).output_dtype == "float32"
 
 
 def test_a_string_is_parsed_and_leaves_out_what_is_float32():

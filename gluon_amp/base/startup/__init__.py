@@ -12,10 +12,7 @@ MXNET_MISSING = (
 def import_mxnet() -> None:
     """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
 
-    Raises
-    ------
-    ImportError
-        One sentence that names the package to install, or the system library that is missing.
+    An `ImportError` is one sentence: the package to install, or the system library that is missing.
     """
     cuda_libraries.preload()
     compat.restore_numpy_aliases()

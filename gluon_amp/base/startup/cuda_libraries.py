@@ -9,6 +9,7 @@ The sonames are those that `readelf -d libmxnet.so` prints for the two wheels, i
 they depend on each other. libnvrtc is added because cuDNN searches for it outside of its package.
 """
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -16,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import List, NamedTuple, Optional
 
-WHEELS = ("mxnet", "mxnet-cu112", "mxnet-cu117")
 CUDA_WHEELS = ("mxnet-cu112", "mxnet-cu117")
+WHEELS = ("mxnet", *CUDA_WHEELS)
 DRIVER = "libcuda.so.1"
 
 
@@ -46,25 +47,18 @@ LIBRARIES = (
 
 def installed_wheels() -> List[str]:
     """Return the names of the installed wheels of MXNet, as in ['mxnet-cu117']."""
-    return [name for name in WHEELS if _is_installed(name)]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    found = []
+    for name in WHEELS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.distribution(name)
+            found.append(name)
+    return found
 
 
 def preload() -> None:
     """Load the libraries that the installed wheel is linked against; none for the CPU wheel.
 
-    Raises
-    ------
-    ImportError
-        Two wheels of MXNet are installed, or a library or the driver is missing. The message is
-        one sentence with the fix.
+    Two wheels, a missing library and a missing driver are an `ImportError` that names the fix.
     """
     if "mxnet" in sys.modules:
         return
