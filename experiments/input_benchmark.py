@@ -16,7 +16,7 @@ from experiments import pages
 from gluon_amp.base.hardware import count_processors, cpu_flags, cpu_name
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import Parser, output_file, status_of, whole
-from gluon_amp.training.data import DataError, Preprocessing, RecordFiles, open_records
+from gluon_amp.training.data import Preprocessing, RecordFiles, open_records
 from gluon_amp.training.data.imagenet_transforms import AREA, ASPECT, JITTER, LIGHTING, MEAN, STD
 from gluon_amp.training.data.input_speed import Batches, images_per_second, training_batches
 from gluon_amp.training.data.synthetic import write_synthetic_records
@@ -56,10 +56,7 @@ def run(options: argparse.Namespace, command: str) -> None:
         size = write_synthetic_records(folder, "train", options.images, 1, options.side)
         write_synthetic_records(folder, "val", 1, 1, options.side)
         paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
-        try:
-            speeds = compare(RecordFiles(*paths), options)
-        except DataError as error:
-            raise UsageError(str(error)) from None
+        speeds = compare(RecordFiles(*paths), options)
     page = parts(options, speeds, size, command)
     print("\n\n".join(page.values()))
     if options.output:
@@ -69,14 +66,12 @@ def run(options: argparse.Namespace, command: str) -> None:
 def compare(files: RecordFiles, options: argparse.Namespace) -> Dict[str, List[float]]:
     """Return images per second of each reader in each round, on the same records.
 
-    Each reads the images for training. gluon_amp is measured with the requested number of threads,
-    and with as many as ImageRecordIter uses. Every round reverses the order of the readers.
-    Fewer images than in a batch are a `DataError`.
+    Every round reverses the order of the readers. Fewer images than in a batch are a `UsageError`.
     """
     source = open_records(files, preprocessing=Preprocessing(options.pixels))
     batch_size, workers = options.batch_size, options.num_workers
     if source.train_images < batch_size:
-        raise DataError(
+        raise UsageError(
             f"{files.train} has {source.train_images} images, fewer than a batch of {batch_size}, "
             "which ImageRecordIter does not support: use a smaller batch."
         )
@@ -95,9 +90,7 @@ def compare(files: RecordFiles, options: argparse.Namespace) -> Dict[str, List[f
 def record_iter_batches(
     files: RecordFiles, batch_size: int, size: int, num_workers: int
 ) -> Batches:
-    """Yield batches of MXNet's `ImageRecordIter` endlessly, with GluonCV's augmentation.
-
-    The reader overwrites the memory of a batch with later ones.
+    """Yield batches of MXNet's `ImageRecordIter` endlessly; later ones overwrite them.
 
     Source of the settings: gluon-cv ``train_imagenet.py``, ``get_data_rec``, with the areas and
     aspect ratios of its folder transforms.

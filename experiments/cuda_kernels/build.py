@@ -75,7 +75,9 @@ def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     for function in functions:
         if not re.search(rf"\b{function}\(", defined) and f"({function})" not in defined:
             creates = re.search(r"Create(?!Program)", function)
-            sets = re.search(r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer", function)
+            sets = re.search(
+                r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer|Synchronize", function
+            )
             form = CREATES if creates else SETS if sets else CALLS
             lines.append(form.format(function))
     others = folder / f"{name}_others.cc"

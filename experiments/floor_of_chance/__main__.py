@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 from experiments import pages
 from experiments.benchmarks.report import machine
@@ -18,14 +18,7 @@ from experiments.floor_of_chance.compare import QUANTITIES, Results, read_trace
 from experiments.floor_of_chance.page import draw, parts
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.command_line import (
-    Parser,
-    natural,
-    path,
-    positive_int,
-    split_at_dashes,
-    status_of,
-)
+from gluon_amp.training.command_line import Parser, path, positive_int, split_at_dashes, status_of
 from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
@@ -34,29 +27,27 @@ from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
 WORDS = "results/floor/digits.md"
 
 
-def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
-    """Return the options, and the arguments after ``--``, which are for the runs."""
-    own, for_runs = split_at_dashes(arguments)
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options."""
     parser = Parser(prog="floor_of_chance", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
     count = {"type": positive_int, "metavar": "N"}
     add("--seeds", default=8, help="pairs of runs of each row (default: %(default)s)", **count)
-    add("--first-seed", default=0, type=natural, metavar="SEED", help="default: %(default)s")
     add("--batch-size", default=64, help="default: %(default)s", **count)
     add("--parallel", default=1, help="runs at a time (default: %(default)s)", **count)
     text = "for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)"
     add("--output", type=path, default=Path("results/floor"), metavar="DIR", help=text)
-    return parser.parse_args(own), for_runs
+    return parser.parse_args(arguments)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train all pairs and write the page, its values and its figure; return the status."""
-    options, extra = parse(arguments)
+    own, extra = split_at_dashes(arguments)  # the options behind them are for the runs
+    options = parse(own)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the runs: sums depend on the threads
     target = options.output / options.dataset  # the folder of the runs; files add a suffix
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    by_seed = jobs(options.dataset, target, seeds, options.batch_size, extra)
+    by_seed = jobs(options.dataset, target, range(options.seeds), options.batch_size, extra)
     try:
         with interruptible(), alone_in(target) as lock:
             runner = Runner(options.parallel, lock)

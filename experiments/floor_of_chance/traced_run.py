@@ -55,9 +55,6 @@ def run(arguments: Sequence[str]) -> None:
     shutil.rmtree(recipe.save_dir)
 
 
-# ------------------------------------------------------------------------------- initial weights
-
-
 def disturbed(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return float32 values of which each is moved to a neighbour, up or down with equal odds."""
     direction = np.where(generator.random(values.shape) < 0.5, -np.inf, np.inf)
@@ -77,18 +74,11 @@ def write_initial_weights(training: ImageTraining, path: Path, disturb: bool) ->
     training.engine.net.save_parameters(str(path))
 
 
-# ------------------------------------------------------------------------------------- the trace
-
-
 def traced(training: ImageTraining) -> Dict[str, np.ndarray]:
-    """Return what a finished run was at the start and after each epoch.
+    """Return what a finished run was at the start and after each epoch: labels and outputs.
 
-    Returns
-    -------
-    dict
-        ``labels``, int64 (images,), and ``outputs``, float32 (1 + epochs, images, classes), of the
-        validation images; ``weights``, float32 (1 + epochs, weights): all trained parameters, the
-        masters where there are masters.
+    ``outputs`` are float32 (1 + epochs, validation images, classes), and ``weights`` float32
+    (1 + epochs, weights): all trained parameters, the masters where there are masters.
     """
     states = [_state(training)]
     for position, path in training.checkpoints.existing():

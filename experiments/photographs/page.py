@@ -127,11 +127,9 @@ def costs(results: Results) -> str:
 
 @styled()
 def draw(values: pages.Values, path: Path) -> None:
-    """Write a PNG with a row of panels for each metric.
+    """Write a PNG: for each metric all folds with their means, and a forest plot of differences.
 
-    The left panel has a point for each fold and a line for each mean. The right one is a forest
-    plot: the differences from float32 with their intervals, and each row's margin as a band. If
-    matplotlib is not installed, that is a `UsageError`.
+    The forest plot has the intervals of the differences from float32, and the margins as bands.
     """
     results = restored(values)
     figure = new_figure(10, 8)

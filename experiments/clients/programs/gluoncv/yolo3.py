@@ -1,10 +1,6 @@
 """YOLOv3 with prefetched targets, after GluonCV's scripts/detection/yolo/train_yolo3.py."""
 
-import json
-import os
-import time
-
-import numpy as np
+from experiments.clients.shared import batches, image_of_a_box, losses, report, seed_all
 
 import gluoncv
 import mxnet as mx
@@ -13,27 +9,15 @@ from gluoncv.data.transforms.presets.yolo import YOLO3DefaultTrainTransform
 from gluoncv.utils import LRScheduler
 from mxnet import autograd, gluon
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-gluoncv.utils.random.seed(SEED)
+seed_all()
 
 PIXELS, BATCH, CLASSES = 96, 8, ["square", "bar"]
-
-
-def make_image():
-    """Return an image of noise with a bright square or bar, and its label: a box and a class."""
-    image = np.random.randint(0, 100, (PIXELS, PIXELS, 3))
-    kind = np.random.randint(2)
-    size = np.random.randint(24, 49)
-    width, height = (size, size) if kind == 0 else (size, size // 2)
-    x, y = np.random.randint(0, PIXELS - width), np.random.randint(0, PIXELS - height)
-    image[y : y + height, x : x + width] += 150
-    return mx.nd.array(image, dtype="uint8"), np.array([[x, y, x + width, y + height, kind]])
 
 
 ctx = [mx.cpu()]
 net = gluoncv.model_zoo.yolo3_mobilenet0_25_custom(CLASSES, pretrained_base=False)
 net.initialize()
-dataset = gluon.data.SimpleDataset([make_image() for _ in range(64)])
+dataset = gluon.data.SimpleDataset([image_of_a_box(PIXELS, 24, 49) for _ in range(64)])
 train_data = gluon.data.DataLoader(
     dataset.transform(YOLO3DefaultTrainTransform(PIXELS, PIXELS, net)),
     BATCH,
@@ -48,28 +32,21 @@ optimizer_params = {"wd": 0.0005, "momentum": 0.9, "lr_scheduler": lr_scheduler}
 trainer = gluon.Trainer(net.collect_params(), "sgd", optimizer_params)
 net.hybridize()
 
-losses, seconds = [], []
-while len(losses) < STEPS:
-    for batch in train_data:
-        start = time.time()
-        data = gluon.utils.split_and_load(batch[0], ctx_list=ctx, batch_axis=0)
-        fixed_targets = [
-            gluon.utils.split_and_load(batch[part], ctx_list=ctx, batch_axis=0)
-            for part in range(1, 6)
-        ]
-        gt_boxes = gluon.utils.split_and_load(batch[6], ctx_list=ctx, batch_axis=0)
-        sum_losses = []
-        with autograd.record():
-            for i, x in enumerate(data):
-                obj_loss, center_loss, scale_loss, cls_loss = net(
-                    x, gt_boxes[i], *[targets[i] for targets in fixed_targets]
-                )
-                sum_losses.append(obj_loss + center_loss + scale_loss + cls_loss)
-            autograd.backward(sum_losses)
-        trainer.step(BATCH)
-        losses.append(sum(loss.mean().asscalar() for loss in sum_losses))
-        seconds.append(time.time() - start)
-        if len(losses) == STEPS:
-            break
+for batch in batches(train_data):
+    data = gluon.utils.split_and_load(batch[0], ctx_list=ctx, batch_axis=0)
+    fixed_targets = [
+        gluon.utils.split_and_load(batch[part], ctx_list=ctx, batch_axis=0) for part in range(1, 6)
+    ]
+    gt_boxes = gluon.utils.split_and_load(batch[6], ctx_list=ctx, batch_axis=0)
+    sum_losses = []
+    with autograd.record():
+        for i, x in enumerate(data):
+            obj_loss, center_loss, scale_loss, cls_loss = net(
+                x, gt_boxes[i], *[targets[i] for targets in fixed_targets]
+            )
+            sum_losses.append(obj_loss + center_loss + scale_loss + cls_loss)
+        autograd.backward(sum_losses)
+    trainer.step(BATCH)
+    losses.append(sum(loss.mean().asscalar() for loss in sum_losses))
 
-print(json.dumps({"losses": [float(x) for x in losses], "step_seconds": np.median(seconds[3:])}))
+report()
