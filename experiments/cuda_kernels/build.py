@@ -73,7 +73,7 @@ def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     defined = own.read_text() if own.exists() else ""
     lines = [HEAD]
     for function in functions:
-        if not re.search(rf"\b{function}\(", defined) and f"({function})" not in defined:
+        if not re.search(rf"\b{function}\(|\({function}[,)]", defined):
             creates = re.search(r"Create(?!Program)", function)
             sets = re.search(
                 r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer|Synchronize", function

@@ -68,37 +68,31 @@ def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
 
     A run that failed, such as one that diverged, is a `UsageError`.
     """
-    reference: Dict[str, Any] = {}
-    rows: Dict[str, Dict[str, Any]] = {
-        row.name: {"label": row.label, "seeds": {}} for row in COMPARED
-    }
+    reference = {"label": REFERENCE.label, "seeds": {}}
+    rows = {row.name: {"label": row.label, "seeds": {}} for row in COMPARED}
     same = True
     for seed, (first, *others) in by_seed.items():
         record, original = _finished(first), read_trace(first.folder / TRACE)
-        reference[str(seed)] = {**_scores(first, original), "skipped_steps": record.skipped}
+        reference["seeds"][str(seed)] = _scores(first, original)
         for job in others:
-            skipped, trace = _finished(job).skipped, read_trace(job.folder / TRACE)
-            if job.configuration.name not in rows:
+            trace = read_trace(job.folder / TRACE)
+            if job.configuration.name in rows:
+                found = {**compare.distances(trace, original), **_scores(job, trace)}
+                rows[job.configuration.name]["seeds"][str(seed)] = found
+            else:
                 same = same and compare.identical(trace, original)
-                continue
-            rows[job.configuration.name]["seeds"][str(seed)] = {
-                **compare.distances(trace, original),
-                **_scores(job, trace),
-                "skipped_steps": skipped,
-            }
     return {
         "data": record.data,
         "model": record.model,
         "hardware": record.hardware,
         "batch": first.configuration.batch,
         "epochs": len(record.errors),
-        "weights_compared": original["weights"].shape[1],
         "parallel": parallel,
         "about": machine(int(os.environ["OMP_NUM_THREADS"])),
         "margins": {quantity.name: quantity.margin for quantity in QUANTITIES},
         "seeds": [str(seed) for seed in by_seed],
         "identical": same,
-        "reference": {"label": REFERENCE.label, "seeds": reference},
+        "reference": reference,
         "rows": rows,
     }
 
@@ -113,8 +107,8 @@ def _finished(job: Job) -> RunRecord:
 def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
     return {
         "top1": compare.top1(trace).tolist(),
-        "own_cross_entropy": compare.cross_entropies(trace).tolist(),
         "seconds": read_json(job.folder / SUMMARY)["train_seconds"],
+        "skipped_steps": _finished(job).skipped,
     }
 
 
