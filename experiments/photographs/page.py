@@ -10,7 +10,6 @@ from gluon_amp.inspection.figures import BAND, COLOURS, SUPPORT
 from gluon_amp.training.tables.figure import SPREAD, draw_difference, new_figure, styled
 from gluon_amp.training.tables.render import difference
 from gluon_amp.training.tables.statistics import (
-    CROSS_ENTROPY_MARGIN,
     Comparison,
     compare_pairs,
     spread,
@@ -38,7 +37,6 @@ METRICS = {
 # Smaller differences count as none. They were set before the run: those of the other tables, or the
 # smallest multiples of them that the folds of a row show with a power of 80 %, by the standard
 # deviations of the differences in docs/results/photographs/pilot.csv.
-SMALLEST = {"accuracy": 0.5, "cross_entropy": CROSS_ENTROPY_MARGIN}
 MARGINS = {
     HEAD.label: {"accuracy": 0.5, "cross_entropy": 0.01},
     ALL.label: {"accuracy": 1.5, "cross_entropy": 0.02},
