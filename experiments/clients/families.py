@@ -75,8 +75,7 @@ def gluoncv(
 NAG = 'net.collect_params(), "nag", optimizer_params'
 SGD = 'net.collect_params(), "sgd", optimizer_params'
 EACH = Edit("part.backward()", "trainer.backward(part)")
-SSD = Edit("autograd.backward(sum_loss)", "trainer.backward(sum_loss)")
-YOLO = Edit("autograd.backward(sum_losses)", "trainer.backward(sum_losses)")
+DETECTION = Edit("autograd.backward(sum_losses)", "trainer.backward(sum_losses)")
 RCNN = Edit("total_loss.backward()", "self._optimizer.backward(total_loss)")
 # GluonCV's loss ignores its head gradient, so that no loss scale reaches the gradients
 SEGMENTATION = gluoncv(
@@ -93,8 +92,8 @@ GLUONCV = Family(
     cases=[
         Case("cifar_resnet20", "cifar.py", gluoncv(NAG, EACH)),
         Case("mobilenet", "mobilenet.py", gluoncv(NAG, EACH)),
-        Case("ssd", "ssd.py", gluoncv(SGD, SSD)),
-        Case("yolo3", "yolo3.py", gluoncv(SGD, YOLO)),
+        Case("ssd", "detection.py", gluoncv(SGD, DETECTION)),
+        Case("yolo3", "detection.py", gluoncv(SGD, DETECTION)),
         Case(
             "faster_rcnn",
             "faster_rcnn.py",
