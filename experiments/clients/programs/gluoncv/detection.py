@@ -24,7 +24,7 @@ def ssd_losses(data, cls_targets, box_targets):
         cls_pred, box_pred, _ = net(x)
         cls_preds.append(cls_pred)
         box_preds.append(box_pred)
-    sum_loss, cls_loss, box_loss = mbox_loss(cls_preds, box_preds, cls_targets, box_targets)
+    sum_loss, _, _ = mbox_loss(cls_preds, box_preds, cls_targets, box_targets)
     return sum_loss
 
 
