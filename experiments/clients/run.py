@@ -14,7 +14,6 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.clients.cases import Case, Family, apply
-from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.tables.machine import describe_cpu
 
@@ -110,10 +109,8 @@ def write(job: Job, python: Path, folder: Path) -> None:
 
 
 def site_packages(python: Path) -> Path:
-    """Return the folder of the packages that are installed for an interpreter."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, check=True)
-    return Path(os.fsdecode(done.stdout.strip()))
+    """Return the folder of the packages of a virtual environment."""
+    return next(Path(python).parents[1].glob("lib/python3.*/site-packages"))
 
 
 def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
@@ -123,15 +120,11 @@ def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
         # MXNet's errors end with a stack trace of C++
         named = [line for line in lines if "Error" in line.split(":")[0]] or lines
         return {"error": named[-1].strip()[:LONGEST_ERROR]}
-    try:
-        result = json.loads(output.strip().splitlines()[-1])
-        losses = [float(f"{loss:.6g}") for loss in result["losses"]]
-        seconds = result["step_seconds"]
-    except (IndexError, KeyError, TypeError, ValueError):
-        return {"error": "the last line is no JSON with losses and step_seconds"}
+    result = json.loads(output.strip().splitlines()[-1])
+    losses = [float(f"{loss:.6g}") for loss in result["losses"]]
     if len(losses) != steps:
         return {"error": f"has {len(losses)} losses, expected {steps}"}
-    return {"losses": losses, "step_seconds": seconds, "extra": result.get("extra", {})}
+    return {"losses": losses, "step_seconds": result["step_seconds"], "extra": result["extra"]}
 
 
 class Records:
@@ -141,10 +134,7 @@ class Records:
         self._path = path
         self._runs: Dict[Tuple, Dict[str, Any]] = {}
         if path.exists():
-            try:
-                self._runs = {_key(run): run for run in json.loads(path.read_text())["runs"]}
-            except (KeyError, TypeError, ValueError) as error:
-                raise UsageError(f"{path} is not a file of results: {error!r}.") from None
+            self._runs = {_key(run): run for run in json.loads(path.read_text())["runs"]}
 
     def find(self, job: Job) -> Optional[Dict[str, Any]]:
         """Return the record of a run, or None if there is none of this very program."""

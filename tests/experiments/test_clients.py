@@ -57,7 +57,8 @@ def test_a_loss_is_within_the_spread_of_three_seeds(losses, difference, within):
 PROGRAM = """
 import json, os
 loss = 1 + int(os.environ["SEED"])
-print(json.dumps({"losses": [loss] * int(os.environ["STEPS"]), "step_seconds": 0.5}))
+losses = [loss] * int(os.environ["STEPS"])
+print(json.dumps({"losses": losses, "step_seconds": 0.5, "extra": {}}))
 """
 
 
