@@ -1,7 +1,7 @@
 """The parts of docs/results/photographs/photographs.md, and its figure: every fold, compared."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple
 
 from experiments import pages
 from experiments.photographs.fits import ALL, HEAD, ROWS, SCRATCH, SIZE, Row
@@ -14,9 +14,6 @@ from gluon_amp.training.tables.statistics import (
     compare_pairs,
     spread,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Results = Dict[Row, Dict[int, Dict[str, Any]]]  # by row and by the seed of the fold
 
@@ -138,7 +135,7 @@ def draw(values: pages.Values, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
+def _draw_folds(axes: Any, results: Results, metric: str) -> None:
     for number, row in enumerate(ROWS):
         values: List[float] = [fold[metric] for _, fold in sorted(results[row].items())]
         step = 2 * SPREAD / max(1, len(values) - 1)
@@ -154,7 +151,7 @@ def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
+def _draw_differences(axes: Any, results: Results, metric: str) -> None:
     """Draw the differences between dtypes; that of training from scratch is far outside."""
     furthest = 0.0
     for number, row in enumerate(ROWS):
