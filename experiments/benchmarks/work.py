@@ -169,12 +169,7 @@ def update(case: Case) -> Callable[[], None]:
     return one_by_one
 
 
-WORK = {
-    "train": train,
-    "infer": infer,
-    "check": check,
-    "update": update,
-}
+WORK = {"train": train, "infer": infer, "check": check, "update": update}
 
 
 def build(options: Dict[str, Any]) -> Built:

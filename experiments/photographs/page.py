@@ -9,11 +9,7 @@ from experiments.photographs.stamps import CATEGORIES
 from gluon_amp.inspection.figures import BAND, COLOURS, SUPPORT
 from gluon_amp.training.tables.figure import SPREAD, draw_difference, new_figure, styled
 from gluon_amp.training.tables.render import difference
-from gluon_amp.training.tables.statistics import (
-    Comparison,
-    compare_pairs,
-    spread,
-)
+from gluon_amp.training.tables.statistics import Comparison, compare_pairs, spread
 
 Results = Dict[Row, Dict[int, Dict[str, Any]]]  # by row and by the seed of the fold
 
