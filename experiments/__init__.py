@@ -19,7 +19,6 @@ NAME                 make target        what it does
 `pins`               `make lint`        resolves the pins of constraints.txt for each Python
 `redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
-`tensor_cores`                          compares the emulation of float16 with a GPU, bit by bit
 `weights`            `make weights`     counts the files and lines of each part
 `wire`               `make wire`        adds gradients in 16 bits, and simulates many workers
 `zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV

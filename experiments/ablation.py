@@ -18,7 +18,7 @@ import numpy as np
 import gluon_amp as amp
 from experiments import pages
 from gluon_amp.inspection.figures import BROKEN, COLOURS
-from gluon_amp.training.command_line import Parser, path, positive, positive_int, status_of
+from gluon_amp.training.command_line import Parser, path, positive_int, status_of
 from gluon_amp.training.data.digits import load_digits
 from gluon_amp.training.tables.figure import new_figure, styled
 from gluon_amp.training.tables.machine import describe_cpu, versions
@@ -30,6 +30,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
 MOMENTUM, BATCH = 0.9, 64
+MARGIN = 1.0  # points; smaller differences from float32 count as none
 LINES = ("-", "--", ":", "-")  # of the rows of a study
 LOSS_WEIGHT = 2.0**-22
 SUMS_IN_FLOAT16 = amp.Policy.parse("float16").pin(ops=["square", "sum"], dtype="float16")
@@ -110,21 +111,17 @@ STUDIES = (
 )
 
 
-def data(study: Study) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
-    """Return training and validation digits as float32 rows of pixels, and labels."""
-
-    def flat(images: np.ndarray, labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        pixels = images[:, ::2, ::2].reshape(len(images), -1).astype(np.float32)
-        return (pixels if study.unit_length else pixels / 127.5 - 1), labels
-
-    train, val = load_digits()
-    return flat(*train), flat(*val)
+def rows_of(study: Study, images: np.ndarray) -> np.ndarray:
+    """Return images as float32 rows of pixels."""
+    pixels = images[:, ::2, ::2].reshape(len(images), -1).astype(np.float32)
+    return pixels if study.unit_length else pixels / 127.5 - 1
 
 
 def train(study: Study, row: Row, seed: int) -> Dict[str, Any]:
     """Return the top-1 errors in percent by epoch, and the number of skipped steps."""
     mx.random.seed(seed)
-    (images, labels), (val_images, val_labels) = data(study)
+    (images, labels), (val_images, val_labels) = load_digits()
+    images, val_images = rows_of(study, images), rows_of(study, val_images)
     net = dense(study)
     net.initialize(mx.init.Xavier())
     net(nd.array(images[:1]))
@@ -158,13 +155,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = Parser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--seeds", type=positive_int, default=16, metavar="N", help="default: %(default)s")
-    add(
-        "--margin",
-        type=positive,
-        default=1.0,
-        metavar="POINTS",
-        help="smaller differences from float32 count as none (default: %(default)s)",
-    )
     add("--output", type=path, metavar="DIR", help="write ablation.md, .json and .png there")
     options = parser.parse_args(arguments)
     return status_of("ablation.py", lambda: run(options))
@@ -178,7 +168,7 @@ def run(options: argparse.Namespace) -> None:
         "machine": describe_cpu(),
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
-        "margin": options.margin,
+        "margin": MARGIN,
         "command": f"python -m experiments.ablation --seeds {options.seeds}{output}",
         "studies": {
             study.title: {

@@ -38,9 +38,8 @@ def prepare(
 ) -> Path:
     """Return the Python of an environment; make it if it is new, or made from something else.
 
-    The text of the requirements says what it was made from. `installs` has the arguments of ``pip
-    install``, one call after the other, to whose environment the variables are added. What cannot
-    be installed is a `UsageError`, which names the last part of the folder.
+    `installed_from` is the text of the requirements, and `installs` has the arguments of each call
+    of ``pip install``. What cannot be installed is a `UsageError`.
     """
     stamp, python = folder / STAMP, folder / "bin" / "python"
     text = f"python {version}\n{installed_from}"

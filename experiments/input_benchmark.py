@@ -1,10 +1,8 @@
 """Measure the input pipeline against MXNet's ImageRecordIter, on synthetic JPEGs.
 
-python -m experiments.input_benchmark
 python -m experiments.input_benchmark --output docs/benchmarks/input.md
 """
 
-import argparse
 import datetime
 import sys
 import tempfile
@@ -14,9 +12,8 @@ from typing import Dict, List, Optional, Sequence
 
 from experiments import pages
 from gluon_amp.base.hardware import count_processors, cpu_flags, cpu_name
-from gluon_amp.base.messages import UsageError
-from gluon_amp.training.command_line import Parser, output_file, status_of, whole
-from gluon_amp.training.data import DataError, Preprocessing, RecordFiles, open_records
+from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of
+from gluon_amp.training.data import Preprocessing, RecordFiles, open_records
 from gluon_amp.training.data.imagenet_transforms import AREA, ASPECT, JITTER, LIGHTING, MEAN, STD
 from gluon_amp.training.data.input_speed import Batches, images_per_second, training_batches
 from gluon_amp.training.data.synthetic import write_synthetic_records
@@ -24,80 +21,60 @@ from gluon_amp.training.tables.machine import versions
 
 import mxnet as mx
 
+IMAGES, SIDE = 2048, 256  # the number of JPEGs, and their height and width
+PIXELS = 224  # after augmentation
+BATCH, BATCHES = 64, 24  # images in a batch, and batches in a round
+THREADS = count_processors()  # that either reader is asked to use
+
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Write the images, measure, and print the tables; return the status of the process."""
+    """Read the command line and run it; return the status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    for flag, default, maximum, text in (
-        ("--images", 2048, None, "number of JPEGs"),
-        ("--side", 256, 8192, "their height and width"),
-        ("--pixels", 224, 8192, "height and width after augmentation"),
-        ("--batch-size", 64, None, "images in a batch"),
-        ("--batches", 24, None, "batches in a round"),
-        ("--rounds", 5, None, "rounds, of which the median counts"),
-        ("--num-workers", count_processors(), 1024, "threads of either reader"),
-    ):
-        parser.add_argument(flag, type=whole(1, maximum), default=default, metavar="N", help=text)
+    parser = Parser(description=__doc__.splitlines()[0])
+    rounds = "rounds, of which the median counts (default: %(default)s)"
+    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help=rounds)
     output = "also write the page to this file, whose name ends in .md"
     parser.add_argument("--output", type=output_file, metavar="FILE", help=output)
     options = parser.parse_args(arguments)
     command = " ".join(["python -m experiments.input_benchmark", *arguments])
-    return status_of("input_benchmark.py", lambda: run(options, command))
+    return status_of("input_benchmark.py", lambda: run(options.rounds, options.output, command))
 
 
-def run(options: argparse.Namespace, command: str) -> None:
+def run(rounds: int, output: Optional[Path], command: str) -> None:
     """Write the images, measure, print the parts of the page, and write the page."""
     with tempfile.TemporaryDirectory(prefix="gluon_amp_input_") as name:
         folder = Path(name)
-        size = write_synthetic_records(folder, "train", options.images, 1, options.side)
-        write_synthetic_records(folder, "val", 1, 1, options.side)
+        size = write_synthetic_records(folder, "train", IMAGES, 1, SIDE)
+        write_synthetic_records(folder, "val", 1, 1, SIDE)
         paths = (folder / file for file in ("train.rec", "train.idx", "val.rec", "val.idx"))
-        try:
-            speeds = compare(RecordFiles(*paths), options)
-        except DataError as error:
-            raise UsageError(str(error)) from None
-    page = parts(options, speeds, size, command)
+        page = parts(compare(RecordFiles(*paths), rounds), size, command)
     print("\n\n".join(page.values()))
-    if options.output:
-        pages.write(options.output.with_suffix(""), "benchmarks/input.md", page)
+    if output:
+        pages.write(output.with_suffix(""), "benchmarks/input.md", page)
 
 
-def compare(files: RecordFiles, options: argparse.Namespace) -> Dict[str, List[float]]:
+def compare(files: RecordFiles, rounds: int) -> Dict[str, List[float]]:
     """Return images per second of each reader in each round, on the same records.
 
-    Each reads the images for training. gluon_amp is measured with the requested number of threads,
-    and with as many as ImageRecordIter uses. Every round reverses the order of the readers.
-    Fewer images than in a batch are a `DataError`.
+    Every round reverses the order of the readers.
     """
-    source = open_records(files, preprocessing=Preprocessing(options.pixels))
-    batch_size, workers = options.batch_size, options.num_workers
-    if source.train_images < batch_size:
-        raise DataError(
-            f"{files.train} has {source.train_images} images, fewer than a batch of {batch_size}, "
-            "which ImageRecordIter does not support: use a smaller batch."
-        )
+    source = open_records(files, preprocessing=Preprocessing(PIXELS))
     readers = {
-        "ours": lambda: training_batches(source, batch_size, workers),
-        "same_threads": lambda: training_batches(source, batch_size, record_iter_threads(workers)),
-        "theirs": lambda: record_iter_batches(files, batch_size, options.pixels, workers),
+        "ours": lambda: training_batches(source, BATCH, THREADS),
+        "same_threads": lambda: training_batches(source, BATCH, record_iter_threads(THREADS)),
+        "theirs": lambda: record_iter_batches(files, BATCH, PIXELS, THREADS),
     }
     speeds: Dict[str, List[float]] = {name: [] for name in readers}
-    for number in range(options.rounds):
+    for number in range(rounds):
         for name in sorted(readers, reverse=number % 2 == 1):
-            speeds[name].append(images_per_second(readers[name](), options.batches))
+            speeds[name].append(images_per_second(readers[name](), BATCHES))
     return speeds
 
 
 def record_iter_batches(
     files: RecordFiles, batch_size: int, size: int, num_workers: int
 ) -> Batches:
-    """Yield batches of MXNet's `ImageRecordIter` endlessly, with GluonCV's augmentation.
-
-    The reader overwrites the memory of a batch with later ones.
+    """Yield batches of MXNet's `ImageRecordIter` endlessly; later ones overwrite them.
 
     Source of the settings: gluon-cv ``train_imagenet.py``, ``get_data_rec``, with the areas and
     aspect ratios of its folder transforms.
@@ -139,27 +116,23 @@ def record_iter_threads(requested: int) -> int:
     return min(requested, max(count_processors() // 2 - 1, 1))
 
 
-def parts(
-    options: argparse.Namespace, speeds: Dict[str, List[float]], size: float, command: str
-) -> pages.Parts:
+def parts(speeds: Dict[str, List[float]], size: float, command: str) -> pages.Parts:
     """Return the parts of the page; `size` is that of a JPEG in bytes."""
     columns = list(speeds.values())
     columns.append([a / b for a, b in zip(speeds["ours"], speeds["theirs"])])
     forms = (".0f", ".0f", ".0f", ".2f")
     rows = [[f"{n}", *map(format, row, forms)] for n, row in enumerate(zip(*columns), 1)]
     rows.append([f"**{cell}**" for cell in ("median", *map(format, map(median, columns), forms))])
-    threads = record_iter_threads(options.num_workers)
-    head = ["Images/s in round", f"gluon_amp, threads: {options.num_workers}"]
+    threads = record_iter_threads(THREADS)
+    head = ["Images/s in round", f"gluon_amp, threads: {THREADS}"]
     head += [f"threads: {threads}", "ImageRecordIter", "Speed"]
     avx512 = ", AVX512" if "avx512f" in cpu_flags() else ""
     cpu = f"{count_processors()} processors, {cpu_name().replace('(R)', '')}{avx512}"
     return {
-        "workers": f"{options.num_workers} threads requested",
+        "workers": f"{THREADS} threads requested",
         "threads": f"{threads}",
-        "input": f"{options.images} JPEGs of {options.side}×{options.side} pixels, "
-        f"{size / 1000:.0f} kB each",
-        "output": f"{options.batch_size} images of {options.pixels}×{options.pixels}; "
-        f"{options.batches} batches a round",
+        "input": f"{IMAGES} JPEGs of {SIDE}×{SIDE} pixels, {size / 1000:.0f} kB each",
+        "output": f"{BATCH} images of {PIXELS}×{PIXELS}; {BATCHES} batches a round",
         "command": f"`{command}`",
         "machine": f"{cpu}, on {datetime.date.today().isoformat()}, with {versions()}",
         "speeds": pages.table(head, rows, words=0),

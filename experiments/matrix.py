@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from experiments import ROOT
 from experiments.standalone import command_line
@@ -27,31 +27,19 @@ PAIRS = [
 IGNORED = ".git .venv* .clients .horovod .*_cache .hypothesis __pycache__ build dist *.egg-info"
 # What a make that runs this program, or a checkout in use, would hand down
 INHERITED = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTHONPATH")
-# What pytest says in its last line; `make test` runs it once for each kind of CPU
-COUNTS = re.compile(r"\b\d+ (passed|failed|errors?)\b")
 
 
 def find_python(version: str) -> Optional[str]:
     """Return an interpreter of this version, from the search path or from pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
-    installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
-    for candidate in [shutil.which(f"python{version}"), *map(str, installed)]:
-        if candidate and _has_version(candidate, version):
+    installed = map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for candidate in filter(None, [shutil.which(f"python{version}"), *installed]):
+        # It is run, as pyenv also has shims of versions that are not enabled.
+        done = subprocess.run([candidate, "-c", code], capture_output=True, encoding="utf-8")
+        if done.returncode == 0 and done.stdout.strip() == version:
             return candidate
     return None
-
-
-def _has_version(python: str, version: str) -> bool:
-    """Run the interpreter: pyenv also has shims of versions that are not enabled."""
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    done = subprocess.run([python, "-c", code], capture_output=True, encoding="utf-8")
-    return done.returncode == 0 and done.stdout.strip() == version
-
-
-def copy_sources(folder: Path) -> Path:
-    """Copy the sources, so that the installation does not write to this tree."""
-    ignored = shutil.ignore_patterns(*IGNORED.split())
-    return Path(shutil.copytree(ROOT, folder / "source", ignore=ignored))
 
 
 def pin_numpy(constraints: Path, numpy: str) -> None:
@@ -60,31 +48,19 @@ def pin_numpy(constraints: Path, numpy: str) -> None:
     constraints.write_text(f"{others}numpy=={numpy}\n")
 
 
-def make(source: Path, *arguments: str) -> Tuple[int, str]:
-    """Run make and print what it prints; return its exit status and the counts of each pytest."""
-    environment = {name: value for name, value in os.environ.items() if name not in INHERITED}
-    counts = []
-    command = ["make", "--no-print-directory", *arguments]
-    with subprocess.Popen(
-        command, cwd=source, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as process:
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if COUNTS.search(line):
-                counts.append(line.strip("=\n "))
-    return process.returncode, "; ".join(counts)
-
-
 def check(python: str, numpy: str, tests: str) -> str:
-    """Train for an epoch and run the tests; return pytest's counts, or what failed."""
+    """Train for an epoch and run the tests in a copy of the sources; return the result in words."""
+    environment = {name: value for name, value in os.environ.items() if name not in INHERITED}
     with tempfile.TemporaryDirectory(prefix="gluon_amp_matrix_") as folder:
-        source = copy_sources(Path(folder))
+        ignored = shutil.ignore_patterns(*IGNORED.split())
+        source = Path(shutil.copytree(ROOT, Path(folder) / "source", ignore=ignored))
         pin_numpy(source / "constraints.txt", numpy)
-        status, _ = make(source, "train", f"PYTHON={python}", "ARGS=--num-epochs 1")
-        if status:
-            return "FAILED: make train"
-        status, counts = make(source, "test", f"PYTHON={python}", f"ARGS={tests}")
-    return f"FAILED: {counts}" if status else counts
+        for target, arguments in (("train", "--num-epochs 1"), ("test", tests)):
+            command = ["make", "--no-print-directory", target]
+            command += [f"PYTHON={python}", f"ARGS={arguments}"]
+            if subprocess.run(command, cwd=source, env=environment).returncode:
+                return f"FAILED: make {target}"
+    return "passed"
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -100,12 +76,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             continue
         print(f"== Python {version}, numpy {numpy}", flush=True)
         python, start = find_python(version), time.perf_counter()
-        if python is None:
-            result = f"skipped: python{version} is not installed"
-        else:
-            result = check(python, numpy, options.tests)
+        missing = f"skipped: python{version} is not installed"
+        result = check(python, numpy, options.tests) if python else missing
         rows.append((version, numpy, time.perf_counter() - start, result))
-    print("\nPython  numpy   seconds  tests")
+    print("\nPython  numpy   seconds  result")
     for version, numpy, seconds, result in rows:
         print(f"{version:<6}  {numpy:<6}  {seconds:7.0f}  {result}")
     outcomes = {result.partition(":")[0] for *_, result in rows}

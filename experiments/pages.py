@@ -48,10 +48,7 @@ def write(
     values: Optional[Values] = None,
     draw: Optional[Callable[[Values, Path], None]] = None,
 ) -> None:
-    """Write TARGET.md, TARGET.json if there are values, and TARGET.png if something draws them.
-
-    `words` is the page in `docs/` that has the words. A missing folder is made.
-    """
+    """Write TARGET.md with the words of a page in `docs/`, and perhaps TARGET.json and .png."""
     target.parent.mkdir(parents=True, exist_ok=True)
     files = {suffix: target.parent / f"{target.name}.{suffix}" for suffix in ("md", "json", "png")}
     if values is not None:

@@ -11,7 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
-from typing import List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 from unittest import mock
 
 from experiments import ROOT
@@ -25,13 +25,17 @@ RESOLVE = [
 ]
 
 
-def requirements() -> List[str]:
-    """Return what setup.py requires, with all its extras."""
+def metadata() -> Dict[str, Any]:
+    """Return what setup.py gives to setuptools."""
     with mock.patch("setuptools.setup") as setup:
         runpy.run_path(str(ROOT / "setup.py"))
-    metadata = setup.call_args[1]
-    extras = itertools.chain.from_iterable(metadata["extras_require"].values())
-    return [*metadata["install_requires"], *extras]
+    return setup.call_args[1]
+
+
+def requirements() -> List[str]:
+    """Return what setup.py requires, with all its extras."""
+    about = metadata()
+    return [*about["install_requires"], *itertools.chain(*about["extras_require"].values())]
 
 
 def versions(text: str) -> Set[str]:

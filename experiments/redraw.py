@@ -32,7 +32,7 @@ def _benchmark(values: pages.Values, path: Path) -> pages.Parts:
 
 def _clients(values: pages.Values, path: Path) -> pages.Parts:
     chosen = clients.choose([], FAMILIES)
-    return clients.parts(clients.rows(chosen, clients.SEEDS, None, Records(path)))
+    return clients.parts(clients.rows(chosen, Records(path)))
 
 
 # The JSON files of pages, the parts that follow from their values, and what draws the figure

@@ -18,9 +18,10 @@ from typing import Any, Dict, Optional, Sequence
 from experiments import ROOT
 from gluon_amp.base.messages import UsageError, from_extra
 from gluon_amp.files import atomic
-from gluon_amp.training.command_line import Parser, positive_int, status_of
+from gluon_amp.training.command_line import Parser, status_of
 
 FOLDER = ROOT / "notebooks"
+LONGEST = 600  # seconds for a cell
 WARNING = re.compile(r"\w*Warning\b.*")
 # The environment of a kernel must not depend on the user or on this process.
 UNSET = ("PYTEST_CURRENT_TEST", "PYTHONWARNINGS")
@@ -44,7 +45,7 @@ def read(path: Path) -> Any:
     return notebook
 
 
-def execute(notebook: Any, name: str, timeout: float) -> None:
+def execute(notebook: Any, name: str) -> None:
     """Run the cells in a new kernel, in the folder of the notebooks.
 
     A cell that fails, warns or writes to stderr is a `UsageError`.
@@ -55,7 +56,7 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     client = nbclient.NotebookClient(
         notebook,
-        timeout=timeout,
+        timeout=LONGEST,
         kernel_name="python3",
         resources={"metadata": {"path": str(FOLDER)}},
         coalesce_streams=True,
@@ -84,7 +85,7 @@ def execute(notebook: Any, name: str, timeout: float) -> None:
     notebook.metadata["language_info"].pop("version")
 
 
-def run(name: str, short: bool, timeout: float) -> None:
+def run(name: str, short: bool) -> None:
     """Run one notebook, and write its page unless the run is short."""
     import nbformat
 
@@ -93,7 +94,7 @@ def run(name: str, short: bool, timeout: float) -> None:
     for cell in notebook.cells if short else ():
         for key, value in cell.metadata.get("short", {}).items():
             cell.source += f"\n{key} = {value!r}"
-    execute(notebook, name, timeout)
+    execute(notebook, name)
     if not short:
         page = nbformat.writes(notebook).rstrip() + "\n"
         atomic.write(FOLDER / f"{name}.ipynb", page.encode())
@@ -105,9 +106,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks (default: all)")
     short = "use the parameters' short values, and write no page"
     parser.add_argument("--short", action="store_true", help=short)
-    seconds = "longest time for a cell (default: %(default)s)"
-    add = parser.add_argument
-    add("--timeout", type=positive_int, default=600, metavar="SECONDS", help=seconds)
     options = parser.parse_args(arguments)
 
     def run_all() -> None:
@@ -117,7 +115,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 raise UsageError(f"there is no notebook {name!r} among {', '.join(known)}.")
         with from_extra("notebooks", "jupytext or nbclient is not installed"):
             for name in options.names or known:
-                run(name, options.short, options.timeout)
+                run(name, options.short)
 
     return status_of("run_notebooks.py", run_all)
 

@@ -27,7 +27,7 @@ from gluon_amp.casting.binding import running_blocks
 from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.optimizer.arrays import flatten
 from gluon_amp.policy.cast_pass import LOW_PRECISION
-from gluon_amp.training.command_line import Parser, output_file, positive_int
+from gluon_amp.training.command_line import Parser, output_file
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -38,6 +38,7 @@ POLICIES = ("float16", "mixed_float16", "bfloat16")
 PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot")
 
 FACTOR = 4.0
+LONGEST = 600  # seconds for a network
 
 # Height and width by the first pattern that matches the name: the smallest that the network's
 # pooling, strides and fixed sizes allow.
@@ -82,17 +83,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Cast the chosen networks; return 0 if all casts are good."""
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    pattern, every = "regular expression, for example mx/resnet or cv/ssd", re.compile("")
-    add("--networks", type=regular_expression, default=every, metavar="PATTERN", help=pattern)
-    add("--policies", nargs="+", default=POLICIES, choices=POLICIES)
+    pattern = "regular expression, for example mx/resnet or cv/ssd"
+    add("--networks", type=regular_expression, default="", metavar="PATTERN", help=pattern)
     add("--json", type=output_file, metavar="FILE", help="also write the rows to this file")
     add("--list", action="store_true", help="only print the names of the networks")
-    longest = "longest time for a network (default: %(default)s)"
-    add("--timeout", type=positive_int, default=600, metavar="SECONDS", help=longest)
     add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
-        print(json.dumps(run(options.worker, options.policies)))
+        print(json.dumps(run(options.worker)))
         return 0
     names = [name for name in all_networks() if options.networks.search(name)]
     if not names:
@@ -105,7 +103,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     rows = []
     print(f"{'network':<35} {'policy':<13} {'low/all':>7} {'dist.':>7} {'yard.':>7} result")
     for name in names:
-        for row in run_in_process(name, options.policies, options.timeout):
+        for row in run_in_process(name):
             rows.append(row)
             print(line(row), flush=True)
     good = sum(row["ok"] for row in rows)
@@ -134,21 +132,20 @@ def all_networks() -> List[str]:
     return [f"mx/{name}" for name in names] + [f"cv/{name}" for name in GLUONCV]
 
 
-def run_in_process(name: str, policies: Sequence[str], timeout: float) -> List[dict]:
+def run_in_process(name: str) -> List[dict]:
     """Return the rows of a network, computed in another process."""
-    command = [sys.executable, "-m", "experiments.zoo_coverage"]
-    command += ["--worker", name, "--policies", *policies]
+    command = [sys.executable, "-m", "experiments.zoo_coverage", "--worker", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])
         error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        error = f"took more than {timeout} s"
-    return [{"network": name, "policy": p, "ok": False, "error": error} for p in policies]
+        error = f"took more than {LONGEST} s"
+    return [{"network": name, "policy": p, "ok": False, "error": error} for p in POLICIES]
 
 
-def run(name: str, policies: Sequence[str]) -> List[dict]:
+def run(name: str) -> List[dict]:
     """Return a row for each policy."""
     pixels = next(size for pattern, size in PIXELS if re.search(pattern, name.split("/")[1]))
     detector = bool(re.search(DETECTORS, name))
@@ -156,7 +153,8 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
     mx.random.seed(0)
     images = 1 if "rcnn" in name else 2  # GluonCV's hybridized R-CNNs accept only one
     x = nd.random.normal(shape=(images, 3, pixels, pixels))
-    net = build(name, x)
+    net = untrained(name)
+    initialize(net, x)
     expected, yardsticks = [], {}
     if not detector:
         calibrate(net, x)
@@ -166,7 +164,7 @@ def run(name: str, policies: Sequence[str]) -> List[dict]:
     net.hybridize()  # otherwise GluonCV's R-CNNs crash in the backward pass
     lost_in_float32 = not_finite(net, x, train_mode)
     rows = []
-    for policy in policies:
+    for policy in POLICIES:
         row = {"network": name, "policy": policy, "pixels": pixels, "error": "", "ok": False}
         try:
             amp.cast(net, policy)
@@ -220,16 +218,14 @@ def untrained(name: str):
     return get_model(model, pretrained=False, **base)
 
 
-def build(name: str, x):
-    """Return an initialized network of either source."""
-    net = untrained(name)
+def initialize(net, x) -> None:
+    """Initialize a network."""
     try:
         net.initialize(mx.init.MSRAPrelu())
         net(x)
     except ValueError:  # MSRAPrelu does not initialize vectors
         net.initialize(force_reinit=True)
         net(x)
-    return net
 
 
 def calibrate(net, x) -> None:
@@ -277,7 +273,7 @@ def not_finite(net, x, train_mode: bool) -> set:
 
 
 def outputs_of(net, x) -> list:
-    """Return the arrays of a network's output, which may be nested in lists and tuples."""
+    """Return the arrays of a network's output, which may be nested."""
     return list(flatten(net(x)))
 
 

@@ -40,9 +40,8 @@ def test_the_public_names_are_these(room):
 
 def test_no_public_function_hides_a_module_of_its_name():
     for name in amp.__all__:
-        public = getattr(amp, name)
-        assert inspect.ismodule(public) or not (ROOT / "gluon_amp" / f"{name}.py").exists()
-        assert inspect.ismodule(public) or not (ROOT / "gluon_amp" / name / "__init__.py").exists()
+        files = [ROOT / "gluon_amp" / f"{name}.py", ROOT / "gluon_amp" / name / "__init__.py"]
+        assert inspect.ismodule(getattr(amp, name)) or not any(file.exists() for file in files)
 
 
 # ---------------------------------------------------------------------------- imports
@@ -73,42 +72,41 @@ def checkout(tmp_path):
 
 
 def lint(checkout, *command):
-    return subprocess.run(
-        [BIN / command[0], *command[1:]], cwd=checkout, capture_output=True, text=True
-    )
+    """Return the status of a linter, and what it prints."""
+    command = [BIN / command[0], *command[1:]]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(
-    "path, line",
-    [
+def test_an_import_upwards_and_a_room_without_a_floor_fail_the_lint(checkout):
+    assert lint(checkout, "lint-imports", "--no-cache")[0] == 0
+    for path, line in (
         ("gluon_amp/policy/cast_pass.py", "from gluon_amp.trainer import Trainer"),
         ("gluon_amp/training/data/loader.py", "from gluon_amp.policy import Policy"),
         ("gluon_amp/trainer/passes.py", "from gluon_amp.inspection import describe"),
         ("gluon_amp/training/runs/loop.py", "import gluon_amp.training.tables"),
         ("gluon_amp/new_room.py", ""),
-    ],
-)
-def test_an_import_upwards_and_a_room_without_a_floor_fail_the_lint(path, line, checkout):
-    assert lint(checkout, "lint-imports", "--no-cache").returncode == 0
-    with (checkout / path).open("a") as file:
-        file.write(f"\n{line}\n")
-    result = lint(checkout, "lint-imports", "--no-cache")
-    assert result.returncode == 1 and "BROKEN" in result.stdout
+    ):
+        file = checkout / path
+        before = file.read_text() if file.exists() else ""
+        file.write_text(f"{before}\n{line}\n")
+        status, printed = lint(checkout, "lint-imports", "--no-cache")
+        assert status == 1 and "BROKEN" in printed, path
+        file.write_text(before)
 
 
 # ---------------------------------------------------------------------------- private names
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["print(trainer._window)", "net._amp = None", "from mxnet.base import _Null"],
-)
-def test_a_private_name_of_another_module_fails_the_lint(line, checkout):
+def test_a_private_name_of_another_module_fails_the_lint(checkout):
     path = checkout / "gluon_amp" / "inspection" / "check.py"
-    assert lint(checkout, "ruff", "check", "--no-cache", path).returncode == 0
-    path.write_text(path.read_text() + f"\n\ndef spoiled(net, trainer):\n    {line}\n")
-    result = lint(checkout, "ruff", "check", "--no-cache", "--output-format", "concise", path)
-    assert result.returncode == 1 and "private-" in result.stdout
+    ruff = ("ruff", "check", "--no-cache", "--output-format", "concise", path)
+    assert lint(checkout, *ruff)[0] == 0
+    source = path.read_text()
+    for line in ("print(trainer._window)", "net._amp = None", "from mxnet.base import _Null"):
+        path.write_text(f"{source}\n\ndef spoiled(net, trainer):\n    {line}\n")
+        status, printed = lint(checkout, *ruff)
+        assert status == 1 and "private-" in printed, line
 
 
 def private_imports(source):
@@ -137,16 +135,12 @@ def listed():
     return re.findall(r'^    "(\w+)",(?:  # (.+))?$', table.partition("\n]")[0], re.MULTILINE)
 
 
-def test_each_private_name_that_may_be_used_has_a_reason_and_a_use():
+def test_each_private_name_that_may_be_used_has_a_reason_a_use_and_an_owner():
     sources = "".join(path.read_text() for folder in OURS for path in (ROOT / folder).rglob("*.py"))
+    theirs = "".join(path.read_text() for path in Path(mx.__file__).parent.rglob("*.py"))
+    python = {"_current_frames", "_exit", "_getframe", "_replace", "_asdict"}
     assert len(listed()) > 10
     for name, reason in listed():
         assert reason, f"{name} has no reason"
         assert re.search(rf"\b(?!self\b|cls\b)\w+\)?\]?\.{name}\b", sources), f"{name} has no use"
-
-
-def test_each_private_name_that_may_be_used_is_of_mxnet_or_python():
-    theirs = "".join(path.read_text() for path in Path(mx.__file__).parent.rglob("*.py"))
-    python = {"_current_frames", "_exit", "_getframe", "_replace", "_asdict"}
-    for name, _ in listed():
         assert name in python or re.search(rf"\b{name}\b", theirs), f"{name} is not of MXNet"

@@ -96,11 +96,8 @@ def test_an_installation_trains_the_digits_in_an_empty_folder(command, installed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_installation_has_the_doctor(command):
-    assert "Policy float16 can run here" in command("doctor", "--policy", "float16")
-
-
 def test_an_installation_has_every_command(command, installed):
+    assert "Policy float16 can run here" in command("doctor", "--policy", "float16")
     code = (
         "import gluon_amp_console as console, importlib\n"
         "for name in console.COMMANDS:\n"

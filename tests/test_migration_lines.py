@@ -19,11 +19,6 @@ def small(policy="float16"):
     return amp.cast(mlp, policy)
 
 
-def loss_of(mlp):
-    with autograd.record():
-        return (mlp(DATA) ** 2).mean()
-
-
 def computes_in(mlp, op):
     return {row.compute_dtype for row in amp.describe(mlp, DATA).rows if row.op == op}
 
@@ -37,46 +32,33 @@ def test_init_and_its_lists():
     assert computes_in(pinned, "FullyConnected") == {"float16"}
 
 
-def test_init_trainer_scale_loss_and_step():
-    mlp = small()
+def test_init_trainer_scale_loss_step_and_unscale():
+    mlp = small("mixed_float16")
     stock = gluon.Trainer(mlp.collect_params(), "sgd", {"multi_precision": True})
     amp.init_trainer(stock)
     with autograd.record():
         loss = (mlp(DATA) ** 2).mean()
         with amp.scale_loss(loss, stock) as scaled:
             autograd.backward(scaled)
+    amp.unscale(stock)
     report = stock.step(3)
     assert report.applied and report.loss_scale == 65536
 
 
-def test_clipping_by_the_trainer_or_after_unscale():
-    mlp = small("mixed_float16")
-    own = amp.Trainer(mlp.collect_params(), "sgd")
-    own.backward(loss_of(mlp))
-    assert own.clip_global_norm(1e-3, batch_size=3) > 1e-3
-    own.step(3)
-    own.backward(loss_of(mlp))
-    amp.unscale(own)
-    assert own.step(3).applied
-
-
 @pytest.mark.parametrize("asked, scale", [("dynamic", 65536), (128, 128), (None, 1)])
-def test_the_argument_of_the_loss_scale(asked, scale):
-    own = amp.Trainer(small().collect_params(), "sgd", loss_scale=asked)
-    assert own.loss_scale.scale == scale
-
-
-def test_save_states_keeps_the_scale(tmp_path):
+def test_the_loss_scale_of_a_trainer_that_clips_and_keeps_it(asked, scale, tmp_path):
     mlp = small()
-    scale = amp.DynamicLossScale(2.0**10)
-    own = amp.Trainer(mlp.collect_params(), "sgd", loss_scale=scale)
-    own.backward(loss_of(mlp))
+    own, fresh = (amp.Trainer(mlp.collect_params(), "sgd", loss_scale=asked) for _ in range(2))
+    assert own.loss_scale.scale == scale
+    with autograd.record():
+        loss = (mlp(DATA) ** 2).mean()
+    own.backward(loss)
+    assert own.clip_global_norm(1e-3, batch_size=3) > 1e-3
     own.step(3)
     own.loss_scale.update(False)
     own.save_states(str(tmp_path / "states"))
-    fresh = amp.Trainer(mlp.collect_params(), "sgd", loss_scale=amp.DynamicLossScale(2.0**10))
     fresh.load_states(str(tmp_path / "states"))
-    assert fresh.loss_scale.scale == 512
+    assert fresh.loss_scale.scale == (scale / 2 if asked == "dynamic" else scale)
 
 
 def test_convert_symbol():
@@ -98,12 +80,10 @@ def test_convert_bucketing_module():
     buckets.init_params()
     buckets.init_optimizer()
     for length in (5, 3):
-        batch = mx.io.DataBatch([nd.ones((2, length, 3))], [nd.zeros((2,))], bucket_key=length)
-        batch.provide_data, batch.provide_label = (
-            [("data", (2, length, 3))],
-            [("softmax_label", (2,))],
-        )
-        buckets.forward(batch)
+        shapes = {"provide_data": [("data", (2, length, 3))]}
+        shapes["provide_label"] = [("softmax_label", (2,))]
+        arrays = [nd.ones((2, length, 3))], [nd.zeros((2,))]
+        buckets.forward(mx.io.DataBatch(*arrays, bucket_key=length, **shapes))
         buckets.backward()
         buckets.update()
     assert buckets.last_report.applied

@@ -1,7 +1,6 @@
 """Compare gluon_amp, mxnet.contrib.amp and plain float32: time and memory, in turns."""
 
 import argparse
-import itertools
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Dict, Optional, Sequence
 
 from experiments import pages
-from experiments.benchmarks import families, measure, profile, reorders, report
+from experiments.benchmarks import families, measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 from experiments.standalone import command_line, hardware, waiting
 
@@ -29,15 +28,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     positive, add = command_line.positive_int, parser.add_argument
     suites = "default: %(default)s; 'all' is all but families, which takes 25 minutes"
     add("--suite", choices=(*SUITES, "families", "all"), default="step", help=suites)
-    add(
-        "--networks",
-        "--network",
-        dest="networks",
-        nargs="+",
-        type=command_line.several(str, "names"),
-        metavar="NAME",
-        help="of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all of theirs)",
-    )
+    names = "of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all of theirs)"
+    add("--networks", nargs="+", default=[], metavar="NAME", help=names)
     batch = f"default: {REFERENCE['batch']}; with families, that of each"
     add("--batch-size", type=positive, metavar="N", help=batch)
     pixels = f"size of the images (default: {REFERENCE['pixels']}; with families, those of each)"
@@ -65,9 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--profile", action="store_true", help=profiles)
     output = "write NAME.json, NAME.png and NAME.md to this directory"
     add("--output", type=command_line.path, metavar="DIR", help=output)
-    options = parser.parse_args(arguments)
-    options.networks = list(itertools.chain(*options.networks or ()))
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -118,8 +108,10 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
     tables = report.tables(result)
     print(f"\n{suite.title}\n\n{tables}")
     stem = name if network == REFERENCE["network"] else f"{name}_{network}"
-    parts = report.parts(result, tables, f"{stem}.png")
-    write(options, stem, parts, result, f"benchmarks/{name}.md", report.draw)
+    if options.output:
+        parts = report.parts(result, tables, f"{stem}.png")
+        words = f"benchmarks/{name}.md"
+        pages.write(options.output / stem, words, parts, result, report.draw)
 
 
 def run_families(options: argparse.Namespace, command: str) -> None:
@@ -146,45 +138,24 @@ def run_families(options: argparse.Namespace, command: str) -> None:
         network, kind, variant = one.label.split(", ", 2)
         if variant == families.BFLOAT16 and kind in ("training", "image"):
             print_progress(f"counting the reorders of {network}, {kind}")
-            counts = reorders.count(one)._asdict()
+            counts = profile.count_reorders(one)._asdict()
             result["reorders"].append({"network": network, "kind": kind, **counts})
     result["left_out"] = left_out
     tables = families.tables(result)
     print(f"\n{tables}")
-    write(options, "families", report.parts(result, tables), result)
+    if options.output:
+        parts = report.parts(result, tables)
+        pages.write(options.output / "families", "benchmarks/families.md", parts, result)
 
 
 def peer_versions(python: Path) -> str:
     """Return the versions of PyTorch that an interpreter has; none is a `UsageError`."""
-    try:
-        done = subprocess.run([str(python), "-c", PEER_VERSIONS], capture_output=True, text=True)
-    except OSError as error:
-        sentence = f"--peer-python {python} cannot be run: {error.strerror}."
-        raise command_line.UsageError(sentence) from None
+    done = subprocess.run([str(python), "-c", PEER_VERSIONS], capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        raise command_line.UsageError(
-            f"--peer-python {python} cannot import torch and torchvision: {last}"
-        )
+        sentence = f"--peer-python {python} cannot import torch and torchvision: {last}"
+        raise command_line.UsageError(sentence)
     return done.stdout.strip()
-
-
-def write(
-    options: argparse.Namespace,
-    name: str,
-    parts: pages.Parts,
-    values: pages.Values,
-    words: str = "",
-    draw=None,
-) -> None:
-    """Write the files of --output, if it is there; an `OSError` is a `UsageError`."""
-    if options.output:
-        try:
-            target = options.output / name
-            pages.write(target, words or f"benchmarks/{name}.md", parts, values, draw)
-        except OSError as error:
-            sentence = f"--output {options.output} cannot be written: {error.strerror}."
-            raise command_line.UsageError(sentence) from None
 
 
 def print_progress(line: str) -> None:

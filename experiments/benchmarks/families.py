@@ -5,7 +5,7 @@ Each family is measured in turn with all of its cases, so that few processes are
 
 import math
 import statistics
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.benchmarks import report
 from experiments.benchmarks.suites import Case, Ratio, Suite
@@ -133,7 +133,7 @@ def _case(network: str, kind: str, variant: Variant, end: str = "", **size: int)
 
 
 class Results:
-    """The measured cases in the object of families.json."""
+    """The measured cases of families.json."""
 
     def __init__(self, cases: Iterable[Values]):
         self.cases = {case["label"]: case for case in cases}
@@ -174,12 +174,8 @@ class Results:
                     worst = (min if larger else max)(medians, key=medians.get)
                     chosen[f"worst family ({worst})"] = found[worst]
                 for name, values in chosen.items():
-                    ratio = Ratio(
-                        f"{kind}: {text}, {name}",
-                        " or ".join(over),
-                        under,
-                        larger_is_better=larger,
-                    )
+                    names = (f"{kind}: {text}, {name}", " or ".join(over), under)
+                    ratio = Ratio(*names, larger_is_better=larger)
                     rows.append(report.measured_ratio(ratio, values))
         return rows
 
@@ -198,14 +194,12 @@ def tables(result: Dict[str, Any]) -> str:
     parts = ["## Means and slowest families", *_means(result["ratios"])]
     for kind, title in KINDS.items():
         if any(results.find(n, kind, v.name) for n in results.networks for v in VARIANTS):
-            parts += [f"## {title}", "Speed relative to stock float32, higher is better:"]
-            parts += [_grid(results, kind, _speed), "Milliseconds:", _grid(results, kind, _time)]
-            parts += ["Peak memory, MiB:", _grid(results, kind, _memory)]
+            parts += [f"## {title}"]
+            for name, text in CELLS.items():
+                parts += [f"{name}:", _grid(results, kind, text)]
     if result["reorders"]:
-        rows = [
-            [one["network"], one["kind"], str(one["onednn"]), str(one["own"])]
-            for one in result["reorders"]
-        ]
+        keys = ("network", "kind", "onednn", "own")
+        rows = [[str(one[key]) for key in keys] for one in result["reorders"]]
         parts += ["## Changes of layout in bfloat16"]
         parts += [table(["network", "kind", "oneDNN's reorders", "gluon_amp's"], rows, words=2)]
     if result["left_out"]:
@@ -238,22 +232,18 @@ def _speed(one: Values, stock: Optional[Values]) -> str:
     return f"{statistics.median(a / b for a, b in zip(stock['seconds'], one['seconds'])):.2f}"
 
 
-def _time(one: Values, stock: Optional[Values]) -> str:
-    return f"{1e3 * one['median_seconds']:.1f}"
+# What is shown of a case; the second argument is that of stock float32
+CELLS: Dict[str, Callable[[Values, Optional[Values]], str]] = {
+    "Speed relative to stock float32, higher is better": _speed,
+    "Milliseconds": lambda one, stock: f"{1e3 * one['median_seconds']:.1f}",
+    "Peak memory, MiB": lambda one, stock: f"{one['peak_mebibytes']:.0f}",
+}
 
 
-def _memory(one: Values, stock: Optional[Values]) -> str:
-    return f"{one['peak_mebibytes']:.0f}"
-
-
-def _grid(results: Results, kind: str, text) -> str:
-    """Return a table with a line for each network and a column for each variant that was measured.
-
-    `text` is called with a case and with that of stock float32.
-    """
-    used = [
-        v.name for v in VARIANTS if any(results.find(n, kind, v.name) for n in results.networks)
-    ]
+def _grid(results: Results, kind: str, text: Callable) -> str:
+    """Return a table with a line for each network and a column for each measured variant."""
+    names = [variant.name for variant in VARIANTS]
+    used = [v for v in names if any(results.find(n, kind, v) for n in results.networks)]
     rows = []
     for network in results.networks:
         found = [results.find(network, kind, name) for name in used]

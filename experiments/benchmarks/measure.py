@@ -105,11 +105,9 @@ def runs_per_sample(warm_up: List[float]) -> int:
 def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optional[int]], Any]]:
     """Start the process of a case; yield a function that sends a message and returns the reply."""
     connection, there = multiprocessing.Pipe()
-    if case.library == "pytorch":
-        # isolated, so that this folder's modules do not hide those of the standard library
-        program = [str(peer_python), "-I", str(Path(__file__).with_name("peer_torch.py"))]
-    else:
-        program = [sys.executable, "-m", "experiments.benchmarks.work"]
+    peer = case.library == "pytorch"
+    program = [str(peer_python) if peer else sys.executable, "-m"]
+    program.append(f"experiments.benchmarks.{'peer_torch' if peer else 'work'}")
     with there:
         process = subprocess.Popen(
             [*program, json.dumps(asdict(case)), str(there.fileno())],

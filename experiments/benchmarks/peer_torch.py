@@ -1,17 +1,12 @@
 """Runs a case with PyTorch, under an interpreter that has torch and torchvision.
 
-It imports nothing of this repository. The protocol is that of `work.serve`. The arguments are the
-case as JSON and the end of a pipe.
+It imports nothing of this repository but `serve`.
 
 The networks are those of MXNet's Model Zoo: where torchvision's differ in what they compute, they
 are changed here, or defined. Images are channels_last, and bfloat16 is that of autocast.
 """
 
-import json
 import os
-import sys
-import time
-from multiprocessing.connection import Connection
 from typing import Any, Callable, Dict
 
 import torch
@@ -19,40 +14,19 @@ import torchvision
 from torch import nn
 from torch.nn import functional
 
+from experiments.benchmarks.serve import Built, serve
+
 CLASSES = 1000
 SETTINGS = {"lr": 1e-6, "momentum": 0.9, "weight_decay": 1e-4}
 
 
-def serve(case: Dict[str, Any], connection: Connection) -> None:
-    """Build a case, then run it on request."""
-    try:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        torch.manual_seed(0)
-        net = network(case["network"], case["pixels"]).to(memory_format=torch.channels_last)
-        parameters = sum(one.numel() for one in net.parameters())
-        run = {"train": train, "infer": infer}[case["work"]](net, case)
-        connection.send(None)
-        for number in iter(connection.recv, None):
-            connection.send([_timed(run) for _ in range(number)])
-        connection.send({"mebibytes": peak_mebibytes(), "parameters": parameters})
-    except (EOFError, KeyboardInterrupt):
-        pass  # the parent has ended, and has reported why
-    except Exception as error:  # whatever it is, the parent reports it
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        connection.send(f"{case['label']}: {lines[0]}")
-
-
-def _timed(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def peak_mebibytes() -> float:
-    """Return the peak memory of this process in MiB."""
-    with open("/proc/self/status") as lines:
-        peak = next(line for line in lines if line.startswith("VmHWM"))
-    return int(peak.split()[1]) / 1024
+def build(case: Dict[str, Any]) -> Built:
+    """Return what runs a case, and what counts its parameters."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.manual_seed(0)
+    net = network(case["network"], case["pixels"]).to(memory_format=torch.channels_last)
+    run = {"train": train, "infer": infer}[case["work"]](net, case)
+    return run, lambda: sum(one.numel() for one in net.parameters())
 
 
 def train(net: nn.Module, case: Dict[str, Any]) -> Callable[[], None]:
@@ -203,4 +177,4 @@ NETWORKS = {
 }
 
 if __name__ == "__main__":
-    serve(json.loads(sys.argv[1]), Connection(int(sys.argv[2])))
+    serve(build, lambda: None)

@@ -1,5 +1,6 @@
 """What a suite has measured, as JSON, as the parts of its page, and as a figure."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -45,10 +46,8 @@ def machine(threads: int) -> Dict[str, Any]:
 
 def _version(package: str) -> str:
     for name in (package, "mxnet-cu112", "mxnet-cu117"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return "not installed"
 
 

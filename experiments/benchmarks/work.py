@@ -1,19 +1,16 @@
-"""Runs a case in a process of its own, whose arguments are the case and the end of a pipe.
+"""Runs a case with MXNet, in a process of its own.
 
 Only this module imports MXNet: the process that compares must not hold memory or threads. Only the
 cases of gluon_amp import gluon_amp, because that enables AMX in oneDNN.
 """
 
-import json
-import sys
-import time
-from multiprocessing.connection import Connection
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
+from experiments.benchmarks.serve import Built, serve
 from experiments.benchmarks.suites import Case
-from experiments.standalone import compat, hardware
+from experiments.standalone import compat
 
 # what `import gluon_amp` does first: MXNet 1.9.1 needs it beside numpy 1.24 or Python 3.12
 compat.restore_numpy_aliases()
@@ -29,36 +26,6 @@ SETTINGS = {
     "adam": {"learning_rate": 1e-6, "wd": 1e-4},
 }
 CLASSES = 1000
-
-
-def serve(case: Case, connection: Connection) -> None:
-    """Build a case, then run it on request.
-
-    The process first sends None when it is ready. It replies to a number n with the seconds of n
-    runs. It replies to None with a dict of its own figures, and ends. If it cannot run the case, it
-    sends the reason as a string.
-    """
-    try:
-        run = WORK[case.work](case)
-        connection.send(None)
-        for number in iter(connection.recv, None):
-            connection.send([_timed(run) for _ in range(number)])
-        peak = hardware.peak_mebibytes()
-        count = sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
-        connection.send({"mebibytes": peak, "parameters": count})
-    except (EOFError, KeyboardInterrupt):
-        pass  # the parent has ended, and has reported why
-    except Exception as error:  # whatever it is, the parent reports it
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        connection.send(f"{case.label}: {lines[0]}")
-
-
-def _timed(run: Callable[[], None]) -> float:
-    nd.waitall()
-    start = time.perf_counter()
-    run()
-    nd.waitall()
-    return time.perf_counter() - start
 
 
 # --------------------------------------------------------------------------------------- networks
@@ -202,13 +169,18 @@ def update(case: Case) -> Callable[[], None]:
     return one_by_one
 
 
-WORK = {
-    "train": train,
-    "infer": infer,
-    "check": check,
-    "update": update,
-}
+WORK = {"train": train, "infer": infer, "check": check, "update": update}
+
+
+def build(options: Dict[str, Any]) -> Built:
+    """Return what runs a case, and what counts the parameters that its network trains."""
+    case = Case(**options)
+
+    def count() -> int:
+        return sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
+
+    return WORK[case.work](case), count
 
 
 if __name__ == "__main__":
-    serve(Case(**json.loads(sys.argv[1])), Connection(int(sys.argv[2])))
+    serve(build, nd.waitall)

@@ -4,9 +4,7 @@ A family is a project on top of MXNet, such as GluonCV, with the packages that i
 one program, as a user writes it: stock MXNet in float32, without gluon_amp. The other dtypes run it
 after a few edits (`families`). To add a case, write a program that
 
-- reads the environment variables SEED and STEPS, and draws all random numbers from SEED; where
-  several cases share a program, CASE is the name of the case;
+- calls `seed_all` of `shared`; where several cases share a program, CASE is the name of the case;
 - learns from data that it makes itself, for STEPS steps;
-- prints as its last line ``{"losses": [...], "step_seconds": ...}``: the loss of each step, and the
-  median seconds of a step after the first three. An optional dict ``"extra"`` has further results.
+- adds the loss of each step to `losses`, and calls `report`, perhaps with further results.
 """

@@ -7,23 +7,22 @@ The results of all runs are kept in a JSON file beside the table. A run is repea
 program, its edits or its versions have changed.
 """
 
-import argparse
 import sys
 from typing import Optional, Sequence
 
-from experiments import ROOT, environments, pages
+from experiments import environments, pages
 from experiments.clients.families import FAMILIES
 from experiments.clients.run import Job, Records, run
-from experiments.clients.table import SEEDS, choose, final_loss, parts, plan, rows
-from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of, whole
+from experiments.clients.table import choose, final_loss, parts, plan, rows
+from gluon_amp.training.command_line import Parser, output_file, status_of
 
 
-def train(jobs: Sequence[Job], records: Records, fresh: bool, timeout: float) -> None:
+def train(jobs: Sequence[Job], records: Records) -> None:
     """Run the jobs that have no result, and print a line about each."""
-    found = [None if fresh else records.find(job) for job in jobs]
-    for number, (job, record) in enumerate(zip(jobs, found), 1):
+    for number, job in enumerate(jobs, 1):
+        record = records.find(job)
         if record is None or "error" in record:
-            record = run(job, environments.of_client(job.family), timeout)
+            record = run(job, environments.of_client(job.family))
             records.add(record)
         result = record.get("error") or f"loss {final_loss(record['losses']):.4g}"
         start = f"{job.name:<28} {job.policy:<14} seed {job.seed}"
@@ -35,30 +34,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     The table has the cases that ran before too.
     """
-    parser = Parser(
-        prog="clients",
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("cases", nargs="*", metavar="FAMILY[/CASE]", help="default: all")
-    add("--steps", type=positive_int, help="steps of each run (default: the case's)")
-    add("--seeds", type=whole(1, SEEDS), default=1, help="seeds of each policy; float32 has three")
-    output = ROOT / "docs" / "results" / "clients.md"
-    add("--output", type=output_file, default=output, metavar="FILE", help="the table")
-    add("--timeout", type=positive_int, default=300, metavar="SECONDS", help="of a run")
-    add("--fresh", action="store_true", help="repeat the runs that have a result")
-    add("--list", action="store_true", help="only print the runs")
+    parser = Parser(prog="clients", description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="FAMILY[/CASE]", help="default: all")
+    output, table = pages.DOCS / "results" / "clients.md", "the table (default: %(default)s)"
+    parser.add_argument("--output", type=output_file, default=output, metavar="FILE", help=table)
     options = parser.parse_args(arguments)
-    jobs = plan(choose(options.cases, FAMILIES), options.seeds, options.steps)
-    if options.list:
-        print("\n".join(f"{job.name} {job.policy} {job.seed} {job.steps}" for job in jobs))
-        return 0
+    chosen = choose(options.cases, FAMILIES)
     records = Records(options.output.with_suffix(".json"))
-    train(jobs, records, options.fresh, options.timeout)
-    table = rows(choose([], FAMILIES), options.seeds, options.steps, records)
-    pages.write(options.output.with_suffix(""), "results/clients.md", parts(table))
-    return 0 if all(policy.within for row in table for policy in row.comparisons[1:]) else 1
+    train([job for case in chosen for job in plan(*case)], records)
+    found = rows(choose([], FAMILIES), records)
+    pages.write(options.output.with_suffix(""), "results/clients.md", parts(found))
+    return 0 if all(policy.within for row in found for policy in row.comparisons[1:]) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The data that describe the programs of clients, and the edits that cast them."""
 
+import re
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import List, Mapping, Sequence
+from typing import List, Mapping, NamedTuple, Sequence
 
 from gluon_amp.base.messages import UsageError
 
@@ -11,37 +12,26 @@ HERE = Path(__file__).parent
 PROGRAMS, REQUIREMENTS = HERE / "programs", HERE / "requirements"
 
 
-@dataclass(frozen=True)
-class Edit:
-    """A change of one line of a program, as a diff has it.
+class Edit(NamedTuple):
+    """A change of one line of a program, as a diff has it."""
 
-    `old` is the whole line without its indentation, which occurs once in the program. `new` are the
-    lines in its place, relative to the old line's indentation. ``{policy}`` stands for the name of
-    the policy. To insert lines, repeat `old` before or after them.
-    """
-
-    old: str
-    new: str
+    old: str  # the whole line without its indentation, which occurs once in the program
+    new: str  # the lines in its place; ``{policy}`` stands for the name of the policy
 
     @property
     def lines(self) -> int:
-        """How many lines are changed or added; a removed line is one too."""
-        new = [line.strip() for line in self.new.splitlines() if line.strip()]
-        return len(new) - (self.old.strip() in new) if new else 1
+        """How many lines are changed or added."""
+        new = self.new.splitlines()
+        return len(new) - (self.old in new)
 
     def apply(self, text: str, policy: str) -> str:
         """Return the program with this change; a line that occurs not once is a `UsageError`."""
-        lines = text.splitlines()
-        found = [number for number, line in enumerate(lines) if line.strip() == self.old.strip()]
-        if len(found) != 1:
-            raise UsageError(
-                f"expected the line {self.old.strip()!r} once, found it {len(found)}×."
-            )
-        (number,) = found
-        indentation = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
-        new = textwrap.dedent(self.new).replace("{policy}", policy).strip("\n")
-        lines[number : number + 1] = textwrap.indent(new, indentation).splitlines()
-        return "\n".join(lines) + "\n"
+        new = self.new.replace("{policy}", policy)
+        line = re.compile(rf"^( *){re.escape(self.old)}$", re.MULTILINE)
+        text, count = line.subn(lambda found: textwrap.indent(new, found[1]), text)
+        if count != 1:
+            raise UsageError(f"expected the line {self.old!r} once, found it {count}×.")
+        return text
 
 
 def apply(edits: Sequence[Edit], text: str, policy: str) -> str:

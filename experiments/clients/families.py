@@ -23,7 +23,7 @@ def d2l(optimizer: str, learning_rate: str, *others: Edit) -> List[Edit]:
         f"trainer = gluon.Trainer(net.collect_params(), {arguments}",
         f'trainer = amp.Trainer(amp.cast(net, "{{policy}}").collect_params(), {arguments}',
     )
-    return [MXNET, trainer, BACKWARD, *others]
+    return [import_before("npx.set_np()"), trainer, BACKWARD, *others]
 
 
 CLIP = Edit("d2l.grad_clipping(net, 1)", "trainer.clip_global_norm(1)")
@@ -32,11 +32,11 @@ D2L = Family(
     requirements="d2l.txt",
     python="3.8",
     cases=[
-        Case("lenet", "lenet.py", d2l("sgd", "1"), steps=50),
-        Case("resnet", "resnet.py", d2l("sgd", "0.05")),
+        Case("lenet", "images.py", d2l("sgd", "learning_rate"), steps=50),
+        Case("resnet", "images.py", d2l("sgd", "learning_rate")),
         Case("gru", "gru.py", d2l("sgd", "2", CLIP), steps=60),
-        Case("seq2seq", "seq2seq.py", d2l("adam", "0.002", CLIP), steps=80),
-        Case("transformer", "transformer.py", d2l("adam", "0.005", CLIP), steps=50),
+        Case("seq2seq", "translation.py", d2l("adam", "learning_rate", CLIP), steps=80),
+        Case("transformer", "translation.py", d2l("adam", "learning_rate", CLIP), steps=50),
         Case("bert", "bert.py", d2l("adam", "0.005"), steps=50),
     ],
 )
@@ -75,8 +75,7 @@ def gluoncv(
 NAG = 'net.collect_params(), "nag", optimizer_params'
 SGD = 'net.collect_params(), "sgd", optimizer_params'
 EACH = Edit("part.backward()", "trainer.backward(part)")
-SSD = Edit("autograd.backward(sum_loss)", "trainer.backward(sum_loss)")
-YOLO = Edit("autograd.backward(sum_losses)", "trainer.backward(sum_losses)")
+DETECTION = Edit("autograd.backward(sum_losses)", "trainer.backward(sum_losses)")
 RCNN = Edit("total_loss.backward()", "self._optimizer.backward(total_loss)")
 # GluonCV's loss ignores its head gradient, so that no loss scale reaches the gradients
 SEGMENTATION = gluoncv(
@@ -93,8 +92,8 @@ GLUONCV = Family(
     cases=[
         Case("cifar_resnet20", "cifar.py", gluoncv(NAG, EACH)),
         Case("mobilenet", "mobilenet.py", gluoncv(NAG, EACH)),
-        Case("ssd", "ssd.py", gluoncv(SGD, SSD)),
-        Case("yolo3", "yolo3.py", gluoncv(SGD, YOLO)),
+        Case("ssd", "detection.py", gluoncv(SGD, DETECTION)),
+        Case("yolo3", "detection.py", gluoncv(SGD, DETECTION)),
         Case(
             "faster_rcnn",
             "faster_rcnn.py",
@@ -155,9 +154,9 @@ GLUONTS = Family(
     requirements="gluonts.txt",
     python="3.11",
     cases=[
-        Case("simple_feedforward", "simple_feedforward.py", [], steps=150, files=INSIDE),
-        Case("deepar", "deepar.py", [], steps=80, files=INSIDE),
-        Case("transformer", "transformer.py", [], steps=60, files=INSIDE),
+        Case("simple_feedforward", "train.py", [], steps=150, files=INSIDE),
+        Case("deepar", "train.py", [], steps=80, files=INSIDE),
+        Case("transformer", "train.py", [], steps=60, files=INSIDE),
     ],
 )
 
@@ -217,8 +216,8 @@ SOCKEYE = Family(
     complete=True,
     python="3.11",
     cases=[
-        Case("train", "train.py", [], steps=40, files=SOCKEYE_TRAIN),
-        Case("translate", "translate.py", [], steps=40, files=SOCKEYE_TRANSLATE),
+        Case("train", "command_line.py", [], steps=40, files=SOCKEYE_TRAIN),
+        Case("translate", "command_line.py", [], steps=40, files=SOCKEYE_TRANSLATE),
     ],
 )
 

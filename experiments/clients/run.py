@@ -9,29 +9,26 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from experiments import ROOT
 from experiments.clients.cases import Case, Family, apply
-from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.tables.machine import describe_cpu
 
 PROGRAM = "program.py"
+SHARED = Path(__file__).with_name("shared.py")  # what the programs import
 LONGEST_ERROR = 160  # characters
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run: a case, the policy or ``float32``, the seed, and how many steps."""
+class Job(NamedTuple):
+    """A run: a case, the policy or ``float32``, and the seed."""
 
     family: Family
     case: Case
     policy: str
     seed: int
-    steps: int
 
     @property
     def name(self) -> str:
@@ -47,17 +44,17 @@ class Job:
     def key(self) -> Dict[str, Any]:
         """What a result belongs to; it does not depend on the version of gluon_amp."""
         files = [] if self.policy == "float32" else sorted(self.case.files.items())
-        content = repr((self.program, files, self.family.versions))
+        content = repr((self.program, SHARED.read_text(), files, self.family.versions))
         return {
             "case": self.name,
             "policy": self.policy,
             "seed": self.seed,
-            "steps": self.steps,
+            "steps": self.case.steps,
             "digest": hashlib.sha256(content.encode()).hexdigest()[:16],
         }
 
 
-def run(job: Job, python: Path, timeout: float) -> Dict[str, Any]:
+def run(job: Job, python: Path, timeout: float = 300) -> Dict[str, Any]:
     """Run a job; return its record, which has the key and the losses, or an error in one line."""
     with tempfile.TemporaryDirectory(prefix="gluon_amp_clients_") as folder:
         write(job, python, Path(folder))
@@ -65,27 +62,24 @@ def run(job: Job, python: Path, timeout: float) -> Dict[str, Any]:
             **os.environ,
             "CASE": job.case.name,
             "SEED": str(job.seed),
-            "STEPS": str(job.steps),
+            "STEPS": str(job.case.steps),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
         }
         try:
-            ended = execute([str(python), PROGRAM], folder, environment, timeout)
-            result = parse(*ended, job.steps)
+            ended = execute([str(python), PROGRAM], timeout, cwd=folder, env=environment)
+            result = parse(*ended, job.case.steps)
         except subprocess.TimeoutExpired:
             result = {"error": f"took more than {timeout:g} s"}
     today = datetime.date.today().isoformat()
     return {**job.key, "machine": describe_cpu(), "date": today, **result}
 
 
-def execute(
-    command: Sequence[str], folder: str, environment: Dict[str, str], timeout: float
-) -> Tuple[int, str, str]:
+def execute(command: Sequence[str], timeout: float, **options: Any) -> Tuple[int, str, str]:
     """Run a command; return its status and what it printed. Its own processes end with it."""
     with subprocess.Popen(
         command,
-        cwd=folder,
-        env=environment,
+        **options,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -115,10 +109,8 @@ def write(job: Job, python: Path, folder: Path) -> None:
 
 
 def site_packages(python: Path) -> Path:
-    """Return the folder of the packages that are installed for an interpreter."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, check=True)
-    return Path(os.fsdecode(done.stdout.strip()))
+    """Return the folder of the packages of a virtual environment."""
+    return next(Path(python).parents[1].glob("lib/python3.*/site-packages"))
 
 
 def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
@@ -128,15 +120,11 @@ def parse(status: int, output: str, errors: str, steps: int) -> Dict[str, Any]:
         # MXNet's errors end with a stack trace of C++
         named = [line for line in lines if "Error" in line.split(":")[0]] or lines
         return {"error": named[-1].strip()[:LONGEST_ERROR]}
-    try:
-        result = json.loads(output.strip().splitlines()[-1])
-        losses = [float(f"{loss:.6g}") for loss in result["losses"]]
-        seconds = result["step_seconds"]
-    except (IndexError, KeyError, TypeError, ValueError):
-        return {"error": "the last line is no JSON with losses and step_seconds"}
+    result = json.loads(output.strip().splitlines()[-1])
+    losses = [float(f"{loss:.6g}") for loss in result["losses"]]
     if len(losses) != steps:
         return {"error": f"has {len(losses)} losses, expected {steps}"}
-    return {"losses": losses, "step_seconds": seconds, "extra": result.get("extra", {})}
+    return {"losses": losses, "step_seconds": result["step_seconds"], "extra": result["extra"]}
 
 
 class Records:
@@ -146,10 +134,7 @@ class Records:
         self._path = path
         self._runs: Dict[Tuple, Dict[str, Any]] = {}
         if path.exists():
-            try:
-                self._runs = {_key(run): run for run in json.loads(path.read_text())["runs"]}
-            except (KeyError, TypeError, ValueError) as error:
-                raise UsageError(f"{path} is not a file of results: {error!r}.") from None
+            self._runs = {_key(run): run for run in json.loads(path.read_text())["runs"]}
 
     def find(self, job: Job) -> Optional[Dict[str, Any]]:
         """Return the record of a run, or None if there is none of this very program."""

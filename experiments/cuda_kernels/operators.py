@@ -148,14 +148,8 @@ def _kernel(lines: List[str]) -> Optional[str]:
     """Return the name of the first float16 kernel that does more than fill an array."""
     launched = [line[7:] for line in lines if line.startswith("KERNEL") and "half" in line]
     names = subprocess.run(["c++filt", *launched], capture_output=True, text=True).stdout
-    names = (
-        [
-            re.sub(r"mxnet::op::|mshadow_op::|mxnet_op::|mshadow::|^void ", "", name)
-            for name in names.splitlines()
-        ]
-        if launched
-        else []
-    )
+    shorter = r"mxnet::op::|mshadow_op::|mxnet_op::|mshadow::|^void "
+    names = [re.sub(shorter, "", name) for name in names.splitlines()] if launched else []
     computing = [name for name in names if "set_to_int" not in name]
     if computing:
         generic = re.match(r"mxnet_generic_kernel(?:_ex)?<(?:op_with_req<)?(\w+)", computing[0])

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 from experiments import pages
 from experiments.benchmarks.report import machine
@@ -18,14 +18,7 @@ from experiments.floor_of_chance.compare import QUANTITIES, Results, read_trace
 from experiments.floor_of_chance.page import draw, parts
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.command_line import (
-    Parser,
-    natural,
-    path,
-    positive_int,
-    split_at_dashes,
-    status_of,
-)
+from gluon_amp.training.command_line import Parser, path, positive_int, split_at_dashes, status_of
 from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
@@ -34,29 +27,27 @@ from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
 WORDS = "results/floor/digits.md"
 
 
-def parse(arguments: Sequence[str]) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
-    """Return the options, and the arguments after ``--``, which are for the runs."""
-    own, for_runs = split_at_dashes(arguments)
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options."""
     parser = Parser(prog="floor_of_chance", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--dataset", choices=DATASETS, default="digits", help="default: %(default)s")
     count = {"type": positive_int, "metavar": "N"}
     add("--seeds", default=8, help="pairs of runs of each row (default: %(default)s)", **count)
-    add("--first-seed", default=0, type=natural, metavar="SEED", help="default: %(default)s")
     add("--batch-size", default=64, help="default: %(default)s", **count)
     add("--parallel", default=1, help="runs at a time (default: %(default)s)", **count)
     text = "for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)"
     add("--output", type=path, default=Path("results/floor"), metavar="DIR", help=text)
-    return parser.parse_args(own), for_runs
+    return parser.parse_args(arguments)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train all pairs and write the page, its values and its figure; return the status."""
-    options, extra = parse(arguments)
+    own, extra = split_at_dashes(arguments)  # the options behind them are for the runs
+    options = parse(own)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the runs: sums depend on the threads
     target = options.output / options.dataset  # the folder of the runs; files add a suffix
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    by_seed = jobs(options.dataset, target, seeds, options.batch_size, extra)
+    by_seed = jobs(options.dataset, target, range(options.seeds), options.batch_size, extra)
     try:
         with interruptible(), alone_in(target) as lock:
             runner = Runner(options.parallel, lock)
@@ -77,37 +68,31 @@ def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
 
     A run that failed, such as one that diverged, is a `UsageError`.
     """
-    reference: Dict[str, Any] = {}
-    rows: Dict[str, Dict[str, Any]] = {
-        row.name: {"label": row.label, "seeds": {}} for row in COMPARED
-    }
+    reference = {"label": REFERENCE.label, "seeds": {}}
+    rows = {row.name: {"label": row.label, "seeds": {}} for row in COMPARED}
     same = True
     for seed, (first, *others) in by_seed.items():
         record, original = _finished(first), read_trace(first.folder / TRACE)
-        reference[str(seed)] = {**_scores(first, original), "skipped_steps": record.skipped}
+        reference["seeds"][str(seed)] = _scores(first, original)
         for job in others:
-            skipped, trace = _finished(job).skipped, read_trace(job.folder / TRACE)
-            if job.configuration.name not in rows:
+            trace = read_trace(job.folder / TRACE)
+            if job.configuration.name in rows:
+                found = {**compare.distances(trace, original), **_scores(job, trace)}
+                rows[job.configuration.name]["seeds"][str(seed)] = found
+            else:
                 same = same and compare.identical(trace, original)
-                continue
-            rows[job.configuration.name]["seeds"][str(seed)] = {
-                **compare.distances(trace, original),
-                **_scores(job, trace),
-                "skipped_steps": skipped,
-            }
     return {
         "data": record.data,
         "model": record.model,
         "hardware": record.hardware,
         "batch": first.configuration.batch,
         "epochs": len(record.errors),
-        "weights_compared": original["weights"].shape[1],
         "parallel": parallel,
         "about": machine(int(os.environ["OMP_NUM_THREADS"])),
         "margins": {quantity.name: quantity.margin for quantity in QUANTITIES},
         "seeds": [str(seed) for seed in by_seed],
         "identical": same,
-        "reference": {"label": REFERENCE.label, "seeds": reference},
+        "reference": reference,
         "rows": rows,
     }
 
@@ -122,8 +107,8 @@ def _finished(job: Job) -> RunRecord:
 def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
     return {
         "top1": compare.top1(trace).tolist(),
-        "own_cross_entropy": compare.cross_entropies(trace).tolist(),
         "seconds": read_json(job.folder / SUMMARY)["train_seconds"],
+        "skipped_steps": _finished(job).skipped,
     }
 
 

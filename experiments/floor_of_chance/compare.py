@@ -1,9 +1,8 @@
 """How far two runs are from each other after each epoch, and whether a dtype exceeds the floor."""
 
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 
@@ -14,8 +13,7 @@ Trace = Dict[str, np.ndarray]  # as `traced_run.traced` returns it
 Results = Dict[str, Any]  # what the JSON file holds
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A distance between two runs. Its sign, if it has one, does not count in comparisons.
 
     Distances from float32 within `margin` of the floor's count as equal to it.

@@ -117,11 +117,7 @@ def _mean_of(row: Dict, field: str) -> float:
 
 @styled()
 def draw(results: Results, path: Path) -> None:
-    """Write a PNG: a panel for each quantity, and a line with a band for each row.
-
-    The line is the mean over the seeds. The band extends from the lowest to the highest seed. If
-    matplotlib is not installed, that is a `UsageError`.
-    """
+    """Write a PNG: a panel for each quantity, and for each row the mean and the range of seeds."""
     figure = new_figure(13, 4.6)
     for axes, quantity in zip(figure.subplots(1, len(QUANTITIES)), QUANTITIES):
         values = {name: magnitudes(results, name, quantity) for name in results["rows"]}

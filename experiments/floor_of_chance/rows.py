@@ -1,8 +1,7 @@
 """What is trained from each seed, as data, and the runs that this takes."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from gluon_amp.training.tables.record import SUMMARY, Configuration
 from gluon_amp.training.tables.runs import Job
@@ -13,8 +12,7 @@ TRACE = "trace.npz"
 RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "100000", "--resume", "auto")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One way to train: `start` is how the initial weights of the seed are used (`traced_run`)."""
 
     name: str
@@ -45,11 +43,7 @@ COMPARED = (FLOOR, *DTYPES)
 def jobs(
     dataset: str, folder: Path, seeds: Sequence[int], batch: int, extra: Sequence[str] = ()
 ) -> Dict[int, List[Job]]:
-    """Return the runs of each seed; the first of a seed is the reference.
-
-    The folder gets a directory for each row, and in it one for each seed. Every run has the extra
-    options.
-    """
+    """Return the runs of each seed; the first of a seed is the reference."""
     rows_of_first = (REFERENCE, CONTROL, *COMPARED)
     result: Dict[int, List[Job]] = {}
     for seed in seeds:

@@ -55,40 +55,25 @@ def run(arguments: Sequence[str]) -> None:
     shutil.rmtree(recipe.save_dir)
 
 
-# ------------------------------------------------------------------------------- initial weights
-
-
-def disturbed(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return float32 values of which each is moved to a neighbour, up or down with equal odds."""
-    direction = np.where(generator.random(values.shape) < 0.5, -np.inf, np.inf)
-    return np.nextafter(values, direction.astype(np.float32))
-
-
 def write_initial_weights(training: ImageTraining, path: Path, disturb: bool) -> None:
-    """Write the initial weights of a run in float32, disturbed or not.
+    """Write the initial weights of a run in float32; a disturbance moves each to a neighbour.
 
     BatchNorm's running statistics are not disturbed, since training replaces them.
     """
     generator = np.random.default_rng((training.recipe.seed, 3))
-    if disturb:
-        for param in training.engine.trained:
-            values = disturbed(param.data().asnumpy(), generator)
-            param.set_data(mx.nd.array(values, dtype=np.float32))
+    for param in training.engine.trained if disturb else ():
+        values = param.data().asnumpy()
+        direction = np.where(generator.random(values.shape) < 0.5, -np.inf, np.inf)
+        values = np.nextafter(values, direction.astype(np.float32))
+        param.set_data(mx.nd.array(values, dtype=np.float32))
     training.engine.net.save_parameters(str(path))
 
 
-# ------------------------------------------------------------------------------------- the trace
-
-
 def traced(training: ImageTraining) -> Dict[str, np.ndarray]:
-    """Return what a finished run was at the start and after each epoch.
+    """Return what a finished run was at the start and after each epoch: labels and outputs.
 
-    Returns
-    -------
-    dict
-        ``labels``, int64 (images,), and ``outputs``, float32 (1 + epochs, images, classes), of the
-        validation images; ``weights``, float32 (1 + epochs, weights): all trained parameters, the
-        masters where there are masters.
+    ``outputs`` are float32 (1 + epochs, validation images, classes), and ``weights`` float32
+    (1 + epochs, weights): all trained parameters, the masters where there are masters.
     """
     states = [_state(training)]
     for position, path in training.checkpoints.existing():

@@ -5,7 +5,6 @@
 The first call builds Horovod, which takes a few minutes. Later calls use the same environment.
 """
 
-import argparse
 import datetime
 import hashlib
 import json
@@ -19,12 +18,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from experiments import ROOT, environments, pages
 from experiments.horovod.launch import Ended, Kill, run
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.command_line import Parser, output_file, path, status_of
+from gluon_amp.training.command_line import Parser, status_of
 from gluon_amp.training.tables.machine import describe_cpu
 
 DTYPES = ("float16", "bfloat16")
 TESTS = ["tests/training/workers/test_horovod.py", "tests/documents/test_how_to.py"]
-
+RUNS = ROOT / "results" / "horovod"
 
 COMMAND = """scripts/train_imagenet.py --dataset digits --kv-store horovod
 --batch-size 128 --log-interval 1 --save-batches 2"""
@@ -57,39 +56,36 @@ def train(python: Path, dtype: str, folder: Path) -> Result:
     If the runs do not show what they should, that is a `UsageError`.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    whole, killed = folder / "whole", folder / "killed"
-    for each in (whole, killed):
-        each.mkdir(parents=True)
-    arguments = [*COMMAND.split(), "--dtype", dtype]
-    ended = run(python, [*arguments, *outputs(whole)], LONGEST)
-    check(ended.status == 0, "the training failed", ended)
-    digest, summary = outcome(whole)
-    log(
-        f"{dtype}: top-1 {summary['top1']:.2f} %, {summary['skipped_steps']} of "
-        f"{summary['steps']} steps skipped, {ended.seconds:.0f} s"
-    )
-    check(summary["top1"] >= LEAST, f"top-1 is below {LEAST:g} %", ended)
+
+    def job(name: str, *options: str, kill: Optional[Kill] = None) -> Ended:
+        target = folder / name
+        target.mkdir(parents=True, exist_ok=True)
+        words = [*COMMAND.split(), "--dtype", dtype, "--save-dir", str(target)]
+        words += ["--summary-json", str(target / "summary.json"), *options]
+        return run(python, words, LONGEST, kill=kill)
+
+    whole = job("whole")
+    check(whole.status == 0, "the training failed", whole)
+    digest, summary = outcome(folder / "whole")
+    print(f"{dtype}: top-1 {summary['top1']:.2f} %, {whole.seconds:.0f} s", flush=True)
+    check(summary["top1"] >= LEAST, f"top-1 is below {LEAST:g} %", whole)
     resume: List[str] = []
     ends = []
     for kill in KILLS:
-        lost = run(python, [*arguments, *outputs(killed), *resume], LONGEST, kill=kill)
+        lost = job("killed", *resume, kill=kill)
         check(lost.status > 0, "the killed job went on", lost)
         check(lost.seconds < BOUND, f"the killed job lasted more than {BOUND:g} s", lost)
         said = [line for line in lost.log if SENTENCE in line]
         check(len(said) == 1, "the other worker did not say what happened", lost)
-        log(
-            f"{dtype}: {kill.when}: killed worker {kill.worker}; "
-            f"the job ended {lost.seconds:.1f} s later"
-        )
-        log(f"  {said[0]}")
+        print(f"{dtype}: killed worker {kill.worker}; {lost.seconds:.1f} s later: {said[0]}")
         ends.append(lost.seconds)
         resume = ["--resume", "auto"]
-    resumed = run(python, [*arguments, *outputs(killed), *resume], LONGEST)
+    resumed = job("killed", *resume)
     check(resumed.status == 0, "the resumed training failed", resumed)
-    check(outcome(killed) == (digest, summary), "the resumed training has other bits", resumed)
-    log(f"{dtype}: the resumed run has the bits of the other, sha256 {digest[:16]}")
+    same = outcome(folder / "killed") == (digest, summary)
+    check(same, "the resumed training has other bits", resumed)
     counts = summary["steps"], summary["skipped_steps"]
-    return Result(dtype, summary["top1"], *counts, ended.seconds, ends)
+    return Result(dtype, summary["top1"], *counts, whole.seconds, ends)
 
 
 def check(holds: bool, sentence: str, ended: Ended) -> None:
@@ -97,11 +93,6 @@ def check(holds: bool, sentence: str, ended: Ended) -> None:
     if not holds:
         last = "\n".join(ended.log[-40:])
         raise UsageError(f"{sentence} (status {ended.status}); the end of its log:\n{last}")
-
-
-def outputs(folder: Path) -> List[str]:
-    """Return the options that write to a folder."""
-    return ["--save-dir", str(folder), "--summary-json", str(folder / "summary.json")]
 
 
 def outcome(folder: Path) -> Tuple[str, Dict[str, Any]]:
@@ -114,62 +105,39 @@ def outcome(folder: Path) -> Tuple[str, Dict[str, Any]]:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run everything and write the page; return 0 unless something failed."""
-    parser = Parser(
-        prog="horovod",
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    page = ROOT / "docs" / "results" / "horovod.md"
-    add("--output", type=output_file, default=page, metavar="FILE", help="the page")
-    runs = ROOT / "results" / "horovod"
-    add("--runs", type=path, default=runs, metavar="DIR", help="what the runs write")
-    options = parser.parse_args(arguments)
+    Parser(prog="horovod", description=__doc__.splitlines()[0]).parse_args(arguments)
     started = time.perf_counter()
     python = environments.of_horovod()
-    log(f"{environments.HOROVOD.name}: ready after {time.perf_counter() - started:.0f} s")
-    results = [train(python, dtype, options.runs / dtype) for dtype in DTYPES]
-    test(python)
-    pages.write(options.output.with_suffix(""), "results/horovod.md", parts(results))
-    log(f"wrote {options.output}")
-    return 0
-
-
-def log(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)
-
-
-def test(python: Path) -> None:
-    """Run the tests that need Horovod; raise `UsageError` if one fails."""
+    print(f"Horovod is ready after {time.perf_counter() - started:.0f} s", flush=True)
+    results = [train(python, dtype, RUNS / dtype) for dtype in DTYPES]
     command = [str(python), "-m", "pytest", "-k", "horovod", *TESTS]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise UsageError(f"a test of {' or '.join(TESTS)} failed.")
+    pages.write(pages.DOCS / "results" / "horovod", "results/horovod.md", parts(results))
+    return 0
 
 
 def parts(results: Sequence[Result]) -> pages.Parts:
     """Return the parts of the page."""
     versions = environments.horovod_versions().items()
+    names = [f"Python {environments.HOROVOD_PYTHON}", *(f"{name} {v}" for name, v in versions)]
+    rows = [
+        [
+            one.dtype,
+            f"{one.top1:.2f} %",
+            f"{one.steps}",
+            f"{one.skipped}",
+            f"{one.seconds:.0f} s",
+            " and ".join(f"{seconds:.1f} s" for seconds in one.ends),
+        ]
+        for one in results
+    ]
+    head = ["dtype", "top-1", "steps", "skipped", "training", "ended after a kill"]
     return {
-        "versions": ", ".join(
-            [f"Python {environments.HOROVOD_PYTHON}", *(f"{name} {v}" for name, v in versions)]
-        ),
+        "versions": ", ".join(names),
         "machine": describe_cpu(),
         "date": datetime.date.today().isoformat(),
-        "runs": pages.table(
-            ["dtype", "top-1", "steps", "skipped", "training", "ended after a kill"],
-            [
-                [
-                    one.dtype,
-                    f"{one.top1:.2f} %",
-                    f"{one.steps}",
-                    f"{one.skipped}",
-                    f"{one.seconds:.0f} s",
-                    " and ".join(f"{seconds:.1f} s" for seconds in one.ends),
-                ]
-                for one in results
-            ],
-        ),
+        "runs": pages.table(head, rows),
     }
 
 

@@ -16,11 +16,10 @@ MARK = "GLUON_AMP_JOB"  # a variable by which the processes of a job are found
 
 
 class Kill(NamedTuple):
-    """Send a signal to a worker as soon as the log contains a text."""
+    """Kill a worker as soon as the log contains a text."""
 
     worker: int
     when: str
-    number: signal.Signals = signal.SIGKILL
 
 
 class Ended(NamedTuple):
@@ -28,7 +27,7 @@ class Ended(NamedTuple):
 
     status: int  # that of horovodrun; negative if the job took too long
     log: List[str]  # the lines of its two streams
-    seconds: float  # since its start, or since the signal
+    seconds: float  # since its start, or since the kill
 
 
 def run(
@@ -37,12 +36,11 @@ def run(
     timeout: float,
     count: int = 2,
     kill: Optional[Kill] = None,
-    **variables: str,
 ) -> Ended:
-    """Start workers on this machine, over Gloo, and wait for their end.
+    """Start `count` workers on this machine, over Gloo, and wait for their end.
 
     The command has the arguments of `python` in each worker. The job is killed after `timeout`
-    seconds. The variables are added to the environment.
+    seconds.
     """
     options = f"--gloo --network-interface lo -np {count} -H localhost:{count}"
     mark = uuid.uuid4().hex
@@ -52,7 +50,6 @@ def run(
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         MARK: mark,
-        **variables,
     }
     started, log = time.monotonic(), []
     with subprocess.Popen(
@@ -72,7 +69,7 @@ def run(
             for line in process.stdout:
                 log.append(line.rstrip())
                 if kill and kill.when in line:
-                    os.kill(find(mark, kill.worker), kill.number)
+                    os.kill(find(mark, kill.worker), signal.SIGKILL)
                     started, kill = time.monotonic(), None
         finally:
             watch.cancel()
@@ -89,10 +86,7 @@ def end(group: int) -> None:
 def find(mark: str, worker: int) -> int:
     """Return the process of a worker, which is older than those that it has started.
 
-    Raises
-    ------
-    RuntimeError
-        There is none.
+    If there is none, that is a `RuntimeError`.
     """
     wanted = {f"{MARK}={mark}".encode(), f"HOROVOD_RANK={worker}".encode()}
     for number in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -73,13 +73,8 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The folder of its results."""
+        """Its name in the results."""
         return f"{self.training.label.replace(' ', '-')}-{self.dtype}"
-
-    def settings(self, photographs: Photographs) -> Dict[str, Any]:
-        """Return all that decides the results of its folds, for JSON."""
-        images = {"size": SIZE, "min_area": MIN_AREA, "images": photographs.digest}
-        return {**asdict(self), **images}
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -115,10 +110,7 @@ def _fit(net: HybridBlock, row: Row, train: Images, val: Images, fold: Fold) -> 
     training = row.training
     batches = TrainingBatches(train, training.batch_size, fold.seed, num_workers=0)
     engine = GluonEngine(
-        net,
-        build_trainer(_recipe(row), net, training.lr),
-        Objective(CLASSES),
-        [mx.cpu()],
+        net, build_trainer(_recipe(row), net, training.lr), Objective(CLASSES), [mx.cpu()]
     )
     shape = (training.num_epochs, len(batches), "cosine")
     schedule = Schedule(training.lr, *shape, warmup_epochs=0.5)

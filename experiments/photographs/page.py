@@ -1,7 +1,7 @@
 """The parts of docs/results/photographs/photographs.md, and its figure: every fold, compared."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple
 
 from experiments import pages
 from experiments.photographs.fits import ALL, HEAD, ROWS, SCRATCH, SIZE, Row
@@ -9,15 +9,7 @@ from experiments.photographs.stamps import CATEGORIES
 from gluon_amp.inspection.figures import BAND, COLOURS, SUPPORT
 from gluon_amp.training.tables.figure import SPREAD, draw_difference, new_figure, styled
 from gluon_amp.training.tables.render import difference
-from gluon_amp.training.tables.statistics import (
-    CROSS_ENTROPY_MARGIN,
-    Comparison,
-    compare_pairs,
-    spread,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from gluon_amp.training.tables.statistics import Comparison, compare_pairs, spread
 
 Results = Dict[Row, Dict[int, Dict[str, Any]]]  # by row and by the seed of the fold
 
@@ -38,7 +30,6 @@ METRICS = {
 # Smaller differences count as none. They were set before the run: those of the other tables, or the
 # smallest multiples of them that the folds of a row show with a power of 80 %, by the standard
 # deviations of the differences in docs/results/photographs/pilot.csv.
-SMALLEST = {"accuracy": 0.5, "cross_entropy": CROSS_ENTROPY_MARGIN}
 MARGINS = {
     HEAD.label: {"accuracy": 0.5, "cross_entropy": 0.01},
     ALL.label: {"accuracy": 1.5, "cross_entropy": 0.02},
@@ -127,11 +118,9 @@ def costs(results: Results) -> str:
 
 @styled()
 def draw(values: pages.Values, path: Path) -> None:
-    """Write a PNG with a row of panels for each metric.
+    """Write a PNG: for each metric all folds with their means, and a forest plot of differences.
 
-    The left panel has a point for each fold and a line for each mean. The right one is a forest
-    plot: the differences from float32 with their intervals, and each row's margin as a band. If
-    matplotlib is not installed, that is a `UsageError`.
+    The forest plot has the intervals of the differences from float32, and the margins as bands.
     """
     results = restored(values)
     figure = new_figure(10, 8)
@@ -142,7 +131,7 @@ def draw(values: pages.Values, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
+def _draw_folds(axes: Any, results: Results, metric: str) -> None:
     for number, row in enumerate(ROWS):
         values: List[float] = [fold[metric] for _, fold in sorted(results[row].items())]
         step = 2 * SPREAD / max(1, len(values) - 1)
@@ -158,7 +147,7 @@ def _draw_folds(axes: "Axes", results: Results, metric: str) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_differences(axes: "Axes", results: Results, metric: str) -> None:
+def _draw_differences(axes: Any, results: Results, metric: str) -> None:
     """Draw the differences between dtypes; that of training from scratch is far outside."""
     furthest = 0.0
     for number, row in enumerate(ROWS):

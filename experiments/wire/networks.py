@@ -43,10 +43,7 @@ class Gradients(NamedTuple):
 
 
 def collect(network: Network, policy: str, workers: int) -> Gradients:
-    """Return the gradients of so many batches, after `TRAINED_STEPS` steps on others.
-
-    All parameters of two or more dimensions count; a policy may have them in float16.
-    """
+    """Return the gradients of so many batches, after `TRAINED_STEPS` steps on others."""
     mx.random.seed(SEED)
     net = build(network.model, 10)
     net.initialize(mx.init.MSRAPrelu())

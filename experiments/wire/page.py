@@ -1,7 +1,7 @@
 """The parts of docs/results/wire.md, and the figure, from the results or by the formula."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from experiments.pages import Parts, Values, table
 from experiments.wire.networks import NETWORKS
@@ -17,9 +17,6 @@ from experiments.wire.scaling import (
 )
 from gluon_amp.inspection.figures import COLOURS, SUPPORT
 from gluon_amp.training.tables.figure import new_figure, styled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 STEP_SECONDS = 0.3  # an example, not a measurement
 EXCHANGES = (Exchange("ring"), Exchange("server"), Exchange("server", 8))
@@ -89,10 +86,7 @@ def simulation() -> str:
 
 @styled()
 def draw(results: Dict[str, Any], path: Path) -> None:
-    """Write a PNG: a panel of errors, and one of shares for each network of the simulation.
-
-    If matplotlib is not installed, that is a `UsageError`.
-    """
+    """Write a PNG: a panel of errors, and one of shares for each network of the simulation."""
     figure = new_figure(12, 7)
     first, *shares, legends = figure.subplots(2, 3).flat
     _draw_errors(first, results["sums"])
@@ -106,7 +100,7 @@ def draw(results: Dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_shares(axes: "Axes", cluster: Cluster, name: str) -> None:
+def _draw_shares(axes: Any, cluster: Cluster, name: str) -> None:
     for line, exchange in zip(LINES, EXCHANGES):
         for dtype in WIRE_BYTES:
             shares = [100 * step(cluster, exchange, dtype, n).share for n in WORKERS]
@@ -117,7 +111,7 @@ def _draw_shares(axes: "Axes", cluster: Cluster, name: str) -> None:
     axes.set_title(name)
 
 
-def _draw_errors(axes: "Axes", sums: List[Values]) -> None:
+def _draw_errors(axes: Any, sums: List[Values]) -> None:
     """Draw the errors of ResNet-18's gradients, added as the trainer adds them."""
     rows = [
         row

@@ -2,28 +2,13 @@
 
     python -m experiments.wire.scaling --parameters 25.6e6 --step-seconds 0.3 --bandwidth 10e9
 
-A step of N workers computes for C seconds and exchanges M bytes of gradients, which is the number
-of parameters times 4 (float32) or 2 (float16). Each link carries B bits a second in each direction,
-and a message needs L seconds besides. The exchange takes
-
-- ring:    T = 2 (N - 1) / N * 8 M / B + 2 (N - 1) L
-- server:  T = 2 max(1, N / S) * 8 M / B + 2 L, with S servers on machines of their own
-
-and nothing with one worker. A ring sends each of N chunks N - 1 times to be added and N - 1 times
-to be copied (Thakur, Rabenseifner and Gropp 2005; Patarasu and Yuan 2009, who show that fewer bytes
-are impossible). A worker pushes M bytes to the servers and pulls M bytes, and each server has the
-S-th part of the parameters for all N workers (Li et al. 2014). The slower end of the links counts,
-and pushes end before pulls begin. A fraction V of the computation may hide the exchange (its
-backward pass, where layers are sent as soon as they are ready): the step takes C + max(0, T - V C).
-
-The formula has no congestion, no stragglers, no headers and no time for additions. With
-servers T may be half of that, as links carry pulls of some parameters beside pushes of others.
+docs/results/wire.md has the formula and its sources. It has no congestion, no stragglers, no
+headers and no time for additions. A fraction of the computation may hide the exchange: its backward
+pass, where layers are sent as soon as they are ready.
 """
 
-import argparse
 import sys
-from dataclasses import dataclass
-from typing import Dict, Optional, Sequence
+from typing import Dict, NamedTuple, Optional, Sequence
 
 from gluon_amp.training.command_line import Parser, positive, real, status_of, whole
 
@@ -32,8 +17,7 @@ MOST_WORKERS = 1024
 WORKERS = tuple(2**power for power in range(11))  # 1 to 1,024
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """What a step computes and over which network it exchanges."""
 
     parameters: float  # trained, each with a gradient
@@ -43,8 +27,7 @@ class Cluster:
     overlap: float = 0.0  # share of `step_seconds` during which the exchange is hidden
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """A ring, or a parameter server; `servers` of 0 are as many as workers."""
 
     kind: str  # 'ring' or 'server'
@@ -61,8 +44,7 @@ class Exchange:
         return 2 * (max(1, workers / (self.servers or workers)) * whole + latency)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A step of so many workers, in seconds; `exchange` is the part that is not hidden."""
 
     workers: int
@@ -130,11 +112,7 @@ def title(exchange: Exchange) -> str:
 
 def run(arguments: Optional[Sequence[str]]) -> None:
     """Print the table of the options."""
-    parser = Parser(
-        prog="scaling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="scaling", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     count = "trained parameters (default: %(default)s, ResNet-50 v1)"
     add("--parameters", type=positive, default=25.6e6, metavar="N", help=count)
@@ -148,15 +126,9 @@ def run(arguments: Optional[Sequence[str]]) -> None:
     add("--servers", type=whole(1, 4096), default=0, metavar="N", help=servers)
     hidden = "share of the step that hides the exchange (default: %(default)s)"
     add("--overlap", type=real(0, 1), default=0.0, metavar="SHARE", help=hidden)
-    options = parser.parse_args(arguments)
-    cluster = Cluster(
-        options.parameters,
-        options.step_seconds,
-        options.bandwidth,
-        options.latency,
-        options.overlap,
-    )
-    print(table(cluster, [Exchange("ring"), Exchange("server", options.servers)]))
+    options = vars(parser.parse_args(arguments))
+    exchanges = [Exchange("ring"), Exchange("server", options.pop("servers"))]
+    print(table(Cluster(**options), exchanges))
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

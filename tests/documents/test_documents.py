@@ -110,15 +110,11 @@ def commands(text):
 def parse(words, monkeypatch):
     """Let a script's own parser, or make, read a command; nothing of it is run."""
     if words[0] == "make":
-        shown = subprocess.run(
-            ["make", "-C", ROOT, "-n", *words[1:]],
-            env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "ARGS")},
-            capture_output=True,
-            text=True,
-        )
+        variables = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "ARGS")}
+        make = ["make", "-C", ROOT, "-n", *words[1:]]
+        shown = subprocess.run(make, env=variables, capture_output=True, text=True)
         assert shown.returncode == 0, shown.stderr
-        made = [line.partition("python ")[2] for line in shown.stdout.splitlines()]
-        for line in made:
+        for line in (one.partition("python ")[2] for one in shown.stdout.splitlines()):
             if line.startswith(("scripts/", "-m experiments.")):
                 parse(["python", *shlex.split(line)], monkeypatch)
         return
@@ -148,16 +144,9 @@ def parse(words, monkeypatch):
     pytest.fail(f"refused, or not read by its parser: {' '.join(words)}")
 
 
-COMMANDS = sorted(
-    {
-        tuple(words)
-        for document in DOCUMENTS
-        for words in commands(text_of(document))
-        if words[0] in ("make", "gluon-amp")
-        or words[1].startswith("scripts/")
-        or (words[1] == "-m" and words[2].startswith(("gluon_amp", "experiments.")))
-    }
-)
+OURS = re.compile(r"(make|gluon-amp|python (scripts/|-m (gluon_amp|experiments\.)))")
+SHOWN = {tuple(words) for document in DOCUMENTS for words in commands(text_of(document))}
+COMMANDS = sorted(words for words in SHOWN if OURS.match(" ".join(words)))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

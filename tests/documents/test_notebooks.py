@@ -108,10 +108,13 @@ SLOW = pytest.mark.slow
         pytest.param("import time\ntime.sleep(60)", "timed out", marks=SLOW),
     ],
 )
-def test_a_failing_notebook_gets_one_sentence_and_no_page(write, tmp_path, capsys, cell, sentence):
+def test_a_failing_notebook_gets_one_sentence_and_no_page(
+    write, tmp_path, monkeypatch, capsys, cell, sentence
+):
     write("failing", cell)
     (tmp_path / "failing.ipynb").write_text("the old page")
-    assert run_notebooks.main(["--timeout", "3"]) == 2
+    monkeypatch.setattr(run_notebooks, "LONGEST", 3)
+    assert run_notebooks.main([]) == 2
     err = capsys.readouterr().err
     assert err.startswith("run_notebooks.py: failing") and sentence in err and err.count("\n") == 1
     assert (tmp_path / "failing.ipynb").read_text() == "the old page"

@@ -21,9 +21,9 @@ def test_files_are_written(monkeypatch, tmp_path, capsys):
         return {"errors": [40.0, 20.0 + seed + row.broken], "skipped": 0}
 
     monkeypatch.setattr(ablation, "train", train)
-    assert ablation.main(["--seeds", "2", "--margin", "3", "--output", str(tmp_path)]) == 0
+    assert ablation.main(["--seeds", "2", "--output", str(tmp_path)]) == 0
     assert len(json.loads((tmp_path / "ablation.json").read_text())["studies"]) == 3
     page = (tmp_path / "ablation.md").read_text()
-    assert "2 seeds of 2, 2, 2 epochs" in page and "within <!-- margin -->±3 points" in page
+    assert "2 seeds of 2, 2, 2 epochs" in page and "within <!-- margin -->±1 points" in page
     assert "| float16, no masters | 78.50 ± 0.71 | -1.00 |" in page
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")

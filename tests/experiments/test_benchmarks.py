@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
-from experiments.benchmarks import command, profile, reorders
+from experiments.benchmarks import command, profile
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 
-SMALL = "--network mobilenet0.25 --batch-size 2 --pixels 32 --rounds 2 --threads 1 --dtypes float32"
+SMALL = (
+    "--networks mobilenet0.25 --batch-size 2 --pixels 32 --rounds 2 --threads 1 --dtypes float32"
+)
 
 
 @pytest.fixture
@@ -100,8 +102,8 @@ def test_small_families_beside_a_peer(benchmark, tmp_path, peer):
     ("arguments", "sentence"),
     [
         ("--suite overflow_check --dtypes bfloat16", "overflow_check has nothing in bfloat16."),
-        ("--network resnet51 --dtypes float32 --rounds 1", "resnet51"),
-        ("--suite families --peer-python /no/python", "cannot be run: No such file"),
+        ("--networks resnet51 --dtypes float32 --rounds 1", "resnet51"),
+        ("--suite families --peer-python /no/python", "/no/python: No such file"),
         ("--suite families --peer-python /bin/false", "cannot import torch and torchvision"),
     ],
 )
@@ -126,11 +128,13 @@ Time (%),Total Time (ns),Instances,Avg (ns),Name
 
 
 def test_what_onednn_and_nsys_print_is_summed():
-    counted = reorders.parse(VERBOSE)
+    counted = profile.reorders(VERBOSE)
     assert counted == (1, 3) and counted.total == 4
     entries = profile.onednn_primitives(VERBOSE.partition("{")[0])
     assert entries[0] == ("convolution forward_training, bf16, amx", 0.4, 2.0, False)
-    assert "| 2.00 | 95.2 % | 0.4 | convolution forward_training" in profile.as_table(entries)
+    assert "| convolution forward_training, bf16, amx | 2.00 | 95.2 % | 0.4 |" in profile.as_table(
+        entries
+    )
     kernels = profile.gpu_kernels(KERNELS)
     assert [one.tensor_cores for one in kernels] == [True, False]
     assert profile.as_table(kernels).endswith("\n10.00 ms in total, Tensor Core kernels 60.0 %.")

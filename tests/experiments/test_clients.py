@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -21,9 +22,9 @@ def test_the_committed_results_are_those_of_these_programs_and_edits():
     for family in FAMILIES:
         for case in family.cases:
             text = family.source(case).read_text()
-            assert 1 <= case.lines <= 4 and "gluon_amp" not in text and "environ" in text
+            assert 1 <= case.lines <= 4 and "gluon_amp" not in text and "seed_all()" in text
     records = Records(ROOT / "docs" / "results" / "clients.json")
-    jobs = command.plan(command.choose([], FAMILIES), command.SEEDS, None)
+    jobs = [job for case in command.choose([], FAMILIES) for job in command.plan(*case)]
     assert len(jobs) == 300 and all(map(records.find, jobs))
     with pytest.raises(UsageError, match="absent' once, found it 0"):
         cases.apply([Edit("absent", "b = 1")], "a = 1\n", "float16")
@@ -56,7 +57,8 @@ def test_a_loss_is_within_the_spread_of_three_seeds(losses, difference, within):
 PROGRAM = """
 import json, os
 loss = 1 + int(os.environ["SEED"])
-print(json.dumps({"losses": [loss] * int(os.environ["STEPS"]), "step_seconds": 0.5}))
+losses = [loss] * int(os.environ["STEPS"])
+print(json.dumps({"losses": losses, "step_seconds": 0.5, "extra": {}}))
 """
 
 
@@ -81,15 +83,15 @@ def test_a_table_that_was_killed_continues_and_a_changed_program_runs_again(
     jobs = []
     monkeypatch.setattr(command, "run", lambda job, *rest: jobs.append(job) or run.run(job, *rest))
     arguments = ["--output", str(tmp_path / "clients.md")]
-    assert command.main(arguments) == 0 and len(jobs) == 6
+    assert command.main(arguments) == 0 and len(jobs) == 12
     page = (tmp_path / "clients.md").read_text()
     assert "| f/c | 6 | 1 | 1 to 3 | 3 (+2) | 3 (+2) | 3 (+2) |" in page
     runs = json.loads((tmp_path / "clients.json").read_text())["runs"]
     (tmp_path / "clients.json").write_text(json.dumps({"runs": runs[1:]}))
-    assert command.main(arguments) == 0 and len(jobs) == 7
+    assert command.main(arguments) == 0 and len(jobs) == 13
     assert (tmp_path / "clients.md").read_text() == page
     (tmp_path / "f" / "c.py").write_text(f"{PROGRAM}  # changed")
-    assert command.main([*arguments, "f/c"]) == 0 and len(jobs) == 13
+    assert command.main([*arguments, "f/c"]) == 0 and len(jobs) == 25
     with pytest.raises(UsageError, match=r"no client 'g': expected a family or one of f/c\."):
         command.main(["g"])
 
@@ -104,7 +106,7 @@ def test_a_table_that_was_killed_continues_and_a_changed_program_runs_again(
 )
 def test_a_failed_run_is_its_error_in_one_line(program, error, family, tmp_path):
     (tmp_path / "f" / "c.py").write_text(program)
-    job = Job(family, family.cases[0], "float32", 0, 6)
+    job = Job(family, family.cases[0], "float32", 0)
     assert run.run(job, sys.executable, 0.5 if "took" in error else 60)["error"] == error
 
 
@@ -117,8 +119,8 @@ def test_edits_of_an_installed_file_are_made_in_a_copy_of_its_package(
     found = f"import sys\nsys.path.append('{tmp_path}/installed')\nfrom client.training import LOSS"
     program = PROGRAM.replace("loss = 1 + ", f"{found}\nloss = LOSS + 0 * ")
     (tmp_path / "f" / "c.py").write_text(program)
-    case = Case("c", "c.py", [], files={"client/training.py": [Edit("LOSS = 1", "LOSS = 2")]})
-    jobs = [Job(family, case, policy, 0, 6) for policy in ("float32", "float16")]
+    case = Case("c", "c.py", [], 6, files={"client/training.py": [Edit("LOSS = 1", "LOSS = 2")]})
+    jobs = [Job(family, case, policy, 0) for policy in ("float32", "float16")]
     assert [run.run(job, sys.executable, 60)["losses"][0] for job in jobs] == [1, 2]
 
 
@@ -126,5 +128,5 @@ def test_edits_of_an_installed_file_are_made_in_a_copy_of_its_package(
 @pytest.mark.parametrize("name", ["gluoncv/cifar_resnet20", "module/mlp"])
 def test_two_steps_of_a_client_in_float16(name):
     ((family, case),) = command.choose([name], FAMILIES)
-    result = run.run(Job(family, case, "float16", 0, 2), sys.executable, 120)
+    result = run.run(Job(family, replace(case, steps=2), "float16", 0), sys.executable, 120)
     assert all(math.isfinite(loss) for loss in result["losses"]), result

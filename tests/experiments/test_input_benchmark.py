@@ -14,7 +14,7 @@ from gluon_amp.training.data.input_speed import training_batches
 from gluon_amp.training.data.synthetic import write_synthetic_records
 from tests.images import record_files
 
-SHORT = "--images 8 --side 32 --pixels 16 --batch-size 4 --batches 2 --rounds 2 --num-workers 1"
+SMALL = {"IMAGES": 8, "SIDE": 32, "PIXELS": 16, "BATCH": 4, "BATCHES": 2, "THREADS": 1}
 
 
 def test_both_readers_read_the_same_images_with_the_same_normalisation(tmp_path):
@@ -35,14 +35,14 @@ def test_both_readers_read_the_same_images_with_the_same_normalisation(tmp_path)
     assert record_iter_threads(1000) == expected and record_iter_threads(1) == 1
 
 
-def test_the_program_writes_a_page(tmp_path, capsys):
+def test_the_program_writes_a_page(tmp_path, monkeypatch):
+    for name, value in SMALL.items():
+        monkeypatch.setattr(input_benchmark, name, value)
     page = tmp_path / "input.md"
-    assert input_benchmark.main([*SHORT.split(), "--output", str(page)]) == 0
+    assert input_benchmark.main(["--rounds", "2", "--output", str(page)]) == 0
     text = page.read_text()
     assert "- Input: <!-- input -->8 JPEGs of 32×32 pixels, " in text
     assert "batches of <!-- output -->4 images of 16×16; 2 batches a round" in text
-    assert f"`python -m experiments.input_benchmark {SHORT}" in text
+    assert "`python -m experiments.input_benchmark --rounds 2 --output" in text
     assert len(re.findall(r"^\| \d \| \d+ \| \d+ \| \d+ \| \d+\.\d\d \|$", text, re.M)) == 2
     assert re.search(r"^\| \*\*median\*\* \|( \*\*[\d.]+\*\* \|){4}$", text, re.M)
-    assert input_benchmark.main([*SHORT.split(), "--batch-size", "9"]) == 2
-    assert "has 8 images, fewer than a batch of 9" in capsys.readouterr().err

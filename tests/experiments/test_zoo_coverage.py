@@ -4,7 +4,7 @@ from experiments import zoo_coverage
 
 
 def test_a_network_under_all_policies():
-    rows = zoo_coverage.run("cv/cifar_resnet20_v1", zoo_coverage.POLICIES)
+    rows = zoo_coverage.run("cv/cifar_resnet20_v1")
     assert [row["policy"] for row in rows] == list(zoo_coverage.POLICIES)
     for row in rows:
         assert row["ok"] and row["float32_outputs"] and not row["error"]
@@ -14,8 +14,8 @@ def test_a_network_under_all_policies():
 
 
 def test_a_network_that_crashes_has_a_row_for_each_policy(capsys):
-    (row,) = zoo_coverage.run_in_process("mx/no_such_network", ["float16"], 60)
-    assert row["ok"] is False and row["error"]
+    rows = zoo_coverage.run_in_process("mx/no_such_network")
+    assert len(rows) == 3 and not any(row["ok"] or not row["error"] for row in rows)
     assert zoo_coverage.main(["--networks", "nothing_like_it"]) == 2
     expected = "zoo_coverage.py: no network matches 'nothing_like_it': --list prints all.\n"
     assert capsys.readouterr().err == expected

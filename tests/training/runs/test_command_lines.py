@@ -169,7 +169,6 @@ def test_random_command_lines_of_every_script(draw, pytestconfig):
     [
         ("results_table", "--seeds x", "argument --seeds: expected a whole number of at least 1"),
         ("zoo_coverage", "--networks [", "argument --networks: expected a regular expression"),
-        ("tensor_cores", "--export /dev/null", "/dev/null: File exists."),
         ("benchmark", "--threads 9223372036854775808", "expected a whole number from 1 to 1024"),
     ],
 )

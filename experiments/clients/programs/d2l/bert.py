@@ -1,21 +1,15 @@
 """D2L's BERT learns masked words and the next sentence, after the chapter on pretraining."""
 
-import json
-import os
 import random
-import time
 
-import numpy
 from d2l import mxnet as d2l
 
-import mxnet as mx
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
+
 from mxnet import autograd, gluon, init, np, npx
 
 npx.set_np()
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-numpy.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, LENGTH, TOPICS, WORDS, MASKED = 16, 12, 5, 4, 2
 PAD, CLS, SEP, MASK = range(4)
@@ -58,9 +52,7 @@ net.initialize(init.Xavier(), ctx=device)
 loss_fn = gluon.loss.SoftmaxCELoss()
 trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.005})
 
-losses, seconds = [], []
-for batch in d2l.load_array(make_data(BATCH * STEPS), BATCH):
-    start = time.time()
+for batch in batches(d2l.load_array(make_data(BATCH * STEPS), BATCH)):
     tokens, segments, valid_lens, positions, weights, mlm_y, nsp_y = [
         x.as_in_ctx(device) for x in batch
     ]
@@ -75,6 +67,5 @@ for batch in d2l.load_array(make_data(BATCH * STEPS), BATCH):
     loss.backward()
     trainer.step(1)
     losses.append(float(loss))
-    seconds.append(time.time() - start)
 
-print(json.dumps({"losses": losses, "step_seconds": numpy.median(seconds[3:])}))
+report()

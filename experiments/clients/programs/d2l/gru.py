@@ -1,22 +1,15 @@
 """D2L's GRU as a language model of words, after the chapter on modern recurrent networks."""
 
-import json
-import os
-import random
-import time
-
 import numpy
 from d2l import mxnet as d2l
 
-import mxnet as mx
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
+
 from mxnet import autograd, gluon, init, npx
 from mxnet.gluon import rnn
 
 npx.set_np()
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-numpy.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, TIME, WORDS = 16, 10, 20
 
@@ -36,10 +29,9 @@ net.initialize(ctx=device, force_reinit=True, init=init.Normal(0.1))
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2})
 
-losses, seconds, state = [], [], None
+state = None
 corpus = make_corpus(BATCH * TIME * (STEPS + 2))
-for X, Y in list(d2l.seq_data_iter_sequential(corpus, BATCH, TIME))[:STEPS]:
-    start = time.time()
+for X, Y in batches(d2l.seq_data_iter_sequential(corpus, BATCH, TIME)):
     if state is None:
         state = net.begin_state(batch_size=X.shape[0], ctx=device)
     else:
@@ -54,6 +46,5 @@ for X, Y in list(d2l.seq_data_iter_sequential(corpus, BATCH, TIME))[:STEPS]:
     d2l.grad_clipping(net, 1)
     trainer.step(batch_size=1)
     losses.append(float(loss))
-    seconds.append(time.time() - start)
 
-print(json.dumps({"losses": losses, "step_seconds": numpy.median(seconds[3:])}))
+report()

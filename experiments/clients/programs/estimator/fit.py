@@ -3,22 +3,16 @@
 The images are generated: noise, and a brighter bar in one of ten places.
 """
 
-import json
-import os
-import random
-import time
-
 import numpy as np
+
+from experiments.clients.shared import STEPS, losses, report, seed_all, step_ended
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon import nn
-from mxnet.gluon.contrib.estimator import BatchBegin, BatchEnd, CheckpointHandler, Estimator
+from mxnet.gluon.contrib.estimator import BatchEnd, CheckpointHandler, Estimator
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, SIZE = 32, 10
 
@@ -49,18 +43,12 @@ net.initialize(mx.init.Xavier())
 net.hybridize()
 
 
-class Record(BatchBegin, BatchEnd):
+class Record(BatchEnd):
     """Keeps the loss and the time of each batch."""
 
-    def __init__(self):
-        self.losses, self.seconds = [], []
-
-    def batch_begin(self, estimator, *args, **kwargs):
-        self.start = time.perf_counter()
-
     def batch_end(self, estimator, *args, **kwargs):
-        self.losses.append(float(kwargs["loss"][0].mean().asscalar()))
-        self.seconds.append(time.perf_counter() - self.start)
+        losses.append(kwargs["loss"][0].mean().asscalar())
+        step_ended()
 
 
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -71,17 +59,7 @@ estimator = Estimator(
     train_metrics=mx.metric.Accuracy(),
     trainer=trainer,
 )
-record = Record()
-handlers = [record, CheckpointHandler("models", epoch_period=1)]
+handlers = [Record(), CheckpointHandler("models", epoch_period=1)]
 estimator.fit(train_data, val_data=val_data, epochs=1, event_handlers=handlers)
 accuracy = {metric.get()[0]: float(metric.get()[1]) for metric in estimator.val_metrics}
-
-print(
-    json.dumps(
-        {
-            "losses": record.losses,
-            "step_seconds": float(np.median(record.seconds[3:])),
-            "extra": {"accuracy": accuracy["validation accuracy"]},
-        }
-    )
-)
+report({"accuracy": accuracy["validation accuracy"]})

@@ -1,11 +1,8 @@
 """CIFAR-10 with a small ResNet, after GluonCV's scripts/classification/cifar/train_cifar10.py."""
 
-import json
-import os
-import random
-import time
-
 import numpy as np
+
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
 
 import mxnet as mx
 from gluoncv.model_zoo import get_model
@@ -13,10 +10,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from mxnet.gluon.data.vision import transforms
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, CLASSES = 16, 4
 
@@ -40,7 +34,7 @@ transform = transforms.Compose(
     ]
 )
 dataset = make_dataset(BATCH * STEPS).transform(lambda x, y: (transform(mx.nd.array(x)), y))
-batches = DataLoader(dataset, BATCH, shuffle=True, last_batch="discard")
+train_data = DataLoader(dataset, BATCH, shuffle=True, last_batch="discard")
 
 ctx = [mx.cpu()]
 net = get_model("cifar_resnet20_v1", classes=CLASSES)
@@ -50,9 +44,7 @@ optimizer_params = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.0001}
 trainer = gluon.Trainer(net.collect_params(), "nag", optimizer_params)
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
-losses, seconds = [], []
-for batch in batches:
-    start = time.time()
+for batch in batches(train_data):
     data = gluon.utils.split_and_load(batch[0], ctx_list=ctx, batch_axis=0)
     label = gluon.utils.split_and_load(batch[1], ctx_list=ctx, batch_axis=0)
     with autograd.record():
@@ -62,6 +54,5 @@ for batch in batches:
         part.backward()
     trainer.step(BATCH)
     losses.append(sum(part.sum().asscalar() for part in loss) / BATCH)
-    seconds.append(time.time() - start)
 
-print(json.dumps({"losses": [float(x) for x in losses], "step_seconds": np.median(seconds[3:])}))
+report()

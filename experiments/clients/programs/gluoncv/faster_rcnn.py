@@ -3,11 +3,7 @@
 As in the script, GluonCV's own `ForwardBackwardTask` computes the losses, in a thread.
 """
 
-import json
-import os
-import time
-
-import numpy as np
+from experiments.clients.shared import STEPS, batches, image_of_a_box, losses, report, seed_all
 
 import gluoncv
 import mxnet as mx
@@ -18,21 +14,9 @@ from gluoncv.model_zoo.rcnn.faster_rcnn.data_parallel import ForwardBackwardTask
 from gluoncv.utils.parallel import Parallel
 from mxnet import gluon
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-gluoncv.utils.random.seed(SEED)
+seed_all()
 
 PIXELS, CLASSES = 96, ["square", "bar"]
-
-
-def make_image():
-    """Return an image of noise with a bright square or bar, and its label: a box and a class."""
-    image = np.random.randint(0, 100, (PIXELS, PIXELS, 3))
-    kind = np.random.randint(2)
-    size = np.random.randint(32, 65)
-    width, height = (size, size) if kind == 0 else (size, size // 2)
-    x, y = np.random.randint(0, PIXELS - width), np.random.randint(0, PIXELS - height)
-    image[y : y + height, x : x + width] += 150
-    return mx.nd.array(image, dtype="uint8"), np.array([[x, y, x + width, y + height, kind]])
 
 
 def split_and_load(batch, ctx_list):
@@ -42,7 +26,6 @@ def split_and_load(batch, ctx_list):
 
 
 def train(net, train_data, ctx):
-    """Return the loss and the seconds of each step."""
     net.collect_params().setattr("grad_req", "null")
     net.collect_train_params().setattr("grad_req", "write")
     optimizer_params = {"learning_rate": 0.005, "wd": 5e-4, "momentum": 0.9}
@@ -61,16 +44,12 @@ def train(net, train_data, ctx):
     executor = Parallel(1, rcnn_task)
     net.hybridize(static_alloc=True)
 
-    losses, seconds = [], []
-    for batch in train_data:
-        start = time.time()
+    for batch in batches(train_data):
         for data in zip(*split_and_load(batch, ctx)):
             executor.put(data)
         results = [executor.get() for _ in ctx]
         trainer.step(len(ctx))
         losses.append(sum(part.asscalar() for result in results for part in result[:4]))
-        seconds.append(time.time() - start)
-    return losses, seconds
 
 
 ctx = [mx.cpu()]
@@ -99,13 +78,13 @@ net = FasterRCNN(
 net.initialize(mx.init.Xavier(magnitude=2))
 net.collect_params().reset_ctx(ctx)
 transform = FasterRCNNDefaultTrainTransform(net.short, net.max_size, net, ashape=net.ashape)
-dataset = gluon.data.SimpleDataset([make_image() for _ in range(STEPS)])
+dataset = gluon.data.SimpleDataset([image_of_a_box(PIXELS, 32, 65) for _ in range(STEPS)])
 train_data = gluon.data.DataLoader(
     dataset.transform(transform),
     len(ctx),
     shuffle=True,
     batchify_fn=FasterRCNNTrainBatchify(net, len(ctx)),
 )
-losses, seconds = train(net, train_data, ctx)
+train(net, train_data, ctx)
 
-print(json.dumps({"losses": [float(x) for x in losses], "step_seconds": np.median(seconds[3:])}))
+report()

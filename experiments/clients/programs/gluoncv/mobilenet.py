@@ -1,18 +1,15 @@
 """MobileNet with mixup, after GluonCV's scripts/classification/imagenet/train_imagenet.py."""
 
-import json
-import os
-import time
-
 import numpy as np
+
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
 
 import gluoncv
 import mxnet as mx
 from gluoncv.utils import LRScheduler, LRSequential
 from mxnet import autograd, gluon
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-gluoncv.utils.random.seed(SEED)
+seed_all()
 
 PIXELS, BATCH, CLASSES = 32, 32, 4
 
@@ -52,9 +49,7 @@ optimizer_params = {"wd": 0.0001, "momentum": 0.9, "lr_scheduler": lr_scheduler}
 trainer = gluon.Trainer(net.collect_params(), "nag", optimizer_params)
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=False)
 
-losses, seconds = [], []
-for data, label in (make_batch() for _ in range(STEPS)):
-    start = time.time()
+for data, label in batches(make_batch() for _ in range(STEPS)):
     data = gluon.utils.split_and_load(data, ctx_list=ctx, batch_axis=0)
     label = gluon.utils.split_and_load(label, ctx_list=ctx, batch_axis=0)
     lam = np.random.beta(0.2, 0.2)
@@ -67,6 +62,5 @@ for data, label in (make_batch() for _ in range(STEPS)):
         part.backward()
     trainer.step(BATCH)
     losses.append(sum(part.sum().asscalar() for part in loss) / BATCH)
-    seconds.append(time.time() - start)
 
-print(json.dumps({"losses": [float(x) for x in losses], "step_seconds": np.median(seconds[3:])}))
+report()

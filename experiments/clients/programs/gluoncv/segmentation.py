@@ -1,10 +1,8 @@
 """DeepLabV3 with an auxiliary head, after GluonCV's scripts/segmentation/train.py."""
 
-import json
-import os
-import time
-
 import numpy as np
+
+from experiments.clients import shared
 
 import gluoncv
 import mxnet as mx
@@ -14,8 +12,7 @@ from gluoncv.utils.parallel import DataParallelCriterion, DataParallelModel
 from mxnet import autograd, gluon
 from mxnet.gluon.data.vision import transforms
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-gluoncv.utils.random.seed(SEED)
+shared.seed_all()
 
 PIXELS, BATCH = 32, 4
 
@@ -37,7 +34,7 @@ class Trainer:
 
     def __init__(self):
         ctx = [mx.cpu()]
-        dataset = gluon.data.SimpleDataset([make_image() for _ in range(BATCH * STEPS)])
+        dataset = gluon.data.SimpleDataset([make_image() for _ in range(BATCH * shared.STEPS)])
         self.train_data = gluon.data.DataLoader(dataset, BATCH, shuffle=True)
         model = DeepLabV3(2, backbone="resnet50", crop_size=PIXELS, pretrained_base=False)
         model.initialize(ctx=ctx)
@@ -47,26 +44,21 @@ class Trainer:
             MixSoftmaxCrossEntropyLoss(True, aux_weight=0.5), ctx
         )
         scheduler = gluoncv.utils.LRScheduler(
-            mode="poly", base_lr=0.001, niters=2 * STEPS, power=0.9
+            mode="poly", base_lr=0.001, niters=2 * shared.STEPS, power=0.9
         )
         optimizer_params = {"lr_scheduler": scheduler, "wd": 1e-4, "momentum": 0.9}
         params = self.net.module.collect_params()
         self.optimizer = gluon.Trainer(params, "sgd", optimizer_params)
 
     def training(self):
-        """Return the losses and the seconds of each step."""
-        result, seconds = [], []
-        for data, target in self.train_data:
-            start = time.time()
+        for data, target in shared.batches(self.train_data):
             with autograd.record(True):
                 outputs = self.net(data)
                 losses = self.criterion(outputs, target)
                 mx.nd.waitall()
                 autograd.backward(losses)
             self.optimizer.step(BATCH)
-            result.append(sum(loss.mean().asscalar() for loss in losses) / len(losses))
-            seconds.append(time.time() - start)
-        return result, seconds
+            shared.losses.append(sum(loss.mean().asscalar() for loss in losses) / len(losses))
 
 
 transform = transforms.Compose(
@@ -75,6 +67,6 @@ transform = transforms.Compose(
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     ]
 )
-losses, seconds = Trainer().training()
+Trainer().training()
 
-print(json.dumps({"losses": [float(x) for x in losses], "step_seconds": np.median(seconds[3:])}))
+shared.report()

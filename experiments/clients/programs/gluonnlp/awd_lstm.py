@@ -3,22 +3,18 @@
 The text is generated: each word has four words that may follow it, of which the first is likely.
 """
 
-import json
 import math
-import os
 import random
-import time
 
 import gluonnlp as nlp
 import numpy as np
 
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
+
 import mxnet as mx
 from mxnet import autograd, gluon
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 WORDS, BPTT, BATCH, CLIP, ALPHA, BETA = 24, 16, 16, 0.25, 2, 1
 FOLLOWERS = [[(7 * word + 11 * i * i + 3) % WORDS for i in range(4)] for word in range(WORDS)]
@@ -29,7 +25,7 @@ for _ in range(BATCH * (STEPS * BPTT + 1)):
 vocabulary = nlp.Vocab(nlp.data.count_tokens(f"w{word}" for word in words))
 dataset = gluon.data.SimpleDataset([f"w{word}" for word in words])
 batchify = nlp.data.batchify.CorpusBPTTBatchify(vocabulary, BPTT, BATCH, last_batch="discard")
-batches = batchify(dataset)
+text = batchify(dataset)
 
 model = nlp.model.train.AWDRNN(
     "lstm", len(vocabulary), embed_size=48, hidden_size=64, num_layers=2, tie_weights=True,
@@ -51,10 +47,8 @@ def detach(states):
     return states.detach()
 
 
-losses, seconds = [], []
 hidden = model.begin_state(batch_size=BATCH, func=mx.nd.zeros)
-for data, target in batches:
-    start = time.perf_counter()
+for data, target in batches(text):
     hidden = detach(hidden)
     with autograd.record():
         output, hidden, states, dropped_states = model(data, hidden)
@@ -64,14 +58,5 @@ for data, target in batches:
     gluon.utils.clip_global_norm([p.grad() for p in parameters], CLIP)
     trainer.step(1)
     losses.append(float(loss.asscalar()))
-    seconds.append(time.perf_counter() - start)
 
-print(
-    json.dumps(
-        {
-            "losses": losses,
-            "step_seconds": float(np.median(seconds[3:])),
-            "extra": {"perplexity": math.exp(np.mean(losses[-5:]))},
-        }
-    )
-)
+report({"perplexity": math.exp(np.mean(losses[-5:]))})

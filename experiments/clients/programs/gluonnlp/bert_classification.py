@@ -3,20 +3,16 @@
 The sentences are generated. The label says which of two moods has more words in the sentence.
 """
 
-import json
-import os
 import random
-import time
 
 import gluonnlp as nlp
 import numpy as np
 
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
+
 import mxnet as mx
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 MAX_LENGTH, BATCH = 24, 16
 MOODS = ["bad awful boring weak cold".split(), "good great funny strong warm".split()]
@@ -60,9 +56,8 @@ for parameter in model.collect_params(".*beta|.*gamma|.*bias").values():
     parameter.wd_mult = 0.0
 params = [param for param in model.collect_params().values() if param.grad_req != "null"]
 
-losses, seconds, right = [], [], 0
-for step, (token_ids, segment_ids, valid_length, label) in enumerate(loader):
-    start = time.perf_counter()
+right = 0
+for step, (token_ids, segment_ids, valid_length, label) in enumerate(batches(loader)):
     trainer.set_learning_rate(2e-4 * min(1, (step + 1) / 10))
     with mx.autograd.record():
         out = model(token_ids, segment_ids, valid_length)
@@ -72,15 +67,6 @@ for step, (token_ids, segment_ids, valid_length, label) in enumerate(loader):
     nlp.utils.clip_grad_global_norm(params, 1)
     trainer.update(1)
     losses.append(float(loss.asscalar()))
-    seconds.append(time.perf_counter() - start)
     right += int((out.argmax(axis=1) == label.astype("float32")).sum().asscalar())
 
-print(
-    json.dumps(
-        {
-            "losses": losses,
-            "step_seconds": float(np.median(seconds[3:])),
-            "extra": {"accuracy": right / len(examples)},
-        }
-    )
-)
+report({"accuracy": right / len(examples)})

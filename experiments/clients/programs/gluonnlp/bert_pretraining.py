@@ -4,20 +4,16 @@ The sentences are generated. A sentence counts through the words of its topic; t
 sentence has the same topic.
 """
 
-import json
-import os
 import random
-import time
 
 import gluonnlp as nlp
 import numpy as np
 
+from experiments.clients.shared import STEPS, batches, losses, report, seed_all
+
 import mxnet as mx
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 TOPICS, WORDS, HALF, MASKS, BATCH = 3, 4, 6, 3, 16
 LENGTH = 2 * HALF + 3
@@ -70,9 +66,8 @@ optimizer_params = {"learning_rate": 0.01, "wd": 0.01}
 trainer = mx.gluon.Trainer(model.collect_params(), "lamb", optimizer_params)
 params = [param for param in model.collect_params().values() if param.grad_req != "null"]
 
-losses, seconds, right = [], [], []
-for step, batch in enumerate(loader):
-    start = time.perf_counter()
+right = []
+for step, batch in enumerate(batches(loader)):
     token_ids, segment_ids, valid_length, positions, masked, is_next = batch
     trainer.set_learning_rate(0.01 * min(1, (step + 1) / 10))
     with mx.autograd.record():
@@ -84,15 +79,6 @@ for step, batch in enumerate(loader):
     nlp.utils.clip_grad_global_norm(params, 1)
     trainer.update(1)
     losses.append(float(loss.asscalar()))
-    seconds.append(time.perf_counter() - start)
     right.append(float((decoded.argmax(axis=-1) == masked).mean().asscalar()))
 
-print(
-    json.dumps(
-        {
-            "losses": losses,
-            "step_seconds": float(np.median(seconds[3:])),
-            "extra": {"masked_words_right": float(np.mean(right[-5:]))},
-        }
-    )
-)
+report({"masked_words_right": np.mean(right[-5:])})

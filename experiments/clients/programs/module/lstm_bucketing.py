@@ -1,18 +1,14 @@
 """A language model with sentences of several lengths, after MXNet's example/rnn/bucketing."""
 
-import json
-import os
 import random
-import time
 
 import numpy as np
 
+from experiments.clients.shared import STEPS, losses, report, seed_all, step_ended
+
 import mxnet as mx
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, WORDS, BUCKETS = 16, 30, [8, 12, 16]
 
@@ -51,13 +47,10 @@ def sym_gen(seq_len):
     )
 
 
-losses, times = [], [time.time()]
-
-
 def log(parameters):
     losses.append(np.log(dict(parameters.eval_metric.get_name_value())["perplexity"]))
     parameters.eval_metric.reset()
-    times.append(time.time())
+    step_ended()
 
 
 train = mx.rnn.BucketSentenceIter(
@@ -76,5 +69,5 @@ model.fit(
     batch_end_callback=[log],
 )
 
-seconds = np.diff(times)[3:]
-print(json.dumps({"losses": losses[:STEPS], "step_seconds": np.median(seconds)}))
+del losses[STEPS:]
+report()

@@ -3,19 +3,13 @@
 The case is what the example's option `--network` chooses: mlp, lenet or resnet.
 """
 
-import json
-import os
-import random
-import time
-
 import numpy as np
+
+from experiments.clients.shared import CASE, STEPS, losses, report, seed_all, step_ended
 
 import mxnet as mx
 
-SEED, STEPS, NETWORK = int(os.environ["SEED"]), int(os.environ["STEPS"]), os.environ["CASE"]
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, CLASSES = 32, 10
 
@@ -85,13 +79,12 @@ def get_mnist_iter():
 
 
 def fit(network, train):
-    """Train the network as the example's common/fit.py; return the losses and the seconds."""
-    losses, times = [], [time.time()]
+    """Train the network as the example's common/fit.py."""
 
     def log(parameters):
         losses.append(dict(parameters.eval_metric.get_name_value())["cross-entropy"])
         parameters.eval_metric.reset()
-        times.append(time.time())
+        step_ended()
 
     devs = mx.cpu()
     lr_scheduler = mx.lr_scheduler.MultiFactorScheduler(step=[STEPS // 2], factor=0.5)
@@ -111,9 +104,8 @@ def fit(network, train):
         initializer=mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
         batch_end_callback=[log],
     )
-    return losses, np.diff(times)
 
 
-losses, seconds = fit({"mlp": mlp, "lenet": lenet, "resnet": resnet}[NETWORK](), get_mnist_iter())
+fit({"mlp": mlp, "lenet": lenet, "resnet": resnet}[CASE](), get_mnist_iter())
 
-print(json.dumps({"losses": [float(x) for x in losses], "step_seconds": np.median(seconds[3:])}))
+report()

@@ -1,23 +1,21 @@
-"""D2L's transformer as a translator, after the chapter on attention mechanisms."""
+"""D2L's translators, after the chapters on recurrent networks and on attention mechanisms.
 
-import json
+The case is `seq2seq`, with GRUs, or `transformer`.
+"""
+
 import math
-import os
 import random
-import time
 
 import numpy
 from d2l import mxnet as d2l
 
-import mxnet as mx
+from experiments.clients.shared import CASE, STEPS, batches, losses, report, seed_all
+
 from mxnet import autograd, gluon, init, np, npx
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 npx.set_np()
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-numpy.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 BATCH, TIME, SPECIAL = 32, 7, ["<pad>", "<bos>", "<eos>"]
 WORDS = [f"w{number}" for number in range(12)]
@@ -28,6 +26,26 @@ def make_sentences(count):
     sources = [random.choices(WORDS, k=random.randint(2, 5)) for _ in range(count)]
     successor = dict(zip(WORDS, WORDS[1:] + WORDS[:1]))
     return sources, [[successor[word] for word in source] for source in sources]
+
+
+class Seq2SeqDecoder(d2l.Decoder):
+    """A GRU whose input at each time also has the encoder's last state."""
+
+    def __init__(self, vocab_size, embed_size, num_hiddens, num_layers, dropout=0, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = nn.Embedding(vocab_size, embed_size)
+        self.rnn = rnn.GRU(num_hiddens, num_layers, dropout=dropout)
+        self.dense = nn.Dense(vocab_size, flatten=False)
+
+    def init_state(self, enc_outputs, *args):
+        return enc_outputs[1]
+
+    def forward(self, x, state):
+        x = self.embedding(x).swapaxes(0, 1)
+        context = state[0][-1]
+        context = np.broadcast_to(context, (x.shape[0], context.shape[0], context.shape[1]))
+        output, state = self.rnn(d2l.concat((x, context), 2), state)
+        return self.dense(output).swapaxes(0, 1), state
 
 
 class DecoderBlock(nn.Block):
@@ -86,16 +104,20 @@ arrays = (
     *d2l.build_array_nmt(targets, vocab, TIME),
 )
 device = d2l.try_gpu()
-encoder = d2l.TransformerEncoder(len(vocab), 32, 64, 4, 2, 0.1)
-decoder = TransformerDecoder(len(vocab), 32, 64, 4, 2, 0.1)
+if CASE == "seq2seq":
+    encoder = d2l.Seq2SeqEncoder(len(vocab), 32, 64, 2, dropout=0.1)
+    decoder = Seq2SeqDecoder(len(vocab), 32, 64, 2, dropout=0.1)
+    learning_rate = 0.002
+else:
+    encoder = d2l.TransformerEncoder(len(vocab), 32, 64, 4, 2, 0.1)
+    decoder = TransformerDecoder(len(vocab), 32, 64, 4, 2, 0.1)
+    learning_rate = 0.005
 net = d2l.EncoderDecoder(encoder, decoder)
 net.initialize(init.Xavier(), force_reinit=True, ctx=device)
-trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.005})
+trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": learning_rate})
 loss_fn = d2l.MaskedSoftmaxCELoss()
 
-losses, seconds = [], []
-for batch in d2l.load_array(arrays, BATCH):
-    start = time.time()
+for batch in batches(d2l.load_array(arrays, BATCH)):
     X, X_valid_len, Y, Y_valid_len = [x.as_in_ctx(device) for x in batch]
     bos = np.array([vocab["<bos>"]] * Y.shape[0], ctx=device).reshape(-1, 1)
     dec_input = d2l.concat([bos, Y[:, :-1]], 1)
@@ -107,11 +129,9 @@ for batch in d2l.load_array(arrays, BATCH):
     num_tokens = Y_valid_len.sum()
     trainer.step(num_tokens)
     losses.append(float(loss.sum() / num_tokens) * TIME)
-    seconds.append(time.time() - start)
 
 scores = []
 for source, target in zip(*make_sentences(20)):
     translation, _ = d2l.predict_seq2seq(net, " ".join(source), vocab, vocab, TIME, device)
     scores.append(d2l.bleu(translation, " ".join(target), k=1))
-result = {"losses": losses, "step_seconds": numpy.median(seconds[3:])}
-print(json.dumps({**result, "extra": {"BLEU of words": numpy.mean(scores)}}))
+report({"BLEU of words": numpy.mean(scores)})

@@ -1,25 +1,18 @@
-"""GluonTS's Transformer learns daily cycles and predicts half a day."""
+"""An estimator of GluonTS learns daily cycles and predicts half a day; the case is which one."""
 
-import json
-import os
-import random
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from gluonts.dataset.common import ListDataset
 from gluonts.model.predictor import Predictor
-from gluonts.mx import Trainer, TransformerEstimator
+from gluonts.mx import DeepAREstimator, SimpleFeedForwardEstimator, Trainer, TransformerEstimator
 from gluonts.mx.trainer.callback import TrainingHistory
 
-import mxnet as mx
+from experiments.clients.shared import CASE, STEPS, losses, report, seed_all, step_ended
 
-SEED, STEPS = int(os.environ["SEED"]), int(os.environ["STEPS"])
-random.seed(SEED)
-np.random.seed(SEED)
-mx.random.seed(SEED)
+seed_all()
 
 SERIES, DAYS, HORIZON = 8, 14, 12
 
@@ -40,29 +33,29 @@ class History(TrainingHistory):
     """The losses, and when each epoch ended."""
 
     def on_train_epoch_end(self, *args, **kwargs):
-        times.append(time.time())
+        step_ended()
         return super().on_train_epoch_end(*args, **kwargs)
 
 
-times = [time.time()]
+ESTIMATORS = {
+    "simple_feedforward": (SimpleFeedForwardEstimator, 0.01, {}),
+    "deepar": (DeepAREstimator, 0.01, {"freq": "H", "num_cells": 20}),
+    "transformer": (TransformerEstimator, 0.001, {"freq": "H", "model_dim": 16, "num_heads": 4}),
+}
 history = History()
-estimator = TransformerEstimator(
-    freq="H",
-    prediction_length=HORIZON,
-    context_length=24,
-    batch_size=16,
-    model_dim=16,
-    num_heads=4,
-    trainer=Trainer(
-        epochs=STEPS, num_batches_per_epoch=1, learning_rate=0.001, callbacks=[history]
-    ),
+make_estimator, learning_rate, options = ESTIMATORS[CASE]
+trainer = Trainer(
+    epochs=STEPS, num_batches_per_epoch=1, learning_rate=learning_rate, callbacks=[history]
+)
+estimator = make_estimator(
+    prediction_length=HORIZON, context_length=24, batch_size=16, trainer=trainer, **options
 )
 dataset = make_dataset()
 predictor = estimator.train(dataset)
+losses += history.loss_history
 
 with tempfile.TemporaryDirectory() as folder:
     predictor.serialize(Path(folder))
     predictor = Predictor.deserialize(Path(folder))
 forecasts = [forecast.mean for forecast in predictor.predict(dataset)]
-result = {"losses": history.loss_history, "step_seconds": np.median(np.diff(times)[3:])}
-print(json.dumps({**result, "extra": {"mean forecast": float(np.mean(forecasts))}}))
+report({"mean forecast": float(np.mean(forecasts))})
