@@ -25,14 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp doctor") -> int:
-    """Print the report.
-
-    Returns
-    -------
-    int
-        0; 1 if the requested policy cannot run, or if a check of the self-test failed; 2 if the
-        options are wrong.
-    """
+    """Print the report; return 1 if the requested policy cannot run or a check failed."""
     parser = Parser(
         prog=prog,
         description="Report the installed versions, the devices, and which policies run here. "

@@ -1,7 +1,6 @@
 """Datasets whose random augmentation depends on the seed, the epoch and the image alone.
 
-With a process-wide random generator, an image's augmentation would depend on the worker and on
-everything drawn before, so a run could be neither repeated nor resumed. Here the index of an image
+With one random generator for all, a run could be neither repeated nor resumed. Here a position
 includes the epoch, and every image has a generator of its own.
 """
 
@@ -74,17 +73,7 @@ class EncodedImages:
 
 
 class DecodedImages(Images):
-    """Image files, decoded and transformed.
-
-    Parameters
-    ----------
-    transform : TrainingTransform or ValidationTransform
-        ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
-    classes : int
-        Labels are 0 ... classes - 1.
-    seed : int, optional
-        Determines the augmentation; None if the transform has none.
-    """
+    """Image files, decoded and transformed; without a seed, the transform has no augmentation."""
 
     def __init__(self, encoded: EncodedImages, transform: Any, classes: int, seed: Any = None):
         self._encoded = encoded

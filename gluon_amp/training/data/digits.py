@@ -1,7 +1,7 @@
-"""Scikit-learn's handwritten digits: real images without a download.
+"""Scikit-learn's handwritten digits: 1,797 real images without a download.
 
-1,797 images of 8×8 pixels in 17 grey levels and ten classes: the test part of the UCI data set
-"Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998).
+They have 8×8 pixels in 17 grey levels: the test part of the UCI data set "Optical Recognition of
+Handwritten Digits" (Alpaydin and Kaynak, 1998).
 """
 
 from typing import Sequence, Tuple
@@ -24,10 +24,9 @@ MEAN, STD = 0.305, 0.324  # of the training pixels, divided by 255
 
 
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the 1,437 training and the 360 validation images.
+    """Return the indices of the 1,437 training and the 360 validation images, by class.
 
-    The images are shuffled with a fixed seed and sorted by class; every fifth is for validation.
-    So the share of each class is exact to within one image.
+    They are shuffled with a fixed seed, so the share of each class is exact to within one image.
     """
     # RandomState and not default_rng: numpy guarantees that its stream never changes
     shuffled = np.random.RandomState(SPLIT_SEED).permutation(len(labels))
@@ -41,22 +40,7 @@ def load_digits(
 ) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
     """Return ``(train_images, train_labels), (val_images, val_labels)``.
 
-    Parameters
-    ----------
-    size : int
-        Height and width of the images.
-
-    Returns
-    -------
-    images : ndarray
-        uint8, (1437, size, size) and (360, size, size), grey.
-    labels : ndarray
-        int32, 0..9.
-
-    Raises
-    ------
-    DataError
-        Scikit-learn is not installed.
+    Images are uint8, (1437, size, size) and (360, size, size), grey; labels are int32, 0..9.
     """
     try:
         from sklearn.datasets import load_digits as load
@@ -97,17 +81,7 @@ def _only(
 
 
 def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int = SIZE) -> Source:
-    """Return the digits as a `Source`.
-
-    Parameters
-    ----------
-    seed : int
-        Determines the random shifts, but not the split.
-    keep : sequence of int
-        The digits to use, in ascending order; labels are positions in it.
-    size : int
-        Height and width of the images.
-    """
+    """Return the digits to `keep`, in ascending order. The split does not depend on the seed."""
     train, val = (_only(keep, *part) for part in load_digits(size))
     return Source(
         name="digits",

@@ -1,7 +1,7 @@
 """Fashion-MNIST: 60,000 training and 10,000 validation images of articles of clothing.
 
-Grey, 28×28 pixels, ten classes (Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for
-Benchmarking Machine Learning Algorithms", 2017; MIT licence). Debian packages its four files.
+Grey, 28×28 pixels (Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking
+Machine Learning Algorithms", 2017; MIT licence). Debian packages its four files.
 """
 
 from pathlib import Path
@@ -36,19 +36,7 @@ NORMALISED = ((np.arange(256) / 255 - MEAN) / STD).astype(np.float32)  # of each
 
 
 class FashionImages(Images):
-    """Grey images as normalised RGB images, shifted and mirrored at random if there is a seed.
-
-    Parameters
-    ----------
-    images : ndarray
-        uint8, (N, 28, 28).
-    labels : ndarray
-        uint8, (N,).
-    size : int
-        Height and width of the result.
-    seed : int, optional
-        Determines the augmentation; None for no augmentation.
-    """
+    """Grey images as normalised RGB images, shifted and mirrored at random if there is a seed."""
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, size: int = SIZE, seed: Optional[int] = None
@@ -79,13 +67,7 @@ class FashionImages(Images):
 
 
 def load_part(folder: Path, part: str) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the images and labels of a part, 'train' or 't10k': uint8, (N, 28, 28) and (N,).
-
-    Raises
-    ------
-    DataError
-        A file is missing or malformed, or the two do not belong together.
-    """
+    """Return the images and labels of 'train' or 't10k': uint8, (N, 28, 28) and (N,)."""
     paths = [_find(folder, f"{part}-{content}-ubyte") for content in ("images-idx3", "labels-idx1")]
     images, labels = (read_idx(path, item) for path, item in zip(paths, ((SIZE, SIZE), ())))
     if len(images) != len(labels):
@@ -112,22 +94,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def open_fashion_mnist(folder: Path = FOLDER, seed: int = 0, size: int = SIZE) -> Source:
-    """Return Fashion-MNIST as a `Source`.
-
-    Parameters
-    ----------
-    folder : Path
-        Holds the four files, plain or compressed by gzip.
-    seed : int
-        Determines the random shifts and flips.
-    size : int
-        Height and width of the images.
-
-    Raises
-    ------
-    DataError
-        A file is missing or malformed.
-    """
+    """Return the four files in a folder, plain or compressed by gzip, as a `Source`."""
     train, val = (load_part(folder, part) for part in PARTS)
     return Source(
         name="fashion-mnist",

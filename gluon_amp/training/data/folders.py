@@ -13,13 +13,7 @@ VALIDATION_SHARE = 5  # one image of five, at least one, as for the digits
 
 
 class FileImages(EncodedImages):
-    """Image files with labels.
-
-    Parameters
-    ----------
-    items : sequence of (str, int)
-        Path and label of every image.
-    """
+    """Image files, by path and label."""
 
     def __init__(self, items: Sequence[Tuple[str, int]]):
         self._items = items
@@ -38,20 +32,7 @@ class FileImages(EncodedImages):
 def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
     """Return the images in ``root/train/CLASS`` and ``root/val/CLASS`` as a `Source`.
 
-    Parameters
-    ----------
-    root : Path
-        Has ``train`` and ``val``, each with the same folders, one for each class. Their .jpg, .jpeg
-        and .png files are the images, and a label is the rank of a class among the sorted names.
-    seed : int
-        Determines the augmentation.
-    preprocessing : Preprocessing
-        Size and normalisation of the images.
-
-    Raises
-    ------
-    DataError
-        There are no images, a class is empty, or ``train`` and ``val`` have different classes.
+    A label is the rank of a class among the sorted names, which must be the same in both parts.
     """
     if not is_divided(root):
         raise DataError(
@@ -64,16 +45,10 @@ def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUON
 
 
 def open_image_folder(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
-    """Return the images in ``root/CLASS`` as a `Source`.
+    """Return the images in ``root/CLASS`` as a `Source`; a fifth of each class is for validation.
 
-    A fifth of each class, at least one image, is for validation. Which ones depends on the seed and
-    on the names of the class and its files alone. If `root` holds ``train`` and ``val``, it is
-    divided already, and `open_folders` reads it. The parameters are those of `open_folders`.
-
-    Raises
-    ------
-    DataError
-        There are fewer than two classes, or a class has fewer than two images.
+    Which ones depends on the seed and on the names of the class and its files alone. A `root` with
+    ``train`` and ``val`` is divided already.
     """
     if is_divided(root):
         return open_folders(root, seed, preprocessing)

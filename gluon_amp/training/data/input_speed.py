@@ -1,4 +1,4 @@
-"""Measures how many training images are loaded in a second, with nothing else running."""
+"""How many training images are loaded in a second, with nothing else running."""
 
 import itertools
 import time

@@ -55,14 +55,6 @@ class _Loader:
     OpenCV and numpy release Python's global lock for decoding and arithmetic. So threads use all
     cores, and unlike processes they write into the batch itself. Python holds the lock for 0.08 of
     the 0.7 ms of an image (224 pixels, 2 cores), so more than a dozen threads do not help.
-
-    Attributes
-    ----------
-    batch_size : int
-    num_workers : int
-        Number of threads; 0 if the calling thread loads.
-    images : int
-        Images in a pass of this part; defined by each subclass.
     """
 
     images: int
@@ -145,29 +137,15 @@ class _Loader:
 
 
 class TrainingBatches(_Loader):
-    """Shuffled batches of a dataset, epoch by epoch.
+    """Shuffled batches of a dataset, epoch by epoch; the last of an epoch may be smaller.
 
-    The last batch of an epoch may be smaller. No image is dropped or moved to the next epoch, so
-    every epoch has the same number of batches and a schedule in epochs is exact. The content of a
-    batch depends only on the seed, the epoch and the number of the batch.
+    No image is dropped or moved to the next epoch. The content of a batch depends only on the seed,
+    the epoch and the number of the batch. An image that cannot be read is replaced by the next
+    readable one in the order of the dataset.
 
-    An image that cannot be read is replaced by the next readable one in the order of the dataset.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        `Images`, or a dataset of ``(image, label)`` that is also indexed by position.
-    batch_size : int
-        Images in a batch of all devices of this process.
-    seed : int
-        Determines the order.
-    num_workers : int, optional
-        Threads that load; 0 loads in the calling thread, None is one for each processor.
-    part_index, num_parts : int
-        Load part `part_index` of `num_parts`, for training in several processes. All parts have the
-        same number of images. If the images cannot be divided evenly, the first images of the epoch
-        are repeated at its end. Batch n of all parts together is batch n of a single process with
-        `num_parts` times the batch size.
+    All parts have the same number of images: the first of the epoch may be repeated at its end.
+    Batch n of all parts together is batch n of a single process with `num_parts` times the batch
+    size.
     """
 
     def __init__(
@@ -184,15 +162,7 @@ class TrainingBatches(_Loader):
         self._seed = seed
 
     def epoch(self, number: int, start: int = 0) -> Iterator[List[NDArray]]:
-        """Return the ``[images, labels]`` batches of epoch `number` from batch `start` on.
-
-        Both count from 0. Images are float32, labels int32, both on the CPU.
-
-        Raises
-        ------
-        DataError
-            Raised by the iterator: no image can be read, or a label is out of range.
-        """
+        """Return ``[images, labels]`` batches, float32 and int32, of an epoch from `start` on."""
         length, (part, parts) = len(self._images), self._part
         order = np.resize(epoch_order(length, self._seed, number), self.images * parts)
         positions = order[part::parts] + number * length
@@ -213,17 +183,9 @@ class TrainingBatches(_Loader):
 class ValidationBatches(_Loader):
     """Batches with every image of a dataset exactly once in every pass; the last may be smaller.
 
-    An image that cannot be read is left out, so its batch is smaller, too.
-
+    An image that cannot be read is left out of its batch. The sizes of parts may differ by one.
     `mx.io.ImageRecordIter` of MXNet 1.9.1 repeats images of the first batch to fill the last one,
     skips them in the next pass, and its ``pad`` is wrong.
-
-    Parameters
-    ----------
-    dataset, batch_size, num_workers
-        As for `TrainingBatches`.
-    part_index, num_parts : int
-        Load every `num_parts`-th image from `part_index` on. The sizes of parts may differ by one.
     """
 
     @property

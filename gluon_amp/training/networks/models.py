@@ -82,13 +82,7 @@ def _gluoncv_models() -> Dict[str, Callable[..., HybridBlock]]:
 
 
 def full_name(name: str, layers: Optional[int] = None) -> str:
-    """Return the zoo's name of a network that MXNet's examples call `name`.
-
-    Raises
-    ------
-    UsageError
-        A number of layers is given for a name that already has one.
-    """
+    """Return the zoo's name of a network that MXNet's examples call `name`."""
     pattern, default = EXAMPLE_NAMES.get(name, (name, None))
     if layers is not None and default is None and str(layers) not in name:
         raise UsageError(
@@ -98,20 +92,7 @@ def full_name(name: str, layers: Optional[int] = None) -> str:
 
 
 def build(name: str, classes: int) -> HybridBlock:
-    """Return an image classifier that is not initialized.
-
-    Parameters
-    ----------
-    name : str
-        A model of `OWN_MODELS`, of MXNet's zoo, or else of GluonCV's.
-    classes : int
-        Number of outputs.
-
-    Raises
-    ------
-    UsageError
-        No classifier has that name (the message lists similar ones), or GluonCV cannot build it.
-    """
+    """Return an image classifier by name, not initialized: our own, MXNet's, or else GluonCV's."""
     if name in OWN_MODELS:
         return OWN_MODELS[name](classes=classes)
     if name in MXNET_MODELS:

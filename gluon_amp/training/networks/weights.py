@@ -22,11 +22,6 @@ def zero_last_gammas(net: Block, model: str) -> int:
 
     The gamma of a block's last BatchNorm starts at 0 (Goyal et al. 2017, section 5.1). MXNet's zoo
     has these layers in a block's ``body``, GluonCV's later networks as ``bn2`` or ``bn3``.
-
-    Raises
-    ------
-    UsageError
-        No residual block of the network ends in a BatchNorm.
     """
     norms: List[BatchNorm] = []
     net.apply(lambda block: norms.extend(_last_norm(block)))
@@ -71,13 +66,7 @@ PACKAGES: Dict[str, Package] = {
 
 
 def pretrained_file(model: str, root: Path) -> Path:
-    """Return the path of a network's weights, in an installed package or downloaded from a zoo.
-
-    Raises
-    ------
-    UsageError
-        The package is not installed, no zoo has such weights, or there is no connection.
-    """
+    """Return the path of a network's weights, in an installed package or downloaded from a zoo."""
     if model not in PACKAGES:
         return zoo_file(model, root)
     package = PACKAGES[model]
@@ -94,13 +83,7 @@ def pretrained_file(model: str, root: Path) -> Path:
 
 
 def zoo_file(model: str, root: Path) -> Path:
-    """Return the path of a zoo's weights, which are downloaded if they are not there yet.
-
-    Raises
-    ------
-    UsageError
-        No zoo has weights of that name, or there is no connection.
-    """
+    """Return the path of a zoo's weights, which are downloaded if they are not there yet."""
     folder = str(root.expanduser())
     for get_model_file in _download_functions():
         try:
@@ -133,13 +116,7 @@ def load_matching(net: HybridBlock, path: Path) -> List[str]:
     """Load the parameters of a file (in any dtype) that fit an initialized network.
 
     The file is MXNet's, or PyTorch's with the weights of EfficientNet-Lite0. A network for other
-    classes keeps only the layers of its head as they were initialized. Return the names of the
-    parameters that the file does not have, or has in another shape.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or belongs to another network.
+    classes keeps its head. Return the names of the parameters that the file does not have.
     """
     path = path.expanduser()
     arrays = _read_arrays(path)

@@ -1,7 +1,6 @@
-"""Options of image runs.
+"""Options of image runs: GluonCV's, with the spellings of MXNet's example scripts as aliases.
 
-Names and defaults are GluonCV's, and the spellings of MXNet's example scripts are aliases. Two
-defaults differ, as GluonCV's mislead: 90 epochs instead of 3, and a learning rate that is
+Two defaults differ, as GluonCV's mislead: 90 epochs instead of 3, and a learning rate that is
 proportional to the batch.
 """
 

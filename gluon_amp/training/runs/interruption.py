@@ -29,18 +29,7 @@ NOTICE = (
 
 
 class Interruption:
-    """Records the first SIGTERM or SIGINT in a with block; the second ends the process at once.
-
-    Parameters
-    ----------
-    quiet : bool
-        Print nothing when a signal arrives.
-
-    Attributes
-    ----------
-    number : int or None
-        The signal that arrived.
-    """
+    """Records the first SIGTERM or SIGINT in a with block; the second ends the process at once."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.number: Optional[int] = None
@@ -71,12 +60,6 @@ class Interruption:
             os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
 
     def leave_after(self, done: str) -> None:
-        """Raise `RunInterruptedError` if a signal has arrived.
-
-        Parameters
-        ----------
-        done : str
-            What the run has completed, as a clause for the message.
-        """
+        """Raise `RunInterruptedError` with the clause `done` if a signal has arrived."""
         if self.number is not None:
             raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")

@@ -1,7 +1,4 @@
-"""Options that image and language runs share.
-
-Each function adds options to a group of a parser, and returns the function that adds one more.
-"""
+"""Options that image and language runs share. Functions return the one that adds an option more."""
 
 import argparse
 import math
@@ -58,10 +55,7 @@ class Options:
 
 
 def dtype(text: str) -> str:
-    """Read a policy's name, or a string such as 'compute=float8_e4m3,gradients=float8_e5m2'.
-
-    Of two names of one policy, the shorter one is returned.
-    """
+    """Read a policy's name, of two names the shorter, or a text such as 'compute=float8_e4m3'."""
     if "=" in text:
         try:
             return Policy(text).name
@@ -74,10 +68,7 @@ def dtype(text: str) -> str:
 
 
 def loss_scale(text: str) -> Union[str, float]:
-    """Read a loss scale: 'dynamic', 'none', or a power of two.
-
-    'dynamic:65536' is a dynamic one that begins at 65536.
-    """
+    """Read 'dynamic', 'none', a power of two, or 'dynamic:65536', which begins at 65536."""
     if text in ("dynamic", "none"):
         return text
     kind, _, number = text.rpartition(":")

@@ -59,21 +59,12 @@ def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
 
 
 class Recipe(Options):
-    """All options of an image run, as attributes; `read` and `recipe_of` return one.
+    """All options of an image run, as attributes, and some that follow from them.
 
-    Attributes
-    ----------
-    data : str
-        The kind of data: a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
-        ``train/CLASS`` and ``val/CLASS``, or 'synthetic'.
-    notice : str, optional
-        A sentence, if the data is not what the options name.
-    input_size : int
-        Height and width of the network's input.
-    lr_per_256 : float
-        The learning rate for every 256 images of a batch, if there is no ``--lr``.
-    fine_tunes : bool
-        Whether the command is `gluon-amp fine-tune`.
+    `data` is a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
+    ``train/CLASS`` and ``val/CLASS``, or 'synthetic'; `notice` a sentence if it is not what the
+    options name. `lr_per_256` is the learning rate for every 256 images of a batch, if there is no
+    ``--lr``.
     """
 
     @property
@@ -89,8 +80,8 @@ class Recipe(Options):
     def learning_rate(self, total_batch: int) -> float:
         """Return ``--lr``, or else 0.1 (digits: 0.4) for every 256 images of a batch.
 
-        These are 0.4 for 8 × 128 and 0.8 for 8 × 256 images, as in MXNet's float16 FAQ; the rule is
-        that of Goyal et al., "Accurate, Large Minibatch SGD" (2017).
+        That is 0.4 for 8 × 128 images, as in MXNet's float16 FAQ; the rule is that of Goyal et al.,
+        "Accurate, Large Minibatch SGD" (2017).
         """
         return self.lr_per_256 * total_batch / 256 if self.lr is None else self.lr
 
@@ -100,13 +91,7 @@ def read(
     prog: Optional[str] = None,
     parser: Callable[[Optional[str]], TrainingParser] = train_parser,
 ) -> Recipe:
-    """Return the recipe of a command line of `gluon-amp train`.
-
-    Raises
-    ------
-    UsageError
-        Two options contradict each other.
-    """
+    """Return the recipe of a command line of `gluon-amp train`."""
     return _complete(*parser(prog).parse_explicit(arguments))
 
 
@@ -120,15 +105,7 @@ def _defaults() -> Dict[str, Any]:
 
 
 def recipe_of(**options: Any) -> Recipe:
-    """Return the recipe of `gluon-amp train` with these options, by names such as ``batch_size``.
-
-    Raises
-    ------
-    TypeError
-        There is no option of that name.
-    UsageError
-        Two options contradict each other.
-    """
+    """Return the recipe of `gluon-amp train` with these options, by names as ``batch_size``."""
     for name in options.keys() - _defaults().keys():
         raise TypeError(f"a recipe has no option {name!r}")
     return _complete(_defaults(), options)

@@ -51,67 +51,35 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run; the JSON file has the same fields.
-
-    Attributes
-    ----------
-    dtype, observed_dtypes
-        The requested policy, and the observed dtypes (see `gluon_amp.training.runs.observe`).
-    emulated : bool
-        Whether the policy's dtype is emulated on a CPU.
-    top1, top5 : float
-        Accuracy after the last epoch, in percent of the validation images that can be read.
-    top1_by_epoch : list
-        Top-1 after each epoch; None for epochs without a validation.
-    cross_entropy : float or None
-        Mean over the validated images after the last epoch, in nats, computed in float32; None if
-        it is not finite.
-    cross_entropy_by_epoch : list
-        The same after each epoch; None for epochs without a validation, too.
-    validated, val_images : int
-        Validation images that were read, and of the data set.
-    train_loss : float or None
-        Mean over the last epoch; None if all of its steps were skipped.
-    loss_scale : float or None
-        At the end of the run; None without loss scaling.
-    skipped_steps, steps : int
-        Steps that were skipped because of an overflow, and all steps.
-    images_per_second : float or None
-        Training images divided by training time, without validation; None if nothing was trained.
-    peak_mebibytes : float or None
-        Largest memory of this process; None if the system does not report it.
-    train_seconds : float
-        Duration of all epochs, without validation.
-    seconds : float
-        Duration of the run.
-    """
+    """The results of a run; the JSON file has the same fields."""
 
     model: str
     data: str
-    dtype: str
+    dtype: str  # the requested policy
     observed_dtypes: Dict[str, str]
-    emulated: bool
+    emulated: bool  # on a CPU
     devices: str
     batch_size: int
     total_batch: int
     epochs: int
     lr: float
     seed: int
-    top1: float
+    top1: float  # percent of the validation images that can be read, after the last epoch
     top5: float
-    top1_by_epoch: List[Optional[float]]
-    cross_entropy: Optional[float]
+    top1_by_epoch: List[Optional[float]]  # None for epochs without a validation
+    cross_entropy: Optional[float]  # nats, after the last epoch; None if it is not finite
     cross_entropy_by_epoch: List[Optional[float]]
-    validated: int
+    validated: int  # validation images that were read
     val_images: int
     train_images: int
-    train_loss: Optional[float]
-    loss_scale: Optional[float]
-    skipped_steps: int
+    train_loss: Optional[float]  # mean over the last epoch; None if all of its steps were skipped
+    loss_scale: Optional[float]  # at the end of the run; None without loss scaling
+    skipped_steps: int  # because of an overflow
     steps: int
+    # in training, without validation; None if nothing was trained
     images_per_second: Optional[float]
-    peak_mebibytes: Optional[float]
-    train_seconds: float
+    peak_mebibytes: Optional[float]  # of this process; None if the system does not report it
+    train_seconds: float  # without validation
     seconds: float
 
     def __str__(self) -> str:
@@ -138,13 +106,7 @@ class Summary:
         raise NotImplementedError
 
     def write(self, path: Path) -> None:
-        """Write the fields as JSON, completely or not at all.
-
-        Raises
-        ------
-        SavingError
-            Writing fails; the disk is full, for example.
-        """
+        """Write the fields as JSON, completely or not at all."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
         try:
             atomic.write(path, text.encode())
@@ -156,29 +118,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class ImageSummary(Summary):
-    """The results of a run on images.
-
-    Attributes
-    ----------
-    mode : str
-        'hybrid', 'imperative' or 'module'.
-    confusions : list of dict
-        The pairs of classes that were confused most often, as many as ``--confusions``.
-    unreadable : int
-        Validation images that could not be read.
-    best_top1, best_epoch : float, int
-        Top-1 of the best epoch, and its number, counted from 0.
-    waited_share : float or None
-        Share of the training time in which the devices waited for images.
-    """
+    """The results of a run on images."""
 
     mode: str
     workers: int
-    confusions: List[Dict[str, Any]]
-    unreadable: int
+    confusions: List[Dict[str, Any]]  # the pairs of classes that were confused most often
+    unreadable: int  # validation images
     best_top1: float
-    best_epoch: int
-    waited_share: Optional[float]
+    best_epoch: int  # counted from 0
+    waited_share: Optional[float]  # of the training time, in which the devices waited for images
 
     def scores(self) -> List[Tuple[str, object]]:
         best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"

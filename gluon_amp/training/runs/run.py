@@ -34,31 +34,13 @@ from gluon_amp.training.workers.group import connect
 
 
 def train(recipe: Recipe) -> report.ImageSummary:
-    """Train and validate, epoch by epoch, and write what the recipe asks for.
-
-    Raises
-    ------
-    UsageError, DataError
-        The recipe cannot be followed; nothing was trained.
-    TrainingError, FloatingPointError
-        Training cannot continue.
-    SavingError
-        A checkpoint or a result cannot be written.
-    RunInterruptedError
-        SIGTERM or SIGINT came.
-    """
+    """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
     return prepare(recipe).run()
 
 
 def prepare(recipe: Recipe) -> "ImageTraining":
-    """Open the data and build the network, its engine and the loop.
-
-    Raises
-    ------
-    UsageError, DataError
-        The recipe cannot be followed.
-    """
+    """Open the data and build the network, its engine and the loop."""
     started = time.perf_counter()
     if recipe.deterministic:
         use_deterministic_algorithms()

@@ -23,22 +23,9 @@ Read = Callable[[Optional[Sequence[str]], Optional[str]], Recipe]
 
 
 def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
-    """Run a training command of images.
+    """Run a training command of images whose command line `read` reads; return the exit status.
 
-    Parameters
-    ----------
-    read : callable
-        Called with the arguments and `prog`; returns the recipe of a command line.
-    arguments : sequence of str, optional
-        The command line; that of the process by default.
-    prog : str, optional
-        The program's name in its help and errors; that of the process by default.
-
-    Returns
-    -------
-    int
-        The exit status: 0; 2 if the options are wrong; 1 if training failed; 128 plus the number
-        of the signal that ended the run.
+    That is 0; 2 if the options are wrong; 1 if training failed; 128 + N if signal N ended the run.
     """
 
     def work() -> None:
@@ -50,13 +37,7 @@ def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[st
 
 
 def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> None:
-    """Start the program anew with its ``--wait-policy``; see `gluon_amp.base.startup.waiting`.
-
-    Raises
-    ------
-    UsageError
-        The arguments are not those of the process.
-    """
+    """Start the program anew with its ``--wait-policy``; see `gluon_amp.base.startup.waiting`."""
     own = arguments is None or list(arguments) == sys.argv[len(sys.argv) - len(arguments) :]
     if recipe.wait_policy and not own and waiting.VARIABLE not in os.environ:
         raise UsageError(

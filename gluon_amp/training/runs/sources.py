@@ -23,13 +23,7 @@ FINE_TUNED_DIGITS = range(5, 10)
 
 
 def open_data(recipe: Recipe, devices: int) -> Source:
-    """Open the data of a recipe, for so many devices.
-
-    Raises
-    ------
-    UsageError, DataError
-        There is no such data, or it does not agree with the options.
-    """
+    """Open the data of a recipe, for so many devices."""
     if recipe.data == "synthetic":
         shape = (3, recipe.input_size, recipe.input_size)
         images = recipe.batch_size * devices
@@ -89,15 +83,7 @@ def _caltech_files(recipe: Recipe) -> RecordFiles:
 
 
 def record_files(recipe: Recipe) -> RecordFiles:
-    """Return the four files of a packed data set.
-
-    A missing index is expected beside its images; without any option, files have GluonCV's names.
-
-    Raises
-    ------
-    UsageError
-        There are training files without validation files, or the other way round.
-    """
+    """Return the four files of a packed data set; by default they have GluonCV's names."""
     options = {"train": recipe.rec_train, "val": recipe.rec_val}
     if not recipe.use_rec:
         for part, path in options.items():

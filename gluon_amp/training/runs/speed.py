@@ -21,16 +21,7 @@ DEFAULT_STEPS = 20
 
 
 def training_speed(recipe: Recipe) -> Dict[str, Any]:
-    """Train on random images and time every step (``--benchmark``).
-
-    Return, ready for JSON, the run, the observed dtypes, times in ms, and images/s at the median
-    time.
-
-    Raises
-    ------
-    UsageError
-        The run is impossible.
-    """
+    """Train on random images and time every step (``--benchmark``); return results for JSON."""
     steps = WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)
     run = prepare(recipe)
     batch = next(iter(run.batches.epoch(0)))
@@ -69,15 +60,7 @@ def training_speed(recipe: Recipe) -> Dict[str, Any]:
 
 
 def loading_speed(recipe: Recipe) -> Dict[str, Any]:
-    """Load training images without training on them (``--test-io``).
-
-    Return, ready for JSON, the data, its batches, and images/s.
-
-    Raises
-    ------
-    UsageError, DataError
-        There is no such data.
-    """
+    """Load training images without training on them (``--test-io``); return results for JSON."""
     devices = len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
     source, batch_size = open_data(recipe, devices), recipe.batch_size * devices
     batches = recipe.max_batches or max(1, source.train_images // batch_size)

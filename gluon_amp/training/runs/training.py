@@ -40,42 +40,21 @@ class Data(Protocol):
 
 @dataclass
 class Training:
-    """A run that is ready to start.
+    """A run that is ready to start."""
 
-    Attributes
-    ----------
-    recipe : Recipe or LanguageRecipe
-    data : Data
-    observed : dict of str to str
-        The dtypes that the network really uses.
-    devices : sequence of Context
-    workers : Workers
-    loop : Loop
-    batches : TrainingBatches or Chunks
-    val_batches : ValidationBatches or Chunks
-    started : float
-        When the run was begun, by `time.perf_counter`.
-    history : History
-        Results of the epochs so far.
-    keeps_best : bool
-        Whether the checkpoint of the best epoch is kept besides the newest.
-    columns : sequence of log.Column
-        What a terminal shows of each epoch; `cells` returns their values.
-    """
+    keeps_best = False  # besides the newest
+    columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
 
-    keeps_best = False
-    columns = log.COLUMNS
-
-    recipe: Any
+    recipe: Any  # Recipe or LanguageRecipe
     data: Data
-    observed: Dict[str, str]
+    observed: Dict[str, str]  # the dtypes that the network really uses
     devices: Sequence[mx.Context]
     workers: Workers
     loop: Loop
     batches: Union[TrainingBatches, Chunks]
     val_batches: Any
-    started: float
-    history: History = field(default_factory=History)
+    started: float  # by `time.perf_counter`
+    history: History = field(default_factory=History)  # results of the epochs so far
 
     # ------------------------------------------------------------------ what images and text add
 

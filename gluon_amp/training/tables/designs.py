@@ -19,9 +19,8 @@ RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "1", "--resume", "auto
 class Design:
     """The rows of one table and how to train them; `--recipe` of `gluon-amp results` names one.
 
-    The command accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the lines of
-    `gluon_amp.training.runs.log`. The options of every run name the data set, so that a command's
-    default cannot change it; ``{folder}`` stands for the run's directory.
+    The options of every run name the data set, so that a command's default cannot change it.
+    ``{folder}`` stands for the run's directory.
     """
 
     name: str  # on the command line
@@ -67,8 +66,7 @@ def _rows(
 ) -> Tuple[Tuple[Configuration, Options], ...]:
     """Return a row for each of `PRECISIONS` and batch; the first pair is the reference.
 
-    `rate` is a learning rate and its batch, for a command whose learning rate does not follow the
-    linear scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    `rate` is a learning rate and its batch, for a command without the linear scaling rule.
     """
     rows = []
     for precision, batch in pairs:

@@ -26,20 +26,15 @@ METRICS: Tuple[Tuple[str, str, str], ...] = (
 def draw(table: Table, path: Path) -> None:
     """Write a PNG with a row of panels for the accuracy, and one for the cross-entropy, if any.
 
-    The left panel has a point for each run and a line for each mean. The right one is a forest
-    plot: the differences with their intervals, and the margin as a band. A difference from the row
-    of the same batch is a full circle, one from a row of another batch an open one. If matplotlib
-    is not installed, that is a `UsageError`.
+    The left panel has the runs and their means, the right one the differences with their intervals,
+    and the margin as a band. A difference from a row of another batch is an open circle.
     """
     plot(table).savefig(path)
 
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the style of all figures: a context, or a decorator.
-
-    If matplotlib is not installed, that is a `UsageError`.
-    """
+    """Draw in the style of all figures: a context, or a decorator."""
     with from_extra("results", "matplotlib is not installed"):
         import matplotlib.style
     with matplotlib.style.context(STYLE):
@@ -132,8 +127,7 @@ def draw_difference(
 ) -> float:
     """Draw a difference as a circle on its interval, with a text beside the axes.
 
-    `face` is the colour inside the circle, by default `colour`. Return the larger distance of the
-    interval's ends from 0.
+    Return the larger distance of the interval's ends from 0.
     """
     low, high = comparison.low, comparison.high
     if low is None:

@@ -1,8 +1,7 @@
 """Makes a table of runs: a row for each configuration, compared with its controls.
 
 A row is compared with the reference at its own batch, and with the first row. Times are not
-compared if float16 was emulated or if runs shared the machine. A table holds runs of one data set,
-one network and one kind of hardware.
+compared if float16 was emulated or if runs shared the machine.
 """
 
 import dataclasses
@@ -96,13 +95,7 @@ class Table:
 
 
 def restored(values: Dict) -> Table:
-    """Return the table of a results.json: its runs are compared again.
-
-    Raises
-    ------
-    UsageError
-        The file has no runs, as those of earlier versions.
-    """
+    """Return the table of a results.json: its runs are compared again."""
     try:
         runs = [RunRecord.restored(run) for run in values["runs"]]
         margins = values["margin"], values["cross_entropy_margin"]
@@ -132,23 +125,9 @@ def tabulate(
     cross_entropy_margin: float = CROSS_ENTROPY_MARGIN,
     source: str = "measured",
 ) -> Table:
-    """Make a table of runs.
+    """Make a table of runs; `order` names the configurations, the reference first.
 
-    Parameters
-    ----------
-    runs : sequence of RunRecord
-        In any order.
-    order : sequence of str
-        Names of the configurations, the reference first. Other runs are left out.
-    margin, cross_entropy_margin : float
-        Of the equivalence tests: of accuracies in percentage points, of cross-entropies in nats.
-    source : str
-        'measured' or 'published'.
-
-    Raises
-    ------
-    UsageError
-        No run has a result, or the runs cannot be compared.
+    The margins of the tests are in percentage points of accuracy, and in nats.
     """
     groups = [
         sorted((run for run in runs if run.configuration.name == name), key=lambda run: run.seed)

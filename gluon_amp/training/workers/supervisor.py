@@ -44,8 +44,7 @@ def obey(process):
 def main(task):
     """Run the command and return its status, or 128 + N where signal N ended it.
 
-    `task` has ``command`` (list of str), ``folder``, ``env`` (added to this environment) and
-    ``neighbours`` (the number of workers that share the cores of this machine).
+    `task` has ``command``, ``folder``, ``env`` and ``neighbours``, the workers on this machine.
     """
     env = dict(os.environ, **task["env"])
     # Otherwise each worker would start a thread on every core. This file cannot import gluon_amp.

@@ -129,10 +129,7 @@ def _parser(prog: str) -> Parser:
 
 
 def _variable(text: str) -> Tuple[str, str]:
-    """Read NAME=VALUE, NAME:VALUE as in MXNet's launcher, or NAME, whose value is this machine's.
-
-    A variable that is not set here is empty there.
-    """
+    """Read NAME=VALUE, NAME:VALUE as in MXNet's launcher, or NAME with this machine's value."""
     match = re.fullmatch(r"(\w+)(?:[=:](.*))?", text, re.DOTALL)
     if not match:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE or NAME, got {text!r}")
@@ -144,10 +141,7 @@ def _variable(text: str) -> Tuple[str, str]:
 
 
 def hosts(path: Path) -> List[str]:
-    """Return the machines that a hostfile lists, without empty lines and comments.
-
-    A file that cannot be read, lists none, or has something else on a line is a `UsageError`.
-    """
+    """Return the machines that a hostfile lists, without empty lines and comments."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

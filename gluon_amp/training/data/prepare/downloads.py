@@ -43,23 +43,9 @@ def md5_of(path: Path) -> str:
 
 
 def download(urls: Sequence[str], path: Path, md5: str) -> None:
-    """Download a file from the first mirror that has it; ask each mirror at most twice.
+    """Download a file from the first mirror that has it and its md5; ask each mirror at most twice.
 
-    Parameters
-    ----------
-    urls : sequence of str
-        Mirrors, best first.
-    path : Path
-        The new file. Until its md5 is checked, it is called ``path.part``.
-    md5 : str
-        Expected md5, as hexadecimal digits.
-
-    Raises
-    ------
-    DownloadError
-        No mirror has it; the message has the reason of each.
-    InUseError
-        Another process is downloading the file.
+    Until its md5 is checked, the file is called ``path.part``.
     """
     with from_extra("data", "requests is not installed"):
         import requests
@@ -124,25 +110,9 @@ def _reason(error: Any) -> str:
 
 
 def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
-    """Extract a tar archive, compressed or not, into a new folder. If that fails, remove it.
+    """Extract a tar archive, or the `inner` one of a zip archive, into a new folder or none.
 
     Modes, owners and times in the archive are not restored.
-
-    Parameters
-    ----------
-    archive : Path
-    folder : Path
-        Created, or replaced, when everything is extracted.
-    inner : str, optional
-        Name of the tar archive within `archive`, which is then a zip archive.
-
-    Raises
-    ------
-    DataError
-        The file is damaged or not such an archive. Or a member is outside the folder, or is a link
-        or a device.
-    InUseError
-        Another process is extracting into this folder.
     """
     try:
         with atomic.folder(folder) as into, _opened(archive, inner) as file, tarfile.open(

@@ -20,10 +20,7 @@ OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 
 class LanguageRecipe(options.Options):
-    """All options of a language run, as attributes.
-
-    Options that only image runs have are constants here.
-    """
+    """All options of a language run; those that only image runs have are constants."""
 
     eval_only, notice = False, None
     eval_frequency = save_frequency = 1
@@ -90,13 +87,7 @@ def _add_training(parser: TrainingParser) -> None:
 
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
-    """Return the recipe of a command line of `gluon-amp train-lstm`.
-
-    Raises
-    ------
-    UsageError
-        Two options contradict each other.
-    """
+    """Return the recipe of a command line of `gluon-amp train-lstm`."""
     recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
     options.check_devices(recipe)
     options.check_resume(recipe)
