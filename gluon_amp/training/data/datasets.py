@@ -4,7 +4,7 @@ With one random generator for all, a run could be neither repeated nor resumed. 
 includes the epoch, and every image has a generator of its own.
 """
 
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 
@@ -16,45 +16,10 @@ from gluon_amp.training.data.imagenet_transforms import (
 )
 from gluon_amp.training.data.source import DataError, Images, Source, UnreadableImageError
 
-from mxnet.gluon.data import Dataset
-
 
 def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Return the random generator of one image in one epoch."""
     return np.random.default_rng((seed, epoch, index))
-
-
-class Augmented(Dataset):
-    """A dataset with random augmentation.
-
-    Parameters
-    ----------
-    images : Dataset
-        Items are ``(image, label)``.
-    augment : callable
-        ``augment(image, generator) -> image``, where `generator` is a `numpy.random.Generator`.
-    seed : int
-        Determines the augmentation.
-
-    Notes
-    -----
-    Its index is a position, ``epoch * len(dataset) + index``. In epoch 0 this is the index.
-    """
-
-    def __init__(
-        self, images: Dataset, augment: Callable[[Any, np.random.Generator], Any], seed: int
-    ):
-        self._images = images
-        self._augment = augment
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, position: int) -> Tuple[Any, Any]:
-        epoch, index = divmod(int(position), len(self))
-        image, label = self._images[index]
-        return self._augment(image, generator_of(self._seed, epoch, index)), label
 
 
 class EncodedImages:

@@ -4,15 +4,13 @@ They have 8×8 pixels in 17 grey levels: the test part of the UCI data set "Opti
 Handwritten Digits" (Alpaydin and Kaynak, 1998).
 """
 
-from typing import Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.datasets import Augmented
+from gluon_amp.training.data.datasets import generator_of
 from gluon_amp.training.data.enlarge import enlarge
-from gluon_amp.training.data.source import DataError, Source
-
-from mxnet.gluon.data import Dataset, SimpleDataset
+from gluon_amp.training.data.source import DataError, Images, Source
 
 SIZE = 32
 WHITE = 16  # the highest of the 17 grey levels
@@ -69,8 +67,24 @@ def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return normalise(np.pad(image, most)[top : top + height, left : left + width])
 
 
-def _dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
-    return SimpleDataset(list(zip(images, labels)))
+class DigitImages(Images):
+    """Grey images as normalised RGB images, shifted at random if there is a seed."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, seed: Optional[int] = None):
+        self._images, self._labels, self._seed = images, labels, seed
+        self.shape = (3, *images.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        epoch, index = divmod(int(position), len(self))
+        image = self._images[index]
+        if self._seed is None:
+            out[...] = normalise(image)
+        else:
+            out[...] = shift(image, generator_of(self._seed, epoch, index))
+        return int(self._labels[index])
 
 
 def _only(
@@ -85,8 +99,8 @@ def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int =
     train, val = (_only(keep, *part) for part in load_digits(size))
     return Source(
         name="digits",
-        train=Augmented(_dataset(*train), shift, seed),
-        val=_dataset(*val).transform_first(normalise, lazy=False),
+        train=DigitImages(*train, seed),
+        val=DigitImages(*val),
         classes=len(keep),
         image_shape=(3, size, size),
         class_names=tuple(map(str, keep)),

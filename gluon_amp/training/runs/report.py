@@ -1,11 +1,10 @@
 """Tables for the plan of a run and its summary; the summary is also written as JSON."""
 
-import dataclasses
 import json
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from types import SimpleNamespace
+from typing import Dict, Iterable, List, Tuple
 
 from gluon_amp.files import atomic
 from gluon_amp.policy import Policy
@@ -49,38 +48,8 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The results of a run; the JSON file has the same fields."""
-
-    model: str
-    data: str
-    dtype: str  # the requested policy
-    observed_dtypes: Dict[str, str]
-    emulated: bool  # on a CPU
-    devices: str
-    batch_size: int
-    total_batch: int
-    epochs: int
-    lr: float
-    seed: int
-    top1: float  # percent of the validation images that can be read, after the last epoch
-    top5: float
-    top1_by_epoch: List[Optional[float]]  # None for epochs without a validation
-    cross_entropy: Optional[float]  # nats, after the last epoch; None if it is not finite
-    cross_entropy_by_epoch: List[Optional[float]]
-    validated: int  # validation images that were read
-    val_images: int
-    train_images: int
-    train_loss: Optional[float]  # mean over the last epoch; None if all of its steps were skipped
-    loss_scale: Optional[float]  # at the end of the run; None without loss scaling
-    skipped_steps: int  # because of an overflow
-    steps: int
-    # in training, without validation; None if nothing was trained
-    images_per_second: Optional[float]
-    peak_mebibytes: Optional[float]  # of this process; None if the system does not report it
-    train_seconds: float  # without validation
-    seconds: float
+class Summary(SimpleNamespace):
+    """The results of a run, by name: `Training.results` and what images or text add to them."""
 
     def __str__(self) -> str:
         scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
@@ -106,8 +75,8 @@ class Summary:
         raise NotImplementedError
 
     def write(self, path: Path) -> None:
-        """Write the fields as JSON, completely or not at all."""
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        """Write them as JSON, completely or not at all."""
+        text = json.dumps(vars(self), indent=2, ensure_ascii=False) + "\n"
         try:
             atomic.write(path, text.encode())
         except OSError as error:
@@ -116,17 +85,8 @@ class Summary:
             ) from None
 
 
-@dataclass(frozen=True)
 class ImageSummary(Summary):
     """The results of a run on images."""
-
-    mode: str
-    workers: int
-    confusions: List[Dict[str, Any]]  # the pairs of classes that were confused most often
-    unreadable: int  # validation images
-    best_top1: float
-    best_epoch: int  # counted from 0
-    waited_share: Optional[float]  # of the training time, in which the devices waited for images
 
     def scores(self) -> List[Tuple[str, object]]:
         best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"

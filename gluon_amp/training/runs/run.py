@@ -189,15 +189,16 @@ class ImageTraining(Training):
         trained = self.history.trained
         seconds = sum(result.seconds for result in trained)
         waited = sum(result.waited for result in trained)
+        confusions = [confusion._asdict() for confusion in self.confusions()]
         return report.ImageSummary(
+            **self.results(last),
             mode=self.recipe.mode,
             workers=self.workers.count,
-            confusions=[confusion._asdict() for confusion in self.confusions()],
+            confusions=confusions,
             unreadable=last.unreadable,
             best_top1=100 * scores[best],
-            best_epoch=best,
-            waited_share=waited / seconds if seconds else None,
-            **self.results(last),
+            best_epoch=best,  # counted from 0
+            waited_share=waited / seconds if seconds else None,  # for images
         )
 
     def outputs(self, summary: report.Summary) -> List[Output]:

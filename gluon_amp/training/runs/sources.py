@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Optional
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.data import (
@@ -20,6 +19,7 @@ from gluon_amp.training.runs.image_options import IMAGENET
 from gluon_amp.training.runs.recipe import Recipe
 
 FINE_TUNED_DIGITS = range(5, 10)
+CALTECH = ("caltech101", "caltech256")
 
 
 def open_data(recipe: Recipe, devices: int) -> Source:
@@ -54,12 +54,11 @@ def _open(recipe: Recipe) -> Source:
         return _named(open_image_folder(root, seed, preprocessing), root)
     if recipe.data == "folder":
         source = open_folders(folder, seed, preprocessing)
-    elif recipe.data == "rec":
+    else:
         files = record_files(recipe)
         source, folder = open_records(files, seed, preprocessing), files.train.parent
-    else:  # Caltech's
-        source = open_records(_caltech_files(recipe), seed, preprocessing)
-        return dataclasses.replace(source, name=recipe.data)
+        if recipe.data in CALTECH:
+            return dataclasses.replace(source, name=recipe.data)
     if recipe.dataset == "imagenet" or recipe.data_dir == IMAGENET:
         return source
     return _named(source, folder)
@@ -69,37 +68,23 @@ def _named(source: Source, folder: Path) -> Source:
     return dataclasses.replace(source, name=f"folder-{folder.resolve().name}")
 
 
-def _caltech_files(recipe: Recipe) -> RecordFiles:
-    """Return the files of `gluon-amp prepare-caltech`, or those that the recipe names."""
-    if recipe.reads_records:
-        return record_files(recipe)
-    folder = recipe.data_dir / "rec"
-    if not (folder.expanduser() / "train.rec").is_file():
-        raise UsageError(
-            f"{recipe.data} is not at {recipe.data_dir}: run `gluon-amp prepare-caltech --dataset "
-            f"{recipe.data}`, or give --data-dir."
-        )
-    return _beside(folder / "train.rec", folder / "val.rec")
-
-
 def record_files(recipe: Recipe) -> RecordFiles:
     """Return the four files of a packed data set; by default they have GluonCV's names."""
     options = {"train": recipe.rec_train, "val": recipe.rec_val}
-    if not recipe.use_rec:
+    folder = recipe.data_dir / "rec"
+    if recipe.data in CALTECH and not recipe.reads_records:
+        if not (folder.expanduser() / "train.rec").is_file():
+            raise UsageError(
+                f"{recipe.data} is not at {recipe.data_dir}: run `gluon-amp prepare-caltech "
+                f"--dataset {recipe.data}`, or give --data-dir."
+            )
+    elif not recipe.use_rec:
         for part, path in options.items():
             if path is None:
                 raise UsageError(
                     f"--rec-{part} is missing: packed data needs --rec-train and --rec-val."
                 )
-    folder = recipe.data_dir / "rec"
     train, val = (path or folder / f"{part}.rec" for part, path in options.items())
-    return _beside(train, val, recipe.rec_train_idx, recipe.rec_val_idx)
-
-
-def _beside(
-    train: Path, val: Path, train_idx: Optional[Path] = None, val_idx: Optional[Path] = None
-) -> RecordFiles:
-    """Return packed files; an index that is not given is beside its images."""
-    train_idx = train_idx or train.with_suffix(".idx")
-    val_idx = val_idx or val.with_suffix(".idx")
+    train_idx = recipe.rec_train_idx or train.with_suffix(".idx")
+    val_idx = recipe.rec_val_idx or val.with_suffix(".idx")
     return RecordFiles(*(path.expanduser() for path in (train, train_idx, val, val_idx)))

@@ -5,7 +5,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from gluon_amp.base.hardware import peak_mebibytes
 from gluon_amp.base.messages import scale_text
@@ -29,15 +29,6 @@ from gluon_amp.training.workers.group import Workers, average_statistics
 import mxnet as mx
 
 
-class Data(Protocol):
-    """What a run reports of its data; `gluon_amp.training.data.Source` is one."""
-
-    name: str
-    classes: int
-    train_images: int
-    val_images: int
-
-
 @dataclass
 class Training:
     """A run that is ready to start."""
@@ -46,7 +37,7 @@ class Training:
     columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
 
     recipe: Any  # Recipe or LanguageRecipe
-    data: Data
+    data: Any  # Source, or TextSize
     observed: Dict[str, str]  # the dtypes that the network really uses
     devices: Sequence[mx.Context]
     workers: Workers
@@ -258,7 +249,7 @@ class Training:
         return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
 
     def results(self, last: Validation) -> Dict[str, Any]:
-        """Return the fields that the summaries of images and of text have in common."""
+        """Return the results of images and of text, by their names in ``--summary-json``."""
         trained, scale = self.history.trained, self.engine.loss_scale
         validated = self.history.validated or [last]  # --eval-only with an untrained network
         seconds = sum(result.seconds for result in trained)
@@ -266,7 +257,7 @@ class Training:
         return {
             "model": self.recipe.model,
             "data": self.data.name,
-            "dtype": self.recipe.policy,
+            "dtype": self.recipe.policy,  # the requested one
             "observed_dtypes": self.observed,
             "emulated": self.emulated,
             "devices": ", ".join(map(str, self.devices)),
@@ -275,19 +266,19 @@ class Training:
             "epochs": self.recipe.num_epochs,
             "lr": self.schedule.rate,
             "seed": self.recipe.seed,
-            "top1": 100 * last.top1,
+            "top1": 100 * last.top1,  # percent of the validation images that can be read
             "top5": 100 * last.top5,
             "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
-            "cross_entropy": _finite(last.cross_entropy),
+            "cross_entropy": _finite(last.cross_entropy),  # nats
             "cross_entropy_by_epoch": [v and _finite(v.cross_entropy) for v in validated],
-            "validated": last.images,
+            "validated": last.images,  # that were read
             "val_images": self.data.val_images,
             "train_images": self.data.train_images,
             "train_loss": _finite(trained[-1].loss) if trained else None,
             "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
             "skipped_steps": self.loop.skipped,
             "steps": self.loop.steps,
-            "images_per_second": samples / seconds if seconds else None,
+            "images_per_second": samples / seconds if seconds else None,  # without validation
             "peak_mebibytes": peak_mebibytes(),
             "train_seconds": seconds,
             "seconds": time.perf_counter() - self.started,

@@ -48,8 +48,7 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
         description="Train a character language model, an LSTM, in mixed precision.",
         epilog="The text is the source code of Python's standard library.",
     )
-    _add_network(parser)
-    _add_text(parser)
+    _add_model_and_text(parser)
     options.add_precision(parser)
     _add_training(parser)
     options.add_random_numbers(parser)
@@ -60,15 +59,12 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
     return parser
 
 
-def _add_network(parser: TrainingParser) -> None:
+def _add_model_and_text(parser: TrainingParser) -> None:
     size = {"type": whole(1, 65536), "metavar": "N"}
     add = parser.group(MODEL)
     add("--embedding", "size of the vector of a character", size, default=64)
     add("--hidden", "size of an LSTM layer", size, default=128)
     add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
-
-
-def _add_text(parser: TrainingParser) -> None:
     characters = "characters to train on; a tenth as many, from other files, are for validation"
     parser.group(DATA)("--characters", characters, COUNT, default=500_000)
 

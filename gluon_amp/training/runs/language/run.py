@@ -42,14 +42,11 @@ FLOAT16 = (
 OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
-@dataclass(frozen=True)
 class LanguageSummary(report.Summary):
     """The results of a run on text, where an image is a character.
 
     A few characters at the end of the training text may be left out, as they do not fill a chunk.
     """
-
-    bits_per_character: float  # after the last epoch
 
     def scores(self) -> List[Tuple[str, object]]:
         return [
@@ -198,7 +195,7 @@ class LanguageTraining(Training):
         self.engine.restore(progress["state"])
 
     def summary(self, last: Validation) -> LanguageSummary:
-        return LanguageSummary(bits_per_character=_bits(last), **self.results(last))
+        return LanguageSummary(**self.results(last), bits_per_character=_bits(last))
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)
