@@ -38,10 +38,7 @@ def read_classes(folder: Path) -> Tuple[str, ...]:
 def check_same_classes(
     train: Collection[Any], val: Collection[Any], train_path: Path, val_path: Path
 ) -> None:
-    """Raise `DataError` with an example if two sets differ in classes, or in the order of a tuple.
-
-    A label is the rank of a class, so one additional class would shift all labels that follow.
-    """
+    """Raise `DataError` with an example if classes differ: one more would shift the labels."""
     for classes, others, path in ((train, val, train_path), (val, train, val_path)):
         missing = sorted(set(classes) - set(others))
         if missing:

@@ -97,10 +97,7 @@ def _decode_with(flag: int, encoded: bytes) -> np.ndarray:
 
 
 def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np.ndarray:
-    """Decode the part of an image that ``choose((height, width))`` returns.
-
-    A JPEG is decoded at a half, quarter or eighth of its size if that leaves `target` pixels.
-    """
+    """Decode the part that ``choose((height, width))`` returns, a JPEG at no more than needed."""
     size = jpeg_size(encoded)
     if size is None or 0 in size:
         image = decode(encoded)

@@ -22,10 +22,7 @@ MEAN, STD = 0.305, 0.324  # of the training pixels, divided by 255
 
 
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the 1,437 training and the 360 validation images, by class.
-
-    They are shuffled with a fixed seed, so the share of each class is exact to within one image.
-    """
+    """Return the indices for training and for validation, the same share of each class."""
     # RandomState and not default_rng: numpy guarantees that its stream never changes
     shuffled = np.random.RandomState(SPLIT_SEED).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -36,10 +33,7 @@ def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
 def load_digits(
     size: int = SIZE,
 ) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
-    """Return ``(train_images, train_labels), (val_images, val_labels)``.
-
-    Images are uint8, (1437, size, size) and (360, size, size), grey; labels are int32, 0..9.
-    """
+    """Return (images, labels) for training and for validation: grey uint8, and int32 0..9."""
     try:
         from sklearn.datasets import load_digits as load
     except ImportError:

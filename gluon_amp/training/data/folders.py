@@ -30,10 +30,7 @@ class FileImages(EncodedImages):
 
 
 def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
-    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS`` as a `Source`.
-
-    A label is the rank of a class among the sorted names, which must be the same in both parts.
-    """
+    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS``; names sort the labels."""
     if not is_divided(root):
         raise DataError(
             f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "

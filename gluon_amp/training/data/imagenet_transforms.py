@@ -40,10 +40,7 @@ CHUNK = 2**18 // (3 * 4) // 64 * 64
 
 
 def random_box(size: Size, generator: np.random.Generator, min_area: float = AREA[0]) -> Box:
-    """Draw a part of an image: `min_area` to all of its area, an aspect ratio from 3:4 to 4:3.
-
-    If ten draws do not fit, return the largest central part with such an aspect ratio.
-    """
+    """Draw a part of an image; if ten draws do not fit, return the largest central part."""
     height, width = size
     for area, aspect, down, across in generator.random((ATTEMPTS, 4)).tolist():
         area = height * width * (min_area + area * (AREA[1] - min_area))
@@ -74,9 +71,7 @@ GLUONCV = Preprocessing()
 
 
 def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the 3×4 float32 matrix from blue, green, red, 1 to normalised red, green, blue.
-
-    It first applies the 3×4 matrix `colour`, if given, to red, green, blue of 0..255 and 1.
+    """Return the 3×4 matrix of the normalisation, after `colour` if given, from blue, green, red.
     """
     matrix = np.eye(3, 4) if colour is None else colour.copy()
     matrix /= 255
@@ -86,11 +81,7 @@ def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = N
 
 
 def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Draw brightness, contrast and saturation, in random order, then lighting.
-
-    Return a 3×4 matrix from red, green, blue of 0..255 and 1 to new ones. Contrast changes the
-    distance to the grey of `mean`, the image's mean colour.
-    """
+    """Draw brightness, contrast (to the mean's grey) and saturation in any order, then lighting."""
     matrix = np.eye(3, 4)
     factors = generator.uniform(1 - JITTER, 1 + JITTER, 3)
     for kind in generator.permutation(3):

@@ -43,11 +43,7 @@ class Images(Dataset):
 
 @dataclass(frozen=True)
 class Source:
-    """A training and a validation set that share their classes.
-
-    Items are ``(image, label)``, a normalised float32 image; `train` is indexed by position (see
-    `Images.write`), `val` by item.
-    """
+    """A training and a validation set that share their classes; `train` is indexed by position."""
 
     name: str  # for logs and file names
     train: Dataset

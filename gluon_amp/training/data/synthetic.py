@@ -51,10 +51,7 @@ def open_synthetic(
 def write_synthetic_records(
     folder: Path, part: str, images: int, classes: int = 10, side: int = 256, seed: int = 0
 ) -> float:
-    """Write ``folder/part.rec`` and ``.idx`` with JPEGs of smooth colours and a little noise.
-
-    Image n has the label ``n % classes``. Return the mean bytes of an image.
-    """
+    """Write records of JPEGs of smooth colours with a little noise; return their mean bytes."""
     require_opencv()
     stem = folder / part
     records = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")

@@ -74,10 +74,7 @@ class Text:
 
 
 def open_text(characters: int, folder: Optional[Path] = None) -> Text:
-    """Return the first `characters` characters for training, and a tenth as many for validation.
-
-    They are from the sources in `folder`, by default those of Python's standard library.
-    """
+    """Return so many characters of the sources in a folder, and a tenth as many for validation."""
     texts = read_sources(folder or Path(sysconfig.get_path("stdlib")))
     version = platform.python_version()
     parts = []
@@ -103,11 +100,7 @@ class Chunk(NamedTuple):
 
 
 class Chunks:
-    """A text as parallel streams, the rows of its chunks; if `whole`, without a shorter last chunk.
-
-    A row continues the same row of the chunk before. Characters at the end that do not fill the
-    streams evenly are left out.
-    """
+    """A text as parallel streams, the rows of chunks; if `whole`, without a shorter last chunk."""
 
     unreadable = ()  # as for batches of images; text has none
 

@@ -120,10 +120,7 @@ def new_head(classes: int) -> nn.Dense:
 
 
 class EfficientNetLite0(HybridBlock):
-    """EfficientNet-Lite0, for images whose height and width are multiples of 32.
-
-    The input is normalised with `RGB_MEAN` and `RGB_STD`. The output is without softmax.
-    """
+    """EfficientNet-Lite0, without softmax, for images whose sides are multiples of 32."""
 
     def __init__(self, classes: int = 1000, **options):
         super().__init__(**options)

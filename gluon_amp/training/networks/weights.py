@@ -146,10 +146,7 @@ def _read_arrays(path: Path) -> Dict[str, nd.NDArray]:
 
 
 def copy_features(source: Block, net: Block, head: List[Parameter]) -> None:
-    """Copy the values of all parameters but the head's from another such network.
-
-    The head is not copied even if its shape fits: its classes are not those of the other network.
-    """
+    """Copy all parameters but the head's, whose classes differ, from another such network."""
     excluded = {id(param) for param in head}
     for param, value in zip(net.collect_params().values(), source.collect_params().values()):
         if id(param) not in excluded:

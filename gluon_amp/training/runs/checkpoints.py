@@ -63,11 +63,7 @@ class SavingError(RuntimeError):
 
 
 class Position(NamedTuple):
-    """Where a run is: `samples` of `epoch` are done, by all workers together.
-
-    It counts samples, so that a run can continue with another number of devices, such as 32 images
-    at once instead of 2 times 16.
-    """
+    """Where a run is: samples, and not batches, of an epoch, as the batch size may change."""
 
     epoch: int
     samples: int

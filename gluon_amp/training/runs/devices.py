@@ -14,10 +14,7 @@ def contexts(
     num_gpus: Optional[int] = None,
     cpus: Optional[int] = None,
 ) -> List[mx.Context]:
-    """Return the devices to train on: by default all GPUs, or the CPU if there is none.
-
-    Empty `gpus` or 0 `num_gpus` mean the CPU; `cpus` uses it as so many devices.
-    """
+    """Return the devices to train on: by default all GPUs, or the CPU if there is none."""
     if cpus:
         return [mx.cpu(number) for number in range(cpus)]
     count = mx.context.num_gpus()

@@ -28,11 +28,7 @@ EXCHANGE_EVERY = 10
 
 @dataclass
 class Keeper:
-    """Writes checkpoints when they are due, and ends the run after a signal.
-
-    All workers of a run call the same methods; the first one writes. `progress` returns what else a
-    checkpoint of a position holds (see `Checkpoints.save`).
-    """
+    """Writes checkpoints when they are due, and ends the run after a signal, in all workers."""
 
     checkpoints: Optional[Checkpoints]  # None to save nothing
     net: gluon.Block
@@ -47,10 +43,7 @@ class Keeper:
     accumulate: int = 1  # batches in each update
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
-        """Restore network and trainer from the checkpoint that ``--resume`` names.
-
-        Return it, or None if there is none yet, and the epoch's counts so far.
-        """
+        """Restore the checkpoint that ``--resume`` names, or None yet; return it and its counts."""
         saved = self._find(name) if self.workers.first else None
         with self._shared(saved) as saved:
             if saved is None:

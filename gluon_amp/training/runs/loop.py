@@ -59,10 +59,7 @@ class Loop:
         counts: Optional[Counts] = None,
         after_update: Callable[[int, Counts], None] = lambda done, counts: None,
     ) -> EpochResult:
-        """Train one epoch from batch `start` on, and log it; `counts` are those before `start`.
-
-        `after_update` is called with the number of batches that are done, and their counts.
-        """
+        """Train one epoch from batch `start` on, before which the counts are `counts`."""
         counts = counts or Counts()
         since, rate, before = 0, math.nan, counts.seconds
         started = lap = time.perf_counter()
@@ -187,10 +184,7 @@ class Loop:
         )
 
     def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
-        """Count correct answers over every readable image exactly once, and log them.
-
-        The batches are this worker's share of the `expected` images of all workers.
-        """
+        """Count right answers over this worker's share of `expected` images, each exactly once."""
         top1, top5, cross_entropy = TopK(1), TopK(5), Mean()
         for batch in batches:
             for label, output in self.engine.predict(batch):

@@ -12,10 +12,7 @@ Add = Callable[..., None]
 
 
 class TrainingParser(Parser):
-    """A parser for many options, in groups; `groups` are the titles in the order of the help.
-
-    Its help shows the default of every option. If that is None, the help text says what happens.
-    """
+    """A parser for many options, in groups with these titles; its help shows all defaults."""
 
     def __init__(self, groups: Sequence[str] = (), **options: Any):
         super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)

@@ -23,10 +23,7 @@ Read = Callable[[Optional[Sequence[str]], Optional[str]], Recipe]
 
 
 def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
-    """Run a training command of images whose command line `read` reads; return the exit status.
-
-    That is 0; 2 if the options are wrong; 1 if training failed; 128 + N if signal N ended the run.
-    """
+    """Run a training command of images whose command line `read` reads; return the exit status."""
 
     def work() -> None:
         recipe = read(arguments, prog)

@@ -64,10 +64,7 @@ PRECISIONS: Dict[str, Tuple[str, Options]] = {
 def _rows(
     *pairs: Tuple[str, int], rate: Optional[Tuple[float, int]] = None
 ) -> Tuple[Tuple[Configuration, Options], ...]:
-    """Return a row for each of `PRECISIONS` and batch; the first pair is the reference.
-
-    `rate` is a learning rate and its batch, for a command without the linear scaling rule.
-    """
+    """Return a row for each of `PRECISIONS` and batch; `rate` is a learning rate and its batch."""
     rows = []
     for precision, batch in pairs:
         dtype, options = PRECISIONS[precision]

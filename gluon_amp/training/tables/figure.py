@@ -24,11 +24,7 @@ METRICS: Tuple[Tuple[str, str, str], ...] = (
 
 
 def draw(table: Table, path: Path) -> None:
-    """Write a PNG with a row of panels for the accuracy, and one for the cross-entropy, if any.
-
-    The left panel has the runs and their means, the right one the differences with their intervals,
-    and the margin as a band. A difference from a row of another batch is an open circle.
-    """
+    """Write a PNG: the runs and their means, and a forest plot of the differences."""
     plot(table).savefig(path)
 
 
@@ -125,10 +121,7 @@ def draw_difference(
     fontsize: float,
     face: Optional[str] = None,
 ) -> float:
-    """Draw a difference as a circle on its interval, with a text beside the axes.
-
-    Return the larger distance of the interval's ends from 0.
-    """
+    """Draw a difference on its interval, with a text; return the larger distance from 0."""
     low, high = comparison.low, comparison.high
     if low is None:
         low = high = comparison.difference

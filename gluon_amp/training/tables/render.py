@@ -120,10 +120,7 @@ def aligned(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 
 def faq_table(table: Table) -> str:
-    """Return the rows with the columns of MXNet's float16 FAQ, as Markdown.
-
-    If two rows have the same batch and data type, a column with the rows' names comes first.
-    """
+    """Return the columns of MXNet's float16 FAQ, and names where those do not distinguish rows."""
     distinct = {(row.configuration.batch, row.configuration.dtype) for row in table.rows}
     names = () if len(distinct) == len(table.rows) else (NAME_COLUMN,)
     return grid((*names, *FAQ_COLUMNS), table.rows)

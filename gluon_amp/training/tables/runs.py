@@ -62,10 +62,7 @@ class Job:
 def jobs(
     design: Design, output: Path, seeds: Sequence[int], devices: int, extra: Options = ()
 ) -> List[Job]:
-    """Return the runs of a design, seed by seed, so that a slow hour affects every row alike.
-
-    The devices share a batch. The extra options override the design's.
-    """
+    """Return the runs of a design, seed by seed, so that a slow hour affects every row alike."""
     result = []
     for seed in seeds:
         for configuration, options in design.rows:
@@ -86,10 +83,7 @@ def jobs(
 
 @contextmanager
 def alone_in(output: Path) -> Iterator[int]:
-    """Lock a directory; yield the lock's file descriptor.
-
-    The runs inherit it, so one that outlives this process keeps the next one from its files.
-    """
+    """Lock a directory; yield the descriptor, which runs inherit: one may outlive this process."""
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as file:
         if lock(file) is False:
@@ -233,10 +227,7 @@ def _environment(parallel: int) -> Dict[str, str]:
 
 
 def _exit_code(status: int) -> int:
-    """Convert a status of `os.wait4` as `subprocess` does: a signal is negative.
-
-    This includes a signal that made the program save and exit (`RunInterruptedError.status`).
-    """
+    """Convert a status as `subprocess` does, also of a signal that made a run save and exit."""
     if os.WIFSIGNALED(status):
         return -os.WTERMSIG(status)
     code = os.WEXITSTATUS(status)

@@ -31,10 +31,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean of one sample minus that of another, in the unit of the samples.
-
-    The tests are None if no value varies or if a sample has one value.
-    """
+    """The mean of one sample minus that of another; tests that cannot be made are None."""
 
     difference: float
     margin: float  # largest difference, in either direction, that counts as none
@@ -93,10 +90,7 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
 
 
 def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
-    """Test the mean difference of pairs, such as two runs from the same initial weights.
-
-    An effect of the seed on both runs of a pair cancels, so fewer seeds are enough.
-    """
+    """Test the mean difference of pairs: an effect of the seed on both cancels."""
     if len(values) != len(reference):
         raise ValueError(f"{len(values)} values cannot be paired with {len(reference)}.")
     differences = [value - other for value, other in zip(values, reference)]
@@ -113,10 +107,7 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
 
 @dataclass(frozen=True)
 class EpochsComparison:
-    """How many epochs one sample of runs needs to reach a target, minus those of another.
-
-    The p-values are None if no value varies or if a sample has one value.
-    """
+    """Epochs to a target, minus those of another sample; tests that cannot be made are None."""
 
     difference: float  # of the means
     p_fewer: Optional[float] = None  # one-sided: small if the runs need fewer epochs

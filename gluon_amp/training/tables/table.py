@@ -27,10 +27,7 @@ MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
 
 @dataclass(frozen=True)
 class Contrast:
-    """A row compared with another one. A test that cannot be made is None.
-
-    Runs of the two rows with the same seed are pairs, if both rows have the same seeds.
-    """
+    """A row compared with another one, by pairs if both have the same seeds; None: not tested."""
 
     reference: str  # name of the other row's configuration
     label: str  # the same in words
@@ -125,10 +122,7 @@ def tabulate(
     cross_entropy_margin: float = CROSS_ENTROPY_MARGIN,
     source: str = "measured",
 ) -> Table:
-    """Make a table of runs; `order` names the configurations, the reference first.
-
-    The margins of the tests are in percentage points of accuracy, and in nats.
-    """
+    """Make a table of runs; `order` names the configurations, the reference first."""
     groups = [
         sorted((run for run in runs if run.configuration.name == name), key=lambda run: run.seed)
         for name in order
@@ -167,10 +161,7 @@ def tabulate(
 
 
 def _references(rows: Sequence[Row], number: int) -> List[int]:
-    """Return which rows a row is compared with.
-
-    That is the first row with the reference's data type and the row's batch, and the first row.
-    """
+    """Return the first row of the row's batch and the reference's data type, and the first row."""
     first, own = rows[0].configuration, rows[number].configuration
     same = [
         n

@@ -174,10 +174,7 @@ class Processes:
 
 
 def launch(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp launch") -> int:
-    """Run the launcher's command line; return 0, or the status of the first process that failed.
-
-    It is 128 + N if signal N ended that process or came to the launcher itself.
-    """
+    """Run the launcher's command line; return 0, or the status of the first process that failed."""
     options = read(arguments, prog)
     planned = tasks(options)
     processes = Processes(options.grace, prog)

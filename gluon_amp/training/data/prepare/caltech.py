@@ -93,11 +93,7 @@ def prepare(
     clutter: Optional[bool] = None,
     archive: Optional[Path] = None,
 ) -> Dict[str, Any]:
-    """Download, extract, split and pack a data set; return the manifest. Skip steps that are done.
-
-    `root` gets the archive, its content in ``images``, and the packed images in ``rec``. With an
-    `archive`, nothing is downloaded.
-    """
+    """Download, extract, split and pack a data set, skip what is done; return the manifest."""
     split, without = packing.split, packing.without
     if split.per_class is None and split.total is None:
         split = replace(split, per_class=data.train_per_class)

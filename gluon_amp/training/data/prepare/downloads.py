@@ -43,10 +43,7 @@ def md5_of(path: Path) -> str:
 
 
 def download(urls: Sequence[str], path: Path, md5: str) -> None:
-    """Download a file from the first mirror that has it and its md5; ask each mirror at most twice.
-
-    Until its md5 is checked, the file is called ``path.part``.
-    """
+    """Download a file from the first mirror that has it, with its md5; ask each at most twice."""
     with from_extra("data", "requests is not installed"):
         import requests
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,10 +107,7 @@ def _reason(error: Any) -> str:
 
 
 def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
-    """Extract a tar archive, or the `inner` one of a zip archive, into a new folder or none.
-
-    Modes, owners and times in the archive are not restored.
-    """
+    """Extract a tar archive, or the `inner` one of a zip archive, but no modes, owners or times."""
     try:
         with atomic.folder(folder) as into, _opened(archive, inner) as file, tarfile.open(
             fileobj=file,

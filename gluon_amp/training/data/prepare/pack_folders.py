@@ -11,10 +11,7 @@ from gluon_amp.training.data.splitting import PARTS, Tree, is_divided, read_tree
 
 
 def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
-    """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or split and pack ``root/CLASS/*``.
-
-    Return the manifest. What to leave out is named by paths relative to `root`.
-    """
+    """Pack ``root/train`` and ``root/val``, or split ``root/CLASS/*``; return the manifest."""
     splits = packing.split.per_class is not None or packing.split.total is not None
     listing = _split(root, out, packing) if splits else _divided(root, packing)
     options = {

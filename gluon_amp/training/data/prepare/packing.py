@@ -78,11 +78,7 @@ class Listing:
 def pack(
     out: Path, listing: Listing, options: Mapping[str, Any], packing: Packing
 ) -> Dict[str, Any]:
-    """Pack images into a new folder, which appears when it is complete; return the manifest.
-
-    The same images and options give the same bytes for any number of workers, with the same version
-    of OpenCV. `packed_with` compares the options.
-    """
+    """Pack images into a new folder, with the same bytes for any number of workers."""
     if listing.ignored:
         packing.log(f"Ignored, as these are no images: {first_few(listing.ignored, 5)}.")
     packing.log(f"Packing into {out} ...")
@@ -106,10 +102,7 @@ def pack(
 def packed_with(
     out: Path, options: Mapping[str, Any], packing: Packing
 ) -> Optional[Dict[str, Any]]:
-    """Return the manifest of a folder packed with these options; None if it may be packed.
-
-    Other content than packed images is never overwritten.
-    """
+    """Return the manifest of a folder packed with these options; None if it may be packed."""
     path = out / MANIFEST
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):

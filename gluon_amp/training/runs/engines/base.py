@@ -42,10 +42,7 @@ class Engine:
         self.trainer.set_learning_rate(rate)
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
-        """Update once on batches ``[images, labels]``, or skip the step if gradients overflowed.
-
-        `number` is that of the first batch in this epoch. Answers and losses are added to `counts`.
-        """
+        """Update once on batches from `number` on, or skip the step; add answers to `counts`."""
         raise NotImplementedError
 
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
@@ -63,9 +60,6 @@ class Engine:
 
 
 def split(arrays: Sequence[NDArray], devices: Sequence[mx.Context]) -> List[List[NDArray]]:
-    """Copy a batch to the devices, in nearly equal parts: return a list for each array.
-
-    A batch smaller than the number of devices has fewer parts.
-    """
+    """Copy a batch to the devices, in nearly equal parts; a small batch has fewer of them."""
     used = devices[: len(arrays[0])]
     return [split_and_load(array, used, even_split=False) for array in arrays]

@@ -15,10 +15,7 @@ from mxnet.ndarray import NDArray
 
 @dataclass
 class GluonEngine(Engine):
-    """A network with float32 output, initialized on the devices, and its trainer.
-
-    If a step has several batches, the ``grad_req`` of the parameters is 'add'.
-    """
+    """A network and its trainer; for several batches in a step, its ``grad_req`` is 'add'."""
 
     objective: Objective
     devices: Sequence[mx.Context]

@@ -43,10 +43,7 @@ OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
 class LanguageSummary(report.Summary):
-    """The results of a run on text, where an image is a character.
-
-    A few characters at the end of the training text may be left out, as they do not fill a chunk.
-    """
+    """The results of a run on text, where an image is a character."""
 
     def scores(self) -> List[Tuple[str, object]]:
         return [
