@@ -4,7 +4,6 @@
 as characters; the package `prepare` downloads, splits and packs images.
 """
 
-from gluon_amp.training.data.class_names import read_classes, write_classes
 from gluon_amp.training.data.digits import open_digits
 from gluon_amp.training.data.fashion_mnist import open_fashion_mnist
 from gluon_amp.training.data.folders import open_folders, open_image_folder
@@ -28,6 +27,4 @@ __all__ = [
     "open_image_folder",
     "open_records",
     "open_synthetic",
-    "read_classes",
-    "write_classes",
 ]

@@ -71,8 +71,7 @@ GLUONCV = Preprocessing()
 
 
 def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the 3×4 matrix of the normalisation, after `colour` if given, from blue, green, red.
-    """
+    """Return the 3×4 matrix of `colour`, if given, and the normalisation, from blue, green, red."""
     matrix = np.eye(3, 4) if colour is None else colour.copy()
     matrix /= 255
     matrix[:, 3] -= preprocessing.mean

@@ -84,9 +84,6 @@ def _sorted(folder: "os.PathLike[str]") -> List["os.DirEntry[str]"]:
     return sorted(visible, key=lambda entry: os.fsencode(entry.name))
 
 
-# ----------------------------------------------------------------------------------------- splits
-
-
 @dataclass(frozen=True)
 class Split:
     """How many images are for training; the others are for validation. At most one number is set.

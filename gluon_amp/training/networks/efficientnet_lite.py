@@ -137,8 +137,6 @@ class EfficientNetLite0(HybridBlock):
         return self.output(self.features(x))
 
 
-# ------------------------------------------------------------------------- the published weights
-
 NORM = ("weight", "bias", "running_mean", "running_var")  # in the order of Gluon's BatchNorm
 
 

@@ -1,10 +1,8 @@
 """Networks by name: our own, those of MXNet's model zoo and of GluonCV's."""
 
-import contextlib
 import difflib
-import io
 import re
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.training.networks.convnet import convnet
@@ -51,10 +49,6 @@ EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
     "squeezenet": ("squeezenet1.0", None),
     "inception-v3": ("inceptionv3", None),
 }
-
-# Heights and widths in pixels, tried in this order: that of small data sets, multiples of the 32 by
-# which most networks reduce an image, and that of Inception.
-SIZES: Tuple[int, ...] = (*range(32, 289, 32), 299, *range(320, 513, 32))
 
 GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
 
@@ -109,39 +103,6 @@ def build(name: str, classes: int) -> HybridBlock:
     if not others:
         hint = f"{GLUONCV_MISSING}, or use one of MXNet's, such as {', '.join(near or known[:2])}."
     raise UsageError(f"--model {name} is not an image classifier of MXNet or GluonCV: {hint}")
-
-
-def smallest_size(name: str, classes: int, sizes: Sequence[int] = SIZES) -> int:
-    """Return the first of `sizes` that a network accepts as height and width of its images.
-
-    Raises
-    ------
-    UsageError
-        It accepts none of them, or does not have one output per class.
-    """
-    with mx.name.NameManager():
-        net = build(name, classes)
-        try:
-            outputs = mx.sym.Group([net(mx.sym.var("data"))])
-        except (TypeError, mx.MXNetError) as error:
-            # The network has several outputs, or is not written for this MXNet.
-            raise _unusable(name, error) from None
-    reason = ""
-    for size in sizes:
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # infer_shape prints its arguments
-                _, (shape, *_), _ = outputs.infer_shape(data=(1, 3, size, size))
-        except mx.MXNetError as error:
-            reason = reason_of(error)
-        else:
-            if shape == (1, classes):
-                return size
-            reason = f"it has {shape[-1]} outputs for {classes} classes"
-            break
-    raise UsageError(
-        f"--model {name} fits no size of images from {sizes[0]} to {sizes[-1]} ({reason[:150]}): "
-        "give --input-size, or another model."
-    )
 
 
 def _unusable(name: str, error: Exception) -> UsageError:

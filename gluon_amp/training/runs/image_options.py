@@ -19,18 +19,15 @@ from gluon_amp.training.command_line import (
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
-    DATA,
     DECAY,
     EPOCHS,
     FOLDER,
     INPUT,
     LOGS,
-    MODEL,
     MOMENTUM,
     NORM,
     NUMBER,
     OUTPUT,
-    SCHEDULE,
     SWITCH,
 )
 from gluon_amp.training.runs.parser import TrainingParser
@@ -93,7 +90,7 @@ def add_image_options(parser: TrainingParser) -> None:
 
 
 def _add_network(parser: TrainingParser) -> None:
-    add = parser.group(MODEL)
+    add = parser.group("model")
     add("--model --network", "a name from the model zoo of GluonCV or MXNet", default="resnet50_v1")
     layers = "layers, for the names of MXNet's examples: --network resnet-v1 --num-layers 50"
     add("--num-layers", layers, COUNT)
@@ -115,7 +112,7 @@ def _add_network(parser: TrainingParser) -> None:
 
 
 def _add_data(parser: TrainingParser) -> None:
-    add = parser.group(DATA)
+    add = parser.group("data")
     chosen = "data set (default: the one that --data-dir or --rec-train names)"
     add("--dataset", chosen, choices=DATASETS)
     folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or the files of --dataset"
@@ -160,7 +157,7 @@ def _add_training(parser: TrainingParser) -> None:
     """Add the precision, the schedule, the regularization and the validation."""
     amp = "the same as --dtype mixed_float16, which is how mxnet.contrib.amp computes"
     options.add_precision(parser)("--amp", amp, SWITCH)
-    add = parser.group(SCHEDULE)
+    add = parser.group("schedule")
     add("--batch-size -b", "images of a batch on each device", COUNT, default=128)
     add("--accumulate", "sum the gradients of N batches for each update", COUNT, default=1)
     add("--num-epochs --epochs", "passes over the training images", EPOCHS, default=90)

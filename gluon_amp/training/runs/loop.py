@@ -85,7 +85,17 @@ class Loop:
                     self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
                     speed = since / (now - lap) * self.workers.count
                     log.details(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
-                    self._record_batch(epoch, done, speed, share, rate, report)
+                    self.records.write(
+                        "batch",
+                        self.steps,
+                        epoch=epoch,
+                        batch=done - 1,
+                        images_per_second=speed,
+                        accuracy=share,
+                        lr=rate,
+                        loss_scale=report.next_loss_scale,
+                        skipped=self.skipped,
+                    )
                     since, lap = 0, now
                 counts.seconds = before + time.perf_counter() - started
                 after_update(done, counts)
@@ -126,21 +136,6 @@ class Loop:
             more = f" and {len(others)} more" if others else ""
             scales = (report.loss_scale, report.next_loss_scale)
             log.details(log.SKIPPED, epoch, number, *scales, first, more)
-
-    def _record_batch(
-        self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport
-    ) -> None:
-        self.records.write(
-            "batch",
-            self.steps,
-            epoch=epoch,
-            batch=done - 1,
-            images_per_second=speed,
-            accuracy=share,
-            lr=rate,
-            loss_scale=report.next_loss_scale,
-            skipped=self.skipped,
-        )
 
     def _over_workers(self, counts: Counts) -> EpochResult:
         own = counts.result()

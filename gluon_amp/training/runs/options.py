@@ -21,15 +21,8 @@ from gluon_amp.training.command_line import (
 from gluon_amp.training.runs.parser import Add, TrainingParser
 
 # The groups of the help, in its order.
-GROUPS = (MODEL, DATA, PRECISION, SCHEDULE, CHECKPOINTS, DEVICES, LOGS) = (
-    "model",
-    "data",
-    "precision",
-    "schedule",
-    "checkpoints",
-    "devices",
-    "logs and measurements",
-)
+LOGS = "logs and measurements"
+GROUPS = ("model", "data", "precision", "schedule", "checkpoints", "devices", LOGS)
 
 # What options of a kind have in common.
 SWITCH = {"action": "store_true"}
@@ -91,7 +84,7 @@ device_numbers = several(natural, "the numbers of devices, as in 0,1")
 
 def add_precision(parser: TrainingParser) -> Add:
     """Add the dtype and the loss scale."""
-    add = parser.group(PRECISION)
+    add = parser.group("precision")
     computed = (
         "dtype of the matrix products; float16 keeps float16 parameters and float32 masters of "
         "them, mixed_float16 and bfloat16 keep float32 parameters; KEY=DTYPE,... is any policy, "
@@ -108,7 +101,7 @@ def add_precision(parser: TrainingParser) -> Add:
 
 def add_devices(parser: TrainingParser) -> Add:
     """Add the choice of devices."""
-    add = parser.group(DEVICES)
+    add = parser.group("devices")
     first = "use the first N GPUs, 0 for the CPU (default: all GPUs)"
     add("--num-gpus", first, type=whole(0, 1024), metavar="N")
     add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
@@ -124,8 +117,8 @@ def add_devices(parser: TrainingParser) -> Add:
 
 def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
-    parser.group(SCHEDULE)("--seed", "seed of all random numbers", NUMBER, default=0)
-    add = parser.group(DEVICES)
+    parser.group("schedule")("--seed", "seed of all random numbers", NUMBER, default=0)
+    add = parser.group("devices")
     repeats = (
         "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
         "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
@@ -135,7 +128,7 @@ def add_random_numbers(parser: TrainingParser) -> None:
 
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
     """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
-    add = parser.group(CHECKPOINTS)
+    add = parser.group("checkpoints")
     saved = "save checkpoints and the trained float32 parameters here (default: do not save)"
     add("--save-dir --model-prefix", saved, FOLDER)
     add("--save-batches", "also save a checkpoint every N batches", COUNT)

@@ -86,15 +86,12 @@ def save_parameters(net: HybridBlock, path: Path) -> None:
             unfinished.unlink()
 
 
-def export(
-    net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[int, ...]
-) -> List[Path]:
+def export(net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[int, ...]) -> None:
     """Write ``NAME-POLICY`` and ``NAME-float32``, each a symbol and its parameters.
 
     Stock MXNet loads both by `SymbolBlock.imports`. The network is in float32 afterwards, with
     every bit of its masters. `shape` is (channels, height, width) of an image.
     """
-    paths = []
     context = next(iter(net.collect_params().values())).list_ctx()[0]
     for dtype in dict.fromkeys((policy, "float32")):
         cast(net, dtype)
@@ -105,8 +102,6 @@ def export(
             folder.mkdir(parents=True, exist_ok=True)
             net.export(str(prefix), remove_amp_cast=False)  # the casts are the policy
             mx.nd.load(f"{prefix}-0000.params")  # MXNet does not notice a full disk
-        paths += [Path(f"{prefix}-symbol.json"), Path(f"{prefix}-0000.params")]
-    return paths
 
 
 def draw_errors(history: History, path: Path, title: str) -> None:

@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, Tuple
 from gluon_amp.files import atomic
 from gluon_amp.policy import Policy
 from gluon_amp.training.command_line import WIDTH
-from gluon_amp.training.runs.checkpoints import SavingError
+from gluon_amp.training.runs.outputs import saving
 
 OBSERVED_NAMES = {
     "conv_weight": "conv weights",
@@ -77,12 +77,8 @@ class Summary(SimpleNamespace):
     def write(self, path: Path) -> None:
         """Write them as JSON, completely or not at all."""
         text = json.dumps(vars(self), indent=2, ensure_ascii=False) + "\n"
-        try:
+        with saving(f"--summary-json {path}"):
             atomic.write(path, text.encode())
-        except OSError as error:
-            raise SavingError(
-                f"--summary-json {path} cannot be written: {error.strerror}."
-            ) from None
 
 
 class ImageSummary(Summary):

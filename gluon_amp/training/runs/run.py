@@ -95,8 +95,6 @@ class ImageTraining(Training):
     data: Source
     keeps_best = True
 
-    # -------------------------------------------------------------------------- before it trains
-
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data = self.recipe, self.data
         rule = f"{recipe.lr_per_256:g} × {self.total} / 256" if recipe.lr is None else "as given"
@@ -163,8 +161,6 @@ class ImageTraining(Training):
             except (OSError, ValueError) as error:
                 raise UsageError(f"--resume-states {states}: {error}") from None
         self.engine.trainer.refresh_masters()
-
-    # ------------------------------------------------------------------------ after an epoch, a run
 
     def save_epoch(self, epoch: int) -> None:
         """With ``--mode module``, write Module's own three files."""

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
@@ -19,18 +19,33 @@ from gluon_amp.training.runs.speed import loading_speed, training_speed
 from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import naming_lost_workers
 
-Read = Callable[[Optional[Sequence[str]], Optional[str]], Recipe]
+Read = Callable[[Optional[Sequence[str]], Optional[str]], Any]
 
 
-def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
-    """Run a training command of images whose command line `read` reads; return the exit status."""
+def on_images(recipe: Recipe) -> None:
+    """Train, or measure what ``--benchmark`` or ``--test-io`` asks for."""
+    if recipe.benchmark:
+        print(json.dumps(training_speed(recipe), indent=2))
+    elif recipe.test_io:
+        print(json.dumps(loading_speed(recipe), indent=2))
+    else:
+        train(recipe)
 
-    def work() -> None:
+
+def run(
+    read: Read,
+    arguments: Optional[Sequence[str]] = None,
+    prog: Optional[str] = None,
+    work: Callable[[Any], object] = on_images,
+) -> int:
+    """Do the work of the recipe that `read` returns of the arguments; return the exit status."""
+
+    def follow() -> None:
         recipe = read(arguments, prog)
         apply_wait_policy(recipe, arguments)
-        _run_images(recipe)
+        work(recipe)
 
-    return guarded(work, prog)
+    return guarded(follow, prog)
 
 
 def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> None:
@@ -42,15 +57,6 @@ def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> No
             f"{waiting.VARIABLE} before MXNet is imported."
         )
     waiting.apply(recipe.wait_policy)
-
-
-def _run_images(recipe: Recipe) -> None:
-    if recipe.benchmark:
-        print(json.dumps(training_speed(recipe), indent=2))
-    elif recipe.test_io:
-        print(json.dumps(loading_speed(recipe), indent=2))
-    else:
-        train(recipe)
 
 
 def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:

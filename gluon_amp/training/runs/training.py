@@ -47,8 +47,6 @@ class Training:
     started: float  # by `time.perf_counter`
     history: History = field(default_factory=History)  # results of the epochs so far
 
-    # ------------------------------------------------------------------ what images and text add
-
     def plan(self) -> List[Tuple[str, object]]:
         """Return what is going to happen, as names and texts."""
         raise NotImplementedError
@@ -64,8 +62,6 @@ class Training:
 
     def save_epoch(self, epoch: int) -> None:
         """Write what an epoch leaves besides its checkpoint, in the first worker."""
-
-    # ----------------------------------------------------------------------------------- the walk
 
     def run(self) -> report.Summary:
         """Train, validate, log, and write the outputs."""
@@ -160,8 +156,6 @@ class Training:
         """Validate the network as it is in this epoch."""
         return self.loop.validate(self.val_batches, self.data.val_images, epoch)
 
-    # --------------------------------------------------------------------- checkpoints and resuming
-
     def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
         """Return where the run begins: at the start, or where a checkpoint was written."""
         saved = None
@@ -206,8 +200,6 @@ class Training:
         """Restore what `progress` returned."""
         self.history = History.restored(progress["history"])
         self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
-
-    # --------------------------------------------------------------------------------- quantities
 
     @property
     def emulated(self) -> bool:

@@ -48,14 +48,10 @@ def plot(table: Table) -> "Figure":
     for (points, forest), (field, title, unit) in zip(panels, metrics):
         _draw_runs(points, table, field, title)
         _draw_differences(forest, table, field, margins[field], unit)
-    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{_when(table)}"
+    when = f", {table.dates}" if table.dates else ""
+    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{when}"
     figure.suptitle(textwrap.fill(title, TITLE_WIDTH))
     return figure
-
-
-def _when(table: Table) -> str:
-    days = sorted({run.date for run in table.runs if run.date})
-    return f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
 
 
 def new_figure(width: float, height: float) -> "Figure":

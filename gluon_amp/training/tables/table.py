@@ -78,6 +78,12 @@ class Table:
     runs: Tuple[RunRecord, ...]
     rows: Tuple[Row, ...]  # the first is the reference
 
+    @property
+    def dates(self) -> str:
+        """The first and the last date of a run, in words; empty if none was recorded."""
+        dates = sorted({run.date for run in self.runs if run.date})
+        return " to ".join(dict.fromkeys((*dates[:1], *dates[-1:])))
+
     def as_dict(self) -> Dict:
         """Return the table as values for JSON, with the tests' verdicts in words."""
         result = dataclasses.asdict(self)

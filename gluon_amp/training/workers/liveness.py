@@ -186,9 +186,6 @@ class Liveness:
         return ""
 
 
-# --------------------------------------------------------------------------------------- connecting
-
-
 def connect_to_first(
     rank: int, count: int, host: str, from_first: Callable[[bytes], bytes], seconds: float
 ) -> Liveness:

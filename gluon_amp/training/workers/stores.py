@@ -72,12 +72,10 @@ class HorovodStore(_SummingStore):
 
     @property
     def rank(self) -> int:
-        """The number of this process among those of all machines."""
         return self._horovod.rank()
 
     @property
     def num_workers(self) -> int:
-        """The number of processes."""
         return self._horovod.size()
 
     def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
@@ -128,17 +126,14 @@ class OrderedStore(_SummingStore):
 
     @property
     def type(self) -> str:
-        """The type of the store that it uses."""
         return self._store.type
 
     @property
     def rank(self) -> int:
-        """The number of this worker."""
         return self._rank
 
     @property
     def num_workers(self) -> int:
-        """The number of workers."""
         return self._store.num_workers
 
     def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:

@@ -64,9 +64,6 @@ class Task:
         return [*SSH, "-p", port or "22", host, remote]
 
 
-# ------------------------------------------------------------------------------------ command line
-
-
 def read(
     arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp launch"
 ) -> argparse.Namespace:
@@ -137,9 +134,6 @@ def _variable(text: str) -> Tuple[str, str]:
     return name, os.environ.get(name, "") if value is None else value
 
 
-# ------------------------------------------------------------------------------------------ hosts
-
-
 def hosts(path: Path) -> List[str]:
     """Return the machines that a hostfile lists, without empty lines and comments."""
     try:
@@ -182,9 +176,6 @@ def free_port(ip: str) -> int:
             reason = error.strerror
             raise UsageError(f"{ip} is not an address of this machine ({reason}).") from None
         return listener.getsockname()[1]
-
-
-# ------------------------------------------------------------------------------------------- tasks
 
 
 def tasks(options: argparse.Namespace) -> List[Task]:

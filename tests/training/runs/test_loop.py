@@ -13,7 +13,6 @@ from gluon_amp.training.data import (
     TrainingBatches,
     ValidationBatches,
 )
-from gluon_amp.training.data.datasets import Augmented
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs import loop as loop_module
 from gluon_amp.training.runs.engines.gluon import GluonEngine
@@ -22,11 +21,11 @@ from gluon_amp.training.runs.loop import Loop, TrainingError, measured
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.schedule import Schedule
 from tests.log_lines import Lines
+from tests.training.runs.engines.small import Points
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-from mxnet.gluon.data import SimpleDataset
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def blobs(count=10, seed=0):
     generator = np.random.RandomState(seed)
     labels = np.arange(count, dtype=np.int32) % 3
     points = generator.randn(count, 4).astype("float32") + 3 * np.eye(4, dtype="float32")[labels]
-    return SimpleDataset(list(zip(points, labels)))
+    return Points(points, labels)
 
 
 def small_net(devices):
@@ -69,7 +68,7 @@ def small_loop(devices=None, dtype="float32", rate=0.1, objective=None, **option
 
 
 def batches_of(data, size=4):
-    return TrainingBatches(Augmented(data, lambda image, _: image, 0), size)
+    return TrainingBatches(data, size)
 
 
 def parameters(net):

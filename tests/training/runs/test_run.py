@@ -14,7 +14,7 @@ import pytest
 
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.training.console import fine_tune, train
-from gluon_amp.training.data import write_classes
+from gluon_amp.training.data.class_names import write_classes
 from gluon_amp.training.networks.efficientnet_lite import EfficientNetLite0, published_names
 from gluon_amp.training.runs import network
 from gluon_amp.training.runs.history import Validation

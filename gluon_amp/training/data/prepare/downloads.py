@@ -7,16 +7,13 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Optional, Sequence
+from typing import Any, BinaryIO, Iterator, Optional, Sequence
 
 from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import from_extra
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import tqdm
 from gluon_amp.training.data.source import DataError
-
-if TYPE_CHECKING:
-    import requests
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = (10, 60)  # seconds to connect, and between two packets
@@ -78,7 +75,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _fetch(session: "requests.Session", url: str, part: Path) -> str:
+def _fetch(session: Any, url: str, part: Path) -> str:
     """Write what a URL returns to a file, and flush it to the disk; return its md5."""
     digest = hashlib.md5()
     bytes_ = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}

@@ -6,13 +6,10 @@ from gluon_amp.training.command_line import positive, whole
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
-    DATA,
     DECAY,
     EPOCHS,
-    MODEL,
     MOMENTUM,
     NORM,
-    SCHEDULE,
 )
 from gluon_amp.training.runs.parser import TrainingParser
 
@@ -61,16 +58,16 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
 
 def _add_model_and_text(parser: TrainingParser) -> None:
     size = {"type": whole(1, 65536), "metavar": "N"}
-    add = parser.group(MODEL)
+    add = parser.group("model")
     add("--embedding", "size of the vector of a character", size, default=64)
     add("--hidden", "size of an LSTM layer", size, default=128)
     add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
     characters = "characters to train on; a tenth as many, from other files, are for validation"
-    parser.group(DATA)("--characters", characters, COUNT, default=500_000)
+    parser.group("data")("--characters", characters, COUNT, default=500_000)
 
 
 def _add_training(parser: TrainingParser) -> None:
-    add = parser.group(SCHEDULE)
+    add = parser.group("schedule")
     add("--batch-size -b", "streams of text on each device", COUNT, default=32)
     add("--bptt", "characters that a gradient is propagated back through", COUNT, default=32)
     add("--num-epochs --epochs", "passes over the text", EPOCHS, default=4)

@@ -5,7 +5,7 @@ import pytest
 
 from gluon_amp.files import atomic
 from gluon_amp.training.console import pack as pack_command
-from gluon_amp.training.data import read_classes
+from gluon_amp.training.data.class_names import read_classes
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.prepare import packing as packing_module
 from gluon_amp.training.data.prepare.pack_folders import pack_folders
