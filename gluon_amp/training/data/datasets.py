@@ -4,7 +4,7 @@ With one random generator for all, a run could be neither repeated nor resumed. 
 includes the epoch, and every image has a generator of its own.
 """
 
-from typing import Any, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -22,25 +22,14 @@ def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.default_rng((seed, epoch, index))
 
 
-class EncodedImages:
-    """Base class of image files, in folders or packed in a record file."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def read(self, index: int) -> Tuple[bytes, int]:
-        """Return an image as it is stored, and its label. Threads may call this at once."""
-        raise NotImplementedError
-
-    def name(self, index: int) -> str:
-        """Return a name of the image for messages: its path, or a record and its file."""
-        raise NotImplementedError
-
-
 class DecodedImages(Images):
-    """Image files, decoded and transformed; without a seed, the transform has no augmentation."""
+    """Image files, decoded and transformed; without a seed, the transform has no augmentation.
 
-    def __init__(self, encoded: EncodedImages, transform: Any, classes: int, seed: Any = None):
+    Threads call ``encoded.read(index)`` at once for the bytes of an image and its label.
+    ``encoded.name(index)`` is a path, or a record and its file, for messages.
+    """
+
+    def __init__(self, encoded: Any, transform: Any, classes: int, seed: Any = None):
         self._encoded = encoded
         self._transform = transform
         self._classes = classes
@@ -67,8 +56,8 @@ class DecodedImages(Images):
 
 
 def imagenet_source(
-    train: EncodedImages,
-    val: EncodedImages,
+    train: Any,
+    val: Any,
     classes: int,
     class_names: Sequence[str],
     seed: int,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 from gluon_amp.training.data.class_names import check_same_classes
-from gluon_amp.training.data.datasets import EncodedImages, imagenet_source
+from gluon_amp.training.data.datasets import imagenet_source
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source, read_file
 from gluon_amp.training.data.splitting import PARTS, Image, Tree, draw, is_divided, read_tree
@@ -12,7 +12,7 @@ from gluon_amp.training.data.splitting import PARTS, Image, Tree, draw, is_divid
 VALIDATION_SHARE = 5  # one image of five, at least one, as for the digits
 
 
-class FileImages(EncodedImages):
+class FileImages:
     """Image files, by path and label."""
 
     def __init__(self, items: Sequence[Tuple[str, int]]):

@@ -58,10 +58,6 @@ class _Loader:
         part_index: int = 0,
         num_parts: int = 1,
     ):
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected 1 or more.")
-        if not 0 <= part_index < num_parts:
-            raise ValueError(f"part_index is {part_index}, expected 0 to {num_parts - 1}.")
         self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
         self.num_workers = count_processors() if num_workers is None else num_workers
         threads = self.num_workers
@@ -77,9 +73,6 @@ class _Loader:
 
     def __len__(self) -> int:
         return -(-self.images // self.batch_size)
-
-    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
-        raise NotImplementedError
 
     def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
         self._unreadable = unreadable = {}

@@ -9,7 +9,7 @@ from typing import Set, Tuple
 import numpy as np
 
 from gluon_amp.training.data.class_names import CLASSES_FILE, check_same_classes, read_classes
-from gluon_amp.training.data.datasets import EncodedImages, imagenet_source
+from gluon_amp.training.data.datasets import imagenet_source
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source
@@ -68,7 +68,7 @@ def record_data(record: bytes) -> bytes:
     return parts[0] if len(parts) == 1 else MAGIC_BYTES.join(parts)
 
 
-class RecordImages(EncodedImages):
+class RecordImages:
     """The images of a ``.rec`` file, as im2rec or MXNet writes it, in the order of its index."""
 
     def __init__(self, rec: Path, idx: Path):

@@ -34,7 +34,6 @@ class Interruption:
     def __init__(self, quiet: bool = False) -> None:
         self.number: Optional[int] = None
         self._quiet = quiet
-        self._process = os.getpid()
         self._previous: Dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -47,12 +46,6 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: Optional[FrameType]) -> None:
-        # Processes that load images inherit this handler. Ctrl-C reaches them too, and they ignore
-        # it, as their parent ends them.
-        if os.getpid() != self._process:
-            if number == signal.SIGTERM:
-                os._exit(128 + number)
-            return
         if self.number is not None:
             os._exit(128 + number)
         self.number = number

@@ -70,7 +70,7 @@ class Loop:
             timed = measured(self._batches(batches, epoch, start), self.engine.wait, counts)
             for number, group in _groups(timed, self.accumulate, start):
                 rate = self.schedule(epoch, number)
-                self.engine.set_learning_rate(rate)
+                self.engine.trainer.set_learning_rate(rate)
                 size = sum(batch[1].size for batch in group)
                 set_seed(step_seed(self.seed, self.workers.rank, epoch, number))
                 with self.workers.step():

@@ -49,7 +49,10 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
 
 
 class Summary(SimpleNamespace):
-    """The results of a run, by name: `Training.results` and what images or text add to them."""
+    """The results of a run, by name: `Training.results` and what images or text add to them.
+
+    These also define `scores`, rows for the last validation, and `speed`, in words.
+    """
 
     def __str__(self) -> str:
         scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
@@ -65,14 +68,6 @@ class Summary(SimpleNamespace):
                 ("time", f"{self.seconds:.1f} s, {self.epochs} epoch{'s' * (self.epochs != 1)}"),
             ]
         )
-
-    def scores(self) -> List[Tuple[str, object]]:
-        """Return the observed dtypes and the results of the last validation, as names and texts."""
-        raise NotImplementedError
-
-    def speed(self) -> str:
-        """Return the training speed in words."""
-        raise NotImplementedError
 
     def write(self, path: Path) -> None:
         """Write them as JSON, completely or not at all."""

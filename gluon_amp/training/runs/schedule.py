@@ -34,13 +34,6 @@ class Schedule:
     decay_epochs: Tuple[int, ...] = (30, 60, 80)
     warmup_rate: float = 0.0  # from which the warm-up rises; the first batch is already above it
 
-    def __post_init__(self) -> None:
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"warmup_epochs is {self.warmup_epochs}, expected fewer than the {self.epochs} "
-                "epochs of the run."
-            )
-
     def __call__(self, epoch: int, batch: int) -> float:
         """Return the learning rate of batch `batch` in epoch `epoch`, both counted from 0."""
         if epoch + batch / self.batches < self.warmup_epochs:

@@ -8,7 +8,6 @@ from typing import Any, Callable, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
-from gluon_amp.training.data import DataError
 from gluon_amp.training.runs.checkpoints import SavingError
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.runs.loop import TrainingError
@@ -67,7 +66,7 @@ def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:
         with naming_lost_workers():
             work()
         sys.stdout.flush()
-    except (UsageError, DataError) as error:
+    except UsageError as error:
         return _failed(prog, error, 2)
     except (TrainingError, SavingError, LostError, FloatingPointError) as error:
         return _failed(prog, error, 1)

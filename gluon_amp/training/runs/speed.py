@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 from gluon_amp.base import hardware
 from gluon_amp.trainer.loss_scale import NoLossScale
-from gluon_amp.training.data.input_speed import measure_input
+from gluon_amp.training.data.input_speed import images_per_second, training_batches
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.recipe import Recipe
@@ -30,7 +30,7 @@ def training_speed(recipe: Recipe) -> Dict[str, Any]:
     for number in range(steps):
         mx.nd.waitall()
         start = time.perf_counter()
-        run.engine.set_learning_rate(run.schedule(0, 0))
+        run.engine.trainer.set_learning_rate(run.schedule(0, 0))
         report = run.engine.step([batch] * recipe.accumulate, 0, number, counts)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - start)
@@ -65,11 +65,12 @@ def loading_speed(recipe: Recipe) -> Dict[str, Any]:
     source, batch_size = open_data(recipe, devices), recipe.batch_size * devices
     batches = recipe.max_batches or max(1, source.train_images // batch_size)
     workers = recipe.num_workers
+    loaded = training_batches(source, batch_size, workers)
     return {
         "data": source.name,
         "image_shape": list(source.image_shape),
         "batch_size": batch_size,
         "batches": batches,
         "num_workers": hardware.count_processors() if workers is None else workers,
-        "images_per_second": measure_input(source, batch_size, batches, workers),
+        "images_per_second": images_per_second(loaded, batches),
     }

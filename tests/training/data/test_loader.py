@@ -163,19 +163,6 @@ def test_a_validation_is_every_image_once(packed, parts):
     assert [len(shard) for shard in shards] == [-(-len(read) // 4) for read in passes[0]]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"part_index": 2, "num_parts": 2}, "part_index is 2, expected 0 to 1"),
-        ({"part_index": -1, "num_parts": 2}, "part_index is -1, expected 0 to 1"),
-        ({"batch_size": 0}, "batch_size is 0, expected 1 or more"),
-    ],
-)
-def test_an_impossible_part_or_batch_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        ValidationBatches(Numbers(4), **{"batch_size": 2, **options})
-
-
 # ------------------------------------------------------------------------------- unreadable images
 
 

@@ -37,10 +37,6 @@ class Engine:
         """The trainer's loss scale."""
         return self.trainer.loss_scale
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Use this rate from the next step on."""
-        self.trainer.set_learning_rate(rate)
-
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         """Update once on batches from `number` on, or skip the step; add answers to `counts`."""
         raise NotImplementedError

@@ -82,10 +82,6 @@ class ModuleEngine(Engine):
     def statistics(self) -> List[Parameter]:
         return [p for p in self.trainer.parameters if is_statistic(p)]
 
-    @property
-    def loss_scale(self) -> Any:
-        return self.module.loss_scale
-
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         ((images, labels),) = batches
         self.module.optimizer.rescale_grad = 1 / (len(images) * self.workers)
