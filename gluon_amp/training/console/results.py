@@ -27,7 +27,7 @@ from gluon_amp.training.tables import figure, render
 from gluon_amp.training.tables.designs import DESIGNS, Design
 from gluon_amp.training.tables.record import read_all, read_json
 from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
-from gluon_amp.training.tables.statistics import power, seeds_needed
+from gluon_amp.training.tables.statistics import CROSS_ENTROPY_MARGIN, power, seeds_needed
 from gluon_amp.training.tables.table import Table, published, restored, tabulate
 
 TITLES = ", ".join(f"{each.name}: {each.title}" for each in DESIGNS.values())
@@ -117,8 +117,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
                     wanted = jobs(design, output, range(seeds), options.devices, extra)
                     Runner(options.parallel, lock).train(wanted)
             order = [configuration.name for configuration, _ in design.rows]
-            margins = (margin, design.cross_entropy_margin)
-            table = tabulate(read_all(output), order, *margins)
+            table = tabulate(read_all(output), order, margin)
             shown_command = " ".join(["gluon-amp results", *arguments])
             return show(table, output, design.note, shown_command)
     except UsageError as error:
@@ -139,7 +138,7 @@ def plan(design: Design, seeds: int, margin: float) -> str:
         f"{design.title}: {seeds} seeds for each of {len(design.rows)} rows. At a standard "
         f"deviation of {design.sd:g} points between {of}, they show equivalence within "
         f"±{margin:g} points with a power of {shown:.0f} %. The "
-        f"margin of the cross-entropy is ±{design.cross_entropy_margin:g} nats."
+        f"margin of the cross-entropy is ±{CROSS_ENTROPY_MARGIN:g} nats."
     )
 
 

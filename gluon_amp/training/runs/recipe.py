@@ -25,6 +25,13 @@ from gluon_amp.training.runs.parser import TrainingParser
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
 
 
+def _parser(defaults: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
+    parser = TrainingParser(groups=GROUPS, **about)
+    add_image_options(parser)
+    parser.set_defaults(**{**OTHER_DEFAULTS, **defaults})
+    return parser
+
+
 def train_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp train`."""
     digits = "; ".join(
@@ -32,30 +39,24 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
         for name, value in DATA_DEFAULTS["digits"].items()
         if name not in OTHER_DEFAULTS
     )
-    parser = TrainingParser(
-        groups=GROUPS,
+    return _parser(
+        {},
         prog=prog,
         description="Train an image classifier in mixed precision.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
         f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256.",
     )
-    add_image_options(parser)
-    parser.set_defaults(**OTHER_DEFAULTS)
-    return parser
 
 
 def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp fine-tune`: the same options with other defaults."""
-    parser = TrainingParser(
-        groups=GROUPS,
+    return _parser(
+        FINE_TUNING,
         prog=prog,
         description="Fine-tune a pretrained classifier in mixed precision.",
         epilog="Without --dataset it needs no files: a network learns the handwritten digits 0 to "
         "4, and is then fine-tuned on 5 to 9.",
     )
-    add_image_options(parser)
-    parser.set_defaults(**{**OTHER_DEFAULTS, **FINE_TUNING})
-    return parser
 
 
 class Recipe(Options):
@@ -63,14 +64,8 @@ class Recipe(Options):
 
     `data` is a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
     ``train/CLASS`` and ``val/CLASS``, or 'synthetic'; `notice` a sentence if it is not what the
-    options name. `lr_per_256` is the learning rate for every 256 images of a batch, if there is no
-    ``--lr``.
+    options name. `lr_per_256` is the learning rate for every 256 images, if there is no ``--lr``.
     """
-
-    @property
-    def reads_records(self) -> bool:
-        """Whether the data is packed."""
-        return _reads_records(vars(self))
 
     @property
     def policy(self) -> str:
@@ -114,10 +109,13 @@ def recipe_of(**options: Any) -> Recipe:
 def _complete(defaults: Dict[str, Any], options: Dict[str, Any]) -> Recipe:
     """Return the recipe of the options on a command line, given the defaults of its command."""
     values = {**defaults, **options}
-    data, notice = _data(values)
+    names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
+    packed = values["use_rec"] or any(values[name] is not None for name in names)
+    data, notice = _data({**values, "reads_records": packed})
     of_data = (FINE_TUNING_DATA if values["fine_tunes"] else DATA_DEFAULTS).get(data, {})
     of_model = MODEL_DEFAULTS.get(values["model"], {})
-    values = {**defaults, **of_model, **of_data, **options, "data": data, "notice": notice}
+    values = {**defaults, **of_model, **of_data, **options}
+    values.update(data=data, notice=notice, reads_records=packed)
     if "mixup_alpha" in options:
         values["mixup"] = options["mixup_alpha"]
     if values["image_folder"]:
@@ -145,18 +143,13 @@ def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
         return "image-folder", None
     if values["dataset"] in ("digits", "fashion-mnist", "caltech101", "caltech256"):
         return values["dataset"], None
-    if _reads_records(values) or values["dataset"] == "rec":
+    if values["reads_records"] or values["dataset"] == "rec":
         return "rec", None
     if values["dataset"] or values["data_dir"].expanduser().exists():
         return "folder", None
     return "digits", (
         f"No ImageNet at {values['data_dir']}: training on scikit-learn's handwritten digits."
     )
-
-
-def _reads_records(values: Dict[str, Any]) -> bool:
-    names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
-    return values["use_rec"] or any(values[name] is not None for name in names)
 
 
 def _check(recipe: Recipe, options: Dict[str, Any]) -> None:

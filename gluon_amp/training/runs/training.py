@@ -31,7 +31,11 @@ import mxnet as mx
 
 @dataclass
 class Training:
-    """A run that is ready to start."""
+    """A run that is ready to start.
+
+    Images and text define `plan`, names and texts of what is going to happen, and `summary`, of a
+    run that ended with a validation.
+    """
 
     keeps_best = False  # besides the newest
     columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
@@ -46,14 +50,6 @@ class Training:
     val_batches: Any
     started: float  # by `time.perf_counter`
     history: History = field(default_factory=History)  # results of the epochs so far
-
-    def plan(self) -> List[Tuple[str, object]]:
-        """Return what is going to happen, as names and texts."""
-        raise NotImplementedError
-
-    def summary(self, last: Validation) -> report.Summary:
-        """Return the summary of the run, which ended with a validation."""
-        raise NotImplementedError
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         """Return the files to write at the end, the most important first."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Dict, Optional, Tuple
 
 from gluon_amp.training.tables.record import Configuration
-from gluon_amp.training.tables.statistics import CROSS_ENTROPY_MARGIN
 
 Options = Tuple[str, ...]
 
@@ -33,29 +32,25 @@ class Design:
     sd: float
     rows: Tuple[Tuple[Configuration, Options], ...]  # each with its own options
     note: str = ""  # what a reader has to know about the rows
-    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN  # the same for cross-entropies, nats
     paired: bool = False  # whether `sd` is of differences
 
 
 # The ways to train of a row: the compute dtype, and the options that choose it. The static scale is
 # that of MXNet's float16 FAQ.
-PRECISIONS: Dict[str, Tuple[str, Options]] = {
-    "float32": ("float32", ("--dtype", "float32")),
-    "float16": ("float16", ("--dtype", "float16")),
-    "bfloat16": ("bfloat16", ("--dtype", "bfloat16")),
-    "mixed_float16": ("float16", ("--amp",)),
-    "float16, static scale": ("float16", ("--dtype", "float16", "--loss-scale", "128")),
+PRECISIONS: Dict[str, Tuple[str, str]] = {
+    "float32": ("float32", "--dtype float32"),
+    "float16": ("float16", "--dtype float16"),
+    "bfloat16": ("bfloat16", "--dtype bfloat16"),
+    "mixed_float16": ("float16", "--amp"),
+    "float16, static scale": ("float16", "--dtype float16 --loss-scale 128"),
     # without the search for the first scale, as torch's GradScaler begins
-    "float16, first scale 65536": (
-        "float16",
-        ("--dtype", "float16", "--loss-scale", "dynamic:65536"),
-    ),
+    "float16, first scale 65536": ("float16", "--dtype float16 --loss-scale dynamic:65536"),
     # the scale that the search finds for the LSTM, from the first step on, so that none is skipped
-    "float16, scale 16": ("float16", ("--dtype", "float16", "--loss-scale", "16")),
-    "tfloat32": ("tfloat32", ("--dtype", "compute=tfloat32")),
+    "float16, scale 16": ("float16", "--dtype float16 --loss-scale 16"),
+    "tfloat32": ("tfloat32", "--dtype compute=tfloat32"),
     # E4M3 with gradients in E5M2, as the OCP's specification and Transformer Engine combine them
-    "float8": ("float8_e4m3", ("--dtype", "compute=float8_e4m3,gradients=float8_e5m2")),
-    "float8_e5m2": ("float8_e5m2", ("--dtype", "compute=float8_e5m2")),
+    "float8": ("float8_e4m3", "--dtype compute=float8_e4m3,gradients=float8_e5m2"),
+    "float8_e5m2": ("float8_e5m2", "--dtype compute=float8_e5m2"),
 }
 
 
@@ -67,10 +62,10 @@ def _rows(
     for precision, batch in pairs:
         dtype, options = PRECISIONS[precision]
         if rate is not None:
-            options += ("--lr", f"{rate[0] * batch / rate[1]:g}")
+            options += f" --lr {rate[0] * batch / rate[1]:g}"
         name = f"{precision.replace(', ', '-').replace(' ', '-')}-{batch}"
         label = f"{precision}, batch {batch}"
-        rows.append((Configuration(name, label, dtype, batch), options))
+        rows.append((Configuration(name, label, dtype, batch), tuple(options.split())))
     return tuple(rows)
 
 

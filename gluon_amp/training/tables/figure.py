@@ -3,16 +3,12 @@
 import contextlib
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 from gluon_amp.base.messages import from_extra
 from gluon_amp.inspection.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
 from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
 from gluon_amp.training.tables.table import Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TITLE_WIDTH = 120  # characters that fit above the axes
 SPREAD = 0.22  # of the points of a row, to either side of its line
@@ -38,7 +34,7 @@ def styled() -> Iterator[None]:
 
 
 @styled()
-def plot(table: Table) -> "Figure":
+def plot(table: Table) -> Any:
     """Return the figure that `draw` writes."""
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
     height = 0.9 + len(metrics) * (1.1 + 0.6 * len(table.rows))
@@ -54,7 +50,7 @@ def plot(table: Table) -> "Figure":
     return figure
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Any:
     """Return an empty figure of a size in inches, which needs no screen. Call it in `styled`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,7 +60,7 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
+def _draw_runs(axes: Any, table: Table, field: str, title: str) -> None:
     # a seed has the same place in every row
     seeds = sorted({run.seed for run in table.runs})
     step = 2 * SPREAD / max(1, len(seeds) - 1)
@@ -89,7 +85,7 @@ def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, unit: str) -> None:
+def _draw_differences(axes: Any, table: Table, field: str, margin: float, unit: str) -> None:
     axes.axvspan(-margin, margin, color=BAND, zorder=0)
     axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
     furthest = margin
@@ -109,7 +105,7 @@ def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, uni
 
 
 def draw_difference(
-    axes: "Axes",
+    axes: Any,
     comparison: Comparison,
     height: float,
     colour: str,

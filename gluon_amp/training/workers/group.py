@@ -29,12 +29,8 @@ KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
 
 # If one of these is missing, MXNet waits forever for a scheduler that does not exist.
 PS_VARIABLES = (
-    "DMLC_ROLE",
-    "DMLC_PS_ROOT_URI",
-    "DMLC_PS_ROOT_PORT",
-    "DMLC_NUM_WORKER",
-    "DMLC_NUM_SERVER",
-)
+    "DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER"
+).split()
 
 # MXNet waits for the other workers when a store is freed, so only `leave` frees these.
 _STORES: List[mx.kvstore.KVStore] = []

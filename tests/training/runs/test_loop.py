@@ -126,9 +126,8 @@ def test_validation_is_the_mean_cross_entropy_of_every_image():
     objective = Objective(3, smoothing=0.1)
     loop = small_loop([mx.cpu(0), mx.cpu(1)], objective=objective)
     result = loop.validate(ValidationBatches(data, 4), 9, 0)
-    points, labels = (np.array(part) for part in zip(*data))
-    outputs = loop.engine.net(nd.array(points)).asnumpy().astype("float64")
-    right = outputs[np.arange(9), labels]
+    outputs = loop.engine.net(nd.array(data.points)).asnumpy().astype("float64")
+    right = outputs[np.arange(9), data.labels]
     expected = np.log(np.exp(outputs).sum(axis=1)) - right
     assert result.cross_entropy == pytest.approx(expected.mean(), rel=1e-6)
 
