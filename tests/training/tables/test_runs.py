@@ -201,16 +201,6 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
 # ------------------------------------------------------------------------------- the command
 
 
-def test_the_published_table(capsys):
-    assert command.main(["--published"]) == 0
-    printed = capsys.readouterr().out
-    for cell in ("76.18 %", "11.8 h", "76.34 %", "7.3 h", "1.62x", "76.29 %", "6.5 h", "1.82x"):
-        assert cell in printed
-    title, _, heading, *_ = printed.splitlines()
-    assert title == "# ResNet-50 on ImageNet, published"
-    assert heading.startswith("resnet50_v1 on imagenet. *Published* on 8 NVIDIA V100 (")
-
-
 def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
     write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=3)
     write_run(tmp_path / "b", "float16-1024", 76.34, 7.3, epochs=3)
