@@ -36,6 +36,12 @@ def test_a_network_that_gluoncv_cannot_build_is_one_sentence(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["cifar_resnet8_v1", "hrnet_w18_small_v1_c"])
+def test_gluoncvs_networks_have_an_output_for_each_class(name):
+    """The second one has another name for the argument."""
+    assert [*build(name, 5).collect_params().values()][-1].shape == (5,)
+
+
 def test_mxnets_models_are_all_listed():
     with pytest.raises(ValueError) as error:
         vision.get_model("no such model")

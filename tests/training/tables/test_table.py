@@ -55,6 +55,12 @@ def test_the_json_of_a_table_gives_the_same_table():
     assert (contrast["top1"]["verdict"], contrast["epochs"]["accepted"]) == ("equivalent", True)
 
 
+def test_the_dates_of_a_table_are_its_first_and_its_last():
+    runs = [run(), run("float16-1024", date="2026-02-03"), run("float16-2048", date="")]
+    assert tabulate(runs, ORDER, 0.5).dates == "2026-01-31 to 2026-02-03"
+    assert tabulate(runs[:1], ORDER, 0.5).dates == "2026-01-31"
+
+
 def test_a_table_does_not_mix_what_cannot_be_compared():
     for field, plural in {"data": "data sets", "model": "networks", "hardware": "hardware"}.items():
         runs = [run(), run("float16-1024", **{field: "another"})]
