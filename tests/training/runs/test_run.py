@@ -14,12 +14,11 @@ import pytest
 
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.training.console import fine_tune, train
-from gluon_amp.training.data.class_names import write_classes
 from gluon_amp.training.networks.efficientnet_lite import EfficientNetLite0, published_names
 from gluon_amp.training.runs import network
 from gluon_amp.training.runs.history import Validation
 from gluon_amp.training.runs.loop import Loop
-from tests.images import picture, write_folders, write_records
+from tests.images import picture, write_folders
 from tests.torch_files import as_zip
 from tests.training.networks.efficientnet_lite_reference import seeded_weights
 from tests.training.runs.killing import contents
@@ -321,22 +320,6 @@ def test_unreadable_images_are_named_left_out_and_counted(tmp_path, summary_of):
     assert summary.top1 == pytest.approx(100 * (9 - wrong) / 9)
     images = {confusion["true"]: confusion["images"] for confusion in summary.confusions}
     assert images.items() <= {"ant": 1, "bee": 4, "cat": 4}.items()
-
-
-def test_fine_tuning_of_packed_data_with_names(tmp_path, summary_of):
-    folder = tmp_path / "caltech101" / "rec"
-    folder.mkdir(parents=True)
-    for part in ("train", "val"):
-        write_records(folder, part, [0, 1, 0, 1])
-    write_classes(folder, ["ant", "bee"])
-    line = (
-        "--dataset caltech101 --model mobilenet0.25 --from-scratch --input-size 32 --epochs 1 "
-        "--warmup-epochs 0 --batch-size 2 --lr 0"
-    )
-    summary = summary_of(*line.split(), "--data-dir", folder.parent, main=fine_tune.main)
-    assert summary.validated == 4
-    for confusion in summary.confusions:
-        assert {confusion["true"], confusion["taken_for"]} == {"ant", "bee"}
 
 
 def test_anybodys_folder_with_pytorchs_weights(tmp_path, summary_of):
