@@ -7,17 +7,7 @@ from typing import Any, Union
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
 from gluon_amp.policy import PRESETS, Policy, near_preset
-from gluon_amp.training.command_line import (
-    input_file,
-    natural,
-    non_negative,
-    path,
-    positive,
-    positive_int,
-    several,
-    share,
-    whole,
-)
+from gluon_amp.training import command_line as read
 from gluon_amp.training.runs.parser import Add, TrainingParser
 
 # The groups of the help, in its order.
@@ -26,15 +16,15 @@ GROUPS = ("model", "data", "precision", "schedule", "checkpoints", "devices", LO
 
 # What options of a kind have in common.
 SWITCH = {"action": "store_true"}
-COUNT = {"type": positive_int, "metavar": "N"}
-NUMBER = {"type": natural, "metavar": "N"}
-INPUT = {"type": input_file, "metavar": "FILE"}
-OUTPUT = {"type": path, "metavar": "FILE"}
-FOLDER = {"type": path, "metavar": "DIR"}
-NORM = {"type": positive, "metavar": "NORM"}
-EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
-MOMENTUM = {"type": share, "metavar": "M"}
-DECAY = {"type": non_negative, "metavar": "WD"}
+COUNT = {"type": read.positive_int, "metavar": "N"}
+NUMBER = {"type": read.natural, "metavar": "N"}
+INPUT = {"type": read.input_file, "metavar": "FILE"}
+OUTPUT = {"type": read.path, "metavar": "FILE"}
+FOLDER = {"type": read.path, "metavar": "DIR"}
+NORM = {"type": read.positive, "metavar": "NORM"}
+EPOCHS = {"type": read.whole(1, 10**6), "metavar": "N"}
+MOMENTUM = {"type": read.share, "metavar": "M"}
+DECAY = {"type": read.non_negative, "metavar": "WD"}
 
 
 class Options:
@@ -65,7 +55,7 @@ def loss_scale(text: str) -> Union[str, float]:
     if text in ("dynamic", "none"):
         return text
     kind, _, number = text.rpartition(":")
-    value = positive(number) if kind in ("", "dynamic") else 0.0
+    value = read.positive(number) if kind in ("", "dynamic") else 0.0
     if math.frexp(value)[0] != 0.5 or not 2.0**-24 <= value <= 2.0**24:
         raise argparse.ArgumentTypeError(
             "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, or "
@@ -76,10 +66,10 @@ def loss_scale(text: str) -> Union[str, float]:
 
 def checkpoint(text: str) -> str:
     """Read 'auto', or the path of a checkpoint."""
-    return text if text == "auto" else str(input_file(text))
+    return text if text == "auto" else str(read.input_file(text))
 
 
-device_numbers = several(natural, "the numbers of devices, as in 0,1")
+device_numbers = read.several(read.natural, "the numbers of devices, as in 0,1")
 
 
 def add_precision(parser: TrainingParser) -> Add:
@@ -103,10 +93,10 @@ def add_devices(parser: TrainingParser) -> Add:
     """Add the choice of devices."""
     add = parser.group("devices")
     first = "use the first N GPUs, 0 for the CPU (default: all GPUs)"
-    add("--num-gpus", first, type=whole(0, 1024), metavar="N")
+    add("--num-gpus", first, type=read.whole(0, 1024), metavar="N")
     add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
     emulated = "train on N CPU devices, to test what several GPUs would do"
-    add("--cpus", emulated, type=whole(1, 1024), metavar="N")
+    add("--cpus", emulated, type=read.whole(1, 1024), metavar="N")
     waits = (
         "how CPU threads wait for work: active is faster on an idle machine and very slow on a "
         "busy one (default: OMP_WAIT_POLICY, or else that of MXNet)"

@@ -4,17 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.data import (
-    Preprocessing,
-    RecordFiles,
-    Source,
-    open_digits,
-    open_fashion_mnist,
-    open_folders,
-    open_image_folder,
-    open_records,
-    open_synthetic,
-)
+from gluon_amp.training import data
 from gluon_amp.training.runs.image_options import IMAGENET
 from gluon_amp.training.runs.recipe import Recipe
 
@@ -22,12 +12,12 @@ FINE_TUNED_DIGITS = range(5, 10)
 CALTECH = ("caltech101", "caltech256")
 
 
-def open_data(recipe: Recipe, devices: int) -> Source:
+def open_data(recipe: Recipe, devices: int) -> data.Source:
     """Open the data of a recipe, for so many devices."""
     if recipe.data == "synthetic":
         shape = (3, recipe.input_size, recipe.input_size)
         images = recipe.batch_size * devices
-        return open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed)
+        return data.open_synthetic(images, shape, recipe.num_classes or 1000, recipe.seed)
     source = _open(recipe)
     for name, expected, actual in (
         ("--num-classes", recipe.num_classes, source.classes),
@@ -38,25 +28,25 @@ def open_data(recipe: Recipe, devices: int) -> Source:
     return source
 
 
-def _open(recipe: Recipe) -> Source:
+def _open(recipe: Recipe) -> data.Source:
     folder, seed = recipe.data_dir.expanduser(), recipe.seed
     if recipe.data == "digits":
         digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
-        return open_digits(seed, digits, recipe.input_size)
+        return data.open_digits(seed, digits, recipe.input_size)
     if recipe.data == "fashion-mnist":
-        return open_fashion_mnist(folder, seed, recipe.input_size)
+        return data.open_fashion_mnist(folder, seed, recipe.input_size)
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
-    preprocessing = Preprocessing(
+    preprocessing = data.Preprocessing(
         recipe.input_size, recipe.crop_ratio, mean, std, recipe.min_random_area
     )
     if recipe.data == "image-folder":
         root = recipe.image_folder.expanduser()
-        return _named(open_image_folder(root, seed, preprocessing), root)
+        return _named(data.open_image_folder(root, seed, preprocessing), root)
     if recipe.data == "folder":
-        source = open_folders(folder, seed, preprocessing)
+        source = data.open_folders(folder, seed, preprocessing)
     else:
         files = record_files(recipe)
-        source, folder = open_records(files, seed, preprocessing), files.train.parent
+        source, folder = data.open_records(files, seed, preprocessing), files.train.parent
         if recipe.data in CALTECH:
             return dataclasses.replace(source, name=recipe.data)
     if recipe.dataset == "imagenet" or recipe.data_dir == IMAGENET:
@@ -64,11 +54,11 @@ def _open(recipe: Recipe) -> Source:
     return _named(source, folder)
 
 
-def _named(source: Source, folder: Path) -> Source:
+def _named(source: data.Source, folder: Path) -> data.Source:
     return dataclasses.replace(source, name=f"folder-{folder.resolve().name}")
 
 
-def record_files(recipe: Recipe) -> RecordFiles:
+def record_files(recipe: Recipe) -> data.RecordFiles:
     """Return the four files of a packed data set; by default they have GluonCV's names."""
     options = {"train": recipe.rec_train, "val": recipe.rec_val}
     folder = recipe.data_dir / "rec"
@@ -87,4 +77,4 @@ def record_files(recipe: Recipe) -> RecordFiles:
     train, val = (path or folder / f"{part}.rec" for part, path in options.items())
     train_idx = recipe.rec_train_idx or train.with_suffix(".idx")
     val_idx = recipe.rec_val_idx or val.with_suffix(".idx")
-    return RecordFiles(*(path.expanduser() for path in (train, train_idx, val, val_idx)))
+    return data.RecordFiles(*(path.expanduser() for path in (train, train_idx, val, val_idx)))

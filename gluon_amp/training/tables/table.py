@@ -9,17 +9,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.training.tables import statistics
 from gluon_amp.training.tables.record import Configuration, RunRecord
-from gluon_amp.training.tables.statistics import (
-    CROSS_ENTROPY_MARGIN,
-    Comparison,
-    EpochsComparison,
-    Spread,
-    compare,
-    compare_epochs,
-    compare_pairs,
-    spread,
-)
 
 SAME_IN_ALL = {"data": "data sets", "model": "networks", "hardware": "hardware"}
 MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
@@ -32,9 +23,9 @@ class Contrast:
     reference: str  # name of the other row's configuration
     label: str  # the same in words
     same_batch: bool
-    top1: Comparison  # percentage points
-    cross_entropy: Optional[Comparison] = None  # nats
-    epochs: Optional[EpochsComparison] = None  # to the target
+    top1: statistics.Comparison  # percentage points
+    cross_entropy: Optional[statistics.Comparison] = None  # nats
+    epochs: Optional[statistics.EpochsComparison] = None  # to the target
 
 
 @dataclass(frozen=True)
@@ -43,9 +34,9 @@ class Row:
 
     configuration: Configuration
     seeds: Tuple[int, ...]  # of the finished runs
-    top1: Optional[Spread] = None  # accuracy in percent after the last epoch
-    cross_entropy: Optional[Spread] = None  # nats; None if a run has none
-    curve: Tuple[Spread, ...] = ()  # top-1 error in percent after each epoch
+    top1: Optional[statistics.Spread] = None  # accuracy in percent after the last epoch
+    cross_entropy: Optional[statistics.Spread] = None  # nats; None if a run has none
+    curve: Tuple[statistics.Spread, ...] = ()  # top-1 error in percent after each epoch
     # of each run, until the target is reached; None if it never is
     epochs: Tuple[Optional[int], ...] = ()
     # means over the seeds (see `RunRecord`)
@@ -125,7 +116,7 @@ def tabulate(
     runs: Sequence[RunRecord],
     order: Sequence[str],
     margin: float,
-    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN,
+    cross_entropy_margin: float = statistics.CROSS_ENTROPY_MARGIN,
     source: str = "measured",
 ) -> Table:
     """Make a table of runs; `order` names the configurations, the reference first."""
@@ -185,14 +176,14 @@ def _contrast(
     margin: float,
     cross_entropy_margin: float,
 ) -> Contrast:
-    test = compare_pairs if row.seeds == reference.seeds else compare
+    test = statistics.compare_pairs if row.seeds == reference.seeds else statistics.compare
     top1 = test([run.top1 for run in runs], [run.top1 for run in others], margin)
     cross_entropy = epochs = None
     if row.cross_entropy and reference.cross_entropy:
         pair = ([run.cross_entropy for run in each] for each in (runs, others))
         cross_entropy = test(*pair, cross_entropy_margin)
     if row.epochs and reference.epochs:
-        epochs = compare_epochs(_at_least(row), _at_least(reference))
+        epochs = statistics.compare_epochs(_at_least(row), _at_least(reference))
     return Contrast(
         reference.configuration.name,
         reference.configuration.label,
@@ -227,15 +218,17 @@ def _row(
         return Row(configuration, (), failures=failures)
 
     values = {name: [getattr(run, name) for run in finished] for name in MEANS}
-    means = {name: None if None in of else spread(of).mean for name, of in values.items()}
+    means = {
+        name: None if None in of else statistics.spread(of).mean for name, of in values.items()
+    }
     cross_entropies = [run.cross_entropy for run in finished]
     has_curve = target is not None and all(len(run.errors) > 1 for run in finished)
     return Row(
         configuration,
         tuple(run.seed for run in finished),
-        spread([run.top1 for run in finished]),
-        None if None in cross_entropies else spread(cross_entropies),
-        tuple(spread(errors) for errors in zip(*(run.errors for run in finished))),
+        statistics.spread([run.top1 for run in finished]),
+        None if None in cross_entropies else statistics.spread(cross_entropies),
+        tuple(statistics.spread(errors) for errors in zip(*(run.errors for run in finished))),
         tuple(run.epochs_to(target) for run in finished) if has_curve else (),
         emulated=any(run.emulated for run in finished),
         parallel=max(run.parallel for run in finished),

@@ -64,9 +64,6 @@ def packed(tmp_path_factory):
     return open_records(record_files(folder), seed=5, preprocessing=Preprocessing(24))
 
 
-# --------------------------------------------------------------------------------------- training
-
-
 def test_an_epoch_is_every_image_once_in_an_order_of_its_own():
     batches = TrainingBatches(Numbers(10), 4, seed=3)
     for array, dtype, shape in zip(next(batches.epoch(0)), (np.float32, np.int32), ((4, 2), (4,))):
@@ -126,9 +123,6 @@ def test_any_dataset_of_pairs_is_loaded():
     assert sorted(zip(*batch)) == [([1.5], 1), ([2.5], 0)]
 
 
-# ------------------------------------------------------------------------------------------ shards
-
-
 @pytest.mark.parametrize("parts, repeated", [(2, 0), (3, 2), (16, 6)])
 def test_shards_are_equal_parts_of_an_epoch(parts, repeated):
     """Where the images cannot be divided evenly, some are repeated."""
@@ -161,9 +155,6 @@ def test_a_validation_is_every_image_once(packed, parts):
     assert sorted(itertools.chain(*passes[0])) == list(range(10))
     assert [shard.images for shard in shards] == [len(read) for read in passes[0]]
     assert [len(shard) for shard in shards] == [-(-len(read) // 4) for read in passes[0]]
-
-
-# ------------------------------------------------------------------------------- unreadable images
 
 
 @pytest.mark.parametrize("workers", [0, 2])

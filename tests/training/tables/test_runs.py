@@ -58,9 +58,6 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-# ------------------------------------------------------------------------------- run by run
-
-
 def test_a_finished_run_is_not_repeated(tmp_path):
     job = job_of(tmp_path, FINISHES)
     other = dataclasses.replace(job, seed=1, folder=tmp_path / "other")
@@ -196,9 +193,6 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
             return False
 
     wait_for(free)
-
-
-# ------------------------------------------------------------------------------- the command
 
 
 def test_the_files_are_made_again_from_the_json(tmp_path, capsys):

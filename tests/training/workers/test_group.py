@@ -49,9 +49,6 @@ def test_statistics_of_one_worker_stay_as_they_are():
     assert [array.asnumpy().tolist() for array in param.list_data()] == [[1, 1], [3, 3]]
 
 
-# ------------------------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     "name, variables, sentence",
     [
@@ -94,9 +91,6 @@ def test_a_scheduler_that_does_not_answer(monkeypatch):
         "--kv-store dist_sync: not all of 2 workers and 1 servers have met at the scheduler "
         "127.0.0.1:9 within 0.1 s: see whether it can be reached from here, and what they say."
     )
-
-
-# ------------------------------------------------------------------------------ several workers
 
 
 def test_two_workers_agree_in_threads():
