@@ -192,6 +192,8 @@ def _add_training(parser: TrainingParser) -> None:
     add("--eval-only", "validate once and exit", SWITCH)
     every = "validate every N epochs, and after the last one"
     add("--eval-frequency", every, COUNT, default=1)
+    pairs = "list the N pairs of classes that are confused most often"
+    parser.group(LOGS)("--confusions", pairs, NUMBER, default=0)
 
 
 def _add_checkpoints(parser: TrainingParser) -> None:
@@ -217,8 +219,6 @@ def _add_devices(parser: TrainingParser) -> None:
 
 
 def _add_logs(parser: TrainingParser) -> None:
-    pairs = "list the N pairs of classes that are confused most often"
-    parser.group(LOGS)("--confusions", pairs, NUMBER, default=0)
     add = options.add_logs(parser, interval=50)
     events = "write loss, top-1, learning rate, loss scale, skips and speed for TensorBoard"
     add("--tensorboard", events, FOLDER)
