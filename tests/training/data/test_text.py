@@ -23,9 +23,7 @@ def test_every_character_of_the_vocabulary_has_a_class_of_its_own():
     assert CLASSES == 98
     assert encode(VOCABULARY).tolist() == list(range(97))
     assert encode(" !~\n\t").tolist() == [0, 1, 94, 95, 96]
-
-
-def test_whatever_else_there_is_has_the_last_class():
+    # whatever else there is has the last class
     assert encode("aé\r\x00\x7f€𝄞\ud800b").tolist() == [65, *[UNKNOWN] * 7, 66]
     assert encode("").tolist() == []
 
@@ -112,7 +110,4 @@ def test_an_epoch_begins_anywhere():
     later = [chunk.inputs.asnumpy().tolist() for chunk in chunks.epoch(start=2)]
     assert later == [chunk.inputs.asnumpy().tolist() for chunk in chunks][2:]
     assert not next(chunks.epoch(start=2)).first
-
-
-def test_a_text_that_is_too_short_has_no_chunks():
-    assert len(Chunks(np.arange(8), 4, 2, whole=True)) == 0
+    assert len(Chunks(np.arange(8), 4, 2, whole=True)) == 0  # too short
