@@ -97,7 +97,7 @@ def _decode_with(flag: int, encoded: bytes) -> np.ndarray:
 
 
 def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np.ndarray:
-    """Decode the part that ``choose((height, width))`` returns, a JPEG at no more than needed."""
+    """Decode the part that ``choose((height, width))`` returns; a JPEG at no more than it needs."""
     size = jpeg_size(encoded)
     if size is None or 0 in size:
         image = decode(encoded)

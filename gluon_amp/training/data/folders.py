@@ -30,7 +30,7 @@ class FileImages:
 
 
 def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
-    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS``; names sort the labels."""
+    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS``, as a `Source`."""
     if not is_divided(root):
         raise DataError(
             f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "

@@ -80,7 +80,7 @@ def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = N
 
 
 def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Draw brightness, contrast (to the mean's grey) and saturation in any order, then lighting."""
+    """Draw brightness, contrast and saturation in random order, then lighting: a 3×4 matrix."""
     matrix = np.eye(3, 4)
     factors = generator.uniform(1 - JITTER, 1 + JITTER, 3)
     for kind in generator.permutation(3):

@@ -62,7 +62,7 @@ class Source:
 
 
 def open_file(path: "os.PathLike[str]") -> BinaryIO:
-    """Open a regular file for reading; any other, such as a FIFO, may never end: an `OSError`."""
+    """Open a regular file for reading. A FIFO may never end, so it is an `OSError`."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(path, "rb")

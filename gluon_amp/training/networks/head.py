@@ -7,7 +7,7 @@ from mxnet.gluon.nn import BatchNorm
 
 
 def head_of(net: HybridBlock, another: HybridBlock) -> List[Parameter]:
-    """Return the head: its names vary, but its shapes alone depend on the number of classes."""
+    """Return the head. Its names vary, but its shapes alone depend on the number of classes."""
     pairs = zip(net.collect_params().values(), another.collect_params().values())
     head = [own for own, other in pairs if _differ(own.shape, other.shape)]
     if not head:

@@ -43,7 +43,7 @@ class Keeper:
     accumulate: int = 1  # batches in each update
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
-        """Restore the checkpoint that ``--resume`` names, or None yet; return it and its counts."""
+        """Restore and return the checkpoint that ``--resume`` names, if any, and its counts."""
         saved = self._find(name) if self.workers.first else None
         with self._shared(saved) as saved:
             if saved is None:

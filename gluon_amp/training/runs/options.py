@@ -1,4 +1,4 @@
-"""Options that image and language runs share. Functions return the one that adds an option more."""
+"""Options that image and language runs share. A function returns what adds another option."""
 
 import argparse
 import math

@@ -51,7 +51,7 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
 class Summary(SimpleNamespace):
     """The results of a run, by name: `Training.results` and what images or text add to them.
 
-    These also define `scores`, rows for the last validation, and `speed`, in words.
+    A subclass defines `scores`, rows for the last validation, and `speed`, in words.
     """
 
     def __str__(self) -> str:

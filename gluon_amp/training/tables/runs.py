@@ -83,7 +83,7 @@ def jobs(
 
 @contextmanager
 def alone_in(output: Path) -> Iterator[int]:
-    """Lock a directory; yield the descriptor, which runs inherit: one may outlive this process."""
+    """Lock a directory; yield the descriptor. Runs inherit it, as they may outlive this process."""
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as file:
         if lock(file) is False:

@@ -18,14 +18,14 @@ MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
 
 @dataclass(frozen=True)
 class Contrast:
-    """A row compared with another one, by pairs if both have the same seeds; None: not tested."""
+    """A row compared with another one, as pairs if both have the same seeds."""
 
     reference: str  # name of the other row's configuration
     label: str  # the same in words
     same_batch: bool
     top1: statistics.Comparison  # percentage points
     cross_entropy: Optional[statistics.Comparison] = None  # nats
-    epochs: Optional[statistics.EpochsComparison] = None  # to the target
+    epochs: Optional[statistics.EpochsComparison] = None  # to the target; None if not tested
 
 
 @dataclass(frozen=True)

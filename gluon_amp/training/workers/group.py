@@ -74,7 +74,7 @@ class Workers:
 
 
 class _Several(Workers):
-    """Several workers, which sum by `KVStoreBase.pushpull`, with the same bits if it `repeats`."""
+    """Several workers, which sum by `KVStoreBase.pushpull`; if it `repeats`, with the same bits."""
 
     def __init__(self, store: KVStoreBase, rank: int, repeats: bool = False):
         several = repeats and store.num_workers > 2

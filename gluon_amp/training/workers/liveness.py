@@ -189,7 +189,7 @@ class Liveness:
 def connect_to_first(
     rank: int, count: int, host: str, from_first: Callable[[bytes], bytes], seconds: float
 ) -> Liveness:
-    """Connect all workers to the first one, by this machine's address for the others."""
+    """Connect all workers to the first one; `host` is this machine's address for the others."""
     if rank == 0:
         with socket.create_server((host, 0), backlog=count) as listener:
             # Whoever does not know this word is not of this run.

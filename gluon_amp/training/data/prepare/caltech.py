@@ -93,7 +93,7 @@ def prepare(
     clutter: Optional[bool] = None,
     archive: Optional[Path] = None,
 ) -> Dict[str, Any]:
-    """Download, extract, split and pack a data set, skip what is done; return the manifest."""
+    """Download, extract, split and pack a data set, unless it is done; return the manifest."""
     split, without = packing.split, packing.without
     if split.per_class is None and split.total is None:
         split = replace(split, per_class=data.train_per_class)

@@ -78,7 +78,7 @@ class Listing:
 def pack(
     out: Path, listing: Listing, options: Mapping[str, Any], packing: Packing
 ) -> Dict[str, Any]:
-    """Pack images into a new folder, with the same bytes for any number of workers."""
+    """Pack images into a new folder, the same for any number of workers; return the manifest."""
     if listing.ignored:
         packing.log(f"Ignored, as these are no images: {first_few(listing.ignored, 5)}.")
     packing.log(f"Packing into {out} ...")
