@@ -35,25 +35,7 @@ WITHOUT_MXNET = ("launch",)
 
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
-    """Run a command.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The name of a command and its arguments. Defaults to those of the process.
-    prog : str
-        The program's name in the help and in errors.
-
-    Returns
-    -------
-    int
-        The exit status if no command ran: 0, or 2 after an error in one sentence.
-
-    Raises
-    ------
-    SystemExit
-        With the status of the command that ran.
-    """
+    """Run a command, which ends the process; return the exit status if none ran: 0, or 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         return _refused(prog, f"expected a command: {', '.join(COMMANDS)}.")

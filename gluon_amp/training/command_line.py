@@ -50,23 +50,14 @@ def split_at_dashes(arguments: Sequence[str]) -> Tuple[List[str], Tuple[str, ...
 
 
 def tqdm() -> type:
-    """Return the class of a progress bar.
-
-    Raises
-    ------
-    UsageError
-        tqdm is not installed.
-    """
+    """Return the class of a progress bar."""
     with from_extra("data", "tqdm is not installed"):
         from tqdm import tqdm as bar
     return bar
 
 
 def status_of(program: str, work: Callable[[], Optional[int]]) -> int:
-    """Do the work of a program; return its status, where None is 0.
-
-    After a `UsageError` or `OSError`, which is printed in one sentence, the status is 2.
-    """
+    """Do the work of a program; return its status: 0 for None, 2 after an error in one sentence."""
     try:
         return work() or 0
     except UsageError as error:
@@ -98,10 +89,7 @@ LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
 
 
 def whole(low: int, high: Optional[int] = None) -> Callable[[str], int]:
-    """Return a function that reads a whole number from `low` to `high`, both included.
-
-    The default of `high` is MXNet's limit, `LARGEST_INT`.
-    """
+    """Return a function that reads a whole number from `low` to `high`, both included."""
     most = LARGEST_INT if high is None else high
     bounds = f"a whole number from {low} to {most}"
 
@@ -122,16 +110,7 @@ def whole(low: int, high: Optional[int] = None) -> Callable[[str], int]:
 def real(
     low: float, high: Optional[float] = None, above: bool = False, below: bool = False
 ) -> Callable[[str], float]:
-    """Return a function that reads a number from `low` to `high`.
-
-    Parameters
-    ----------
-    low : float
-    high : float, optional
-        The default is MXNet's limit, `LARGEST_FLOAT`.
-    above, below : bool
-        Whether `low`, or `high`, is excluded.
-    """
+    """Return a function that reads a number; `above` and `below` exclude the bounds."""
     most = LARGEST_FLOAT if high is None else high
     start = f"above {low:g}" if above else f"from {low:g}"
     bounds = f"a number {start} {'up to below' if below else 'to'} {most:g}"
@@ -156,17 +135,7 @@ def real(
 def several(
     read: Callable[[str], Any], expected: str, count: Optional[int] = None
 ) -> Callable[[str], Tuple[Any, ...]]:
-    """Return a function that reads values separated by commas; empty text has no values.
-
-    Parameters
-    ----------
-    read : callable
-        Reads one value.
-    expected : str
-        What the error message says was expected.
-    count : int, optional
-        The required number of values.
-    """
+    """Return a function that reads `count` values separated by commas; empty text has no values."""
 
     def read_all(text: str) -> Tuple[Any, ...]:
         try:
@@ -181,10 +150,7 @@ def several(
 
 
 def path(text: str) -> Path:
-    """Read the path of a file or folder, which need not exist; ``~`` is the home folder.
-
-    A path that is impossible for a file, or that this user may not access, is an error.
-    """
+    """Read the path of a file or folder, which need not exist; ``~`` is the home folder."""
     try:
         result = Path(text).expanduser()
         os.lstat(result)

@@ -1,6 +1,5 @@
 """`gluon-amp doctor`: report whether this machine can run a policy, and how."""
 
-import argparse
 from typing import Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
@@ -10,8 +9,13 @@ from gluon_amp.policy import PRESETS
 from gluon_amp.training.command_line import Parser, status_of
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the doctor's options to a parser."""
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp doctor") -> int:
+    """Print the report; return 1 if the requested policy cannot run or a check failed."""
+    parser = Parser(
+        prog=prog,
+        description="Report the installed versions, the devices, and which policies run here. "
+        "The exit status is 1 if the requested policy cannot run.",
+    )
     add = parser.add_argument
     add("--policy", metavar="P", help=f"policy to run: {', '.join(PRESETS)}")
     add("--device", choices=DEVICES, help="device to run it on (default: a GPU if there is one)")
@@ -22,23 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check laws, arithmetic, speed and memory on the device instead (at most ten minutes)",
     )
     add("--verbose", action="store_true", help="also list the variables that are not set")
-
-
-def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp doctor") -> int:
-    """Print the report.
-
-    Returns
-    -------
-    int
-        0; 1 if the requested policy cannot run, or if a check of the self-test failed; 2 if the
-        options are wrong.
-    """
-    parser = Parser(
-        prog=prog,
-        description="Report the installed versions, the devices, and which policies run here. "
-        "The exit status is 1 if the requested policy cannot run.",
-    )
-    add_arguments(parser)
     options = parser.parse_args(arguments)
 
     def work() -> int:

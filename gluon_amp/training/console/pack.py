@@ -1,6 +1,5 @@
 """`gluon-amp pack`: pack folders of images into RecordIO files for training."""
 
-import argparse
 from typing import Optional, Sequence
 
 from gluon_amp.training.command_line import Parser, path
@@ -10,8 +9,8 @@ from gluon_amp.training.data.prepare.pack_folders import pack_folders
 DESCRIPTION = "Pack folders of images, such as ImageNet's, into RecordIO files for training."
 
 
-def read(arguments: Optional[Sequence[str]], prog: str) -> argparse.Namespace:
-    """Return the options of the command line."""
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp pack") -> int:
+    """Pack; return the exit status."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
         "root",
@@ -26,10 +25,5 @@ def read(arguments: Optional[Sequence[str]], prog: str) -> argparse.Namespace:
         help="new folder, usually ROOT/rec; an existing one is replaced",
     )
     add_options(parser, "(default: ROOT is split already)")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp pack") -> int:
-    """Pack; return the exit status."""
-    options = read(arguments, prog)
+    options = parser.parse_args(arguments)
     return run(prog, lambda: pack_folders(options.root, options.out, packing(options)), options.out)

@@ -1,6 +1,5 @@
 """`gluon-amp prepare-caltech`: download Caltech-101 or Caltech-256 and pack it for training."""
 
-import argparse
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -12,8 +11,8 @@ DESCRIPTION = """Download Caltech-101 or Caltech-256 and pack it for training. S
 complete are skipped, so an interrupted run can be resumed."""
 
 
-def read(arguments: Optional[Sequence[str]], prog: str) -> argparse.Namespace:
-    """Return the options of the command line."""
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp prepare-caltech") -> int:
+    """Prepare the data set; return the exit status."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     add = parser.add_argument
     add("--dataset", choices=tuple(DATASETS), required=True)
@@ -46,12 +45,7 @@ def read(arguments: Optional[Sequence[str]], prog: str) -> argparse.Namespace:
     )
     numbers = ", ".join(f"{data.train_per_class} for {name}" for name, data in DATASETS.items())
     add_options(parser, f"(default: {numbers})")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp prepare-caltech") -> int:
-    """Prepare the data set; return the exit status."""
-    options = read(arguments, prog)
+    options = parser.parse_args(arguments)
     root = (options.root or Path("~/.mxnet/datasets") / options.dataset).expanduser()
     return run(
         prog,

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import (
@@ -27,7 +27,7 @@ from gluon_amp.training.tables import figure, render
 from gluon_amp.training.tables.designs import DESIGNS, Design
 from gluon_amp.training.tables.record import read_all, read_json
 from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
-from gluon_amp.training.tables.statistics import power, seeds_needed
+from gluon_amp.training.tables.statistics import CROSS_ENTROPY_MARGIN, power, seeds_needed
 from gluon_amp.training.tables.table import Table, published, restored, tabulate
 
 TITLES = ", ".join(f"{each.name}: {each.title}" for each in DESIGNS.values())
@@ -108,17 +108,16 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
         with interruptible():
             if options.from_json:
                 written = read_json(options.from_json)
-                return show(restored(written), options.from_json.parent, **about(written))
+                about = (str(written.get(name, "")) for name in ("note", "command"))
+                return show(restored(written), options.from_json.parent, *about)
             if not options.from_logs:
-                sd, paired = deviation(design)
-                seeds = options.seeds or seeds_needed(sd, margin, paired)
+                seeds = options.seeds or seeds_needed(design.sd, margin, design.paired)
                 with alone_in(output) as lock:
                     print(plan(design, seeds, margin), flush=True)
                     wanted = jobs(design, output, range(seeds), options.devices, extra)
                     Runner(options.parallel, lock).train(wanted)
             order = [configuration.name for configuration, _ in design.rows]
-            margins = (margin, design.cross_entropy_margin)
-            table = tabulate(read_all(output), order, *margins)
+            table = tabulate(read_all(output), order, margin)
             shown_command = " ".join(["gluon-amp results", *arguments])
             return show(table, output, design.note, shown_command)
     except UsageError as error:
@@ -131,22 +130,15 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
         return fail(prog, error, error.status)
 
 
-def deviation(design: Design) -> Tuple[float, bool]:
-    """Return the standard deviation that decides the number of seeds, and whether it is paired."""
-    if design.paired_sd is not None:
-        return design.paired_sd, True
-    return design.sd, False
-
-
 def plan(design: Design, seeds: int, margin: float) -> str:
     """Return what will be trained and which difference it can detect."""
-    sd, paired = deviation(design)
-    of = "differences of one seed" if paired else "seeds"
+    of = "differences of one seed" if design.paired else "seeds"
+    shown = 100 * power(design.sd, margin, seeds, design.paired)
     return (
         f"{design.title}: {seeds} seeds for each of {len(design.rows)} rows. At a standard "
-        f"deviation of {sd:g} points between {of}, they show equivalence within "
-        f"±{margin:g} points with a power of {100 * power(sd, margin, seeds, paired):.0f} %. The "
-        f"margin of the cross-entropy is ±{design.cross_entropy_margin:g} nats."
+        f"deviation of {design.sd:g} points between {of}, they show equivalence within "
+        f"±{margin:g} points with a power of {shown:.0f} %. The "
+        f"margin of the cross-entropy is ±{CROSS_ENTROPY_MARGIN:g} nats."
     )
 
 
@@ -156,11 +148,6 @@ def show(table: Table, output: Path, note: str, command: str) -> int:
         print(written)
     print("\n".join(["", render.markdown(table), note]).rstrip())
     return 0
-
-
-def about(written: Dict) -> Dict[str, str]:
-    """Return what a results.json holds besides its table."""
-    return {name: str(written.get(name, "")) for name in ("note", "command")}
 
 
 def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ...]:

@@ -9,10 +9,4 @@ from gluon_amp.training.runs.language.run import train
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp train-lstm") -> int:
     """Train; return the exit status."""
-
-    def work() -> None:
-        recipe = read(arguments, prog)
-        script.apply_wait_policy(recipe, arguments)
-        train(recipe)
-
-    return script.guarded(work, prog)
+    return script.run(read, arguments, prog, train)

@@ -1,12 +1,9 @@
 """Data sets for training: images and text, in batches that depend on a seed and an epoch alone.
 
-`open_digits`, `open_fashion_mnist`, `open_folders`, `open_image_folder`, `open_records` and
-`open_synthetic` return a `Source`, which has a training and a validation set. `TrainingBatches` and
-`ValidationBatches` load their batches in threads. The module `text` has text as characters; the
-package `prepare` downloads, splits and packs images.
+`open_...` return a `Source`, which has a training and a validation set. The module `text` has text
+as characters; the package `prepare` downloads, splits and packs images.
 """
 
-from gluon_amp.training.data.class_names import read_classes, write_classes
 from gluon_amp.training.data.digits import open_digits
 from gluon_amp.training.data.fashion_mnist import open_fashion_mnist
 from gluon_amp.training.data.folders import open_folders, open_image_folder
@@ -30,6 +27,4 @@ __all__ = [
     "open_image_folder",
     "open_records",
     "open_synthetic",
-    "read_classes",
-    "write_classes",
 ]

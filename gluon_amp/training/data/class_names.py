@@ -17,13 +17,7 @@ def write_classes(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_classes(folder: Path) -> Tuple[str, ...]:
-    """Return the names in ``folder/classes.json``, or an empty tuple if there is no such file.
-
-    Raises
-    ------
-    DataError
-        The file is not a list of different names.
-    """
+    """Return the names in ``folder/classes.json``, or an empty tuple if there is no such file."""
     path = folder / CLASSES_FILE
     if not path.exists():
         return ()
@@ -44,11 +38,7 @@ def read_classes(folder: Path) -> Tuple[str, ...]:
 def check_same_classes(
     train: Collection[Any], val: Collection[Any], train_path: Path, val_path: Path
 ) -> None:
-    """Raise `DataError` with an example if two sets do not have the same classes.
-
-    A label is the rank of a class, so one additional class would shift the labels of all that
-    follow. Lists and tuples must also have the same order.
-    """
+    """Raise `DataError` with an example if classes differ: one more would shift the labels."""
     for classes, others, path in ((train, val, train_path), (val, train, val_path)):
         missing = sorted(set(classes) - set(others))
         if missing:

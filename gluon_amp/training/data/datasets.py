@@ -1,11 +1,10 @@
 """Datasets whose random augmentation depends on the seed, the epoch and the image alone.
 
-With a process-wide random generator, an image's augmentation would depend on the worker and on
-everything drawn before, so a run could be neither repeated nor resumed. Here the index of an image
+With one random generator for all, a run could be neither repeated nor resumed. Here a position
 includes the epoch, and every image has a generator of its own.
 """
 
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -17,76 +16,20 @@ from gluon_amp.training.data.imagenet_transforms import (
 )
 from gluon_amp.training.data.source import DataError, Images, Source, UnreadableImageError
 
-from mxnet.gluon.data import Dataset
-
 
 def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Return the random generator of one image in one epoch."""
     return np.random.default_rng((seed, epoch, index))
 
 
-class Augmented(Dataset):
-    """A dataset with random augmentation.
-
-    Parameters
-    ----------
-    images : Dataset
-        Items are ``(image, label)``.
-    augment : callable
-        ``augment(image, generator) -> image``, where `generator` is a `numpy.random.Generator`.
-    seed : int
-        Determines the augmentation.
-
-    Notes
-    -----
-    Its index is a position, ``epoch * len(dataset) + index``. In epoch 0 this is the index.
-    """
-
-    def __init__(
-        self, images: Dataset, augment: Callable[[Any, np.random.Generator], Any], seed: int
-    ):
-        self._images = images
-        self._augment = augment
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, position: int) -> Tuple[Any, Any]:
-        epoch, index = divmod(int(position), len(self))
-        image, label = self._images[index]
-        return self._augment(image, generator_of(self._seed, epoch, index)), label
-
-
-class EncodedImages:
-    """Base class of image files, in folders or packed in a record file."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def read(self, index: int) -> Tuple[bytes, int]:
-        """Return an image as it is stored, and its label. Threads may call this at once."""
-        raise NotImplementedError
-
-    def name(self, index: int) -> str:
-        """Return a name of the image for messages: its path, or a record and its file."""
-        raise NotImplementedError
-
-
 class DecodedImages(Images):
-    """Image files, decoded and transformed.
+    """Image files, decoded and transformed; without a seed, the transform has no augmentation.
 
-    Parameters
-    ----------
-    transform : TrainingTransform or ValidationTransform
-        ``transform(encoded, generator, out)`` writes an image of ``transform.shape``.
-    classes : int
-        Labels are 0 ... classes - 1.
-    seed : int, optional
-        Determines the augmentation; None if the transform has none.
+    Threads call ``encoded.read(index)`` at once for the bytes of an image and its label.
+    ``encoded.name(index)`` is a path, or a record and its file, for messages.
     """
 
-    def __init__(self, encoded: EncodedImages, transform: Any, classes: int, seed: Any = None):
+    def __init__(self, encoded: Any, transform: Any, classes: int, seed: Any = None):
         self._encoded = encoded
         self._transform = transform
         self._classes = classes
@@ -113,8 +56,8 @@ class DecodedImages(Images):
 
 
 def imagenet_source(
-    train: EncodedImages,
-    val: EncodedImages,
+    train: Any,
+    val: Any,
     classes: int,
     class_names: Sequence[str],
     seed: int,

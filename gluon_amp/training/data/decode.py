@@ -58,10 +58,7 @@ def is_transparent(encoded: bytes) -> bool:
 
 
 def on_white(image: np.ndarray) -> np.ndarray:
-    """Return an image over white, as browsers and viewers show it.
-
-    The image has blue, green, red and alpha, in uint8 or uint16. Returns uint8 (H, W, 3).
-    """
+    """Return a blue, green, red, alpha image over white, as browsers show it: uint8 (H, W, 3)."""
     image = image.astype(np.float32) / np.iinfo(image.dtype).max
     alpha = image[..., 3:]
     return np.rint(255 * (image[..., :3] * alpha + 1 - alpha)).astype(np.uint8)
@@ -70,21 +67,9 @@ def on_white(image: np.ndarray) -> np.ndarray:
 def decode(encoded: bytes, reduction: int = 1) -> np.ndarray:
     """Decode to uint8 (H, W, 3), blue first, rotated upright according to its Exif data.
 
-    A transparent PNG is shown on white: its hidden colours are arbitrary, often black.
-
-    Parameters
-    ----------
-    encoded : bytes
-        JPEG, PNG, or another format that OpenCV reads.
-    reduction : int
-        1, 2, 4 or 8: return the image at this fraction of its size, rounded up. For a JPEG this
-        skips most of the work.
-
-    Raises
-    ------
-    DecodeError
-        The bytes are not an image, or a JPEG that ends too early. Of such a JPEG, OpenCV would
-        return the missing part in grey.
+    A transparent PNG is shown on white: its hidden colours are arbitrary, often black. Of a JPEG
+    that ends too early, OpenCV would return the missing part in grey; here it is an error. With a
+    `reduction` of 2, 4 or 8, a JPEG of this fraction of the size skips most of the work.
     """
     if encoded.startswith(JPEG_START) and JPEG_END not in encoded[-END_WITHIN:]:
         raise DecodeError("the JPEG ends too early")
@@ -112,23 +97,7 @@ def _decode_with(flag: int, encoded: bytes) -> np.ndarray:
 
 
 def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np.ndarray:
-    """Decode a part of an image; a JPEG at a half, quarter or eighth of its size if possible.
-
-    Parameters
-    ----------
-    encoded : bytes
-        The image.
-    choose : callable
-        ``choose((height, width))`` returns the part, in pixels of the whole image.
-    target : int
-        The part will be resized to `target` × `target`. It is not decoded to fewer pixels, unless
-        it has fewer.
-
-    Raises
-    ------
-    DecodeError
-        As `decode`.
-    """
+    """Decode the part that ``choose((height, width))`` returns; a JPEG at no more than it needs."""
     size = jpeg_size(encoded)
     if size is None or 0 in size:
         image = decode(encoded)

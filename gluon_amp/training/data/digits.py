@@ -1,18 +1,16 @@
-"""Scikit-learn's handwritten digits: real images without a download.
+"""Scikit-learn's handwritten digits: 1,797 real images without a download.
 
-1,797 images of 8×8 pixels in 17 grey levels and ten classes: the test part of the UCI data set
-"Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998).
+They have 8×8 pixels in 17 grey levels: the test part of the UCI data set "Optical Recognition of
+Handwritten Digits" (Alpaydin and Kaynak, 1998).
 """
 
-from typing import Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.datasets import Augmented
+from gluon_amp.training.data.datasets import generator_of
 from gluon_amp.training.data.enlarge import enlarge
-from gluon_amp.training.data.source import DataError, Source
-
-from mxnet.gluon.data import Dataset, SimpleDataset
+from gluon_amp.training.data.source import DataError, Images, Source
 
 SIZE = 32
 WHITE = 16  # the highest of the 17 grey levels
@@ -24,11 +22,7 @@ MEAN, STD = 0.305, 0.324  # of the training pixels, divided by 255
 
 
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the 1,437 training and the 360 validation images.
-
-    The images are shuffled with a fixed seed and sorted by class; every fifth is for validation.
-    So the share of each class is exact to within one image.
-    """
+    """Return the indices for training and for validation, the same share of each class."""
     # RandomState and not default_rng: numpy guarantees that its stream never changes
     shuffled = np.random.RandomState(SPLIT_SEED).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -39,25 +33,7 @@ def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
 def load_digits(
     size: int = SIZE,
 ) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
-    """Return ``(train_images, train_labels), (val_images, val_labels)``.
-
-    Parameters
-    ----------
-    size : int
-        Height and width of the images.
-
-    Returns
-    -------
-    images : ndarray
-        uint8, (1437, size, size) and (360, size, size), grey.
-    labels : ndarray
-        int32, 0..9.
-
-    Raises
-    ------
-    DataError
-        Scikit-learn is not installed.
-    """
+    """Return (images, labels) for training and for validation: grey uint8, and int32 0..9."""
     try:
         from sklearn.datasets import load_digits as load
     except ImportError:
@@ -85,8 +61,24 @@ def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return normalise(np.pad(image, most)[top : top + height, left : left + width])
 
 
-def _dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
-    return SimpleDataset(list(zip(images, labels)))
+class DigitImages(Images):
+    """Grey images as normalised RGB images, shifted at random if there is a seed."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, seed: Optional[int] = None):
+        self._images, self._labels, self._seed = images, labels, seed
+        self.shape = (3, *images.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        epoch, index = divmod(int(position), len(self))
+        image = self._images[index]
+        if self._seed is None:
+            out[...] = normalise(image)
+        else:
+            out[...] = shift(image, generator_of(self._seed, epoch, index))
+        return int(self._labels[index])
 
 
 def _only(
@@ -97,22 +89,12 @@ def _only(
 
 
 def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int = SIZE) -> Source:
-    """Return the digits as a `Source`.
-
-    Parameters
-    ----------
-    seed : int
-        Determines the random shifts, but not the split.
-    keep : sequence of int
-        The digits to use, in ascending order; labels are positions in it.
-    size : int
-        Height and width of the images.
-    """
+    """Return the digits to `keep`, in ascending order. The split does not depend on the seed."""
     train, val = (_only(keep, *part) for part in load_digits(size))
     return Source(
         name="digits",
-        train=Augmented(_dataset(*train), shift, seed),
-        val=_dataset(*val).transform_first(normalise, lazy=False),
+        train=DigitImages(*train, seed),
+        val=DigitImages(*val),
         classes=len(keep),
         image_shape=(3, size, size),
         class_names=tuple(map(str, keep)),

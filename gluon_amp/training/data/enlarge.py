@@ -4,24 +4,10 @@ import numpy as np
 
 
 def enlarge(images: np.ndarray, size: int, white: int) -> np.ndarray:
-    """Resize square grey images with bilinear interpolation.
+    """Resize square grey images, up to the level `white`, to uint8, with bilinear interpolation.
 
     The weights are whole numbers, so the sums are exact and the result has the same bytes on every
     machine. The vectorised resize functions of libraries do not guarantee this.
-
-    Parameters
-    ----------
-    images : ndarray
-        (N, side, side), whole numbers from 0 to `white`.
-    size : int
-        Height and width of the result.
-    white : int
-        The grey level that becomes 255.
-
-    Returns
-    -------
-    ndarray
-        uint8, (N, size, size).
     """
     small, unit = images.shape[-1], 2 * size  # positions and weights are multiples of 1 / unit
     centre = np.clip((2 * np.arange(size) + 1) * small - size, 0, (small - 1) * unit)

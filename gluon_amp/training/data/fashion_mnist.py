@@ -1,7 +1,7 @@
 """Fashion-MNIST: 60,000 training and 10,000 validation images of articles of clothing.
 
-Grey, 28×28 pixels, ten classes (Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for
-Benchmarking Machine Learning Algorithms", 2017; MIT licence). Debian packages its four files.
+Grey, 28×28 pixels (Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking
+Machine Learning Algorithms", 2017; MIT licence). Debian packages its four files.
 """
 
 from pathlib import Path
@@ -19,36 +19,15 @@ FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package put
 PARTS = ("train", "t10k")
 SIZE = 28
 SHIFT = 2  # images are shifted by up to 2 pixels in each direction, with background at the edge
-CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+CLASSES = tuple(
+    "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")
 )
 MEAN, STD = 0.286, 0.353  # of the training pixels, divided by 255
 NORMALISED = ((np.arange(256) / 255 - MEAN) / STD).astype(np.float32)  # of each grey level
 
 
 class FashionImages(Images):
-    """Grey images as normalised RGB images, shifted and mirrored at random if there is a seed.
-
-    Parameters
-    ----------
-    images : ndarray
-        uint8, (N, 28, 28).
-    labels : ndarray
-        uint8, (N,).
-    size : int
-        Height and width of the result.
-    seed : int, optional
-        Determines the augmentation; None for no augmentation.
-    """
+    """Grey images as normalised RGB images, shifted and mirrored at random if there is a seed."""
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, size: int = SIZE, seed: Optional[int] = None
@@ -79,13 +58,7 @@ class FashionImages(Images):
 
 
 def load_part(folder: Path, part: str) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the images and labels of a part, 'train' or 't10k': uint8, (N, 28, 28) and (N,).
-
-    Raises
-    ------
-    DataError
-        A file is missing or malformed, or the two do not belong together.
-    """
+    """Return the images and labels of 'train' or 't10k': uint8, (N, 28, 28) and (N,)."""
     paths = [_find(folder, f"{part}-{content}-ubyte") for content in ("images-idx3", "labels-idx1")]
     images, labels = (read_idx(path, item) for path, item in zip(paths, ((SIZE, SIZE), ())))
     if len(images) != len(labels):
@@ -112,22 +85,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def open_fashion_mnist(folder: Path = FOLDER, seed: int = 0, size: int = SIZE) -> Source:
-    """Return Fashion-MNIST as a `Source`.
-
-    Parameters
-    ----------
-    folder : Path
-        Holds the four files, plain or compressed by gzip.
-    seed : int
-        Determines the random shifts and flips.
-    size : int
-        Height and width of the images.
-
-    Raises
-    ------
-    DataError
-        A file is missing or malformed.
-    """
+    """Return the four files in a folder, plain or compressed by gzip, as a `Source`."""
     train, val = (load_part(folder, part) for part in PARTS)
     return Source(
         name="fashion-mnist",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 from gluon_amp.training.data.class_names import check_same_classes
-from gluon_amp.training.data.datasets import EncodedImages, imagenet_source
+from gluon_amp.training.data.datasets import imagenet_source
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source, read_file
 from gluon_amp.training.data.splitting import PARTS, Image, Tree, draw, is_divided, read_tree
@@ -12,14 +12,8 @@ from gluon_amp.training.data.splitting import PARTS, Image, Tree, draw, is_divid
 VALIDATION_SHARE = 5  # one image of five, at least one, as for the digits
 
 
-class FileImages(EncodedImages):
-    """Image files with labels.
-
-    Parameters
-    ----------
-    items : sequence of (str, int)
-        Path and label of every image.
-    """
+class FileImages:
+    """Image files, by path and label."""
 
     def __init__(self, items: Sequence[Tuple[str, int]]):
         self._items = items
@@ -36,23 +30,7 @@ class FileImages(EncodedImages):
 
 
 def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
-    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS`` as a `Source`.
-
-    Parameters
-    ----------
-    root : Path
-        Has ``train`` and ``val``, each with the same folders, one for each class. Their .jpg, .jpeg
-        and .png files are the images, and a label is the rank of a class among the sorted names.
-    seed : int
-        Determines the augmentation.
-    preprocessing : Preprocessing
-        Size and normalisation of the images.
-
-    Raises
-    ------
-    DataError
-        There are no images, a class is empty, or ``train`` and ``val`` have different classes.
-    """
+    """Return the images in ``root/train/CLASS`` and ``root/val/CLASS``, as a `Source`."""
     if not is_divided(root):
         raise DataError(
             f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "
@@ -64,16 +42,10 @@ def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUON
 
 
 def open_image_folder(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
-    """Return the images in ``root/CLASS`` as a `Source`.
+    """Return the images in ``root/CLASS`` as a `Source`; a fifth of each class is for validation.
 
-    A fifth of each class, at least one image, is for validation. Which ones depends on the seed and
-    on the names of the class and its files alone. If `root` holds ``train`` and ``val``, it is
-    divided already, and `open_folders` reads it. The parameters are those of `open_folders`.
-
-    Raises
-    ------
-    DataError
-        There are fewer than two classes, or a class has fewer than two images.
+    Which ones depends on the seed and on the names of the class and its files alone. A `root` with
+    ``train`` and ``val`` is divided already.
     """
     if is_divided(root):
         return open_folders(root, seed, preprocessing)

@@ -20,25 +20,7 @@ MAX_ITEMS = 1_000_000  # a forged header, or a file that expands a thousandfold,
 
 
 def read_idx(path: Path, item: Tuple[int, ...]) -> np.ndarray:
-    """Return the content of an idx file of unsigned bytes.
-
-    Parameters
-    ----------
-    path : Path
-        Plain or compressed by gzip; the content decides, not the name.
-    item : tuple of int
-        The shape of one item: (28, 28) for MNIST's images, () for labels.
-
-    Returns
-    -------
-    ndarray
-        uint8, (N, \\*item), with 1 <= N <= `MAX_ITEMS`.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not exactly such a file.
-    """
+    """Return the items of an idx file of unsigned bytes, each of shape `item`: () for labels."""
     try:
         with open_file(path) as file:
             compressed = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)

@@ -40,11 +40,7 @@ CHUNK = 2**18 // (3 * 4) // 64 * 64
 
 
 def random_box(size: Size, generator: np.random.Generator, min_area: float = AREA[0]) -> Box:
-    """Draw a part of an image: `min_area` to all of its area, an aspect ratio from 3:4 to 4:3.
-
-    If ten draws do not fit into the image, return the largest central part with an aspect ratio in
-    this range.
-    """
+    """Draw a part of an image; if ten draws do not fit, return the largest central part."""
     height, width = size
     for area, aspect, down, across in generator.random((ATTEMPTS, 4)).tolist():
         area = height * width * (min_area + area * (AREA[1] - min_area))
@@ -60,24 +56,14 @@ def random_box(size: Size, generator: np.random.Generator, min_area: float = ARE
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Size and normalisation of the images that a network expects.
+    """Size and normalisation of the images that a network expects."""
 
-    Attributes
-    ----------
-    size : int
-        Height and width.
-    crop_ratio : float
-        For validation, the short side is resized to ``size / crop_ratio`` before the crop.
-    mean, std : tuple of float
-        Of red, green and blue, for colours from 0 to 1.
-    min_area : float
-        For training, the smallest share of an image's area that a random crop has.
-    """
-
-    size: int = INPUT_SIZE
+    size: int = INPUT_SIZE  # height and width
+    # validation resizes the short side to size / crop_ratio before the crop
     crop_ratio: float = CROP_RATIO
-    mean: Tuple[float, float, float] = MEAN
+    mean: Tuple[float, float, float] = MEAN  # of red, green and blue, for colours from 0 to 1
     std: Tuple[float, float, float] = STD
+    # smallest share of an image's area that a random crop for training has
     min_area: float = AREA[0]
 
 
@@ -85,13 +71,7 @@ GLUONCV = Preprocessing()
 
 
 def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the 3×4 float32 matrix from blue, green, red, 1 to normalised red, green, blue.
-
-    Parameters
-    ----------
-    colour : ndarray, optional
-        A 3×4 matrix that is applied first, to red, green, blue of 0..255 and 1.
-    """
+    """Return the 3×4 matrix of `colour`, if given, and the normalisation, from blue, green, red."""
     matrix = np.eye(3, 4) if colour is None else colour.copy()
     matrix /= 255
     matrix[:, 3] -= preprocessing.mean
@@ -100,18 +80,7 @@ def normalisation(preprocessing: Preprocessing, colour: Optional[np.ndarray] = N
 
 
 def random_colour(mean: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Draw brightness, contrast and saturation, in random order, then lighting.
-
-    Parameters
-    ----------
-    mean : ndarray
-        Mean red, green, blue of the image, 0..255. Contrast changes the distance to its grey.
-
-    Returns
-    -------
-    ndarray
-        float64, 3×4. It maps red, green, blue of 0..255 and 1 to the new red, green, blue.
-    """
+    """Draw brightness, contrast and saturation in random order, then lighting: a 3×4 matrix."""
     matrix = np.eye(3, 4)
     factors = generator.uniform(1 - JITTER, 1 + JITTER, 3)
     for kind in generator.permutation(3):
@@ -181,10 +150,7 @@ class TrainingTransform(_Transform):
 
 
 class ValidationTransform(_Transform):
-    """Resize the short side, crop the centre, normalise.
-
-    Images of any size are decoded at full size, as for the published accuracies.
-    """
+    """Resize the short side, crop the centre, normalise; images are decoded at full size."""
 
     def __call__(self, encoded: bytes, generator: None, out: np.ndarray) -> None:
         """Write the image to `out`, float32 (3, size, size)."""

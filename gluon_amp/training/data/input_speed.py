@@ -1,4 +1,4 @@
-"""Measures how many training images are loaded in a second, with nothing else running."""
+"""How many training images are loaded in a second, with nothing else running."""
 
 import itertools
 import time
@@ -28,10 +28,3 @@ def training_batches(source: Source, batch_size: int, num_workers: Optional[int]
     """Return an endless iterator over the training batches of epoch 0, 1, 2 ..."""
     loader = TrainingBatches(source.train, batch_size, num_workers=num_workers)
     return itertools.chain.from_iterable(loader.epoch(number) for number in itertools.count())
-
-
-def measure_input(
-    source: Source, batch_size: int, batches: int, num_workers: Optional[int] = None
-) -> float:
-    """Return images per second of a source's training batches, over `batches` batches."""
-    return images_per_second(training_batches(source, batch_size, num_workers), batches)

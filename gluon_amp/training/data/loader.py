@@ -2,7 +2,7 @@
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -40,29 +40,12 @@ class _Items(Images):
         return label
 
 
-class _Batch(NamedTuple):
-    arrays: List[NDArray]
-    images: np.ndarray
-    labels: np.ndarray
-    positions: List[int]
-    unreadable: Dict[int, str]
-    tasks: List[Future]
-
-
 class _Loader:
     """Loads batches of positions in worker threads.
 
     OpenCV and numpy release Python's global lock for decoding and arithmetic. So threads use all
     cores, and unlike processes they write into the batch itself. Python holds the lock for 0.08 of
     the 0.7 ms of an image (224 pixels, 2 cores), so more than a dozen threads do not help.
-
-    Attributes
-    ----------
-    batch_size : int
-    num_workers : int
-        Number of threads; 0 if the calling thread loads.
-    images : int
-        Images in a pass of this part; defined by each subclass.
     """
 
     images: int
@@ -75,10 +58,6 @@ class _Loader:
         part_index: int = 0,
         num_parts: int = 1,
     ):
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected 1 or more.")
-        if not 0 <= part_index < num_parts:
-            raise ValueError(f"part_index is {part_index}, expected 0 to {num_parts - 1}.")
         self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
         self.num_workers = count_processors() if num_workers is None else num_workers
         threads = self.num_workers
@@ -95,26 +74,25 @@ class _Loader:
     def __len__(self) -> int:
         return -(-self.images // self.batch_size)
 
-    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
-        raise NotImplementedError
-
     def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
         self._unreadable = unreadable = {}
-        pending: Deque[_Batch] = deque()
+        pending: Deque[Tuple[List[NDArray], List[Future]]] = deque()
         try:
             for first in range(0, len(positions), self.batch_size):
-                in_batch = positions[first : first + self.batch_size]
+                in_batch = positions[first : first + self.batch_size].tolist()
                 pending.append(self._start(in_batch, unreadable))
                 if len(pending) > (PREFETCH if self._pool else 0):
-                    yield self._finish(pending.popleft())
+                    yield _finished(*pending.popleft())
             while pending:
-                yield self._finish(pending.popleft())
+                yield _finished(*pending.popleft())
         finally:
-            for batch in pending:  # the caller has stopped early
-                for task in batch.tasks:
+            for _, tasks in pending:  # the caller has stopped early
+                for task in tasks:
                     task.cancel()
 
-    def _start(self, positions: np.ndarray, unreadable: Dict[int, str]) -> _Batch:
+    def _start(
+        self, positions: List[int], unreadable: Dict[int, str]
+    ) -> Tuple[List[NDArray], List[Future]]:
         count = len(positions)
         arrays = [
             mx.nd.empty((count, *self._images.shape), mx.cpu(), np.float32),
@@ -123,51 +101,35 @@ class _Loader:
         # Workers write into the memory of the arrays. `mx.nd.from_numpy` also avoids a copy, but it
         # calls into Python when MXNet frees the memory, perhaps in a thread while Python exits.
         images, labels = (host_view(array).reshape(array.shape) for array in arrays)
-        batch = _Batch(arrays, images, labels, positions.tolist(), unreadable, [])
-        for first in range(0, count, TASK):
-            rows = range(first, min(first + TASK, count))
-            if self._pool:
-                batch.tasks.append(self._pool.submit(self._fill, batch, rows))
-            else:
-                self._fill(batch, rows)
-        return batch
 
-    def _fill(self, batch: _Batch, rows: Sequence[int]) -> None:
-        for row in rows:
-            out = batch.images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
-            batch.labels[row] = self._write(batch.positions[row], out, batch.unreadable)
+        def fill(rows: Sequence[int]) -> None:
+            for row in rows:
+                out = images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
+                labels[row] = self._write(positions[row], out, unreadable)
 
-    @staticmethod
-    def _finish(batch: _Batch) -> List[NDArray]:
-        for task in batch.tasks:
-            task.result()
-        return batch.arrays
+        if not self._pool:
+            fill(range(count))
+            return arrays, []
+        parts = (range(first, min(first + TASK, count)) for first in range(0, count, TASK))
+        return arrays, [self._pool.submit(fill, rows) for rows in parts]
+
+
+def _finished(arrays: List[NDArray], tasks: List[Future]) -> List[NDArray]:
+    for task in tasks:
+        task.result()
+    return arrays
 
 
 class TrainingBatches(_Loader):
-    """Shuffled batches of a dataset, epoch by epoch.
+    """Shuffled batches of a dataset, epoch by epoch; the last of an epoch may be smaller.
 
-    The last batch of an epoch may be smaller. No image is dropped or moved to the next epoch, so
-    every epoch has the same number of batches and a schedule in epochs is exact. The content of a
-    batch depends only on the seed, the epoch and the number of the batch.
+    No image is dropped or moved to the next epoch. The content of a batch depends only on the seed,
+    the epoch and the number of the batch. An image that cannot be read is replaced by the next
+    readable one in the order of the dataset.
 
-    An image that cannot be read is replaced by the next readable one in the order of the dataset.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        `Images`, or a dataset of ``(image, label)`` that is also indexed by position.
-    batch_size : int
-        Images in a batch of all devices of this process.
-    seed : int
-        Determines the order.
-    num_workers : int, optional
-        Threads that load; 0 loads in the calling thread, None is one for each processor.
-    part_index, num_parts : int
-        Load part `part_index` of `num_parts`, for training in several processes. All parts have the
-        same number of images. If the images cannot be divided evenly, the first images of the epoch
-        are repeated at its end. Batch n of all parts together is batch n of a single process with
-        `num_parts` times the batch size.
+    All parts have the same number of images: the first of the epoch may be repeated at its end.
+    Batch n of all parts together is batch n of a single process with `num_parts` times the batch
+    size.
     """
 
     def __init__(
@@ -184,15 +146,7 @@ class TrainingBatches(_Loader):
         self._seed = seed
 
     def epoch(self, number: int, start: int = 0) -> Iterator[List[NDArray]]:
-        """Return the ``[images, labels]`` batches of epoch `number` from batch `start` on.
-
-        Both count from 0. Images are float32, labels int32, both on the CPU.
-
-        Raises
-        ------
-        DataError
-            Raised by the iterator: no image can be read, or a label is out of range.
-        """
+        """Return ``[images, labels]`` batches, float32 and int32, of an epoch from `start` on."""
         length, (part, parts) = len(self._images), self._part
         order = np.resize(epoch_order(length, self._seed, number), self.images * parts)
         positions = order[part::parts] + number * length
@@ -213,17 +167,9 @@ class TrainingBatches(_Loader):
 class ValidationBatches(_Loader):
     """Batches with every image of a dataset exactly once in every pass; the last may be smaller.
 
-    An image that cannot be read is left out, so its batch is smaller, too.
-
+    An image that cannot be read is left out of its batch. The sizes of parts may differ by one.
     `mx.io.ImageRecordIter` of MXNet 1.9.1 repeats images of the first batch to fill the last one,
     skips them in the next pass, and its ``pad`` is wrong.
-
-    Parameters
-    ----------
-    dataset, batch_size, num_workers
-        As for `TrainingBatches`.
-    part_index, num_parts : int
-        Load every `num_parts`-th image from `part_index` on. The sizes of parts may differ by one.
     """
 
     @property

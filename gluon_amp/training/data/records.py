@@ -9,7 +9,7 @@ from typing import Set, Tuple
 import numpy as np
 
 from gluon_amp.training.data.class_names import CLASSES_FILE, check_same_classes, read_classes
-from gluon_amp.training.data.datasets import EncodedImages, imagenet_source
+from gluon_amp.training.data.datasets import imagenet_source
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source
@@ -44,13 +44,7 @@ class RecordFiles:
 
 
 def read_index(path: Path) -> np.ndarray:
-    """Return the keys and offsets of an index, int64 (N, 2).
-
-    Raises
-    ------
-    DataError
-        The file is not an index.
-    """
+    """Return the keys and offsets of an index, int64 (N, 2)."""
     try:
         return np.array(path.read_text().split(), dtype=np.int64).reshape(-1, 2)
     except (ValueError, OverflowError):
@@ -60,13 +54,7 @@ def read_index(path: Path) -> np.ndarray:
 
 
 def record_data(record: bytes) -> bytes:
-    """Return the data of a record.
-
-    Raises
-    ------
-    DecodeError
-        The bytes are no record, or not all of it.
-    """
+    """Return the data of a whole record."""
     parts, offset, kind = [], 0, FIRST
     while kind in (FIRST, MIDDLE):
         complete = offset + START.size <= len(record)
@@ -80,19 +68,8 @@ def record_data(record: bytes) -> bytes:
     return parts[0] if len(parts) == 1 else MAGIC_BYTES.join(parts)
 
 
-class RecordImages(EncodedImages):
-    """The images of a ``.rec`` file, in the order of its index.
-
-    Parameters
-    ----------
-    rec, idx : Path
-        The two files, as im2rec or `mxnet.recordio.MXIndexedRecordIO` writes them.
-
-    Raises
-    ------
-    DataError
-        The index is malformed, lists no records, or lists one outside the file.
-    """
+class RecordImages:
+    """The images of a ``.rec`` file, as im2rec or MXNet writes it, in the order of its index."""
 
     def __init__(self, rec: Path, idx: Path):
         self._path, self._idx = rec, idx
@@ -120,13 +97,7 @@ class RecordImages(EncodedImages):
         return data[IMAGE_HEADER.size :], self._label(index, data)
 
     def check(self) -> Set[int]:
-        """Return the labels of at most `RECORDS_CHECKED` records, evenly spaced. Decode no image.
-
-        Raises
-        ------
-        DataError
-            The index does not fit the file, or a label is not one whole number >= 0.
-        """
+        """Return the labels of at most `RECORDS_CHECKED` records, evenly spaced."""
         step = -(-len(self) // RECORDS_CHECKED)
         return {self._check(index) for index in [*range(0, len(self), step), len(self) - 1]}
 
@@ -173,22 +144,7 @@ def _open(rec: Path, idx: Path) -> Tuple[RecordImages, Set[int], Tuple[str, ...]
 def open_records(
     files: RecordFiles, seed: int = 0, preprocessing: Preprocessing = GLUONCV
 ) -> Source:
-    """Return packed images as a `Source`.
-
-    Parameters
-    ----------
-    files : RecordFiles
-        Their paths. A ``classes.json`` in the same folder names the classes.
-    seed : int
-        Determines the augmentation.
-    preprocessing : Preprocessing
-        Size and normalisation of the images.
-
-    Raises
-    ------
-    DataError
-        A file is missing or damaged, or training and validation have different classes.
-    """
+    """Return packed images as a `Source`; ``classes.json`` in the same folder names the classes."""
     files.check()
     train, train_labels, train_names = _open(files.train, files.train_idx)
     val, val_labels, val_names = _open(files.val, files.val_idx)

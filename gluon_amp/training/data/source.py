@@ -24,33 +24,14 @@ class UnreadableImageError(ValueError):
 
 
 class Images(Dataset):
-    """Images that are written directly into a batch.
+    """Images that are written directly into a batch."""
 
-    A subclass sets `shape` and defines ``__len__`` and `write`.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        (channels, height, width) of every image.
-    """
-
-    shape: Tuple[int, ...]
+    shape: Tuple[int, ...]  # (channels, height, width) of every image
 
     def write(self, position: int, out: np.ndarray) -> int:
-        """Write the image at `position` and return its label.
+        """Write the image at a position to `out`, contiguous float32, and return its label.
 
-        Parameters
-        ----------
-        position : int
-            ``epoch * len(self) + index``. The epoch determines random augmentation. In epoch 0,
-            and if nothing is random, the position is the index.
-        out : ndarray
-            float32, `shape`, contiguous.
-
-        Raises
-        ------
-        UnreadableImageError
-            The image cannot be decoded.
+        The position is ``epoch * len(self) + index``. The epoch determines random augmentation.
         """
         raise NotImplementedError
 
@@ -62,31 +43,14 @@ class Images(Dataset):
 
 @dataclass(frozen=True)
 class Source:
-    """A training and a validation set that share their classes.
+    """A training and a validation set that share their classes; `train` is indexed by position."""
 
-    Attributes
-    ----------
-    name : str
-        For logs and file names.
-    train, val : Dataset
-        Items are ``(image, label)``: a normalised float32 image of `image_shape`, channels first.
-        `train` is indexed by position (see `Images.write`), `val` by item.
-    train_images, val_images : int
-        Number of images in each.
-    classes : int
-        Labels are 0 ... classes - 1.
-    image_shape : tuple of int
-        (channels, height, width).
-    class_names : tuple of str
-        Name of every class, by label; empty if the data has no names.
-    """
-
-    name: str
+    name: str  # for logs and file names
     train: Dataset
     val: Dataset
-    classes: int
-    image_shape: Tuple[int, int, int]
-    class_names: Tuple[str, ...] = ()
+    classes: int  # labels are 0 ... classes - 1
+    image_shape: Tuple[int, int, int]  # (channels, height, width)
+    class_names: Tuple[str, ...] = ()  # by label; empty if the data has no names
 
     @property
     def train_images(self) -> int:
@@ -98,13 +62,7 @@ class Source:
 
 
 def open_file(path: "os.PathLike[str]") -> BinaryIO:
-    """Open a regular file for reading.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read, or it is not a regular file. A FIFO, for example, may never end.
-    """
+    """Open a regular file for reading. A FIFO may never end, so it is an `OSError`."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(path, "rb")

@@ -41,23 +41,10 @@ def is_divided(root: Path) -> bool:
 
 
 def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
-    """List the .jpg, .jpeg and .png files in ``folder/CLASS``.
+    """List the .jpg, .jpeg and .png files in ``folder/CLASS``, `without` classes or ``CLASS/FILE``.
 
     Hidden files and folders are left out, and so are files beside the classes. Folders within a
     class are ignored.
-
-    Parameters
-    ----------
-    folder : Path
-        Has a folder for each class.
-    without : collection of str
-        Classes to leave out, or images as ``CLASS/FILE``.
-
-    Raises
-    ------
-    DataError
-        There are no images, a class has none, the name of a class is not UTF-8, or a name in
-        `without` does not exist.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder for each class.")
@@ -97,38 +84,21 @@ def _sorted(folder: "os.PathLike[str]") -> List["os.DirEntry[str]"]:
     return sorted(visible, key=lambda entry: os.fsencode(entry.name))
 
 
-# ----------------------------------------------------------------------------------------- splits
-
-
 @dataclass(frozen=True)
 class Split:
     """How many images are for training; the others are for validation. At most one number is set.
 
-    Attributes
-    ----------
-    per_class : int or None
-        Images of each class. The draw from a class depends on the seed and on the file names in the
-        class alone, so other classes do not change it. A larger number draws the same images and
-        more.
-    total : int or None
-        Images in total, in proportion from each class: its exact share, rounded down, and one more
-        from the classes with the largest remainders.
-    seed : int
-        Determines which images are drawn.
+    The draw from a class depends on the seed and on the file names in the class alone. A larger
+    number draws the same images and more. A total is divided in proportion to the classes: the
+    exact share, rounded down, and one more from the classes with the largest remainders.
     """
 
-    per_class: Optional[int] = None
+    per_class: Optional[int] = None  # images of each class
     total: Optional[int] = None
     seed: int = 0
 
     def divide(self, tree: Tree) -> Dict[str, List[Image]]:
-        """Return the images for ``'train'``, shuffled, and for ``'val'``, in the tree's order.
-
-        Raises
-        ------
-        DataError
-            A class would have no images for training or none for validation.
-        """
+        """Return the images for ``'train'``, shuffled, and for ``'val'``, in the tree's order."""
         if self.total is None:
             quotas = _equal_quotas(tree, self.per_class)
         else:

@@ -14,19 +14,7 @@ DISTINCT = 64  # different images; the others repeat them, so that they need no 
 
 
 class SyntheticImages(Images):
-    """Standard normal images with random labels, which depend on the seed alone.
-
-    Parameters
-    ----------
-    images : int
-        Their number.
-    shape : tuple of int
-        (channels, height, width).
-    classes : int
-        Labels are 0 ... classes - 1.
-    seed : int
-        Determines images and labels.
-    """
+    """Standard normal images with random labels, which depend on the seed alone."""
 
     def __init__(self, images: int, shape: Tuple[int, ...], classes: int, seed: int = 0):
         self.shape = tuple(shape)
@@ -50,10 +38,7 @@ def open_synthetic(
     classes: int = 1000,
     seed: int = 0,
 ) -> Source:
-    """Return a `Source` of synthetic images, to measure speed. There is nothing in them to learn.
-
-    A fifth as many images are for validation, at least one.
-    """
+    """Return random images as a `Source`, to measure speed; a fifth as many are for validation."""
     return Source(
         name="synthetic",
         train=SyntheticImages(images, shape, classes, seed),
@@ -66,11 +51,7 @@ def open_synthetic(
 def write_synthetic_records(
     folder: Path, part: str, images: int, classes: int = 10, side: int = 256, seed: int = 0
 ) -> float:
-    """Write ``folder/part.rec`` and ``.idx`` with JPEGs of smooth colours and a little noise.
-
-    Image n has the label ``n % classes`` and `side` × `side` pixels, which depend on the seed.
-    Return the mean bytes of an image, about 27,000 for a side of 256.
-    """
+    """Write records of JPEGs of smooth colours with a little noise; return their mean bytes."""
     require_opencv()
     stem = folder / part
     records = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")

@@ -1,7 +1,7 @@
 """Text that every machine has, as characters: the sources of Python's own standard library.
 
-The files are shuffled with a fixed seed, so that the first of them are a cross-section. Every tenth
-file is for validation, however many characters are used, so no file is in both sets.
+The files are shuffled with a fixed seed, so that the first are a cross-section. Every tenth is for
+validation, however many characters are used, so no file is in both sets.
 """
 
 import platform
@@ -37,13 +37,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def read_sources(folder: Path) -> Dict[str, str]:
-    """Return the text of each Python file in a folder, by name, without files that are not UTF-8.
-
-    Raises
-    ------
-    DataError
-        There are none: Python was installed without its sources, or in a zip file.
-    """
+    """Return the text of each Python file in a folder, by name; files must be in UTF-8."""
     foreign = {path for pattern in FOREIGN for path in folder.glob(pattern)}
     texts = {}
     for path in sorted(set(folder.glob("*.py")) - foreign):
@@ -80,15 +74,7 @@ class Text:
 
 
 def open_text(characters: int, folder: Optional[Path] = None) -> Text:
-    """Return the first `characters` characters for training, and a tenth as many for validation.
-
-    They are from the sources in `folder`, by default those of Python's standard library.
-
-    Raises
-    ------
-    DataError
-        There are no sources, or too few characters.
-    """
+    """Return so many characters of the sources in a folder, and a tenth as many for validation."""
     texts = read_sources(folder or Path(sysconfig.get_path("stdlib")))
     version = platform.python_version()
     parts = []
@@ -114,20 +100,7 @@ class Chunk(NamedTuple):
 
 
 class Chunks:
-    """A text as parallel streams, which are divided into chunks.
-
-    A row of a chunk continues the same row of the chunk before. Characters at the end that do not
-    fill the streams evenly are left out.
-
-    Parameters
-    ----------
-    codes : ndarray
-        Classes of characters, (characters,).
-    streams, length : int
-        Rows and columns of a chunk.
-    whole : bool
-        Leave out the last chunk if it is shorter.
-    """
+    """A text as parallel streams, the rows of chunks; if `whole`, without a shorter last chunk."""
 
     unreadable = ()  # as for batches of images; text has none
 

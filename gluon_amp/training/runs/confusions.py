@@ -30,16 +30,7 @@ def confusion_matrix(engine: Engine, batches: Iterable, classes: int) -> np.ndar
 
 
 def worst(matrix: np.ndarray, names: Sequence[str], number: int) -> List[Confusion]:
-    """Return the pairs of classes that are confused most often, at most `number`.
-
-    Parameters
-    ----------
-    matrix : ndarray
-        As `confusion_matrix` returns it.
-    names : sequence of str
-        Names of the classes; if it is empty, classes are named by their numbers.
-    number : int
-    """
+    """Return the pairs of classes that are confused most often, at most `number`."""
     wrong = matrix - np.diag(np.diag(matrix))
     order = np.argsort(-wrong, axis=None, kind="stable")[:number]
     pairs: List[Tuple[int, int]] = [divmod(int(index), len(matrix)) for index in order]

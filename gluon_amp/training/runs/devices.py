@@ -14,23 +14,7 @@ def contexts(
     num_gpus: Optional[int] = None,
     cpus: Optional[int] = None,
 ) -> List[mx.Context]:
-    """Return the devices to train on.
-
-    Parameters
-    ----------
-    gpus : sequence of int, optional
-        Numbers of the GPUs; empty for the CPU.
-    num_gpus : int, optional
-        Use the first `num_gpus` GPUs; 0 for the CPU. With neither option, all GPUs are used, or
-        the CPU if there is none.
-    cpus : int, optional
-        Use the CPU as this many devices, instead of GPUs.
-
-    Raises
-    ------
-    UsageError
-        There is no such GPU, or one is named twice.
-    """
+    """Return the devices to train on: by default all GPUs, or the CPU if there is none."""
     if cpus:
         return [mx.cpu(number) for number in range(cpus)]
     count = mx.context.num_gpus()

@@ -13,29 +13,14 @@ REAL = Leaf("a number", lambda v: isinstance(v, (int, float)) and not isinstance
 
 @dataclass(frozen=True)
 class EpochResult:
-    """The result of one epoch of training.
+    """The result of one epoch of training."""
 
-    Attributes
-    ----------
-    accuracy : float
-        Share of right answers during training, from 0 to 1.
-    loss : float
-        Mean over the images of the applied steps.
-    images : int
-    seconds : float
-        Duration, until the devices had finished.
-    waited : float
-        Seconds of these in which the devices waited for images.
-    skipped : int
-        Steps skipped because of an overflow.
-    """
-
-    accuracy: float
-    loss: float
+    accuracy: float  # share of right answers during training, from 0 to 1
+    loss: float  # mean over the images of the applied steps
     images: int
-    seconds: float
-    waited: float
-    skipped: int
+    seconds: float  # until the devices had finished
+    waited: float  # seconds of these in which the devices waited for images
+    skipped: int  # steps skipped because of an overflow
 
     @property
     def images_per_second(self) -> float:
@@ -44,24 +29,12 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class Validation:
-    """The result of a validation.
-
-    Attributes
-    ----------
-    top1, top5 : float
-        Shares of right answers, from 0 to 1.
-    cross_entropy : float
-        Mean over the images that were read, in nats; computed in float32.
-    images : int
-        Images that were read.
-    unreadable : int
-        Images that could not be read.
-    """
+    """The result of a validation; `top1` and `top5` are shares from 0 to 1."""
 
     top1: float
     top5: float
-    cross_entropy: float
-    images: int
+    cross_entropy: float  # mean over the images that were read, in nats, computed in float32
+    images: int  # that were read
     unreadable: int = 0
 
 

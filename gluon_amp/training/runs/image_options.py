@@ -1,7 +1,6 @@
-"""Options of image runs.
+"""Options of image runs: GluonCV's, with the spellings of MXNet's example scripts as aliases.
 
-Names and defaults are GluonCV's, and the spellings of MXNet's example scripts are aliases. Two
-defaults differ, as GluonCV's mislead: 90 epochs instead of 3, and a learning rate that is
+Two defaults differ, as GluonCV's mislead: 90 epochs instead of 3, and a learning rate that is
 proportional to the batch.
 """
 
@@ -20,19 +19,15 @@ from gluon_amp.training.command_line import (
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
-    DATA,
     DECAY,
     EPOCHS,
     FOLDER,
     INPUT,
     LOGS,
-    MODEL,
     MOMENTUM,
     NORM,
     NUMBER,
     OUTPUT,
-    PRECISION,
-    SCHEDULE,
     SWITCH,
 )
 from gluon_amp.training.runs.parser import TrainingParser
@@ -85,42 +80,17 @@ epochs = several(natural, "whole numbers of at least 0, as in 30,60,80")
 def add_image_options(parser: TrainingParser) -> None:
     """Add all options of an image run, in groups."""
     _add_network(parser)
-    _add_pretrained_weights(parser)
     _add_data(parser)
-    options.add_precision(parser)
-    _add_amp(parser)
     _add_training(parser)
-    _add_learning_rate(parser)
-    _add_regularization(parser)
-    options.add_random_numbers(parser)
-    _add_validation(parser)
     _add_checkpoints(parser)
     _add_devices(parser)
     _add_logs(parser)
-    _add_trials(parser)
     for flag, replacement in REFUSED.items():
         parser.refuse(flag, replacement)
 
 
-def _add_amp(parser: TrainingParser) -> None:
-    amp = "the same as --dtype mixed_float16, which is how mxnet.contrib.amp computes"
-    parser.group(PRECISION)("--amp", amp, SWITCH)
-
-
-def _add_devices(parser: TrainingParser) -> None:
-    add = options.add_devices(parser)
-    exchange = "how gradients are summed over devices and machines"
-    add("--kv-store --kvstore", exchange, choices=KV_STORES, default="device")
-    dead = (
-        "with dist_sync, a worker ends 5 s after the end of another one, or when one or a server "
-        "has not answered for so long; 0 to wait for ever"
-    )
-    seconds = {"type": non_negative, "metavar": "SECONDS"}
-    add("--worker-timeout", dead, seconds, default=60.0)
-
-
 def _add_network(parser: TrainingParser) -> None:
-    add = parser.group(MODEL)
+    add = parser.group("model")
     add("--model --network", "a name from the model zoo of GluonCV or MXNet", default="resnet50_v1")
     layers = "layers, for the names of MXNet's examples: --network resnet-v1 --num-layers 50"
     add("--num-layers", layers, COUNT)
@@ -128,52 +98,6 @@ def _add_network(parser: TrainingParser) -> None:
     add("--mode", mode, choices=MODES, default="hybrid")
     gamma = "initialize gamma of the last BatchNorm of each residual block with 0"
     add("--last-gamma", gamma, SWITCH)
-
-
-def _add_training(parser: TrainingParser) -> None:
-    add = parser.group(SCHEDULE)
-    add("--batch-size -b", "images of a batch on each device", COUNT, default=128)
-    add("--accumulate", "sum the gradients of N batches for each update", COUNT, default=1)
-    add("--num-epochs --epochs", "passes over the training images", EPOCHS, default=90)
-    add("--optimizer", "update rule", choices=OPTIMIZERS, default="sgd")
-    add("--momentum --mom", "momentum of sgd, nag and lars", MOMENTUM, default=0.9)
-    add("--clip-grad", "clip the gradient of the mean loss to this norm", NORM)
-
-
-def _add_learning_rate(parser: TrainingParser) -> None:
-    add = parser.group(SCHEDULE)
-    rate = {"type": non_negative, "metavar": "RATE"}
-    add("--lr", "learning rate (default: 0.1 * total batch / 256)", rate)
-    add("--lr-mode", "how the learning rate falls", choices=LR_MODES, default="step")
-    factor = {"type": positive, "metavar": "FACTOR"}
-    decay = "step mode: multiply the learning rate by this"
-    add("--lr-decay --lr-factor", decay, factor, default=0.1)
-    at = {"type": epochs, "metavar": "EPOCHS", "default": (30, 60, 80)}
-    starts = "step mode: at the start of these epochs, counted from 0"
-    add("--lr-decay-epoch --lr-steps --lr-step-epochs", starts, at)
-    period = "step mode: every N epochs; 0 for the epochs of --lr-decay-epoch"
-    add("--lr-decay-period", period, NUMBER, default=0)
-    add("--warmup-epochs", "epochs in which the learning rate rises", NUMBER, default=5)
-    add("--warmup-lr", "learning rate at the start of the warm-up", rate, default=0.0)
-
-
-def _add_regularization(parser: TrainingParser) -> None:
-    add = parser.group(SCHEDULE)
-    add("--wd --weight-decay", "weight decay", DECAY, default=1e-4)
-    excluded = "apply no weight decay to biases and to the parameters of normalization layers"
-    add("--no-wd", excluded, SWITCH)
-    smoothing = {"type": share, "metavar": "EPS", "nargs": "?", "const": 0.1, "default": 0.0}
-    spread = "share of the label that is spread over all classes; 0.1 without a number"
-    add("--label-smoothing", spread, smoothing)
-    mixup = {"type": non_negative, "metavar": "ALPHA", "nargs": "?", "const": 0.2, "default": 0.0}
-    mixed = "mix pairs of images, with weights from Beta(ALPHA, ALPHA); 0.2 without a number"
-    add("--mixup", mixed, mixup)
-    add("--mixup-alpha", "mix with this ALPHA, see --mixup", type=positive, metavar="ALPHA")
-    add("--mixup-off-epoch", "do not mix in the last N epochs", NUMBER, default=0)
-
-
-def _add_pretrained_weights(parser: TrainingParser) -> None:
-    add = parser.group(MODEL)
     add("--use-pretrained", "start from the weights of the model zoo", SWITCH)
     file = "start from these weights; layers of other shapes keep their random values"
     add("--pretrained-file --pretrained-model", file, INPUT)
@@ -188,8 +112,7 @@ def _add_pretrained_weights(parser: TrainingParser) -> None:
 
 
 def _add_data(parser: TrainingParser) -> None:
-    """Add the data set and its preparation."""
-    add = parser.group(DATA)
+    add = parser.group("data")
     chosen = "data set (default: the one that --data-dir or --rec-train names)"
     add("--dataset", chosen, choices=DATASETS)
     folders = "folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or the files of --dataset"
@@ -230,6 +153,49 @@ def _add_data(parser: TrainingParser) -> None:
     add(loaders, number, type=threads, metavar="N")
 
 
+def _add_training(parser: TrainingParser) -> None:
+    """Add the precision, the schedule, the regularization and the validation."""
+    amp = "the same as --dtype mixed_float16, which is how mxnet.contrib.amp computes"
+    options.add_precision(parser)("--amp", amp, SWITCH)
+    add = parser.group("schedule")
+    add("--batch-size -b", "images of a batch on each device", COUNT, default=128)
+    add("--accumulate", "sum the gradients of N batches for each update", COUNT, default=1)
+    add("--num-epochs --epochs", "passes over the training images", EPOCHS, default=90)
+    add("--optimizer", "update rule", choices=OPTIMIZERS, default="sgd")
+    add("--momentum --mom", "momentum of sgd, nag and lars", MOMENTUM, default=0.9)
+    add("--clip-grad", "clip the gradient of the mean loss to this norm", NORM)
+    rate = {"type": non_negative, "metavar": "RATE"}
+    add("--lr", "learning rate (default: 0.1 * total batch / 256)", rate)
+    add("--lr-mode", "how the learning rate falls", choices=LR_MODES, default="step")
+    factor = {"type": positive, "metavar": "FACTOR"}
+    decay = "step mode: multiply the learning rate by this"
+    add("--lr-decay --lr-factor", decay, factor, default=0.1)
+    at = {"type": epochs, "metavar": "EPOCHS", "default": (30, 60, 80)}
+    starts = "step mode: at the start of these epochs, counted from 0"
+    add("--lr-decay-epoch --lr-steps --lr-step-epochs", starts, at)
+    period = "step mode: every N epochs; 0 for the epochs of --lr-decay-epoch"
+    add("--lr-decay-period", period, NUMBER, default=0)
+    add("--warmup-epochs", "epochs in which the learning rate rises", NUMBER, default=5)
+    add("--warmup-lr", "learning rate at the start of the warm-up", rate, default=0.0)
+    add("--wd --weight-decay", "weight decay", DECAY, default=1e-4)
+    excluded = "apply no weight decay to biases and to the parameters of normalization layers"
+    add("--no-wd", excluded, SWITCH)
+    smoothing = {"type": share, "metavar": "EPS", "nargs": "?", "const": 0.1, "default": 0.0}
+    spread = "share of the label that is spread over all classes; 0.1 without a number"
+    add("--label-smoothing", spread, smoothing)
+    mixup = {"type": non_negative, "metavar": "ALPHA", "nargs": "?", "const": 0.2, "default": 0.0}
+    mixed = "mix pairs of images, with weights from Beta(ALPHA, ALPHA); 0.2 without a number"
+    add("--mixup", mixed, mixup)
+    add("--mixup-alpha", "mix with this ALPHA, see --mixup", type=positive, metavar="ALPHA")
+    add("--mixup-off-epoch", "do not mix in the last N epochs", NUMBER, default=0)
+    options.add_random_numbers(parser)
+    add("--eval-only", "validate once and exit", SWITCH)
+    every = "validate every N epochs, and after the last one"
+    add("--eval-frequency", every, COUNT, default=1)
+    pairs = "list the N pairs of classes that are confused most often"
+    parser.group(LOGS)("--confusions", pairs, NUMBER, default=0)
+
+
 def _add_checkpoints(parser: TrainingParser) -> None:
     add = options.add_checkpoints(parser, kept="keep the newest N checkpoints and the best one")
     add("--save-frequency --save-period", "save a checkpoint every N epochs", COUNT, default=1)
@@ -240,14 +206,16 @@ def _add_checkpoints(parser: TrainingParser) -> None:
     add("--resume-states", "trainer states to start from, with --resume-params", INPUT)
 
 
-def _add_validation(parser: TrainingParser) -> None:
-    add = parser.group(SCHEDULE)
-    add("--eval-only", "validate once and exit", SWITCH)
-    every = "validate every N epochs, and after the last one"
-    add("--eval-frequency", every, COUNT, default=1)
-    add = parser.group(LOGS)
-    pairs = "list the N pairs of classes that are confused most often"
-    add("--confusions", pairs, NUMBER, default=0)
+def _add_devices(parser: TrainingParser) -> None:
+    add = options.add_devices(parser)
+    exchange = "how gradients are summed over devices and machines"
+    add("--kv-store --kvstore", exchange, choices=KV_STORES, default="device")
+    dead = (
+        "with dist_sync, a worker ends 5 s after the end of another one, or when one or a server "
+        "has not answered for so long; 0 to wait for ever"
+    )
+    seconds = {"type": non_negative, "metavar": "SECONDS"}
+    add("--worker-timeout", dead, seconds, default=60.0)
 
 
 def _add_logs(parser: TrainingParser) -> None:
@@ -257,10 +225,7 @@ def _add_logs(parser: TrainingParser) -> None:
     add("--plot", "draw the errors of all epochs as a PNG", OUTPUT)
     exported = "export the trained network, in float32 and in the dtypes of the policy"
     add("--export", exported, FOLDER)
-
-
-def _add_trials(parser: TrainingParser) -> None:
-    add = options.add_trials(parser)
+    options.add_trials(parser)
     steps = "time training steps on random images in memory, and print JSON"
     add("--benchmark", steps, type=natural, nargs="?", default=0, const=1, metavar="0|1")
     add("--test-io", "measure how fast training images are loaded, and print JSON", SWITCH)

@@ -29,23 +29,11 @@ NOTICE = (
 
 
 class Interruption:
-    """Records the first SIGTERM or SIGINT in a with block; the second ends the process at once.
-
-    Parameters
-    ----------
-    quiet : bool
-        Print nothing when a signal arrives.
-
-    Attributes
-    ----------
-    number : int or None
-        The signal that arrived.
-    """
+    """Records the first SIGTERM or SIGINT in a with block; the second ends the process at once."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.number: Optional[int] = None
         self._quiet = quiet
-        self._process = os.getpid()
         self._previous: Dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -58,12 +46,6 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: Optional[FrameType]) -> None:
-        # Processes that load images inherit this handler. Ctrl-C reaches them too, and they ignore
-        # it, as their parent ends them.
-        if os.getpid() != self._process:
-            if number == signal.SIGTERM:
-                os._exit(128 + number)
-            return
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
@@ -71,12 +53,6 @@ class Interruption:
             os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
 
     def leave_after(self, done: str) -> None:
-        """Raise `RunInterruptedError` if a signal has arrived.
-
-        Parameters
-        ----------
-        done : str
-            What the run has completed, as a clause for the message.
-        """
+        """Raise `RunInterruptedError` with the clause `done` if a signal has arrived."""
         if self.number is not None:
             raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")

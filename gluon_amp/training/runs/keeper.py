@@ -28,59 +28,22 @@ EXCHANGE_EVERY = 10
 
 @dataclass
 class Keeper:
-    """Writes checkpoints when they are due, and ends the run after a signal.
+    """Writes checkpoints when they are due, and ends the run after a signal, in all workers."""
 
-    All workers of a run call the same methods; the first one writes.
-
-    Attributes
-    ----------
-    checkpoints : Checkpoints or None
-        With None, nothing is saved.
-    net, trainer
-        A checkpoint holds their state.
-    identity : dict
-        See `gluon_amp.training.runs.checkpoints.SAME`.
-    progress : callable
-        Called with the position; returns what else a checkpoint holds (see `Checkpoints.save`).
-    interruption : Interruption
-    workers : Workers
-    statistics : sequence of Parameter
-        BatchNorm's running statistics, which differ between workers until the end of an epoch.
-    every : int, optional
-        Save after this many batches of an epoch.
-    accumulate : int
-        Batches in each update.
-    """
-
-    checkpoints: Optional[Checkpoints]
+    checkpoints: Optional[Checkpoints]  # None to save nothing
     net: gluon.Block
     trainer: Trainer
     identity: Dict[str, Any]
     progress: Callable[[Position], Dict[str, Any]]
     interruption: Interruption
     workers: Workers = field(default_factory=Workers)
+    # they differ between workers until the end of an epoch
     statistics: Sequence[gluon.Parameter] = ()
-    every: Optional[int] = None
-    accumulate: int = 1
+    every: Optional[int] = None  # save after so many batches of an epoch
+    accumulate: int = 1  # batches in each update
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
-        """Restore network and trainer from the checkpoint that ``--resume`` names.
-
-        Parameters
-        ----------
-        name : str
-            'auto' for the newest checkpoint, or the path of one.
-
-        Returns
-        -------
-        Saved or None, Counts
-            The checkpoint, and the epoch's counts so far; None if there is no checkpoint yet.
-
-        Raises
-        ------
-        UsageError
-            The checkpoint is of another run, or cannot be read.
-        """
+        """Restore and return the checkpoint that ``--resume`` names, if any, and its counts."""
         saved = self._find(name) if self.workers.first else None
         with self._shared(saved) as saved:
             if saved is None:
@@ -113,13 +76,7 @@ class Keeper:
             yield Saved.read(copy)
 
     def begin(self, saved: Saved) -> Counts:
-        """Restore network and trainer from a checkpoint; return the epoch's counts so far.
-
-        Raises
-        ------
-        UsageError
-            The checkpoint is of another run.
-        """
+        """Restore network and trainer from a checkpoint; return the epoch's counts so far."""
         saved.check(self.identity)
         saved.load(self.net, self.trainer)
         own = saved.progress["workers"][self.workers.rank if saved.position.samples else 0]
@@ -128,15 +85,7 @@ class Keeper:
         return Counts.restored(own["counts"])
 
     def after_update(self, done: int, position: Position, counts: Counts) -> None:
-        """Save if a checkpoint is due or a signal came; in the latter case, end the run.
-
-        Parameters
-        ----------
-        done : int
-            Batches of the epoch that this worker has done.
-        position, counts
-            After these batches.
-        """
+        """Save if a checkpoint is due after `done` batches or a signal came, which ends the run."""
         number = self._signal(exchange=done % EXCHANGE_EVERY < self.accumulate)
         if number or (self.every and done % self.every < self.accumulate):
             self._save(position, counts)
@@ -144,15 +93,7 @@ class Keeper:
             self._leave(number)
 
     def after_epoch(self, epoch: int, due: bool, last: bool, best: bool) -> None:
-        """Save after an epoch if a checkpoint is due; end the run if a signal came.
-
-        Parameters
-        ----------
-        epoch : int
-            The epoch that is over.
-        due, last, best : bool
-            Whether a checkpoint is due, this is the last epoch, and no epoch was better.
-        """
+        """Save after an epoch if a checkpoint is due, end the run if a signal came."""
         number = self._signal(exchange=True)
         position = Position(epoch + 1, 0)
         if due or last or number:
@@ -177,10 +118,7 @@ class Keeper:
             ) from None
 
     def _signal(self, exchange: bool) -> int:
-        """Return the signal that any worker received, or 0.
-
-        Several workers return the same number, and 0 whenever they do not `exchange` theirs.
-        """
+        """Return the signal that any worker received; 0 where several do not `exchange` theirs."""
         own = self.interruption.number or 0
         if self.workers.count == 1:
             return own
@@ -237,13 +175,7 @@ class Keeper:
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
-    """Write statistics, as a checkpoint encodes them, into the arrays of these parameters.
-
-    Raises
-    ------
-    UsageError
-        The statistics are of another network.
-    """
+    """Write statistics, as a checkpoint encodes them, into the arrays of these parameters."""
     arrays, start = arrays_of(parameters), 0
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), np.float32)

@@ -1,9 +1,8 @@
 """The log of a run: GluonCV's lines byte for byte, some more, and a progress bar.
 
 Source of the first four lines: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``.
-People and dashboards search for them in files, so other numbers are logged in lines of their own.
-On a terminal, one line for each epoch replaces all of them. Epochs are counted from 0 everywhere,
-as GluonCV does.
+People and dashboards search for them in files, so other numbers have lines of their own. On a
+terminal, one line for each epoch replaces all of them. Epochs are counted from 0, as by GluonCV.
 """
 
 import contextlib
@@ -102,14 +101,7 @@ class _File(logging.FileHandler):
 
 @contextlib.contextmanager
 def to_stdout(file: Optional[Path] = None, quiet: bool = False) -> Iterator[None]:
-    """Print log messages on standard output, and append them to a file.
-
-    Parameters
-    ----------
-    file : Path, optional
-    quiet : bool
-        Print warnings only, and append nothing.
-    """
+    """Print log messages and append them to a file; if `quiet`, only print warnings."""
     handlers: List[logging.Handler] = [_AboveBar()]
     handlers[0].addFilter(_shown(terminal=sys.stdout.isatty()))
     if file is not None and not quiet:
@@ -141,20 +133,7 @@ def silence() -> Iterator[None]:
 
 
 class Records(LogFiles):
-    """Writes the numbers of a run as lines of JSON and for TensorBoard.
-
-    Parameters
-    ----------
-    file : Path, optional
-        A line is appended for each record.
-    tensorboard : Path, optional
-        The folder of TensorBoard's event files.
-
-    Raises
-    ------
-    UsageError
-        tensorboardX is not installed.
-    """
+    """Appends the numbers of a run as lines of JSON to a file, and writes them for TensorBoard."""
 
     def __init__(self, file: Optional[Path] = None, tensorboard: Optional[Path] = None):
         super().__init__("--log-json or --tensorboard", logger)
@@ -162,16 +141,9 @@ class Records(LogFiles):
         self.writer = event_writer(tensorboard, "--tensorboard") if tensorboard else None
 
     def write(self, kind: str, step: int, **values: float) -> None:
-        """Write a record.
+        """Write a 'batch', 'epoch' or 'validation' record; `step` is the number of steps so far.
 
-        Parameters
-        ----------
-        kind : str
-            'batch', 'epoch' or 'validation'.
-        step : int
-            The number of steps so far.
-        values
-            Numbers by name. JSON has no infinities and no NaN, so these become null.
+        JSON has no infinities and no NaN, so these become null.
         """
         plain = {k: v if math.isfinite(v) else None for k, v in values.items()}
         with self.writing():

@@ -35,46 +35,20 @@ class DivergedError(TrainingError):
 
 @dataclass
 class Loop:
-    """An engine, ready to train and validate epoch by epoch.
-
-    Attributes
-    ----------
-    engine : Engine
-        Trains on a batch.
-    schedule : Schedule
-        Learning rate of every update.
-    workers : Workers
-        The workers that train together; results are over all of them.
-    records : Records
-        Receives the numbers that are logged.
-    accumulate : int
-        Batches in each update.
-    log_interval : int
-        Log a line after this many batches; 0 for never.
-    max_batches : int, optional
-        Train on at most this many batches of an epoch.
-    unit : str
-        What the progress bar counts, one for each label.
-    input_bound : str
-        Advice to log, once, if training often waits for data; empty for none.
-    seed : int
-        Seed of the random numbers that a step draws.
-    steps, skipped : int
-        Steps of all epochs so far, and those that were skipped because of an overflow.
-    """
+    """An engine, ready to train and validate epoch by epoch; results are over all workers."""
 
     engine: Engine
     schedule: Schedule
     workers: Workers = field(default_factory=Workers)
     records: Records = field(default_factory=Records)
-    accumulate: int = 1
-    log_interval: int = 50
-    max_batches: Optional[int] = None
-    unit: str = "images"
-    input_bound: str = log.INPUT_BOUND
-    seed: int = 0
+    accumulate: int = 1  # batches in each update
+    log_interval: int = 50  # log a line after so many batches; 0 for never
+    max_batches: Optional[int] = None  # of an epoch
+    unit: str = "images"  # what the progress bar counts, one for each label
+    input_bound: str = log.INPUT_BOUND  # advice to log, once, if training often waits for data
+    seed: int = 0  # of the random numbers that a step draws
     steps: int = 0
-    skipped: int = 0
+    skipped: int = 0  # of these steps, because of an overflow
     advised: bool = field(default=False, init=False)
 
     def train(
@@ -85,23 +59,7 @@ class Loop:
         counts: Optional[Counts] = None,
         after_update: Callable[[int, Counts], None] = lambda done, counts: None,
     ) -> EpochResult:
-        """Train one epoch and log it.
-
-        Parameters
-        ----------
-        batches : TrainingBatches
-        epoch, start : int
-            Begin with batch `start` of this epoch, both counted from 0.
-        counts : Counts, optional
-            Counts of the batches before `start`.
-        after_update : callable
-            Called with the number of batches of the epoch that are done, and their counts.
-
-        Raises
-        ------
-        DivergedError
-            The loss is no longer a finite number.
-        """
+        """Train one epoch from batch `start` on, before which the counts are `counts`."""
         counts = counts or Counts()
         since, rate, before = 0, math.nan, counts.seconds
         started = lap = time.perf_counter()
@@ -112,7 +70,7 @@ class Loop:
             timed = measured(self._batches(batches, epoch, start), self.engine.wait, counts)
             for number, group in _groups(timed, self.accumulate, start):
                 rate = self.schedule(epoch, number)
-                self.engine.set_learning_rate(rate)
+                self.engine.trainer.set_learning_rate(rate)
                 size = sum(batch[1].size for batch in group)
                 set_seed(step_seed(self.seed, self.workers.rank, epoch, number))
                 with self.workers.step():
@@ -127,7 +85,17 @@ class Loop:
                     self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
                     speed = since / (now - lap) * self.workers.count
                     log.details(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
-                    self._record_batch(epoch, done, speed, share, rate, report)
+                    self.records.write(
+                        "batch",
+                        self.steps,
+                        epoch=epoch,
+                        batch=done - 1,
+                        images_per_second=speed,
+                        accuracy=share,
+                        lr=rate,
+                        loss_scale=report.next_loss_scale,
+                        skipped=self.skipped,
+                    )
                     since, lap = 0, now
                 counts.seconds = before + time.perf_counter() - started
                 after_update(done, counts)
@@ -168,21 +136,6 @@ class Loop:
             more = f" and {len(others)} more" if others else ""
             scales = (report.loss_scale, report.next_loss_scale)
             log.details(log.SKIPPED, epoch, number, *scales, first, more)
-
-    def _record_batch(
-        self, epoch: int, done: int, speed: float, share: float, rate: float, report: StepReport
-    ) -> None:
-        self.records.write(
-            "batch",
-            self.steps,
-            epoch=epoch,
-            batch=done - 1,
-            images_per_second=speed,
-            accuracy=share,
-            lr=rate,
-            loss_scale=report.next_loss_scale,
-            skipped=self.skipped,
-        )
 
     def _over_workers(self, counts: Counts) -> EpochResult:
         own = counts.result()
@@ -226,22 +179,7 @@ class Loop:
         )
 
     def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
-        """Count correct answers over every readable image exactly once, and log them.
-
-        The mean cross entropy is over the same images.
-
-        Parameters
-        ----------
-        batches : ValidationBatches or Chunks
-            This worker's share of the images; its `unreadable` lists those that cannot be read.
-        expected : int
-            Number of images of all workers together.
-
-        Raises
-        ------
-        TrainingError
-            The batches held more or fewer than `expected` images.
-        """
+        """Count right answers over this worker's share of `expected` images, each exactly once."""
         top1, top5, cross_entropy = TopK(1), TopK(5), Mean()
         for batch in batches:
             for label, output in self.engine.predict(batch):
@@ -284,20 +222,10 @@ def measured(
     counts: Counts,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Batch]:
-    """Yield batches and measure how long the devices waited for them.
+    """Yield batches, and add the seconds in which the devices waited for them to ``counts.waited``.
 
     A wait begins at the end of the last step, or at the request for the batch if that comes later,
-    and ends when the batch arrives. Another thread waits for the devices, so that this one does not
-    have to.
-
-    Parameters
-    ----------
-    batches : iterable
-    wait : callable
-        Returns when the devices have finished all their work.
-    counts : Counts
-        The seconds are added to its `waited`.
-    clock : callable
+    and ends when the batch arrives. Another thread waits for the devices.
     """
 
     def finished() -> float:

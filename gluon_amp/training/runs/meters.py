@@ -11,12 +11,6 @@ class TopK:
 
     Counts stay on the device until they are read, so that training does not wait for them. They are
     integers, so the share is exact for every batch size.
-
-    Parameters
-    ----------
-    k : int
-    images, right : int
-        Initial counts: of images, and of images with a right answer.
     """
 
     def __init__(self, k: int = 1, images: int = 0, right: int = 0):
@@ -45,15 +39,7 @@ class TopK:
 
 
 class Mean:
-    """The mean of values that the device may still be computing, one array for each batch.
-
-    Parameters
-    ----------
-    images : int
-        The initial number of values.
-    total : float
-        The initial sum.
-    """
+    """The mean of values that the device may still be computing, one array for each batch."""
 
     def __init__(self, images: int = 0, total: float = 0.0):
         self.images = images

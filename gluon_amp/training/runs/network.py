@@ -27,15 +27,7 @@ FEATURE_EPOCHS = 8
 def build_network(
     recipe: Recipe, classes: int, image_size: int, devices: List[mx.Context]
 ) -> HybridBlock:
-    """Return the network, initialized on the devices and cast.
-
-    It has `classes` outputs, for images of this height and width.
-
-    Raises
-    ------
-    UsageError
-        There is no such model, or a device cannot compute in the requested dtype.
-    """
+    """Return the network for images of this height and width, initialized and cast."""
     model = full_name(recipe.model, recipe.num_layers)
     with mx.name.NameManager():  # the same names in every process, and for every such network
         net = build(model, classes)
@@ -94,10 +86,7 @@ def accumulate_gradients(params: Iterable[Parameter]) -> None:
 
 
 def digits_network(model: str, seed: int, image_size: int) -> HybridBlock:
-    """Return a network that has learned the digits 0 to 4, in float32 on the CPU.
-
-    Fine-tuning on the other digits begins with it, so it works without a download.
-    """
+    """Return a network that has learned the digits 0 to 4, in float32 on the CPU."""
     source = open_digits(seed, FEATURE_DIGITS, image_size)
     net = build(model, source.classes)
     net.initialize(mx.init.MSRAPrelu())

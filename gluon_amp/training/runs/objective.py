@@ -12,27 +12,15 @@ from mxnet.ndarray import NDArray
 
 @dataclass(frozen=True)
 class Objective:
-    """Cross entropy of a classifier.
-
-    Attributes
-    ----------
-    classes : int
-    smoothing : float
-        Share of each label that is divided equally among all classes (Szegedy et al. 2016).
-    mixup : float
-        Pairs of images are mixed with weights from Beta(mixup, mixup) (Zhang et al. 2018); 0 for
-        no mixup.
-    mixup_epochs : int
-        Images are mixed in this many epochs from the first one on.
-    seed : int
-        The weights depend only on (seed, epoch, batch).
-    """
+    """Cross entropy of a classifier."""
 
     classes: int
+    # share of each label that is divided among all classes (Szegedy et al. 2016)
     smoothing: float = 0.0
+    # pairs are mixed with weights from Beta(mixup, mixup) (Zhang et al. 2018); 0 for none
     mixup: float = 0.0
-    mixup_epochs: int = 0
-    seed: int = 0
+    mixup_epochs: int = 0  # the first ones, in which images are mixed
+    seed: int = 0  # the weights depend only on (seed, epoch, batch)
 
     def weight(self, epoch: int, batch: int) -> float:
         """Return the weight of the images; that of the reversed batch is 1 minus it."""

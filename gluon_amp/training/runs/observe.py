@@ -37,33 +37,9 @@ def observe(
 ) -> Dict[str, str]:
     """Run two images of the data through a network and its loss, and return the dtypes observed.
 
-    The network predicts, so that its running statistics stay as they are.
-
-    Parameters
-    ----------
-    net : Block
-        Initialized.
-    data : Source
-    device : Context
-        One of the network's devices.
-    model : str
-        Name of the network, for messages.
-    policy : Policy
-        The requested one.
-
-    Returns
-    -------
-    dict
-        ``conv_weight``: dtype of the weights of convolutions and dense layers; ``conv_compute``:
-        dtype in which these compute; ``batchnorm``: dtype of BatchNorm's parameters; ``logits``;
-        ``loss``. Where layers differ, every dtype is named: 'float16+float32'.
-
-    Raises
-    ------
-    UsageError
-        The network is not a classifier of such images.
-    TrainingError
-        It computes in another dtype than requested.
+    ``conv_weight`` and ``conv_compute`` are of convolutions and dense layers, ``batchnorm`` of its
+    parameters. Where layers differ, every dtype is named: 'float16+float32'. The network predicts,
+    so that its running statistics stay as they are.
     """
     batch = next(iter(ValidationBatches(data.val, 2, num_workers=0)))
     images, labels = (array.as_in_context(device) for array in batch)

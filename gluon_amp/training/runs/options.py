@@ -1,7 +1,4 @@
-"""Options that image and language runs share.
-
-Each function adds options to a group of a parser, and returns the function that adds one more.
-"""
+"""Options that image and language runs share. A function returns what adds another option."""
 
 import argparse
 import math
@@ -10,41 +7,24 @@ from typing import Any, Union
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
 from gluon_amp.policy import PRESETS, Policy, near_preset
-from gluon_amp.training.command_line import (
-    input_file,
-    natural,
-    non_negative,
-    path,
-    positive,
-    positive_int,
-    several,
-    share,
-    whole,
-)
+from gluon_amp.training import command_line as read
 from gluon_amp.training.runs.parser import Add, TrainingParser
 
 # The groups of the help, in its order.
-GROUPS = (MODEL, DATA, PRECISION, SCHEDULE, CHECKPOINTS, DEVICES, LOGS) = (
-    "model",
-    "data",
-    "precision",
-    "schedule",
-    "checkpoints",
-    "devices",
-    "logs and measurements",
-)
+LOGS = "logs and measurements"
+GROUPS = ("model", "data", "precision", "schedule", "checkpoints", "devices", LOGS)
 
 # What options of a kind have in common.
 SWITCH = {"action": "store_true"}
-COUNT = {"type": positive_int, "metavar": "N"}
-NUMBER = {"type": natural, "metavar": "N"}
-INPUT = {"type": input_file, "metavar": "FILE"}
-OUTPUT = {"type": path, "metavar": "FILE"}
-FOLDER = {"type": path, "metavar": "DIR"}
-NORM = {"type": positive, "metavar": "NORM"}
-EPOCHS = {"type": whole(1, 10**6), "metavar": "N"}
-MOMENTUM = {"type": share, "metavar": "M"}
-DECAY = {"type": non_negative, "metavar": "WD"}
+COUNT = {"type": read.positive_int, "metavar": "N"}
+NUMBER = {"type": read.natural, "metavar": "N"}
+INPUT = {"type": read.input_file, "metavar": "FILE"}
+OUTPUT = {"type": read.path, "metavar": "FILE"}
+FOLDER = {"type": read.path, "metavar": "DIR"}
+NORM = {"type": read.positive, "metavar": "NORM"}
+EPOCHS = {"type": read.whole(1, 10**6), "metavar": "N"}
+MOMENTUM = {"type": read.share, "metavar": "M"}
+DECAY = {"type": read.non_negative, "metavar": "WD"}
 
 
 class Options:
@@ -58,10 +38,7 @@ class Options:
 
 
 def dtype(text: str) -> str:
-    """Read a policy's name, or a string such as 'compute=float8_e4m3,gradients=float8_e5m2'.
-
-    Of two names of one policy, the shorter one is returned.
-    """
+    """Read a policy's name, of two names the shorter, or a text such as 'compute=float8_e4m3'."""
     if "=" in text:
         try:
             return Policy(text).name
@@ -74,14 +51,11 @@ def dtype(text: str) -> str:
 
 
 def loss_scale(text: str) -> Union[str, float]:
-    """Read a loss scale: 'dynamic', 'none', or a power of two.
-
-    'dynamic:65536' is a dynamic one that begins at 65536.
-    """
+    """Read 'dynamic', 'none', a power of two, or 'dynamic:65536', which begins at 65536."""
     if text in ("dynamic", "none"):
         return text
     kind, _, number = text.rpartition(":")
-    value = positive(number) if kind in ("", "dynamic") else 0.0
+    value = read.positive(number) if kind in ("", "dynamic") else 0.0
     if math.frexp(value)[0] != 0.5 or not 2.0**-24 <= value <= 2.0**24:
         raise argparse.ArgumentTypeError(
             "expected dynamic, none or a power of two such as 1024, from 2^-24 to 2^24, or "
@@ -92,15 +66,15 @@ def loss_scale(text: str) -> Union[str, float]:
 
 def checkpoint(text: str) -> str:
     """Read 'auto', or the path of a checkpoint."""
-    return text if text == "auto" else str(input_file(text))
+    return text if text == "auto" else str(read.input_file(text))
 
 
-device_numbers = several(natural, "the numbers of devices, as in 0,1")
+device_numbers = read.several(read.natural, "the numbers of devices, as in 0,1")
 
 
 def add_precision(parser: TrainingParser) -> Add:
     """Add the dtype and the loss scale."""
-    add = parser.group(PRECISION)
+    add = parser.group("precision")
     computed = (
         "dtype of the matrix products; float16 keeps float16 parameters and float32 masters of "
         "them, mixed_float16 and bfloat16 keep float32 parameters; KEY=DTYPE,... is any policy, "
@@ -117,12 +91,12 @@ def add_precision(parser: TrainingParser) -> Add:
 
 def add_devices(parser: TrainingParser) -> Add:
     """Add the choice of devices."""
-    add = parser.group(DEVICES)
+    add = parser.group("devices")
     first = "use the first N GPUs, 0 for the CPU (default: all GPUs)"
-    add("--num-gpus", first, type=whole(0, 1024), metavar="N")
+    add("--num-gpus", first, type=read.whole(0, 1024), metavar="N")
     add("--gpus", "use the GPUs with these numbers", type=device_numbers, metavar="0,1")
     emulated = "train on N CPU devices, to test what several GPUs would do"
-    add("--cpus", emulated, type=whole(1, 1024), metavar="N")
+    add("--cpus", emulated, type=read.whole(1, 1024), metavar="N")
     waits = (
         "how CPU threads wait for work: active is faster on an idle machine and very slow on a "
         "busy one (default: OMP_WAIT_POLICY, or else that of MXNet)"
@@ -133,8 +107,8 @@ def add_devices(parser: TrainingParser) -> Add:
 
 def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
-    parser.group(SCHEDULE)("--seed", "seed of all random numbers", NUMBER, default=0)
-    add = parser.group(DEVICES)
+    parser.group("schedule")("--seed", "seed of all random numbers", NUMBER, default=0)
+    add = parser.group("devices")
     repeats = (
         "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
         "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
@@ -144,7 +118,7 @@ def add_random_numbers(parser: TrainingParser) -> None:
 
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
     """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
-    add = parser.group(CHECKPOINTS)
+    add = parser.group("checkpoints")
     saved = "save checkpoints and the trained float32 parameters here (default: do not save)"
     add("--save-dir --model-prefix", saved, FOLDER)
     add("--save-batches", "also save a checkpoint every N batches", COUNT)

@@ -26,10 +26,7 @@ class Output(NamedTuple):
 
 
 def check_outputs(recipe: Any) -> None:
-    """Raise `UsageError` now for outputs that could not be written after hours of training.
-
-    The recipe may have only some of these options.
-    """
+    """Raise `UsageError` now for outputs that could not be written after hours of training."""
     for name in ("summary_json", "log_json", "logging_file", "plot"):
         path = getattr(recipe, name, None)
         if path is not None:
@@ -54,13 +51,7 @@ def _check_writable(path: Path, option: str) -> None:
 
 
 def write_outputs(outputs: List[Output]) -> None:
-    """Write all outputs that can be written.
-
-    Raises
-    ------
-    SavingError
-        A required one cannot be written; all others were tried, too.
-    """
+    """Write all outputs that can be written; raise the error of a required one afterwards."""
     errors = []
     for output in outputs:
         try:
@@ -83,13 +74,7 @@ def saving(what: str) -> Iterator[None]:
 
 
 def save_parameters(net: HybridBlock, path: Path) -> None:
-    """Write a network's float32 parameters, a whole file or none.
-
-    Raises
-    ------
-    SavingError
-        There is no room on the disk, for example.
-    """
+    """Write a network's float32 parameters, a whole file or none."""
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with saving(str(path)):
@@ -101,32 +86,12 @@ def save_parameters(net: HybridBlock, path: Path) -> None:
             unfinished.unlink()
 
 
-def export(
-    net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[int, ...]
-) -> List[Path]:
+def export(net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[int, ...]) -> None:
     """Write ``NAME-POLICY`` and ``NAME-float32``, each a symbol and its parameters.
 
     Stock MXNet loads both by `SymbolBlock.imports`. The network is in float32 afterwards, with
-    every bit of its masters.
-
-    Parameters
-    ----------
-    net : HybridBlock
-        Trained.
-    policy : str
-        The policy by which it was cast.
-    folder : Path
-        Created if it does not exist.
-    name : str
-    shape : tuple of int
-        (channels, height, width) of an image.
-
-    Raises
-    ------
-    SavingError
-        The files cannot be written.
+    every bit of its masters. `shape` is (channels, height, width) of an image.
     """
-    paths = []
     context = next(iter(net.collect_params().values())).list_ctx()[0]
     for dtype in dict.fromkeys((policy, "float32")):
         cast(net, dtype)
@@ -137,27 +102,10 @@ def export(
             folder.mkdir(parents=True, exist_ok=True)
             net.export(str(prefix), remove_amp_cast=False)  # the casts are the policy
             mx.nd.load(f"{prefix}-0000.params")  # MXNet does not notice a full disk
-        paths += [Path(f"{prefix}-symbol.json"), Path(f"{prefix}-0000.params")]
-    return paths
 
 
 def draw_errors(history: History, path: Path, title: str) -> None:
-    """Draw the errors of each epoch: top-1 of training, top-1 and top-5 of validation.
-
-    Parameters
-    ----------
-    history : History
-    path : Path
-        The PNG file to write.
-    title : str
-
-    Raises
-    ------
-    UsageError
-        matplotlib is not installed.
-    SavingError
-        Writing fails; the disk is full, for example.
-    """
+    """Draw the errors of each epoch: top-1 of training, top-1 and top-5 of validation."""
     with from_extra("results", "--plot needs matplotlib"):
         import matplotlib.style
     matplotlib.use("Agg")

@@ -12,11 +12,7 @@ Add = Callable[..., None]
 
 
 class TrainingParser(Parser):
-    """A parser for many options, in groups; `groups` are the titles in the order of the help.
-
-    Its help shows the default of every option. Where the default is None, the help text says what
-    happens instead, as in "(default: all GPUs)".
-    """
+    """A parser for many options, in groups with these titles; its help shows all defaults."""
 
     def __init__(self, groups: Sequence[str] = (), **options: Any):
         super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)
@@ -40,10 +36,7 @@ class TrainingParser(Parser):
     def parse_explicit(
         self, arguments: Optional[Sequence[str]] = None
     ) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-        """Return the defaults of all options, and the values that are on the command line.
-
-        No argument of the parser may be required.
-        """
+        """Return the defaults of all options, and the values that are on the command line."""
         options = vars(self.parse_args(arguments, _Explicit()))
         return vars(self.parse_args([])), options
 

@@ -25,6 +25,13 @@ from gluon_amp.training.runs.parser import TrainingParser
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
 
 
+def _parser(defaults: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
+    parser = TrainingParser(groups=GROUPS, **about)
+    add_image_options(parser)
+    parser.set_defaults(**{**OTHER_DEFAULTS, **defaults})
+    return parser
+
+
 def train_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp train`."""
     digits = "; ".join(
@@ -32,54 +39,33 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
         for name, value in DATA_DEFAULTS["digits"].items()
         if name not in OTHER_DEFAULTS
     )
-    parser = TrainingParser(
-        groups=GROUPS,
+    return _parser(
+        {},
         prog=prog,
         description="Train an image classifier in mixed precision.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
         f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256.",
     )
-    add_image_options(parser)
-    parser.set_defaults(**OTHER_DEFAULTS)
-    return parser
 
 
 def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp fine-tune`: the same options with other defaults."""
-    parser = TrainingParser(
-        groups=GROUPS,
+    return _parser(
+        FINE_TUNING,
         prog=prog,
         description="Fine-tune a pretrained classifier in mixed precision.",
         epilog="Without --dataset it needs no files: a network learns the handwritten digits 0 to "
         "4, and is then fine-tuned on 5 to 9.",
     )
-    add_image_options(parser)
-    parser.set_defaults(**{**OTHER_DEFAULTS, **FINE_TUNING})
-    return parser
 
 
 class Recipe(Options):
-    """All options of an image run, as attributes; `read` and `recipe_of` return one.
+    """All options of an image run, as attributes, and some that follow from them.
 
-    Attributes
-    ----------
-    data : str
-        The kind of data: a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
-        ``train/CLASS`` and ``val/CLASS``, or 'synthetic'.
-    notice : str, optional
-        A sentence, if the data is not what the options name.
-    input_size : int
-        Height and width of the network's input.
-    lr_per_256 : float
-        The learning rate for every 256 images of a batch, if there is no ``--lr``.
-    fine_tunes : bool
-        Whether the command is `gluon-amp fine-tune`.
+    `data` is a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
+    ``train/CLASS`` and ``val/CLASS``, or 'synthetic'; `notice` a sentence if it is not what the
+    options name. `lr_per_256` is the learning rate for every 256 images, if there is no ``--lr``.
     """
-
-    @property
-    def reads_records(self) -> bool:
-        """Whether the data is packed."""
-        return _reads_records(vars(self))
 
     @property
     def policy(self) -> str:
@@ -89,8 +75,8 @@ class Recipe(Options):
     def learning_rate(self, total_batch: int) -> float:
         """Return ``--lr``, or else 0.1 (digits: 0.4) for every 256 images of a batch.
 
-        These are 0.4 for 8 × 128 and 0.8 for 8 × 256 images, as in MXNet's float16 FAQ; the rule is
-        that of Goyal et al., "Accurate, Large Minibatch SGD" (2017).
+        That is 0.4 for 8 × 128 images, as in MXNet's float16 FAQ; the rule is that of Goyal et al.,
+        "Accurate, Large Minibatch SGD" (2017).
         """
         return self.lr_per_256 * total_batch / 256 if self.lr is None else self.lr
 
@@ -100,13 +86,7 @@ def read(
     prog: Optional[str] = None,
     parser: Callable[[Optional[str]], TrainingParser] = train_parser,
 ) -> Recipe:
-    """Return the recipe of a command line of `gluon-amp train`.
-
-    Raises
-    ------
-    UsageError
-        Two options contradict each other.
-    """
+    """Return the recipe of a command line of `gluon-amp train`."""
     return _complete(*parser(prog).parse_explicit(arguments))
 
 
@@ -120,15 +100,7 @@ def _defaults() -> Dict[str, Any]:
 
 
 def recipe_of(**options: Any) -> Recipe:
-    """Return the recipe of `gluon-amp train` with these options, by names such as ``batch_size``.
-
-    Raises
-    ------
-    TypeError
-        There is no option of that name.
-    UsageError
-        Two options contradict each other.
-    """
+    """Return the recipe of `gluon-amp train` with these options, by names as ``batch_size``."""
     for name in options.keys() - _defaults().keys():
         raise TypeError(f"a recipe has no option {name!r}")
     return _complete(_defaults(), options)
@@ -137,10 +109,13 @@ def recipe_of(**options: Any) -> Recipe:
 def _complete(defaults: Dict[str, Any], options: Dict[str, Any]) -> Recipe:
     """Return the recipe of the options on a command line, given the defaults of its command."""
     values = {**defaults, **options}
-    data, notice = _data(values)
+    names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
+    packed = values["use_rec"] or any(values[name] is not None for name in names)
+    data, notice = _data({**values, "reads_records": packed})
     of_data = (FINE_TUNING_DATA if values["fine_tunes"] else DATA_DEFAULTS).get(data, {})
     of_model = MODEL_DEFAULTS.get(values["model"], {})
-    values = {**defaults, **of_model, **of_data, **options, "data": data, "notice": notice}
+    values = {**defaults, **of_model, **of_data, **options}
+    values.update(data=data, notice=notice, reads_records=packed)
     if "mixup_alpha" in options:
         values["mixup"] = options["mixup_alpha"]
     if values["image_folder"]:
@@ -168,18 +143,13 @@ def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
         return "image-folder", None
     if values["dataset"] in ("digits", "fashion-mnist", "caltech101", "caltech256"):
         return values["dataset"], None
-    if _reads_records(values) or values["dataset"] == "rec":
+    if values["reads_records"] or values["dataset"] == "rec":
         return "rec", None
     if values["dataset"] or values["data_dir"].expanduser().exists():
         return "folder", None
     return "digits", (
         f"No ImageNet at {values['data_dir']}: training on scikit-learn's handwritten digits."
     )
-
-
-def _reads_records(values: Dict[str, Any]) -> bool:
-    names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
-    return values["use_rec"] or any(values[name] is not None for name in names)
 
 
 def _check(recipe: Recipe, options: Dict[str, Any]) -> None:

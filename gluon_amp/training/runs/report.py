@@ -1,16 +1,15 @@
 """Tables for the plan of a run and its summary; the summary is also written as JSON."""
 
-import dataclasses
 import json
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from types import SimpleNamespace
+from typing import Dict, Iterable, List, Tuple
 
 from gluon_amp.files import atomic
 from gluon_amp.policy import Policy
 from gluon_amp.training.command_line import WIDTH
-from gluon_amp.training.runs.checkpoints import SavingError
+from gluon_amp.training.runs.outputs import saving
 
 OBSERVED_NAMES = {
     "conv_weight": "conv weights",
@@ -49,70 +48,11 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The results of a run; the JSON file has the same fields.
+class Summary(SimpleNamespace):
+    """The results of a run, by name: `Training.results` and what images or text add to them.
 
-    Attributes
-    ----------
-    dtype, observed_dtypes
-        The requested policy, and the observed dtypes (see `gluon_amp.training.runs.observe`).
-    emulated : bool
-        Whether the policy's dtype is emulated on a CPU.
-    top1, top5 : float
-        Accuracy after the last epoch, in percent of the validation images that can be read.
-    top1_by_epoch : list
-        Top-1 after each epoch; None for epochs without a validation.
-    cross_entropy : float or None
-        Mean over the validated images after the last epoch, in nats, computed in float32; None if
-        it is not finite.
-    cross_entropy_by_epoch : list
-        The same after each epoch; None for epochs without a validation, too.
-    validated, val_images : int
-        Validation images that were read, and of the data set.
-    train_loss : float or None
-        Mean over the last epoch; None if all of its steps were skipped.
-    loss_scale : float or None
-        At the end of the run; None without loss scaling.
-    skipped_steps, steps : int
-        Steps that were skipped because of an overflow, and all steps.
-    images_per_second : float or None
-        Training images divided by training time, without validation; None if nothing was trained.
-    peak_mebibytes : float or None
-        Largest memory of this process; None if the system does not report it.
-    train_seconds : float
-        Duration of all epochs, without validation.
-    seconds : float
-        Duration of the run.
+    A subclass defines `scores`, rows for the last validation, and `speed`, in words.
     """
-
-    model: str
-    data: str
-    dtype: str
-    observed_dtypes: Dict[str, str]
-    emulated: bool
-    devices: str
-    batch_size: int
-    total_batch: int
-    epochs: int
-    lr: float
-    seed: int
-    top1: float
-    top5: float
-    top1_by_epoch: List[Optional[float]]
-    cross_entropy: Optional[float]
-    cross_entropy_by_epoch: List[Optional[float]]
-    validated: int
-    val_images: int
-    train_images: int
-    train_loss: Optional[float]
-    loss_scale: Optional[float]
-    skipped_steps: int
-    steps: int
-    images_per_second: Optional[float]
-    peak_mebibytes: Optional[float]
-    train_seconds: float
-    seconds: float
 
     def __str__(self) -> str:
         scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
@@ -129,56 +69,15 @@ class Summary:
             ]
         )
 
-    def scores(self) -> List[Tuple[str, object]]:
-        """Return the observed dtypes and the results of the last validation, as names and texts."""
-        raise NotImplementedError
-
-    def speed(self) -> str:
-        """Return the training speed in words."""
-        raise NotImplementedError
-
     def write(self, path: Path) -> None:
-        """Write the fields as JSON, completely or not at all.
-
-        Raises
-        ------
-        SavingError
-            Writing fails; the disk is full, for example.
-        """
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-        try:
+        """Write them as JSON, completely or not at all."""
+        text = json.dumps(vars(self), indent=2, ensure_ascii=False) + "\n"
+        with saving(f"--summary-json {path}"):
             atomic.write(path, text.encode())
-        except OSError as error:
-            raise SavingError(
-                f"--summary-json {path} cannot be written: {error.strerror}."
-            ) from None
 
 
-@dataclass(frozen=True)
 class ImageSummary(Summary):
-    """The results of a run on images.
-
-    Attributes
-    ----------
-    mode : str
-        'hybrid', 'imperative' or 'module'.
-    confusions : list of dict
-        The pairs of classes that were confused most often, as many as ``--confusions``.
-    unreadable : int
-        Validation images that could not be read.
-    best_top1, best_epoch : float, int
-        Top-1 of the best epoch, and its number, counted from 0.
-    waited_share : float or None
-        Share of the training time in which the devices waited for images.
-    """
-
-    mode: str
-    workers: int
-    confusions: List[Dict[str, Any]]
-    unreadable: int
-    best_top1: float
-    best_epoch: int
-    waited_share: Optional[float]
+    """The results of a run on images."""
 
     def scores(self) -> List[Tuple[str, object]]:
         best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"

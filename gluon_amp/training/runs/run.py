@@ -34,31 +34,13 @@ from gluon_amp.training.workers.group import connect
 
 
 def train(recipe: Recipe) -> report.ImageSummary:
-    """Train and validate, epoch by epoch, and write what the recipe asks for.
-
-    Raises
-    ------
-    UsageError, DataError
-        The recipe cannot be followed; nothing was trained.
-    TrainingError, FloatingPointError
-        Training cannot continue.
-    SavingError
-        A checkpoint or a result cannot be written.
-    RunInterruptedError
-        SIGTERM or SIGINT came.
-    """
+    """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
     return prepare(recipe).run()
 
 
 def prepare(recipe: Recipe) -> "ImageTraining":
-    """Open the data and build the network, its engine and the loop.
-
-    Raises
-    ------
-    UsageError, DataError
-        The recipe cannot be followed.
-    """
+    """Open the data and build the network, its engine and the loop."""
     started = time.perf_counter()
     if recipe.deterministic:
         use_deterministic_algorithms()
@@ -112,8 +94,6 @@ class ImageTraining(Training):
     recipe: Recipe
     data: Source
     keeps_best = True
-
-    # -------------------------------------------------------------------------- before it trains
 
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data = self.recipe, self.data
@@ -182,8 +162,6 @@ class ImageTraining(Training):
                 raise UsageError(f"--resume-states {states}: {error}") from None
         self.engine.trainer.refresh_masters()
 
-    # ------------------------------------------------------------------------ after an epoch, a run
-
     def save_epoch(self, epoch: int) -> None:
         """With ``--mode module``, write Module's own three files."""
         recipe = self.recipe
@@ -207,15 +185,16 @@ class ImageTraining(Training):
         trained = self.history.trained
         seconds = sum(result.seconds for result in trained)
         waited = sum(result.waited for result in trained)
+        confusions = [confusion._asdict() for confusion in self.confusions()]
         return report.ImageSummary(
+            **self.results(last),
             mode=self.recipe.mode,
             workers=self.workers.count,
-            confusions=[confusion._asdict() for confusion in self.confusions()],
+            confusions=confusions,
             unreadable=last.unreadable,
             best_top1=100 * scores[best],
-            best_epoch=best,
-            waited_share=waited / seconds if seconds else None,
-            **self.results(last),
+            best_epoch=best,  # counted from 0
+            waited_share=waited / seconds if seconds else None,  # for images
         )
 
     def outputs(self, summary: report.Summary) -> List[Output]:

@@ -1,7 +1,6 @@
 """The learning rate as a pure function of epoch and batch.
 
-The rate depends on the position in the run, not on the number of updates: skipped steps do not
-delay it, and a resumed run uses the same rates as an uninterrupted one.
+Skipped steps do not delay it, and a resumed run uses the rates of an uninterrupted one.
 """
 
 import math
@@ -22,42 +21,18 @@ SHAPES: Dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of every batch of a run.
+    """The learning rate of every batch of a run."""
 
-    Attributes
-    ----------
-    rate : float
-        The rate after the warm-up, before any decay.
-    epochs, batches : int
-        Epochs of the run, and batches of an epoch.
-    mode : str
-        'step', or a name in `SHAPES`.
-    warmup_epochs : float
-        Epochs in which the rate rises linearly; fewer than `epochs`. The last batch of the warm-up
-        has the full rate.
-    decay : float
-        In mode 'step', the factor of each decay.
-    decay_epochs : tuple of int
-        In mode 'step', the epochs that begin with a decay, counted from 0, warm-up included.
-    warmup_rate : float
-        The rate from which the warm-up rises; the first batch is already above it.
-    """
-
-    rate: float
+    rate: float  # after the warm-up, before any decay
     epochs: int
-    batches: int
-    mode: str = "step"
+    batches: int  # of an epoch
+    mode: str = "step"  # 'step', or a name in `SHAPES`
+    # the rate rises linearly; the last batch of the warm-up has the full rate
     warmup_epochs: float = 0
-    decay: float = 0.1
+    decay: float = 0.1  # in mode 'step', the factor of each decay
+    # that begin with a decay, counted from 0, warm-up included
     decay_epochs: Tuple[int, ...] = (30, 60, 80)
-    warmup_rate: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"warmup_epochs is {self.warmup_epochs}, expected fewer than the {self.epochs} "
-                "epochs of the run."
-            )
+    warmup_rate: float = 0.0  # from which the warm-up rises; the first batch is already above it
 
     def __call__(self, epoch: int, batch: int) -> float:
         """Return the learning rate of batch `batch` in epoch `epoch`, both counted from 0."""

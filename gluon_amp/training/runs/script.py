@@ -4,11 +4,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
-from gluon_amp.training.data import DataError
 from gluon_amp.training.runs.checkpoints import SavingError
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.runs.loop import TrainingError
@@ -19,44 +18,37 @@ from gluon_amp.training.runs.speed import loading_speed, training_speed
 from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import naming_lost_workers
 
-Read = Callable[[Optional[Sequence[str]], Optional[str]], Recipe]
+Read = Callable[[Optional[Sequence[str]], Optional[str]], Any]
 
 
-def run(read: Read, arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> int:
-    """Run a training command of images.
+def on_images(recipe: Recipe) -> None:
+    """Train, or measure what ``--benchmark`` or ``--test-io`` asks for."""
+    if recipe.benchmark:
+        print(json.dumps(training_speed(recipe), indent=2))
+    elif recipe.test_io:
+        print(json.dumps(loading_speed(recipe), indent=2))
+    else:
+        train(recipe)
 
-    Parameters
-    ----------
-    read : callable
-        Called with the arguments and `prog`; returns the recipe of a command line.
-    arguments : sequence of str, optional
-        The command line; that of the process by default.
-    prog : str, optional
-        The program's name in its help and errors; that of the process by default.
 
-    Returns
-    -------
-    int
-        The exit status: 0; 2 if the options are wrong; 1 if training failed; 128 plus the number
-        of the signal that ended the run.
-    """
+def run(
+    read: Read,
+    arguments: Optional[Sequence[str]] = None,
+    prog: Optional[str] = None,
+    work: Callable[[Any], object] = on_images,
+) -> int:
+    """Do the work of the recipe that `read` returns of the arguments; return the exit status."""
 
-    def work() -> None:
+    def follow() -> None:
         recipe = read(arguments, prog)
         apply_wait_policy(recipe, arguments)
-        _run_images(recipe)
+        work(recipe)
 
-    return guarded(work, prog)
+    return guarded(follow, prog)
 
 
 def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> None:
-    """Start the program anew with its ``--wait-policy``; see `gluon_amp.base.startup.waiting`.
-
-    Raises
-    ------
-    UsageError
-        The arguments are not those of the process.
-    """
+    """Start the program anew with its ``--wait-policy``; see `gluon_amp.base.startup.waiting`."""
     own = arguments is None or list(arguments) == sys.argv[len(sys.argv) - len(arguments) :]
     if recipe.wait_policy and not own and waiting.VARIABLE not in os.environ:
         raise UsageError(
@@ -64,15 +56,6 @@ def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> No
             f"{waiting.VARIABLE} before MXNet is imported."
         )
     waiting.apply(recipe.wait_policy)
-
-
-def _run_images(recipe: Recipe) -> None:
-    if recipe.benchmark:
-        print(json.dumps(training_speed(recipe), indent=2))
-    elif recipe.test_io:
-        print(json.dumps(loading_speed(recipe), indent=2))
-    else:
-        train(recipe)
 
 
 def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:
@@ -83,7 +66,7 @@ def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:
         with naming_lost_workers():
             work()
         sys.stdout.flush()
-    except (UsageError, DataError) as error:
+    except UsageError as error:
         return _failed(prog, error, 2)
     except (TrainingError, SavingError, LostError, FloatingPointError) as error:
         return _failed(prog, error, 1)

@@ -33,15 +33,7 @@ def step_seed(seed: int, rank: int, epoch: int, number: int) -> int:
     """Return the seed of all generators for one step of one worker.
 
     The state of MXNet's generator cannot be read, so no checkpoint can hold it. A resumed run seeds
-    the generators as the first run did, in every worker, from what the checkpoint holds: the seed
-    and the position. Each worker draws its own dropout masks.
-
-    Parameters
-    ----------
-    seed, rank : int
-        Seed of the run, and number of the worker.
-    epoch, number : int
-        The step's epoch, and the number of its first batch.
+    it from the seed and the position, as the first run did. Each worker has its own dropout masks.
     """
     generator = np.random.default_rng((seed, epoch, number, 2))
     return int(generator.integers(2**31, size=rank + 1)[rank])

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 from gluon_amp.base import hardware
 from gluon_amp.trainer.loss_scale import NoLossScale
-from gluon_amp.training.data.input_speed import measure_input
+from gluon_amp.training.data.input_speed import images_per_second, training_batches
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.recipe import Recipe
@@ -21,16 +21,7 @@ DEFAULT_STEPS = 20
 
 
 def training_speed(recipe: Recipe) -> Dict[str, Any]:
-    """Train on random images and time every step (``--benchmark``).
-
-    Return, ready for JSON, the run, the observed dtypes, times in ms, and images/s at the median
-    time.
-
-    Raises
-    ------
-    UsageError
-        The run is impossible.
-    """
+    """Train on random images and time every step (``--benchmark``); return results for JSON."""
     steps = WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)
     run = prepare(recipe)
     batch = next(iter(run.batches.epoch(0)))
@@ -39,7 +30,7 @@ def training_speed(recipe: Recipe) -> Dict[str, Any]:
     for number in range(steps):
         mx.nd.waitall()
         start = time.perf_counter()
-        run.engine.set_learning_rate(run.schedule(0, 0))
+        run.engine.trainer.set_learning_rate(run.schedule(0, 0))
         report = run.engine.step([batch] * recipe.accumulate, 0, number, counts)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - start)
@@ -69,24 +60,17 @@ def training_speed(recipe: Recipe) -> Dict[str, Any]:
 
 
 def loading_speed(recipe: Recipe) -> Dict[str, Any]:
-    """Load training images without training on them (``--test-io``).
-
-    Return, ready for JSON, the data, its batches, and images/s.
-
-    Raises
-    ------
-    UsageError, DataError
-        There is no such data.
-    """
+    """Load training images without training on them (``--test-io``); return results for JSON."""
     devices = len(contexts(recipe.gpus, recipe.num_gpus, recipe.cpus))
     source, batch_size = open_data(recipe, devices), recipe.batch_size * devices
     batches = recipe.max_batches or max(1, source.train_images // batch_size)
     workers = recipe.num_workers
+    loaded = training_batches(source, batch_size, workers)
     return {
         "data": source.name,
         "image_shape": list(source.image_shape),
         "batch_size": batch_size,
         "batches": batches,
         "num_workers": hardware.count_processors() if workers is None else workers,
-        "images_per_second": measure_input(source, batch_size, batches, workers),
+        "images_per_second": images_per_second(loaded, batches),
     }

@@ -5,7 +5,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from gluon_amp.base.hardware import peak_mebibytes
 from gluon_amp.base.messages import scale_text
@@ -29,63 +29,27 @@ from gluon_amp.training.workers.group import Workers, average_statistics
 import mxnet as mx
 
 
-class Data(Protocol):
-    """What a run reports of its data; `gluon_amp.training.data.Source` is one."""
-
-    name: str
-    classes: int
-    train_images: int
-    val_images: int
-
-
 @dataclass
 class Training:
     """A run that is ready to start.
 
-    Attributes
-    ----------
-    recipe : Recipe or LanguageRecipe
-    data : Data
-    observed : dict of str to str
-        The dtypes that the network really uses.
-    devices : sequence of Context
-    workers : Workers
-    loop : Loop
-    batches : TrainingBatches or Chunks
-    val_batches : ValidationBatches or Chunks
-    started : float
-        When the run was begun, by `time.perf_counter`.
-    history : History
-        Results of the epochs so far.
-    keeps_best : bool
-        Whether the checkpoint of the best epoch is kept besides the newest.
-    columns : sequence of log.Column
-        What a terminal shows of each epoch; `cells` returns their values.
+    Images and text define `plan`, names and texts of what is going to happen, and `summary`, of a
+    run that ended with a validation.
     """
 
-    keeps_best = False
-    columns = log.COLUMNS
+    keeps_best = False  # besides the newest
+    columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
 
-    recipe: Any
-    data: Data
-    observed: Dict[str, str]
+    recipe: Any  # Recipe or LanguageRecipe
+    data: Any  # Source, or TextSize
+    observed: Dict[str, str]  # the dtypes that the network really uses
     devices: Sequence[mx.Context]
     workers: Workers
     loop: Loop
     batches: Union[TrainingBatches, Chunks]
     val_batches: Any
-    started: float
-    history: History = field(default_factory=History)
-
-    # ------------------------------------------------------------------ what images and text add
-
-    def plan(self) -> List[Tuple[str, object]]:
-        """Return what is going to happen, as names and texts."""
-        raise NotImplementedError
-
-    def summary(self, last: Validation) -> report.Summary:
-        """Return the summary of the run, which ended with a validation."""
-        raise NotImplementedError
+    started: float  # by `time.perf_counter`
+    history: History = field(default_factory=History)  # results of the epochs so far
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         """Return the files to write at the end, the most important first."""
@@ -94,8 +58,6 @@ class Training:
 
     def save_epoch(self, epoch: int) -> None:
         """Write what an epoch leaves besides its checkpoint, in the first worker."""
-
-    # ----------------------------------------------------------------------------------- the walk
 
     def run(self) -> report.Summary:
         """Train, validate, log, and write the outputs."""
@@ -190,8 +152,6 @@ class Training:
         """Validate the network as it is in this epoch."""
         return self.loop.validate(self.val_batches, self.data.val_images, epoch)
 
-    # --------------------------------------------------------------------- checkpoints and resuming
-
     def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
         """Return where the run begins: at the start, or where a checkpoint was written."""
         saved = None
@@ -237,8 +197,6 @@ class Training:
         self.history = History.restored(progress["history"])
         self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
 
-    # --------------------------------------------------------------------------------- quantities
-
     @property
     def emulated(self) -> bool:
         """Whether the policy's dtype is emulated on a CPU."""
@@ -279,7 +237,7 @@ class Training:
         return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
 
     def results(self, last: Validation) -> Dict[str, Any]:
-        """Return the fields that the summaries of images and of text have in common."""
+        """Return the results of images and of text, by their names in ``--summary-json``."""
         trained, scale = self.history.trained, self.engine.loss_scale
         validated = self.history.validated or [last]  # --eval-only with an untrained network
         seconds = sum(result.seconds for result in trained)
@@ -287,7 +245,7 @@ class Training:
         return {
             "model": self.recipe.model,
             "data": self.data.name,
-            "dtype": self.recipe.policy,
+            "dtype": self.recipe.policy,  # the requested one
             "observed_dtypes": self.observed,
             "emulated": self.emulated,
             "devices": ", ".join(map(str, self.devices)),
@@ -296,19 +254,19 @@ class Training:
             "epochs": self.recipe.num_epochs,
             "lr": self.schedule.rate,
             "seed": self.recipe.seed,
-            "top1": 100 * last.top1,
+            "top1": 100 * last.top1,  # percent of the validation images that can be read
             "top5": 100 * last.top5,
             "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
-            "cross_entropy": _finite(last.cross_entropy),
+            "cross_entropy": _finite(last.cross_entropy),  # nats
             "cross_entropy_by_epoch": [v and _finite(v.cross_entropy) for v in validated],
-            "validated": last.images,
+            "validated": last.images,  # that were read
             "val_images": self.data.val_images,
             "train_images": self.data.train_images,
             "train_loss": _finite(trained[-1].loss) if trained else None,
             "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
             "skipped_steps": self.loop.skipped,
             "steps": self.loop.steps,
-            "images_per_second": samples / seconds if seconds else None,
+            "images_per_second": samples / seconds if seconds else None,  # without validation
             "peak_mebibytes": peak_mebibytes(),
             "train_seconds": seconds,
             "seconds": time.perf_counter() - self.started,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Dict, Optional, Tuple
 
 from gluon_amp.training.tables.record import Configuration
-from gluon_amp.training.tables.statistics import CROSS_ENTROPY_MARGIN
 
 Options = Tuple[str, ...]
 
@@ -19,9 +18,8 @@ RESUME = ("--save-dir", "{folder}/checkpoints", "--keep", "1", "--resume", "auto
 class Design:
     """The rows of one table and how to train them; `--recipe` of `gluon-amp results` names one.
 
-    The command accepts ``--seed``, ``--batch-size`` and ``--summary-json``, and writes the lines of
-    `gluon_amp.training.runs.log`. The options of every run name the data set, so that a command's
-    default cannot change it; ``{folder}`` stands for the run's directory.
+    The options of every run name the data set, so that a command's default cannot change it.
+    ``{folder}`` stands for the run's directory.
     """
 
     name: str  # on the command line
@@ -29,55 +27,45 @@ class Design:
     command: str  # of `gluon-amp`
     options: Options  # of every run
     margin: float  # default of the equivalence test, percentage points of top-1
-    # Standard deviation between seeds, percentage points, from a pilot or a publication. It decides
-    # how many seeds are trained by default.
+    # Standard deviation, percentage points, from a pilot or a publication, between seeds or of the
+    # differences between two rows with the same seed. It decides how many seeds are trained.
     sd: float
     rows: Tuple[Tuple[Configuration, Options], ...]  # each with its own options
     note: str = ""  # what a reader has to know about the rows
-    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN  # the same for cross-entropies, nats
-    # Standard deviation of the differences between two rows with the same seed, percentage points,
-    # from a pilot. If there is one, it decides how many seeds are trained instead of `sd`.
-    paired_sd: Optional[float] = None
+    paired: bool = False  # whether `sd` is of differences
 
 
 # The ways to train of a row: the compute dtype, and the options that choose it. The static scale is
 # that of MXNet's float16 FAQ.
-PRECISIONS: Dict[str, Tuple[str, Options]] = {
-    "float32": ("float32", ("--dtype", "float32")),
-    "float16": ("float16", ("--dtype", "float16")),
-    "bfloat16": ("bfloat16", ("--dtype", "bfloat16")),
-    "mixed_float16": ("float16", ("--amp",)),
-    "float16, static scale": ("float16", ("--dtype", "float16", "--loss-scale", "128")),
+PRECISIONS: Dict[str, Tuple[str, str]] = {
+    "float32": ("float32", "--dtype float32"),
+    "float16": ("float16", "--dtype float16"),
+    "bfloat16": ("bfloat16", "--dtype bfloat16"),
+    "mixed_float16": ("float16", "--amp"),
+    "float16, static scale": ("float16", "--dtype float16 --loss-scale 128"),
     # without the search for the first scale, as torch's GradScaler begins
-    "float16, first scale 65536": (
-        "float16",
-        ("--dtype", "float16", "--loss-scale", "dynamic:65536"),
-    ),
+    "float16, first scale 65536": ("float16", "--dtype float16 --loss-scale dynamic:65536"),
     # the scale that the search finds for the LSTM, from the first step on, so that none is skipped
-    "float16, scale 16": ("float16", ("--dtype", "float16", "--loss-scale", "16")),
-    "tfloat32": ("tfloat32", ("--dtype", "compute=tfloat32")),
+    "float16, scale 16": ("float16", "--dtype float16 --loss-scale 16"),
+    "tfloat32": ("tfloat32", "--dtype compute=tfloat32"),
     # E4M3 with gradients in E5M2, as the OCP's specification and Transformer Engine combine them
-    "float8": ("float8_e4m3", ("--dtype", "compute=float8_e4m3,gradients=float8_e5m2")),
-    "float8_e5m2": ("float8_e5m2", ("--dtype", "compute=float8_e5m2")),
+    "float8": ("float8_e4m3", "--dtype compute=float8_e4m3,gradients=float8_e5m2"),
+    "float8_e5m2": ("float8_e5m2", "--dtype compute=float8_e5m2"),
 }
 
 
 def _rows(
     *pairs: Tuple[str, int], rate: Optional[Tuple[float, int]] = None
 ) -> Tuple[Tuple[Configuration, Options], ...]:
-    """Return a row for each of `PRECISIONS` and batch; the first pair is the reference.
-
-    `rate` is a learning rate and its batch, for a command whose learning rate does not follow the
-    linear scaling rule (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
-    """
+    """Return a row for each of `PRECISIONS` and batch; `rate` is a learning rate and its batch."""
     rows = []
     for precision, batch in pairs:
         dtype, options = PRECISIONS[precision]
         if rate is not None:
-            options += ("--lr", f"{rate[0] * batch / rate[1]:g}")
+            options += f" --lr {rate[0] * batch / rate[1]:g}"
         name = f"{precision.replace(', ', '-').replace(' ', '-')}-{batch}"
         label = f"{precision}, batch {batch}"
-        rows.append((Configuration(name, label, dtype, batch), options))
+        rows.append((Configuration(name, label, dtype, batch), tuple(options.split())))
     return tuple(rows)
 
 
@@ -96,9 +84,8 @@ DIGITS = Design(
     command="train",
     options=("--dataset", "digits", "--num-epochs", "24", *RESUME),
     margin=0.5,
-    # docs/results/digits/pilot.csv: the largest of its rows, and of the differences from the first
-    sd=0.40,
-    paired_sd=0.62,
+    sd=0.62,  # docs/results/digits/pilot.csv: the largest of the differences from the first row
+    paired=True,
     rows=_rows(*_with_controls(64)),
 )
 
@@ -159,9 +146,8 @@ FASHION = Design(
     command="train",
     options=("--dataset", "fashion-mnist", *RESUME),
     margin=0.3,
-    # docs/results/fashion/pilot.csv: 4 seeds of the first two rows, other seeds than the table's
-    sd=0.26,
-    paired_sd=0.25,
+    sd=0.25,  # docs/results/fashion/pilot.csv: 4 other seeds of the first two rows
+    paired=True,
     rows=_rows(*_with_controls(128, "mixed_float16", "float16, static scale")),
 )
 

@@ -3,16 +3,12 @@
 import contextlib
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 from gluon_amp.base.messages import from_extra
 from gluon_amp.inspection.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
 from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
 from gluon_amp.training.tables.table import Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TITLE_WIDTH = 120  # characters that fit above the axes
 SPREAD = 0.22  # of the points of a row, to either side of its line
@@ -24,22 +20,13 @@ METRICS: Tuple[Tuple[str, str, str], ...] = (
 
 
 def draw(table: Table, path: Path) -> None:
-    """Write a PNG with a row of panels for the accuracy, and one for the cross-entropy, if any.
-
-    The left panel has a point for each run and a line for each mean. The right one is a forest
-    plot: the differences with their intervals, and the margin as a band. A difference from the row
-    of the same batch is a full circle, one from a row of another batch an open one. If matplotlib
-    is not installed, that is a `UsageError`.
-    """
+    """Write a PNG: the runs and their means, and a forest plot of the differences."""
     plot(table).savefig(path)
 
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the style of all figures: a context, or a decorator.
-
-    If matplotlib is not installed, that is a `UsageError`.
-    """
+    """Draw in the style of all figures: a context, or a decorator."""
     with from_extra("results", "matplotlib is not installed"):
         import matplotlib.style
     with matplotlib.style.context(STYLE):
@@ -47,7 +34,7 @@ def styled() -> Iterator[None]:
 
 
 @styled()
-def plot(table: Table) -> "Figure":
+def plot(table: Table) -> Any:
     """Return the figure that `draw` writes."""
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
     height = 0.9 + len(metrics) * (1.1 + 0.6 * len(table.rows))
@@ -57,17 +44,13 @@ def plot(table: Table) -> "Figure":
     for (points, forest), (field, title, unit) in zip(panels, metrics):
         _draw_runs(points, table, field, title)
         _draw_differences(forest, table, field, margins[field], unit)
-    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{_when(table)}"
+    when = f", {table.dates}" if table.dates else ""
+    title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{when}"
     figure.suptitle(textwrap.fill(title, TITLE_WIDTH))
     return figure
 
 
-def _when(table: Table) -> str:
-    days = sorted({run.date for run in table.runs if run.date})
-    return f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
-
-
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Any:
     """Return an empty figure of a size in inches, which needs no screen. Call it in `styled`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -77,7 +60,7 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
+def _draw_runs(axes: Any, table: Table, field: str, title: str) -> None:
     # a seed has the same place in every row
     seeds = sorted({run.seed for run in table.runs})
     step = 2 * SPREAD / max(1, len(seeds) - 1)
@@ -102,7 +85,7 @@ def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, unit: str) -> None:
+def _draw_differences(axes: Any, table: Table, field: str, margin: float, unit: str) -> None:
     axes.axvspan(-margin, margin, color=BAND, zorder=0)
     axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
     furthest = margin
@@ -122,7 +105,7 @@ def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, uni
 
 
 def draw_difference(
-    axes: "Axes",
+    axes: Any,
     comparison: Comparison,
     height: float,
     colour: str,
@@ -130,11 +113,7 @@ def draw_difference(
     fontsize: float,
     face: Optional[str] = None,
 ) -> float:
-    """Draw a difference as a circle on its interval, with a text beside the axes.
-
-    `face` is the colour inside the circle, by default `colour`. Return the larger distance of the
-    interval's ends from 0.
-    """
+    """Draw a difference on its interval, with a text; return the larger distance from 0."""
     low, high = comparison.low, comparison.high
     if low is None:
         low = high = comparison.difference

@@ -35,10 +35,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The result of one run, or the reason why it failed.
-
-    `restored` reads a record from JSON.
-    """
+    """The result of one run, or the reason why it failed."""
 
     configuration: Configuration
     seed: int
@@ -95,10 +92,7 @@ def read_log(text: str) -> Dict[str, Dict[int, float]]:
 
 
 def read(folder: Path) -> RunRecord:
-    """Read a run's directory.
-
-    A file that is missing or damaged, or a log without an epoch's validation, is a `UsageError`.
-    """
+    """Read a run's directory."""
     about = read_json(folder / RUN)
     try:
         row = (
@@ -137,10 +131,7 @@ def read(folder: Path) -> RunRecord:
 
 
 def read_all(root: Path) -> List[RunRecord]:
-    """Read every run in a directory and below it, in the order of their paths.
-
-    If there is none, that is a `UsageError`.
-    """
+    """Read every run in a directory and below it, in the order of their paths."""
     folders = sorted(path.parent for path in Path(root).glob(f"**/{RUN}"))
     if not folders:
         raise UsageError(f"{root} holds no finished run.")

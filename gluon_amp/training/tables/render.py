@@ -12,11 +12,11 @@ from gluon_amp.training.tables.table import Row, Table
 NONE = "–"
 
 
-def _percent(top1: Optional[Spread]) -> str:
-    if top1 is None:
+def _mean(values: Optional[Spread], digits: int, unit: str = "") -> str:
+    if values is None:
         return NONE
-    sd = "" if top1.sd is None else f" ± {top1.sd:.2f}"
-    return f"{top1.mean:.2f}{sd} %"
+    sd = "" if values.sd is None else f" ± {values.sd:.{digits}f}"
+    return f"{values.mean:.{digits}f}{sd}{unit}"
 
 
 def duration(seconds: Optional[float]) -> str:
@@ -68,32 +68,17 @@ NAME_COLUMN = ("Configuration", lambda row: row.configuration.label)
 FAQ_COLUMNS: Sequence[Tuple[str, Callable[[Row], str]]] = (
     ("Batch size", lambda row: str(row.configuration.batch)),
     ("Data type", lambda row: row.configuration.dtype),
-    ("Top-1 accuracy", lambda row: _percent(row.top1)),
+    ("Top-1 accuracy", lambda row: _mean(row.top1, 2, " %")),
     ("Time to train", lambda row: duration(_alone(row, row.seconds))),
     ("Speed-up", _speed_up),
 )
 TEST_COLUMNS = (
-    "Configuration",
-    "Compared with",
-    "Seeds",
-    "{}",
-    f"Difference ({CONFIDENCE:.0%} interval)",
-    "Test",
-    "t",
-    "p (differ)",
-    "p (equivalent)",
-    "Verdict",
-)
+    f"Configuration|Compared with|Seeds|{{}}|Difference ({CONFIDENCE:.0%} interval)|Test|t|"
+    "p (differ)|p (equivalent)|Verdict"
+).split("|")
 EPOCHS_COLUMNS = (
-    "Configuration",
-    "Compared with",
-    "Reached by",
-    "Epochs",
-    "Difference",
-    "p (fewer)",
-    "MLPerf's rule",
-    "p (more)",
-)
+    "Configuration|Compared with|Reached by|Epochs|Difference|p (fewer)|MLPerf's rule|p (more)"
+).split("|")
 COST_COLUMNS = (
     NAME_COLUMN,
     ("Samples/s", lambda row: _number(_alone(row, row.samples_per_second), ".0f")),
@@ -120,10 +105,7 @@ def aligned(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 
 def faq_table(table: Table) -> str:
-    """Return the rows with the columns of MXNet's float16 FAQ, as Markdown.
-
-    If two rows have the same batch and data type, a column with the rows' names comes first.
-    """
+    """Return the columns of MXNet's float16 FAQ, and names where those do not distinguish rows."""
     distinct = {(row.configuration.batch, row.configuration.dtype) for row in table.rows}
     names = () if len(distinct) == len(table.rows) else (NAME_COLUMN,)
     return grid((*names, *FAQ_COLUMNS), table.rows)
@@ -142,9 +124,8 @@ def page(table: Table, note: str, command: str) -> str:
 
 
 def _heading(table: Table) -> List[str]:
-    dates = sorted({run.date for run in table.runs if run.date})
     versions = sorted({run.versions for run in table.runs if run.versions})
-    when = f" on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
+    when = f" on {table.dates}" if table.dates else ""
     how = f", with {'; and with '.join(versions)}" if versions else ""
     where = f"*{table.source.capitalize()}* on {table.hardware}{when}{how}."
     notes = [f"{table.model} on {table.data}. {where}"]
@@ -202,13 +183,13 @@ def _tests(table: Table) -> List[str]:
         "“undecided” if neither does. The margins are the recipe's, set before the runs, unless "
         "the command below has a --margin.",
         f"Top-1 accuracy, with a margin of {table.margin:g} percentage points:",
-        _test_table(table, "Top-1 accuracy", "top1", lambda row: _percent(row.top1), 2),
+        _test_table(table, "Top-1 accuracy", "top1", 2, " %"),
     ]
     without = [row.configuration.label for row in table.rows if row.seeds and not row.cross_entropy]
     if len(without) < len(table.rows):
         parts += [
             f"Validation cross-entropy, with a margin of {table.cross_entropy_margin:g} nats:",
-            _test_table(table, "Cross-entropy", "cross_entropy", _cross_entropy, 4),
+            _test_table(table, "Cross-entropy", "cross_entropy", 4),
         ]
     if without:
         parts.append(
@@ -217,16 +198,7 @@ def _tests(table: Table) -> List[str]:
     return parts
 
 
-def _cross_entropy(row: Row) -> str:
-    if row.cross_entropy is None:
-        return NONE
-    sd = "" if row.cross_entropy.sd is None else f" ± {row.cross_entropy.sd:.4f}"
-    return f"{row.cross_entropy.mean:.4f}{sd}"
-
-
-def _test_table(
-    table: Table, title: str, field: str, value: Callable[[Row], str], digits: int
-) -> str:
+def _test_table(table: Table, title: str, field: str, digits: int, unit: str = "") -> str:
     """Return a line for each contrast, and one for each row without any."""
     lines = []
     for row in table.rows:
@@ -239,7 +211,7 @@ def _test_table(
                     row.configuration.label,
                     contrast.label if contrast else NONE,
                     str(len(row.seeds)),
-                    value(row),
+                    _mean(getattr(row, field), digits, unit),
                     difference(comparison, digits) if tested else NONE,
                     ("paired" if comparison.paired else "Welch") if tested else NONE,
                     _test(comparison, "t", ".2f"),
@@ -258,14 +230,12 @@ def _epochs(table: Table) -> List[str]:
             test = contrast and contrast.epochs
             rule = "accepted" if test and test.accepted else "refused"
             reached = [epochs for epochs in row.epochs if epochs is not None]
-            mean = spread(reached) if reached else None
-            sd = "" if mean is None or mean.sd is None else f" ± {mean.sd:.1f}"
             lines.append(
                 (
                     row.configuration.label,
                     contrast.label if contrast else NONE,
                     f"{len(reached)} of {len(row.seeds)}",
-                    NONE if mean is None else f"{mean.mean:.1f}{sd}",
+                    _mean(spread(reached) if reached else None, 1),
                     NONE if test is None else f"{round(test.difference, 1) + 0.0:+.1f}",
                     _number(test and test.p_fewer, ".3f"),
                     rule if test and contrast.same_batch else NONE,

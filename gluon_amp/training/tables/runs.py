@@ -1,8 +1,7 @@
 """Trains the runs of a table, each in a process and in a directory of its own.
 
 A run is finished when its directory has a run.json with a result, which is written last and
-atomically. Finished runs are not repeated. A run that was killed or that failed resumes from its
-last checkpoint.
+atomically. Finished runs are not repeated; others resume from their last checkpoint.
 """
 
 import dataclasses
@@ -63,12 +62,7 @@ class Job:
 def jobs(
     design: Design, output: Path, seeds: Sequence[int], devices: int, extra: Options = ()
 ) -> List[Job]:
-    """Return the runs of a design, seed by seed, so that a slow hour affects every row alike.
-
-    `output` gets a directory for each configuration, and in it one for each seed. The devices share
-    a batch; if it cannot be divided by them, that is a `UsageError`. The extra options override the
-    design's.
-    """
+    """Return the runs of a design, seed by seed, so that a slow hour affects every row alike."""
     result = []
     for seed in seeds:
         for configuration, options in design.rows:
@@ -89,11 +83,7 @@ def jobs(
 
 @contextmanager
 def alone_in(output: Path) -> Iterator[int]:
-    """Lock a directory; yield the lock's file descriptor.
-
-    The runs inherit the descriptor. A run that outlives this process so keeps the next one from
-    writing to the same files: it gets a `UsageError`.
-    """
+    """Lock a directory; yield the descriptor. Runs inherit it, as they may outlive this process."""
     output.mkdir(parents=True, exist_ok=True)
     with open(output / ".lock", "w") as file:
         if lock(file) is False:
@@ -119,11 +109,7 @@ def interruptible() -> Iterator[None]:
 
 
 class Runner:
-    """Trains runs, `parallel` at a time; if they are several, their records have no times.
-
-    The runs inherit the descriptor `lock` (see `alone_in`). `log` is called with a line of text
-    when a run has ended.
-    """
+    """Trains runs, `parallel` at a time; they inherit the descriptor `lock` (see `alone_in`)."""
 
     def __init__(self, parallel: int, lock: int, log: Callable[[str], None] = print):
         self.parallel = parallel
@@ -134,15 +120,7 @@ class Runner:
         self._stopped = False
 
     def train(self, wanted: Sequence[Job]) -> None:
-        """Train those runs that are not finished.
-
-        Raises
-        ------
-        UsageError
-            A run was started with other options, or a program refused its options.
-        RuntimeError
-            A run was killed; its files remain.
-        """
+        """Train those runs that are not finished, and log a line when one has ended."""
         for job in wanted:
             before = _started(job).get("arguments", job.arguments)
             if tuple(before) != job.arguments:
@@ -249,10 +227,7 @@ def _environment(parallel: int) -> Dict[str, str]:
 
 
 def _exit_code(status: int) -> int:
-    """Convert a status of `os.wait4` as `subprocess` does: a signal is negative.
-
-    This includes a signal that made the program save and exit (`RunInterruptedError.status`).
-    """
+    """Convert a status as `subprocess` does, also of a signal that made a run save and exit."""
     if os.WIFSIGNALED(status):
         return -os.WTERMSIG(status)
     code = os.WEXITSTATUS(status)

@@ -31,10 +31,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean of one sample minus that of another, in the unit of the samples.
-
-    The tests are None if no value varies or if a sample has one value.
-    """
+    """The mean of one sample minus that of another; tests that cannot be made are None."""
 
     difference: float
     margin: float  # largest difference, in either direction, that counts as none
@@ -65,10 +62,7 @@ class Comparison:
 
 
 def statsmodels():
-    """Return statsmodels' modules with tests of means and with the power of tests.
-
-    If it is not installed, that is a `UsageError`.
-    """
+    """Return statsmodels' modules with tests of means and with the power of tests."""
     with from_extra("results", "statsmodels is not installed"):
         from statsmodels.stats import power, weightstats
     return weightstats, power
@@ -81,10 +75,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def compare(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
-    """Test the mean of `values` against that of `reference`, without assuming equal variances.
-
-    Both have one number for each seed; the lengths may differ. The margin is above 0.
-    """
+    """Test the mean of `values` against that of `reference`, without assuming equal variances."""
     difference = statistics.fmean(values) - statistics.fmean(reference)
     spreads = (spread(values).sd, spread(reference).sd)
     if None in spreads or not any(spreads):
@@ -99,11 +90,7 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
 
 
 def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
-    """Test the mean difference of pairs, such as two runs from the same initial weights.
-
-    Both have one number for each seed, in the same order of seeds. An effect of the seed on both
-    runs of a pair cancels, so fewer seeds are enough. Different lengths are a `ValueError`.
-    """
+    """Test the mean difference of pairs: an effect of the seed on both cancels."""
     if len(values) != len(reference):
         raise ValueError(f"{len(values)} values cannot be paired with {len(reference)}.")
     differences = [value - other for value, other in zip(values, reference)]
@@ -120,10 +107,7 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
 
 @dataclass(frozen=True)
 class EpochsComparison:
-    """How many epochs one sample of runs needs to reach a target, minus those of another.
-
-    The p-values are None if no value varies or if a sample has one value.
-    """
+    """Epochs to a target, minus those of another sample; tests that cannot be made are None."""
 
     difference: float  # of the means
     p_fewer: Optional[float] = None  # one-sided: small if the runs need fewer epochs
@@ -161,10 +145,9 @@ def compare_epochs(values: Sequence[float], reference: Sequence[float]) -> Epoch
 def power(sd: float, margin: float, seeds: int, paired: bool = False) -> float:
     """Return the probability that the test shows equivalence if the true means are equal.
 
-    `sd` is the standard deviation between seeds of both samples, which have at least 2 seeds each;
-    of a paired test, that of the differences. Both one-sided tests must reject, and by symmetry
-    each fails to equally often. The result neglects that both can fail at once, so the power of two
-    or three seeds is a little too low.
+    `sd` is that of both samples, or of paired differences. Both one-sided tests must reject, and by
+    symmetry each fails equally often. The result neglects that both can fail at once, so the power
+    of two or three seeds is a little too low.
     """
     if sd == 0:
         return 1.0
@@ -175,10 +158,7 @@ def power(sd: float, margin: float, seeds: int, paired: bool = False) -> float:
 
 
 def seeds_needed(sd: float, margin: float, paired: bool = False) -> int:
-    """Return how many seeds each configuration needs for a power of `POWER`, at least 2.
-
-    The arguments are those of `power`. If it needs more than `MAX_SEEDS`, that is a `UsageError`.
-    """
+    """Return how many seeds each configuration needs for a power of `POWER`, at least 2."""
     for seeds in range(2, MAX_SEEDS + 1):
         if power(sd, margin, seeds, paired) >= POWER:
             return seeds

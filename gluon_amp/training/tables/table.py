@@ -1,8 +1,7 @@
 """Makes a table of runs: a row for each configuration, compared with its controls.
 
 A row is compared with the reference at its own batch, and with the first row. Times are not
-compared if float16 was emulated or if runs shared the machine. A table holds runs of one data set,
-one network and one kind of hardware.
+compared if float16 was emulated or if runs shared the machine.
 """
 
 import dataclasses
@@ -10,17 +9,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.training.tables import statistics
 from gluon_amp.training.tables.record import Configuration, RunRecord
-from gluon_amp.training.tables.statistics import (
-    CROSS_ENTROPY_MARGIN,
-    Comparison,
-    EpochsComparison,
-    Spread,
-    compare,
-    compare_epochs,
-    compare_pairs,
-    spread,
-)
 
 SAME_IN_ALL = {"data": "data sets", "model": "networks", "hardware": "hardware"}
 MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
@@ -28,17 +18,14 @@ MEANS = ("seconds", "samples_per_second", "peak_memory", "skipped", "steps")
 
 @dataclass(frozen=True)
 class Contrast:
-    """A row compared with another one. A test that cannot be made is None.
-
-    Runs of the two rows with the same seed are pairs, if both rows have the same seeds.
-    """
+    """A row compared with another one, as pairs if both have the same seeds."""
 
     reference: str  # name of the other row's configuration
     label: str  # the same in words
     same_batch: bool
-    top1: Comparison  # percentage points
-    cross_entropy: Optional[Comparison] = None  # nats
-    epochs: Optional[EpochsComparison] = None  # to the target
+    top1: statistics.Comparison  # percentage points
+    cross_entropy: Optional[statistics.Comparison] = None  # nats
+    epochs: Optional[statistics.EpochsComparison] = None  # to the target; None if not tested
 
 
 @dataclass(frozen=True)
@@ -47,9 +34,9 @@ class Row:
 
     configuration: Configuration
     seeds: Tuple[int, ...]  # of the finished runs
-    top1: Optional[Spread] = None  # accuracy in percent after the last epoch
-    cross_entropy: Optional[Spread] = None  # nats; None if a run has none
-    curve: Tuple[Spread, ...] = ()  # top-1 error in percent after each epoch
+    top1: Optional[statistics.Spread] = None  # accuracy in percent after the last epoch
+    cross_entropy: Optional[statistics.Spread] = None  # nats; None if a run has none
+    curve: Tuple[statistics.Spread, ...] = ()  # top-1 error in percent after each epoch
     # of each run, until the target is reached; None if it never is
     epochs: Tuple[Optional[int], ...] = ()
     # means over the seeds (see `RunRecord`)
@@ -82,6 +69,12 @@ class Table:
     runs: Tuple[RunRecord, ...]
     rows: Tuple[Row, ...]  # the first is the reference
 
+    @property
+    def dates(self) -> str:
+        """The first and the last date of a run, in words; empty if none was recorded."""
+        dates = sorted({run.date for run in self.runs if run.date})
+        return " to ".join(dict.fromkeys((*dates[:1], *dates[-1:])))
+
     def as_dict(self) -> Dict:
         """Return the table as values for JSON, with the tests' verdicts in words."""
         result = dataclasses.asdict(self)
@@ -96,13 +89,7 @@ class Table:
 
 
 def restored(values: Dict) -> Table:
-    """Return the table of a results.json: its runs are compared again.
-
-    Raises
-    ------
-    UsageError
-        The file has no runs, as those of earlier versions.
-    """
+    """Return the table of a results.json: its runs are compared again."""
     try:
         runs = [RunRecord.restored(run) for run in values["runs"]]
         margins = values["margin"], values["cross_entropy_margin"]
@@ -129,27 +116,10 @@ def tabulate(
     runs: Sequence[RunRecord],
     order: Sequence[str],
     margin: float,
-    cross_entropy_margin: float = CROSS_ENTROPY_MARGIN,
+    cross_entropy_margin: float = statistics.CROSS_ENTROPY_MARGIN,
     source: str = "measured",
 ) -> Table:
-    """Make a table of runs.
-
-    Parameters
-    ----------
-    runs : sequence of RunRecord
-        In any order.
-    order : sequence of str
-        Names of the configurations, the reference first. Other runs are left out.
-    margin, cross_entropy_margin : float
-        Of the equivalence tests: of accuracies in percentage points, of cross-entropies in nats.
-    source : str
-        'measured' or 'published'.
-
-    Raises
-    ------
-    UsageError
-        No run has a result, or the runs cannot be compared.
-    """
+    """Make a table of runs; `order` names the configurations, the reference first."""
     groups = [
         sorted((run for run in runs if run.configuration.name == name), key=lambda run: run.seed)
         for name in order
@@ -188,10 +158,7 @@ def tabulate(
 
 
 def _references(rows: Sequence[Row], number: int) -> List[int]:
-    """Return which rows a row is compared with.
-
-    That is the first row with the reference's data type and the row's batch, and the first row.
-    """
+    """Return the first row of the row's batch and the reference's data type, and the first row."""
     first, own = rows[0].configuration, rows[number].configuration
     same = [
         n
@@ -209,14 +176,14 @@ def _contrast(
     margin: float,
     cross_entropy_margin: float,
 ) -> Contrast:
-    test = compare_pairs if row.seeds == reference.seeds else compare
+    test = statistics.compare_pairs if row.seeds == reference.seeds else statistics.compare
     top1 = test([run.top1 for run in runs], [run.top1 for run in others], margin)
     cross_entropy = epochs = None
     if row.cross_entropy and reference.cross_entropy:
         pair = ([run.cross_entropy for run in each] for each in (runs, others))
         cross_entropy = test(*pair, cross_entropy_margin)
     if row.epochs and reference.epochs:
-        epochs = compare_epochs(_at_least(row), _at_least(reference))
+        epochs = statistics.compare_epochs(_at_least(row), _at_least(reference))
     return Contrast(
         reference.configuration.name,
         reference.configuration.label,
@@ -251,15 +218,17 @@ def _row(
         return Row(configuration, (), failures=failures)
 
     values = {name: [getattr(run, name) for run in finished] for name in MEANS}
-    means = {name: None if None in of else spread(of).mean for name, of in values.items()}
+    means = {
+        name: None if None in of else statistics.spread(of).mean for name, of in values.items()
+    }
     cross_entropies = [run.cross_entropy for run in finished]
     has_curve = target is not None and all(len(run.errors) > 1 for run in finished)
     return Row(
         configuration,
         tuple(run.seed for run in finished),
-        spread([run.top1 for run in finished]),
-        None if None in cross_entropies else spread(cross_entropies),
-        tuple(spread(errors) for errors in zip(*(run.errors for run in finished))),
+        statistics.spread([run.top1 for run in finished]),
+        None if None in cross_entropies else statistics.spread(cross_entropies),
+        tuple(statistics.spread(errors) for errors in zip(*(run.errors for run in finished))),
         tuple(run.epochs_to(target) for run in finished) if has_curve else (),
         emulated=any(run.emulated for run in finished),
         parallel=max(run.parallel for run in finished),

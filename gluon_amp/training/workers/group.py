@@ -29,12 +29,8 @@ KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
 
 # If one of these is missing, MXNet waits forever for a scheduler that does not exist.
 PS_VARIABLES = (
-    "DMLC_ROLE",
-    "DMLC_PS_ROOT_URI",
-    "DMLC_PS_ROOT_PORT",
-    "DMLC_NUM_WORKER",
-    "DMLC_NUM_SERVER",
-)
+    "DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER"
+).split()
 
 # MXNet waits for the other workers when a store is freed, so only `leave` frees these.
 _STORES: List[mx.kvstore.KVStore] = []
@@ -48,11 +44,7 @@ CHUNK = 2**22  # bytes in one message
 
 
 class Workers:
-    """All workers of a run, as seen by one of them; this class is for a single worker.
-
-    `rank` is the number of this worker, counted from 0, and `count` the number of workers. The
-    trainer's argument is `kvstore`.
-    """
+    """All workers of a run, as seen by one of them; this class is for a single worker."""
 
     rank, count = 0, 1
 
@@ -82,10 +74,7 @@ class Workers:
 
 
 class _Several(Workers):
-    """Several workers, which sum arrays by `KVStoreBase.pushpull`.
-
-    If `repeats`, the trainer's sums have the same bits in every run.
-    """
+    """Several workers, which sum by `KVStoreBase.pushpull`; if it `repeats`, with the same bits."""
 
     def __init__(self, store: KVStoreBase, rank: int, repeats: bool = False):
         several = repeats and store.num_workers > 2
@@ -137,28 +126,8 @@ def connect(
 ) -> Workers:
     """Connect to the other workers, if the store is for several.
 
-    Parameters
-    ----------
-    name : str
-        One of `KV_STORES`.
-    devices : sequence of Context
-        The devices on which this worker trains.
-    seconds : float
-        Time limit for all workers and servers to connect to the scheduler.
-    repeats : bool
-        With a parameter server, sum the gradients of three or more workers in a fixed order (see
-        `OrderedStore`). Those of two have the same bits in every run anyway.
-    timeout : float
-        With a parameter server, end this process a few seconds after another worker has ended, or
-        when one or a server has not answered for so many seconds; 0 to wait for ever. Horovod has
-        its own way to notice.
-
-    Raises
-    ------
-    UsageError
-        The launcher, Horovod or NCCL is missing.
-    LostError
-        Not all have connected in time.
+    If it `repeats`, a parameter server sums the gradients of three or more workers in a fixed
+    order; those of two have the same bits anyway. `timeout` bounds how long it may not answer.
     """
     if name in ALONE:
         _check_alone(name, devices)
@@ -242,10 +211,7 @@ def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
 
 
 def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -> None:
-    """Average the running statistics over all workers, so that they have the same network.
-
-    Before, each worker's statistics are those of the images on which it trained.
-    """
+    """Average the running statistics of all workers, each of which saw other images."""
     if workers.count == 1 or not params:
         return
     own = [np.mean([array.asnumpy() for array in p.list_data()], axis=0) for p in params]
@@ -257,8 +223,7 @@ def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -
 def leave(main: Callable[[], int]) -> NoReturn:
     """Run a script's main function and end the process with its status.
 
-    When a worker exits, MXNet and Horovod wait for the others. A worker that fails does not wait,
-    since the others would wait for it.
+    When a worker exits, MXNet and Horovod wait for the others. One that fails must not wait.
     """
     try:
         status = main()

@@ -174,26 +174,7 @@ class Processes:
 
 
 def launch(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp launch") -> int:
-    """Run the launcher's command line; return its status.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The command line; that of the process by default.
-    prog : str
-        The program's name in its help and errors.
-
-    Returns
-    -------
-    int
-        0 if all workers ended with 0; otherwise the status of the first process that failed, or
-        128 + N if signal N ended it; 128 + N also if the launcher itself received signal N.
-
-    Raises
-    ------
-    UsageError
-        The options cannot be followed; nothing was started.
-    """
+    """Run the launcher's command line; return 0, or the status of the first process that failed."""
     options = read(arguments, prog)
     planned = tasks(options)
     processes = Processes(options.grace, prog)

@@ -2,8 +2,7 @@
 
 Otherwise they would wait for its gradients for ever: the heartbeats of MXNet's parameter server
 reach only the scheduler, which does nothing about them. Here a thread of every worker holds a
-connection to the first worker, whatever the trainer and the data do meanwhile. So a slow first
-batch or a long validation raises no alarm.
+connection to the first worker, so a slow first batch or a long validation raises no alarm.
 
 Servers have no such thread. If one is dead, all workers are alive and all wait for an exchange.
 """
@@ -47,27 +46,15 @@ def end(sentence: str, status: int = 1) -> None:
 
 @dataclass
 class Peer:
-    """A worker at the other end of a connection.
+    """A worker at the other end of a connection; times are those of `time.monotonic`."""
 
-    Attributes
-    ----------
-    name : str
-        The worker, as a sentence names it.
-    connection : socket
-    heard, closed : float
-        When its last sign of life came, and when it closed the connection, by `time.monotonic`.
-    state : str
-        'stuck' if it waits for an exchange, 'leaving' if it has nothing left to exchange.
-    sentence : str
-        Why it ends, if it said so.
-    """
-
-    name: str
+    name: str  # as a sentence names it
     connection: socket.socket
-    heard: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)  # its last sign of life
     closed: float = math.inf
+    # 'stuck' if it waits for an exchange, 'leaving' if it has nothing left to exchange
     state: str = ALIVE
-    sentence: str = ""
+    sentence: str = ""  # why it ends, if it said so
     _part: bytes = b""  # of a line
 
     def receive(self) -> None:
@@ -94,17 +81,8 @@ class Peer:
 class Liveness:
     """The connections of one worker, and the thread that listens to them.
 
-    Parameters
-    ----------
-    peers : list of Peer
-        All other workers in the first one; the first one in the others.
-    first : bool
-        Whether this is the first worker, which passes on what it learns.
-    seconds : float
-        A worker without a sign of life for so long counts as dead, and so does a server if all
-        workers wait for so long.
-    end : callable
-        Called with a sentence when the run cannot go on.
+    The first worker has all others as peers and passes on what it learns. A worker without a sign
+    of life for `seconds` counts as dead, and so does a server if all workers wait for so long.
     """
 
     def __init__(
@@ -122,10 +100,7 @@ class Liveness:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Bound the time of a step, which computes and then exchanges gradients.
-
-        It may take as long as it is used to; how long the first one takes is not known.
-        """
+        """Bound the time of a step by the longest so far; that of the first one is not known."""
         usual = SLOWER * self._longest or math.inf
         began = time.monotonic()
         with self.exchange(max(self._seconds, usual)):
@@ -142,10 +117,7 @@ class Liveness:
             self._patience = math.inf
 
     def leave(self, status: int, seconds: float) -> None:
-        """Return once all workers have called this; until then, go on listening.
-
-        The process then has `seconds` to end, or is ended with this status.
-        """
+        """Return once all workers have called this; then the process has `seconds` to end."""
         self._leaving.set()
         self._left.wait()
         sentence = "the run is over; MXNet's scheduler or a server did not end with it."
@@ -214,30 +186,10 @@ class Liveness:
         return ""
 
 
-# --------------------------------------------------------------------------------------- connecting
-
-
 def connect_to_first(
     rank: int, count: int, host: str, from_first: Callable[[bytes], bytes], seconds: float
 ) -> Liveness:
-    """Connect all workers to the first one; return the liveness of this worker.
-
-    Parameters
-    ----------
-    rank, count : int
-        Number of this worker, and of all.
-    host : str
-        This machine's address, as the other workers can reach it.
-    from_first : callable
-        Returns the first worker's argument in all workers.
-    seconds : float
-        See `Liveness`.
-
-    Raises
-    ------
-    LostError
-        Not all workers could connect to the first one.
-    """
+    """Connect all workers to the first one; `host` is this machine's address for the others."""
     if rank == 0:
         with socket.create_server((host, 0), backlog=count) as listener:
             # Whoever does not know this word is not of this run.

@@ -58,11 +58,6 @@ class HorovodStore(_SummingStore):
     """Horovod as a key-value store, which sums the gradients of one device in each process.
 
     A read of what it sums raises `MXNetError` if another worker is gone: see `naming_lost_workers`.
-
-    Raises
-    ------
-    UsageError
-        Horovod is not installed.
     """
 
     type = "horovod"
@@ -77,12 +72,10 @@ class HorovodStore(_SummingStore):
 
     @property
     def rank(self) -> int:
-        """The number of this process among those of all machines."""
         return self._horovod.rank()
 
     @property
     def num_workers(self) -> int:
-        """The number of processes."""
         return self._horovod.size()
 
     def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:
@@ -105,10 +98,7 @@ class HorovodStore(_SummingStore):
 
 @contextlib.contextmanager
 def naming_lost_workers() -> Iterator[None]:
-    """Raise `LostError` instead of the `MXNetError` that Horovod causes when a worker is gone.
-
-    MXNet raises it where an array is read, so this surrounds the whole training.
-    """
+    """Raise `LostError` for what MXNet raises, where an array is read, if Horovod lost a worker."""
     try:
         yield
     except MXNetError as error:
@@ -126,16 +116,8 @@ class OrderedStore(_SummingStore):
     MXNet's servers add gradients in the order in which they arrive. Sums of three or more
     floating-point numbers depend on that. Sums of two do not, and zeros change nothing. So each
     pair of workers has a row of its own, to which the others add zeros, and every worker then adds
-    up the rows in their order, in float32 or wider.
-
-    With N workers, ``(N + 1) // 2`` times as many bytes are sent.
-
-    Parameters
-    ----------
-    store : KVStoreBase
-        It sums over all workers.
-    rank : int
-        Number of this worker.
+    up the rows in their order, in float32 or wider. Workers send ``(N + 1) // 2`` times as many
+    bytes.
     """
 
     def __init__(self, store: KVStoreBase, rank: int):
@@ -144,17 +126,14 @@ class OrderedStore(_SummingStore):
 
     @property
     def type(self) -> str:
-        """The type of the store that it uses."""
         return self._store.type
 
     @property
     def rank(self) -> int:
-        """The number of this worker."""
         return self._rank
 
     @property
     def num_workers(self) -> int:
-        """The number of workers."""
         return self._store.num_workers
 
     def broadcast(self, key: int, value: NDArray, out: Arrays, priority: int = 0) -> None:

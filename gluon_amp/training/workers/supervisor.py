@@ -42,11 +42,7 @@ def obey(process):
 
 
 def main(task):
-    """Run the command and return its status, or 128 + N where signal N ended it.
-
-    `task` has ``command`` (list of str), ``folder``, ``env`` (added to this environment) and
-    ``neighbours`` (the number of workers that share the cores of this machine).
-    """
+    """Run the command of a `Task` and return its status, or 128 + N where signal N ended it."""
     env = dict(os.environ, **task["env"])
     # Otherwise each worker would start a thread on every core. This file cannot import gluon_amp.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

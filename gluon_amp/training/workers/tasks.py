@@ -64,9 +64,6 @@ class Task:
         return [*SSH, "-p", port or "22", host, remote]
 
 
-# ------------------------------------------------------------------------------------ command line
-
-
 def read(
     arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp launch"
 ) -> argparse.Namespace:
@@ -129,10 +126,7 @@ def _parser(prog: str) -> Parser:
 
 
 def _variable(text: str) -> Tuple[str, str]:
-    """Read NAME=VALUE, NAME:VALUE as in MXNet's launcher, or NAME, whose value is this machine's.
-
-    A variable that is not set here is empty there.
-    """
+    """Read NAME=VALUE, NAME:VALUE as in MXNet's launcher, or NAME with this machine's value."""
     match = re.fullmatch(r"(\w+)(?:[=:](.*))?", text, re.DOTALL)
     if not match:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE or NAME, got {text!r}")
@@ -140,14 +134,8 @@ def _variable(text: str) -> Tuple[str, str]:
     return name, os.environ.get(name, "") if value is None else value
 
 
-# ------------------------------------------------------------------------------------------ hosts
-
-
 def hosts(path: Path) -> List[str]:
-    """Return the machines that a hostfile lists, without empty lines and comments.
-
-    A file that cannot be read, lists none, or has something else on a line is a `UsageError`.
-    """
+    """Return the machines that a hostfile lists, without empty lines and comments."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -188,9 +176,6 @@ def free_port(ip: str) -> int:
             reason = error.strerror
             raise UsageError(f"{ip} is not an address of this machine ({reason}).") from None
         return listener.getsockname()[1]
-
-
-# ------------------------------------------------------------------------------------------- tasks
 
 
 def tasks(options: argparse.Namespace) -> List[Task]:

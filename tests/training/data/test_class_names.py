@@ -4,13 +4,8 @@ import json
 
 import pytest
 
-from gluon_amp.training.data import (
-    Preprocessing,
-    RecordFiles,
-    open_records,
-    read_classes,
-    write_classes,
-)
+from gluon_amp.training.data import Preprocessing, RecordFiles, open_records
+from gluon_amp.training.data.class_names import read_classes, write_classes
 from tests.images import write_records
 from tests.training.data.refusal import refusal
 

@@ -66,3 +66,8 @@ def test_digits_source():
     for image, label in (source.train[0], source.val[0]):
         assert image.shape == source.image_shape == (3, 48, 48)
         assert image.dtype == np.float32 and label in (0, 1)
+    first, next_epoch = (source.train[epoch * 289][0].asnumpy() for epoch in (0, 1))
+    assert not np.array_equal(first, next_epoch)
+    (_, _), (images, labels) = load_digits(48)
+    stored = normalise(images[np.isin(labels, (5, 7))][0])
+    assert np.array_equal(source.val[0][0].asnumpy(), stored)

@@ -7,16 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gluon_amp.training.data import (
-    DataError,
-    Preprocessing,
-    TrainingBatches,
-    open_folders,
-    open_records,
-)
+from gluon_amp.training.data import DataError, Preprocessing, TrainingBatches, open_records
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.records import MAGIC_BYTES, RecordImages, read_index, record_data
-from tests.images import picture, png, record_files, write_folders, write_records
+from tests.images import picture, png, record_files, write_records
 from tests.training.data.refusal import refusal
 
 from mxnet import recordio
@@ -118,20 +112,6 @@ def test_a_file_cut_short_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(DataError, match="the record at byte [0-9]+ should end at byte [0-9]+"):
         opened(tmp_path).check()
-
-
-def test_folders_and_records_give_the_same_images(tmp_path):
-    for part in ("train", "val"):
-        write_folders(tmp_path, part, ["a", "b"], images=2)
-        write_records(tmp_path, part, [0, 0, 1, 1], [png(picture(n)) for n in (0, 1, 0, 1)])
-    folders = open_folders(tmp_path, seed=3, preprocessing=Preprocessing(24))
-    packed = open_records(record_files(tmp_path), seed=3, preprocessing=Preprocessing(24))
-    assert (packed.train_images, packed.val_images, packed.classes) == (4, 4, 2)
-    for source in ("train", "val"):
-        for position in (0, 3, 9):
-            image, label = getattr(folders, source)[position]
-            other, same = getattr(packed, source)[position]
-            assert np.array_equal(image.asnumpy(), other.asnumpy()) and label == same
 
 
 def test_a_corrupt_record_is_named(tmp_path):

@@ -23,9 +23,7 @@ def test_every_character_of_the_vocabulary_has_a_class_of_its_own():
     assert CLASSES == 98
     assert encode(VOCABULARY).tolist() == list(range(97))
     assert encode(" !~\n\t").tolist() == [0, 1, 94, 95, 96]
-
-
-def test_whatever_else_there_is_has_the_last_class():
+    # whatever else there is has the last class
     assert encode("aé\r\x00\x7f€𝄞\ud800b").tolist() == [65, *[UNKNOWN] * 7, 66]
     assert encode("").tolist() == []
 
@@ -107,26 +105,9 @@ def test_chunks_of_two_streams():
     assert (len(whole), whole.images) == (2, 8)
 
 
-@pytest.mark.parametrize("streams, length, whole", [(3, 7, True), (8, 5, False)])
-def test_streams_are_contiguous_and_labels_are_what_follows(streams, length, whole):
-    text = np.random.default_rng(0).integers(0, CLASSES, 1000).astype(np.int32)
-    chunks = Chunks(text, streams, length, whole)
-    inputs, labels = (
-        np.concatenate([chunk[part].asnumpy() for chunk in chunks], axis=1).ravel()
-        for part in (0, 1)
-    )
-    assert inputs.dtype == labels.dtype == np.int32
-    assert len(inputs) == chunks.images > 1000 - streams * (length + 1)
-    np.testing.assert_array_equal(inputs, text[: len(inputs)])
-    np.testing.assert_array_equal(labels, text[1 : len(inputs) + 1])
-
-
 def test_an_epoch_begins_anywhere():
     chunks = Chunks(np.arange(100), 4, 5, whole=True)
     later = [chunk.inputs.asnumpy().tolist() for chunk in chunks.epoch(start=2)]
     assert later == [chunk.inputs.asnumpy().tolist() for chunk in chunks][2:]
     assert not next(chunks.epoch(start=2)).first
-
-
-def test_a_text_that_is_too_short_has_no_chunks():
-    assert len(Chunks(np.arange(8), 4, 2, whole=True)) == 0
+    assert len(Chunks(np.arange(8), 4, 2, whole=True)) == 0  # too short

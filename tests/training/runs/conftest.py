@@ -39,15 +39,7 @@ def fashion(tmp_path_factory):
 def trained(tmp_path_factory):
     """The folder, the options and the output of one run that writes all that a run can write."""
     folder = tmp_path_factory.mktemp("trained")
-    names = (
-        "save_dir",
-        "summary_json",
-        "log_json",
-        "logging_file",
-        "tensorboard",
-        "plot",
-        "export",
-    )
+    names = "save_dir summary_json log_json logging_file tensorboard plot export".split()
     files = {name: folder / name for name in names}
     files["plot"] = folder / "plot.png"
     options = [text for name in names for text in (f"--{name.replace('_', '-')}", str(files[name]))]

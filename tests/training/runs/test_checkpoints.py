@@ -26,26 +26,14 @@ def test_a_position_counts_samples():
 
 
 def test_names_of_checkpoints_sort_by_position(tmp_path):
-    for name in (
-        "epoch002-sample00000000.ckpt",
-        "epoch001-sample00000100.ckpt",
-        "epoch001-sample00000032.ckpt",
-        BEST,
-        "epoch1.ckpt.tmp",
-    ):
+    assert Checkpoints(tmp_path, 3).newest() is None
+    at = ("002-sample00000000", "001-sample00000100", "001-sample00000032")
+    for name in (*(f"epoch{each}.ckpt" for each in at), BEST, "epoch1.ckpt.tmp"):
         (tmp_path / name).write_bytes(b"")
-    existing = Checkpoints(tmp_path, 3).existing()
-    assert [position for position, _ in existing] == [
-        Position(1, 32),
-        Position(1, 100),
-        Position(2, 0),
-    ]
+    positions = [position for position, _ in Checkpoints(tmp_path, 3).existing()]
+    assert positions == [Position(1, 32), Position(1, 100), Position(2, 0)]
     with pytest.raises(UsageError, match="holds 3 checkpoints and none can be read"):
         Checkpoints(tmp_path, 3).newest()
-
-
-def test_an_empty_folder_has_no_newest(tmp_path):
-    assert Checkpoints(tmp_path, 3).newest() is None
 
 
 def test_one_run_writes_to_a_folder(tmp_path):

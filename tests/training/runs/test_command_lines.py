@@ -162,19 +162,3 @@ def test_random_command_lines_of_every_script(draw, pytestconfig):
     for name in sorted(COMMANDS):
         read = [read for _, read in draw(name, number)]
         assert len(read) == number and any(read), name
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "sentence"),
-    [
-        ("results_table", "--seeds x", "argument --seeds: expected a whole number of at least 1"),
-        ("zoo_coverage", "--networks [", "argument --networks: expected a regular expression"),
-        ("benchmark", "--threads 9223372036854775808", "expected a whole number from 1 to 1024"),
-    ],
-)
-def test_a_bad_option_is_one_sentence(name, words, sentence, places, capsys):
-    with pytest.raises(SystemExit) as stop:
-        sys.exit(load(name).main(words.split()))
-    message = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert sentence in message and message.count("\n") == 1

@@ -15,41 +15,22 @@ from gluon_amp.training.runs.keeper import Keeper, write_statistics
 from gluon_amp.training.runs.loop import DivergedError
 from gluon_amp.training.workers.group import Workers
 
-import mxnet as mx
 from mxnet import autograd, gluon, nd
 
-IDENTITY = {
-    "model": "m",
-    "data": "d",
-    "classes": 2,
-    "train_images": 9,
-    "dtype": "float32",
-    "total_batch": 3,
-    "seed": 0,
-    "workers": 1,
-}
+IDENTITY = {"model": "m", "data": "d", "classes": 2, "train_images": 9, "dtype": "float32"}
+IDENTITY.update(total_batch=3, seed=0, workers=1)
 
 
 def progress(position):
     return {"history": History(validated=[None] * position.epoch).state()}
 
 
-def keeper_of(tmp_path, value=1.0, interruption=None, every=None, workers=None):
+def keeper_of(tmp_path, interruption=None, every=None):
     net = gluon.nn.Dense(1, in_units=1, prefix="net_")
-    net.initialize(mx.init.Constant(value))
-    trainer = amp.Trainer(net.collect_params(), "sgd")
-    checkpoints = Checkpoints(tmp_path, 3)
-    keeper = Keeper(
-        checkpoints,
-        net,
-        trainer,
-        IDENTITY,
-        progress,
-        interruption or Interruption(),
-        workers or Workers(),
-        every=every,
-    )
-    return keeper, checkpoints, net
+    net.initialize()
+    trainer, checkpoints = amp.Trainer(net.collect_params(), "sgd"), Checkpoints(tmp_path, 3)
+    about = (IDENTITY, progress, interruption or Interruption())
+    return Keeper(checkpoints, net, trainer, *about, every=every), checkpoints, net
 
 
 def test_what_is_not_finite_never_replaces_a_checkpoint(tmp_path):
@@ -155,17 +136,8 @@ def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
     saved_values = [p.data().asnumpy() for p in statistics]
 
     def keeper(rank):
-        return Keeper(
-            Checkpoints(tmp_path, 3),
-            net,
-            trainer,
-            {**IDENTITY, "workers": 2},
-            progress,
-            Interruption(),
-            Half(rank),
-            statistics,
-            every=1,
-        )
+        about = ({**IDENTITY, "workers": 2}, progress, Interruption(), Half(rank), statistics)
+        return Keeper(Checkpoints(tmp_path, 3), net, trainer, *about, every=1)
 
     counts = Counts()
     counts.loss.update(nd.array([0.5, 0.25]))

@@ -13,7 +13,6 @@ from gluon_amp.training.data import (
     TrainingBatches,
     ValidationBatches,
 )
-from gluon_amp.training.data.datasets import Augmented
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs import loop as loop_module
 from gluon_amp.training.runs.engines.gluon import GluonEngine
@@ -22,11 +21,10 @@ from gluon_amp.training.runs.loop import Loop, TrainingError, measured
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.schedule import Schedule
 from tests.log_lines import Lines
+from tests.training.runs.engines.small import dense_net, points
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
-from mxnet.gluon import nn
-from mxnet.gluon.data import SimpleDataset
 
 
 @pytest.fixture
@@ -44,32 +42,16 @@ class PastFloat16(Objective):
         return [output.sum(axis=1) * 1e30 for output in outputs]
 
 
-def blobs(count=10, seed=0):
-    """Return labelled points in three clusters."""
-    generator = np.random.RandomState(seed)
-    labels = np.arange(count, dtype=np.int32) % 3
-    points = generator.randn(count, 4).astype("float32") + 3 * np.eye(4, dtype="float32")[labels]
-    return SimpleDataset(list(zip(points, labels)))
-
-
-def small_net(devices):
-    mx.random.seed(1)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(8, activation="relu", in_units=4), nn.Dense(3, in_units=8))
-    net.initialize(mx.init.Xavier(), ctx=devices)
-    return net
-
-
 def small_loop(devices=None, dtype="float32", rate=0.1, objective=None, **options):
     devices = devices or [mx.cpu()]
-    net = amp.cast(small_net(devices), dtype)
+    net = amp.cast(dense_net(devices), dtype)
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate, "momentum": 0.9})
     engine = GluonEngine(net, trainer, objective or Objective(3), devices)
     return Loop(engine, Schedule(rate, 5, 3, "constant"), **options)
 
 
 def batches_of(data, size=4):
-    return TrainingBatches(Augmented(data, lambda image, _: image, 0), size)
+    return TrainingBatches(data, size)
 
 
 def parameters(net):
@@ -77,19 +59,19 @@ def parameters(net):
 
 
 def test_an_epoch_is_what_a_plain_gluon_loop_does():
-    data, loop = blobs(), small_loop()
+    data, loop = points(10), small_loop()
     result = loop.train(batches_of(data), 0)
 
-    net = small_net(mx.cpu())
+    net = dense_net()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     total = right = 0
-    for points, labels in batches_of(data).epoch(0):
+    for inputs, labels in batches_of(data).epoch(0):
         with autograd.record():
-            outputs = net(points)
+            outputs = net(inputs)
             loss = loss_fn(outputs, labels)
         loss.backward()
-        trainer.step(len(points))
+        trainer.step(len(inputs))
         total += loss.sum().asscalar()
         right += (outputs.argmax(axis=1).asnumpy() == labels.asnumpy()).sum()
     for ours, plain in zip(parameters(loop.engine.net), parameters(net)):
@@ -101,7 +83,7 @@ def test_an_epoch_is_what_a_plain_gluon_loop_does():
 
 def test_two_devices_do_what_one_does():
     """12 images in batches of 4 and over 2 devices: 2 each."""
-    data = blobs(12)
+    data = points(12)
     one, two = small_loop(), small_loop([mx.cpu(0), mx.cpu(1)])
     for epoch in range(2):
         a, b = one.train(batches_of(data), epoch), two.train(batches_of(data), epoch)
@@ -115,7 +97,7 @@ def test_two_devices_do_what_one_does():
 
 
 def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
-    data = blobs(9)
+    data = points(9)
     loop = small_loop([mx.cpu(0), mx.cpu(1)])
     assert loop.train(batches_of(data), 0).images == 8
     assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
@@ -123,21 +105,20 @@ def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
 
 def test_validation_is_the_mean_cross_entropy_of_every_image():
     """Batches of 4, 4 and 1, with smoothed labels in training, against float64."""
-    data = blobs(9)
+    data = points(9)
     objective = Objective(3, smoothing=0.1)
     loop = small_loop([mx.cpu(0), mx.cpu(1)], objective=objective)
     result = loop.validate(ValidationBatches(data, 4), 9, 0)
-    points, labels = (np.array(part) for part in zip(*data))
-    outputs = loop.engine.net(nd.array(points)).asnumpy().astype("float64")
-    right = outputs[np.arange(9), labels]
+    outputs = loop.engine.net(nd.array(data.points)).asnumpy().astype("float64")
+    right = outputs[np.arange(9), data.labels]
     expected = np.log(np.exp(outputs).sum(axis=1)) - right
     assert result.cross_entropy == pytest.approx(expected.mean(), rel=1e-6)
 
 
 def test_log_lines_are_gluoncvs(lines):
     loop = small_loop(log_interval=2)
-    trained = loop.train(batches_of(blobs()), 3)
-    checked = loop.validate(ValidationBatches(blobs(), 4), 10, 3)
+    trained = loop.train(batches_of(points(10)), 3)
+    checked = loop.validate(ValidationBatches(points(10), 4), 10, 3)
     batch, training, speed, scale, waited, *advice, validation, validated = lines
     assert advice in ([], [log.INPUT_BOUND])
     head, rate, metric, lr = batch.split("\t")
@@ -166,7 +147,7 @@ def test_a_skipped_step_is_logged_and_counted(lines):
     loop = small_loop(dtype="float16", log_interval=0)
     # gradients past 65504, at every scale
     loop.engine.objective = PastFloat16(3)
-    result = loop.train(batches_of(blobs()), 0)
+    result = loop.train(batches_of(points(10)), 0)
     assert (result.skipped, loop.skipped, loop.steps) == (3, 3, 3)
     assert np.isnan(result.loss)
     assert lines[0].startswith(
@@ -178,7 +159,7 @@ def test_a_skipped_step_is_logged_and_counted(lines):
 
 def test_validation_must_count_every_image():
     with pytest.raises(TrainingError, match="validated 10 images, but there are 11"):
-        small_loop().validate(ValidationBatches(blobs(), 4), 11, 0)
+        small_loop().validate(ValidationBatches(points(10), 4), 11, 0)
 
 
 class AtOnce:

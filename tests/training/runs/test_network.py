@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks.models import build
 from gluon_amp.training.runs import network
 from gluon_amp.training.runs.recipe import read, read_fine_tuning
@@ -71,8 +70,3 @@ def test_options_of_parameters():
 def test_modes(mode, active):
     net = network_of("--mode", mode, "--dtype", "mixed_float16")
     assert (("static_alloc", True) in net._flags) is active
-
-
-def test_an_unknown_network_is_one_sentence():
-    with pytest.raises(UsageError, match="did you mean resnet50_v"):
-        network.build_network(read(["--model", "resnet50_v3"]), 5, 32, [mx.cpu()])

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.runs.outputs import (
-    Output,
-    SavingError,
-    check_outputs,
-    export,
-    save_parameters,
-    write_outputs,
-)
+from gluon_amp.training.runs import outputs
 from gluon_amp.training.runs.recipe import recipe_of
 
 import mxnet as mx
@@ -25,11 +18,11 @@ def test_parameters_are_written_in_one_piece(tmp_path, small_disk):
     net.initialize()
     path = tmp_path / "net.params"
     path.write_bytes(b"the one before")
-    with small_disk(2000), pytest.raises(SavingError, match="net.params cannot be written"):
-        save_parameters(net, path)
+    with small_disk(2000), pytest.raises(outputs.SavingError, match="net.params cannot be written"):
+        outputs.save_parameters(net, path)
     assert [each.name for each in tmp_path.iterdir()] == ["net.params"]
     assert path.read_bytes() == b"the one before"
-    save_parameters(net, path)
+    outputs.save_parameters(net, path)
     assert set(nd.load(str(path))) == {"weight", "bias"}
 
 
@@ -60,8 +53,8 @@ def test_what_cannot_be_written_is_known_before_the_run(tmp_path):
         ("export", tmp_path / "file" / "x", "--export .* cannot be created: Not a directory"),
     ):
         with pytest.raises(UsageError, match=reason):
-            check_outputs(recipe_of(**{option: path}))
-    check_outputs(recipe_of(save_dir=tmp_path / "new" / "folder"))
+            outputs.check_outputs(recipe_of(**{option: path}))
+    outputs.check_outputs(recipe_of(save_dir=tmp_path / "new" / "folder"))
     assert (tmp_path / "new" / "folder").is_dir()
 
 
@@ -74,12 +67,12 @@ def test_an_output_that_cannot_be_written_does_not_keep_the_others_from_it(tmp_p
     written = []
 
     def fails():
-        export(net, "float32", tmp_path / "file", "net", (2,))
+        outputs.export(net, "float32", tmp_path / "file", "net", (2,))
 
     def writes():
         written.append(True)
 
-    write_outputs([Output(fails, required=False), Output(writes)])
-    with pytest.raises(SavingError, match="--export .* cannot be written"):
-        write_outputs([Output(fails), Output(writes)])
+    outputs.write_outputs([outputs.Output(fails, required=False), outputs.Output(writes)])
+    with pytest.raises(outputs.SavingError, match="--export .* cannot be written"):
+        outputs.write_outputs([outputs.Output(fails), outputs.Output(writes)])
     assert len(written) == 2

@@ -8,20 +8,15 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import cv2
 import numpy as np
 import pytest
 
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.training.console import fine_tune, train
-from gluon_amp.training.data import write_classes
-from gluon_amp.training.networks.efficientnet_lite import EfficientNetLite0, published_names
 from gluon_amp.training.runs import network
 from gluon_amp.training.runs.history import Validation
 from gluon_amp.training.runs.loop import Loop
-from tests.images import picture, write_folders, write_records
-from tests.torch_files import as_zip
-from tests.training.networks.efficientnet_lite_reference import seeded_weights
+from tests.images import write_folders
 from tests.training.runs.killing import contents
 from tests.training.runs.scripts import OF_THE_CLOCK, environment
 
@@ -52,9 +47,6 @@ def parameters(folder):
 def comparable(path):
     summary = json.loads(path.read_text())
     return {name: value for name, value in summary.items() if name not in OF_THE_CLOCK}
-
-
-# ------------------------------------------------------------------------------- one run of digits
 
 
 def test_the_output_of_a_run(trained):
@@ -166,9 +158,6 @@ def test_a_finished_run_has_nothing_left_to_do(trained, tmp_path, summary_of):
             assert getattr(again, name) == before[name]
         assert "[Epoch 2]" not in again.out
     assert "[Epoch 1] validated 360/360" in again.out
-
-
-# ------------------------------------------------------------------ ways to train, on few images
 
 
 @pytest.mark.parametrize(
@@ -296,9 +285,6 @@ def test_the_best_checkpoint_is_that_of_the_best_epoch(fashion, summary_of, tmp_
     assert best.read_bytes() == second.read_bytes()
 
 
-# ---------------------------------------------------------------------------------- images of users
-
-
 def test_unreadable_images_are_named_left_out_and_counted(tmp_path, summary_of):
     for part in ("train", "val"):
         write_folders(tmp_path, part, ["ant", "bee", "cat"], images=4)
@@ -321,44 +307,6 @@ def test_unreadable_images_are_named_left_out_and_counted(tmp_path, summary_of):
     assert summary.top1 == pytest.approx(100 * (9 - wrong) / 9)
     images = {confusion["true"]: confusion["images"] for confusion in summary.confusions}
     assert images.items() <= {"ant": 1, "bee": 4, "cat": 4}.items()
-
-
-def test_fine_tuning_of_packed_data_with_names(tmp_path, summary_of):
-    folder = tmp_path / "caltech101" / "rec"
-    folder.mkdir(parents=True)
-    for part in ("train", "val"):
-        write_records(folder, part, [0, 1, 0, 1])
-    write_classes(folder, ["ant", "bee"])
-    line = (
-        "--dataset caltech101 --model mobilenet0.25 --from-scratch --input-size 32 --epochs 1 "
-        "--warmup-epochs 0 --batch-size 2 --lr 0"
-    )
-    summary = summary_of(*line.split(), "--data-dir", folder.parent, main=fine_tune.main)
-    assert summary.validated == 4
-    for confusion in summary.confusions:
-        assert {confusion["true"], confusion["taken_for"]} == {"ant", "bee"}
-
-
-def test_anybodys_folder_with_pytorchs_weights(tmp_path, summary_of):
-    """With a damaged image, a text and a transparent image."""
-    folder = write_folders(tmp_path / "pets", "", ["cat", "dog", "emu"], images=5)
-    (folder / "emu" / "damaged.jpg").write_bytes(b"\xff\xd8 no image")
-    (folder / "emu" / "notes.txt").write_text("not an image")
-    transparent = np.dstack([picture(9), np.zeros((40, 40), "u1")])
-    cv2.imwrite(str(folder / "dog" / "transparent.png"), transparent)
-    params = EfficientNetLite0()._collect_params_with_prefix().values()
-    shapes = {name: param.shape for name, param in zip(published_names(), params)}
-    weights = tmp_path / "weights.pth"
-    weights.write_bytes(as_zip(seeded_weights(shapes)))
-    line = "--model efficientnet_lite0 --input-size 32 --epochs 1 --batch-size 4 --dtype float16"
-    files = ["--image-folder", folder, "--pretrained-file", weights]
-    summary = summary_of(*line.split(), *files, "--confusions", 0, main=fine_tune.main)
-    assert (summary.data, summary.train_images) == ("folder-pets", 14)
-    assert (summary.val_images, summary.steps) == (3, 4)
-    assert "damaged.jpg" in summary.out
-
-
-# ------------------------------------------------------------------------------------- long runs
 
 
 @pytest.mark.slow

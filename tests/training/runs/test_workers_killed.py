@@ -78,9 +78,6 @@ def test_another_number_of_workers_goes_on_between_epochs_only(script, tmp_path)
     finish(script, tmp_path / "one", [], *alone, str(between))
 
 
-# ------------------------------------------------------------------------------- without a launcher
-
-
 class Started:
     """A scheduler, a server and workers that were started without a launcher."""
 

@@ -44,9 +44,7 @@ def test_rows_rates_and_seeds(name):
     design, (rows, seeds) = DESIGNS[name], ROWS[name]
     words = rows.split()
     rates = dict(zip(words[::2], map(float, words[1::2])))
-    paired = design.paired_sd is not None
-    sd = design.paired_sd if paired else design.sd
-    assert seeds_needed(sd, design.margin, paired) == seeds
+    assert seeds_needed(design.sd, design.margin, design.paired) == seeds
     all_jobs = jobs(design, Path("out"), range(2), devices=2)
     assert len({job.folder for job in all_jobs}) == len(all_jobs) == 2 * len(rates)
     assert [job.seed for job in all_jobs] == sorted(job.seed for job in all_jobs)  # seed by seed
@@ -96,8 +94,7 @@ def test_the_deviations_are_those_of_the_committed_pilot(name):
     names = [configuration.name for configuration, _ in design.rows]
     first, *others = (tops[name] for name in names if name in tops)
     paired = [spread([top[seed] - first[seed] for seed in first]).sd for top in others]
-    assert design.sd == round(max(spread(top.values()).sd for top in tops.values()), 2)
-    assert design.paired_sd == round(max(paired), 2)
+    assert (design.sd, design.paired) == (round(max(paired), 2), True)
 
 
 def test_the_plan_has_the_margins_which_are_set_before_a_run():

@@ -58,9 +58,6 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-# ------------------------------------------------------------------------------- run by run
-
-
 def test_a_finished_run_is_not_repeated(tmp_path):
     job = job_of(tmp_path, FINISHES)
     other = dataclasses.replace(job, seed=1, folder=tmp_path / "other")
@@ -196,19 +193,6 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
             return False
 
     wait_for(free)
-
-
-# ------------------------------------------------------------------------------- the command
-
-
-def test_the_published_table(capsys):
-    assert command.main(["--published"]) == 0
-    printed = capsys.readouterr().out
-    for cell in ("76.18 %", "11.8 h", "76.34 %", "7.3 h", "1.62x", "76.29 %", "6.5 h", "1.82x"):
-        assert cell in printed
-    title, _, heading, *_ = printed.splitlines()
-    assert title == "# ResNet-50 on ImageNet, published"
-    assert heading.startswith("resnet50_v1 on imagenet. *Published* on 8 NVIDIA V100 (")
 
 
 def test_the_files_are_made_again_from_the_json(tmp_path, capsys):

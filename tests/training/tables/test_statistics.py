@@ -70,38 +70,12 @@ def test_no_difference_found_is_not_equivalence():
     assert str(result) == "undecided"
 
 
-def test_exchanging_the_samples_changes_the_sign():
-    one, other = nvidia(90)
-    first, second = compare(one, other, 0.3), compare(other, one, 0.3)
-    assert (second.difference, second.t) == pytest.approx((-first.difference, -first.t))
-    assert (second.low, second.high) == pytest.approx((-first.high, -first.low))
-    assert (second.p, second.p_tost) == pytest.approx((first.p, first.p_tost))
-
-
 @pytest.mark.parametrize("values, reference", [([97.0], [97.5, 98.0]), ([97.0] * 3, [98.0] * 3)])
 def test_what_cannot_be_tested(values, reference):
     result = compare(values, reference, 0.5)
     assert result.difference < 0
     assert result.t is None and result.equivalent is None and result.differs is None
     assert str(result) == "not tested"
-
-
-# Hours of sleep gained by ten patients with one drug and another; R's t.test(paired = TRUE) and
-# "Student", The Probable Error of a Mean (Biometrika, 1908) give t, p and the interval
-SLEEP = (
-    [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
-    [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4],
-)
-
-
-def test_pairs_of_students_patients():
-    result = compare_pairs(*SLEEP, margin=1.0)
-    assert result.difference == pytest.approx(-1.58)
-    assert result.t == pytest.approx(-4.0621, abs=1e-4)
-    assert result.p == pytest.approx(0.002833, abs=1e-6)
-    assert (result.low, result.high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-7)
-    assert str(result) == "different"
-    assert str(compare(*SLEEP, margin=1.0)) == "undecided"  # without the pairs
 
 
 def test_pairs_with_one_difference_are_not_tested():
@@ -128,12 +102,6 @@ def test_seeds_needed_for_pairs():
     """Near the textbook's (z(0.95) + z(0.90))² (sd / margin)² + z(0.95)² / 2 = 9.9 for 0.5."""
     assert seeds_needed(0.5, 0.5, paired=True) == 11
     assert power(0.5, 0.5, 11, paired=True) >= 0.8 > power(0.5, 0.5, 10, paired=True)
-    generator = np.random.RandomState(2)
-    shown = [
-        compare_pairs(generator.normal(0, 0.5, 11), np.zeros(11), margin=0.5).equivalent
-        for _ in range(1000)
-    ]
-    assert power(0.5, 0.5, 11, paired=True) == pytest.approx(np.mean(shown), abs=0.04)
 
 
 def test_mlperfs_rule():
@@ -157,15 +125,3 @@ def test_mlperfs_rule_where_nothing_varies():
         for values, reference in (([epochs] * 3, [5] * 3), ([epochs], [5])):
             test = compare_epochs(values, reference)
             assert (test.p_fewer, test.p_more, test.accepted) == (None, None, accepted)
-
-
-def test_the_test_errs_in_one_case_of_twenty():
-    """At a true difference equal to the margin, the test shows equivalence in 5 % of cases."""
-    generator = np.random.RandomState(1)
-    wrong = [
-        compare(
-            generator.normal(98.5, 0.3, 10), generator.normal(98.0, 0.3, 10), margin=0.5
-        ).equivalent
-        for _ in range(1000)
-    ]
-    assert np.mean(wrong) == pytest.approx(0.05, abs=0.02)

@@ -1,6 +1,5 @@
 """Workers: what is refused, and what several of them agree on, with MXNet's real processes."""
 
-import json
 import os
 import subprocess
 import sys
@@ -50,9 +49,6 @@ def test_statistics_of_one_worker_stay_as_they_are():
     assert [array.asnumpy().tolist() for array in param.list_data()] == [[1, 1], [3, 3]]
 
 
-# ------------------------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize(
     "name, variables, sentence",
     [
@@ -97,9 +93,6 @@ def test_a_scheduler_that_does_not_answer(monkeypatch):
     )
 
 
-# ------------------------------------------------------------------------------ several workers
-
-
 def test_two_workers_agree_in_threads():
     def work(store):
         return agreement(group._Several(store, store.rank))
@@ -107,19 +100,6 @@ def test_two_workers_agree_in_threads():
     assert side_by_side(work, (1, 0)) == [OF_TWO] * 2
 
 
-AGREE = """
-    import json
-    import mxnet as mx
-    from gluon_amp.training.workers.group import connect, leave
-    from tests.training.workers.agreement import agreement
-
-    def main():
-        workers = connect("dist_sync", [mx.cpu()])
-        print(json.dumps({"rank": workers.rank, **agreement(workers)}), flush=True)
-        return 0
-
-    leave(main)
-"""
 FAILS = """
     from gluon_amp.training.workers.group import connect, leave
     import mxnet as mx
@@ -150,17 +130,6 @@ def launch(script, folder):
         text=True,
         timeout=100,
     )
-
-
-@pytest.mark.slow
-def test_two_workers_agree(tmp_path):
-    done = launch(AGREE, tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = sorted(done.stdout.splitlines())
-    # the launcher's numbers are the ranks
-    assert [line[: line.index("{")] for line in lines] == ["[worker 0] ", "[worker 1] "]
-    results = [json.loads(line[line.index("{") :]) for line in lines]
-    assert results == [{"rank": rank, **OF_TWO} for rank in (0, 1)]
 
 
 @pytest.mark.slow

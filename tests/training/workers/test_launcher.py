@@ -65,9 +65,6 @@ def send_later(number, condition):
     threading.Thread(target=send, daemon=True).start()
 
 
-# ---------------------------------------------------------------------------------------- runs
-
-
 def test_lines_carry_the_name_of_who_printed_them(here, capsys):
     options = shell('for i in 1 2 3; do echo "$1 line $i"; done; echo "$1 wrong" >&2')
     assert launch(["-n", "2", "-s", "1", *options]) == 0
@@ -202,8 +199,6 @@ def test_nobody_reads_on(here):
     process.stderr.close()
     assert not any(map(alive, pids(here)))
 
-
-# ----------------------------------------------------------------------------------------- ssh
 
 # Does what ssh does with its arguments, on this machine.
 STAND_IN = """#!/bin/sh

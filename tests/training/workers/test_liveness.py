@@ -106,9 +106,6 @@ def test_one_that_has_left_may_end_and_is_not_waited_for():
     assert ends[0] == ["the run is over; MXNet's scheduler or a server did not end with it."]
 
 
-# ------------------------------------------------------------------------------------ connecting
-
-
 def test_strangers_are_turned_away():
     shared, ready = [], threading.Event()
 

@@ -93,30 +93,7 @@ def prepare(
     clutter: Optional[bool] = None,
     archive: Optional[Path] = None,
 ) -> Dict[str, Any]:
-    """Download, extract, split and pack a data set; return the manifest. Skip steps that are done.
-
-    Parameters
-    ----------
-    data : Caltech
-        One of `DATASETS`.
-    root : Path
-        Folder for the archive, for its content in ``images``, and for the packed images in ``rec``.
-    packing : Packing
-        Without a number of images in its split, ``data.train_per_class`` of each class are for
-        training.
-    clutter : bool, optional
-        Whether clutter is a class; by default ``data.with_clutter``.
-    archive : Path, optional
-        One of the archives. Nothing is downloaded.
-
-    Raises
-    ------
-    DataError
-        The archive cannot be downloaded or has other content, images are missing, or ``rec`` was
-        packed with other options.
-    InUseError
-        Another process is writing the same folder.
-    """
+    """Download, extract, split and pack a data set, unless it is done; return the manifest."""
     split, without = packing.split, packing.without
     if split.per_class is None and split.total is None:
         split = replace(split, per_class=data.train_per_class)

@@ -47,20 +47,7 @@ def packing(options: argparse.Namespace) -> Packing:
 
 
 def run(prog: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
-    """Pack, and print how to train on the result, or in one sentence why packing failed.
-
-    Parameters
-    ----------
-    prog : str
-        The program's name, for messages.
-    pack : callable
-        Packs into `out`, and returns the manifest.
-
-    Returns
-    -------
-    int
-        Status of the process: 0, 2 after an error, 130 after an interruption.
-    """
+    """Call `pack`, and print how to train on the result; return the status of the process."""
 
     def work() -> None:
         try:

@@ -7,16 +7,13 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Optional, Sequence
+from typing import Any, BinaryIO, Iterator, Optional, Sequence
 
 from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import from_extra
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import tqdm
 from gluon_amp.training.data.source import DataError
-
-if TYPE_CHECKING:
-    import requests
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = (10, 60)  # seconds to connect, and between two packets
@@ -43,24 +40,7 @@ def md5_of(path: Path) -> str:
 
 
 def download(urls: Sequence[str], path: Path, md5: str) -> None:
-    """Download a file from the first mirror that has it; ask each mirror at most twice.
-
-    Parameters
-    ----------
-    urls : sequence of str
-        Mirrors, best first.
-    path : Path
-        The new file. Until its md5 is checked, it is called ``path.part``.
-    md5 : str
-        Expected md5, as hexadecimal digits.
-
-    Raises
-    ------
-    DownloadError
-        No mirror has it; the message has the reason of each.
-    InUseError
-        Another process is downloading the file.
-    """
+    """Download a file from the first mirror that has it, with its md5; ask each at most twice."""
     with from_extra("data", "requests is not installed"):
         import requests
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +75,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _fetch(session: "requests.Session", url: str, part: Path) -> str:
+def _fetch(session: Any, url: str, part: Path) -> str:
     """Write what a URL returns to a file, and flush it to the disk; return its md5."""
     digest = hashlib.md5()
     bytes_ = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
@@ -124,26 +104,7 @@ def _reason(error: Any) -> str:
 
 
 def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
-    """Extract a tar archive, compressed or not, into a new folder. If that fails, remove it.
-
-    Modes, owners and times in the archive are not restored.
-
-    Parameters
-    ----------
-    archive : Path
-    folder : Path
-        Created, or replaced, when everything is extracted.
-    inner : str, optional
-        Name of the tar archive within `archive`, which is then a zip archive.
-
-    Raises
-    ------
-    DataError
-        The file is damaged or not such an archive. Or a member is outside the folder, or is a link
-        or a device.
-    InUseError
-        Another process is extracting into this folder.
-    """
+    """Extract a tar archive, or the `inner` one of a zip archive, but no modes, owners or times."""
     try:
         with atomic.folder(folder) as into, _opened(archive, inner) as file, tarfile.open(
             fileobj=file,

@@ -11,27 +11,7 @@ from gluon_amp.training.data.splitting import PARTS, Tree, is_divided, read_tree
 
 
 def pack_folders(root: Path, out: Path, packing: Packing) -> Dict[str, Any]:
-    """Pack ``root/train/CLASS/*`` and ``root/val/CLASS/*``, or split and pack ``root/CLASS/*``.
-
-    Return the manifest, as `pack`.
-
-    Parameters
-    ----------
-    root : Path
-        Has ``train`` and ``val``, or, if the split has a number of images, the classes.
-    out : Path
-        The new folder. `gluon_amp.training.data.prepare.packing` lists its files.
-    packing : Packing
-        The classes and images to leave out are paths relative to `root`.
-
-    Raises
-    ------
-    DataError
-        The folders do not exist, their classes differ, an image is damaged, or `out` is a folder
-        with other content.
-    InUseError
-        Another process is writing the same folder.
-    """
+    """Pack ``root/train`` and ``root/val``, or split ``root/CLASS/*``; return the manifest."""
     splits = packing.split.per_class is not None or packing.split.total is not None
     listing = _split(root, out, packing) if splits else _divided(root, packing)
     options = {

@@ -1,8 +1,7 @@
 """Packs image files into RecordIO.
 
-The new folder has ``PART.rec`` and ``PART.idx`` for each part of the data set, which MXNet reads;
-``PART.lst``, im2rec's list of the images; ``classes.json``, the names of the classes by label; and
-``manifest.json``, the options and the numbers of images.
+The new folder has ``PART.rec`` and ``PART.idx`` for each part, which MXNet reads; ``PART.lst``,
+im2rec's list of images; ``classes.json``, names by label; and ``manifest.json``, the options.
 """
 
 import functools
@@ -37,13 +36,7 @@ class Encoding:
     quality: int = 95  # of the JPEG, 1 to 100; unused if `resize` is 0
 
     def __call__(self, encoded: bytes) -> bytes:
-        """Return the bytes to store, after decoding the image as a check.
-
-        Raises
-        ------
-        DecodeError
-            The bytes are not a whole image, or its longer side would be too long for a JPEG.
-        """
+        """Return the bytes to store, after decoding the image as a check."""
         image = decode(encoded)
         if not self.resize:
             return encoded
@@ -85,26 +78,7 @@ class Listing:
 def pack(
     out: Path, listing: Listing, options: Mapping[str, Any], packing: Packing
 ) -> Dict[str, Any]:
-    """Pack images into a new folder, which appears when all files are complete.
-
-    The same images and options give the same bytes (with the same version of OpenCV) for any number
-    of workers. Return the manifest.
-
-    Parameters
-    ----------
-    out : Path
-        The folder. An existing one is replaced.
-    options : mapping
-        The options that determine the content, as values for JSON, without those of the encoding;
-        `packed_with` compares them.
-
-    Raises
-    ------
-    DataError
-        A file is not a whole image.
-    InUseError
-        Another process is packing into this folder.
-    """
+    """Pack images into a new folder, the same for any number of workers; return the manifest."""
     if listing.ignored:
         packing.log(f"Ignored, as these are no images: {first_few(listing.ignored, 5)}.")
     packing.log(f"Packing into {out} ...")
@@ -128,17 +102,7 @@ def pack(
 def packed_with(
     out: Path, options: Mapping[str, Any], packing: Packing
 ) -> Optional[Dict[str, Any]]:
-    """Return the manifest of a folder that is packed with these options; None if it is not packed.
-
-    None, too, for every folder that was packed, if it may be overwritten. The parameters are those
-    of `pack`.
-
-    Raises
-    ------
-    DataError
-        The folder was packed with other options, or its manifest is damaged, and it may not be
-        overwritten. Or it has other content, which is never overwritten.
-    """
+    """Return the manifest of a folder packed with these options; None if it may be packed."""
     path = out / MANIFEST
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):

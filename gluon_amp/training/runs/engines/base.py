@@ -19,15 +19,7 @@ Batch = Sequence[NDArray]
 
 @dataclass
 class Engine:
-    """A network that can be trained, on its `devices`.
-
-    Attributes
-    ----------
-    net : Block
-        Holds the parameters, also for checkpoints.
-    trainer : gluon_amp.Trainer
-        Updates the parameters.
-    """
+    """A network that can be trained on its `devices`, and its trainer."""
 
     net: Block
     trainer: Trainer
@@ -45,21 +37,8 @@ class Engine:
         """The trainer's loss scale."""
         return self.trainer.loss_scale
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Use this rate from the next step on."""
-        self.trainer.set_learning_rate(rate)
-
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
-        """Update once on batches ``[images, labels]``, or skip the step where gradients overflowed.
-
-        Parameters
-        ----------
-        batches : list
-        epoch, number : int
-            The number of the first batch in this epoch.
-        counts : Counts
-            Correct answers and losses are added to it.
-        """
+        """Update once on batches from `number` on, or skip the step; add answers to `counts`."""
         raise NotImplementedError
 
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:
@@ -67,10 +46,7 @@ class Engine:
         raise NotImplementedError
 
     def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
-        """Return the cross entropy of what `predict` yields: nats, float32 (N,).
-
-        It is that of the labels themselves, also where training smooths or mixes them.
-        """
+        """Return the cross entropy with the labels themselves, neither smoothed nor mixed, (N,)."""
         return SoftmaxCrossEntropyLoss()(outputs.astype("float32"), labels)
 
     def wait(self) -> None:
@@ -80,13 +56,6 @@ class Engine:
 
 
 def split(arrays: Sequence[NDArray], devices: Sequence[mx.Context]) -> List[List[NDArray]]:
-    """Copy a batch to the devices, in nearly equal parts.
-
-    Returns
-    -------
-    list of list of NDArray
-        The parts of each array, one for each device; a batch smaller than the number of devices
-        has fewer parts.
-    """
+    """Copy a batch to the devices, in nearly equal parts; a small batch has fewer of them."""
     used = devices[: len(arrays[0])]
     return [split_and_load(array, used, even_split=False) for array in arrays]

@@ -15,28 +15,12 @@ from mxnet.ndarray import NDArray
 
 @dataclass
 class GluonEngine(Engine):
-    """A network and its trainer.
-
-    Attributes
-    ----------
-    net : Block
-        Initialized on `devices`; float32 output. If a step has several batches, the ``grad_req`` of
-        its parameters is 'add'.
-    trainer : gluon_amp.Trainer
-        Over the parameters of `net`.
-    objective : Objective
-    devices : sequence of Context
-        Every batch is split over them.
-    workers : int
-        Number of such engines that train together.
-    clip : float, optional
-        Largest norm of the gradient of the mean loss.
-    """
+    """A network and its trainer; for several batches in a step, its ``grad_req`` is 'add'."""
 
     objective: Objective
     devices: Sequence[mx.Context]
-    workers: int = 1
-    clip: Optional[float] = None
+    workers: int = 1  # engines that train together
+    clip: Optional[float] = None  # largest norm of the gradient of the mean loss
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         passes = [

@@ -22,23 +22,12 @@ from mxnet.ndarray import NDArray
 class LanguageEngine(Engine):
     """A language model and its trainer: an engine for chunks of text.
 
-    Each chunk begins with the state in which its stream's last chunk ended, without its gradient.
-    A skipped step leaves the state as it was, since the new one may have overflowed.
-
-    Attributes
-    ----------
-    net : LanguageModel
-        Initialized on `devices`.
-    trainer : gluon_amp.Trainer
-        Over the parameters of `net`.
-    devices : sequence of Context
-        The streams are split over them.
-    clip : float, optional
-        Largest norm of the gradient of the mean loss.
+    Each chunk begins with the state in which its stream's last chunk ended, without its gradient. A
+    skipped step leaves the state as it was, since the new one may have overflowed.
     """
 
     devices: Sequence[mx.Context]
-    clip: Optional[float] = None
+    clip: Optional[float] = None  # largest norm of the gradient of the mean loss
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,25 +36,8 @@ class _ModuleBlock(Block):
 class ModuleEngine(Engine):
     """A `gluon_amp.symbolic.Module` of a zoo's network with a SoftmaxOutput on top.
 
-    Parameters
-    ----------
-    net : HybridBlock
-        Initialized, in float32; the module begins with its values.
-    objective : Objective
-        Without mixup.
-    devices : sequence of Context
-    batch_size : int
-        Images for all devices together.
-    image_shape : tuple of int
-        (channels, height, width).
-    optimizer : str
-    settings : dict
-        Options of the optimizer.
-    kvstore : str or KVStore
-    workers : int
-        Number of such engines that train together.
-    **options
-        `policy` and `loss_scale` of the module.
+    It begins with the values of `net`, which is in float32. The objective has no mixup.
+    `batch_size` is that of all devices, and `settings` are the optimizer's.
     """
 
     def __init__(
@@ -99,10 +82,6 @@ class ModuleEngine(Engine):
     def statistics(self) -> List[Parameter]:
         return [p for p in self.trainer.parameters if is_statistic(p)]
 
-    @property
-    def loss_scale(self) -> Any:
-        return self.module.loss_scale
-
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         ((images, labels),) = batches
         self.module.optimizer.rescale_grad = 1 / (len(images) * self.workers)
@@ -141,13 +120,7 @@ class ModuleEngine(Engine):
         self.module.save_checkpoint(str(folder / name), epoch, save_optimizer_states=True)
 
     def load(self, folder: Path, name: str, epoch: int) -> None:
-        """Load what `save` wrote after `epoch` epochs.
-
-        Raises
-        ------
-        UsageError
-            The files are missing, or belong to another network.
-        """
+        """Load what `save` wrote after `epoch` epochs."""
         prefix = f"{folder / name}"
         try:
             _, arguments, states = mx.model.load_checkpoint(prefix, epoch)

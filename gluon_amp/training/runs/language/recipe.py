@@ -6,13 +6,10 @@ from gluon_amp.training.command_line import positive, whole
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
-    DATA,
     DECAY,
     EPOCHS,
-    MODEL,
     MOMENTUM,
     NORM,
-    SCHEDULE,
 )
 from gluon_amp.training.runs.parser import TrainingParser
 
@@ -20,10 +17,7 @@ OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 
 class LanguageRecipe(options.Options):
-    """All options of a language run, as attributes.
-
-    Options that only image runs have are constants here.
-    """
+    """All options of a language run; those that only image runs have are constants."""
 
     eval_only, notice = False, None
     eval_frequency = save_frequency = 1
@@ -51,8 +45,7 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
         description="Train a character language model, an LSTM, in mixed precision.",
         epilog="The text is the source code of Python's standard library.",
     )
-    _add_network(parser)
-    _add_text(parser)
+    _add_model_and_text(parser)
     options.add_precision(parser)
     _add_training(parser)
     options.add_random_numbers(parser)
@@ -63,21 +56,18 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
     return parser
 
 
-def _add_network(parser: TrainingParser) -> None:
+def _add_model_and_text(parser: TrainingParser) -> None:
     size = {"type": whole(1, 65536), "metavar": "N"}
-    add = parser.group(MODEL)
+    add = parser.group("model")
     add("--embedding", "size of the vector of a character", size, default=64)
     add("--hidden", "size of an LSTM layer", size, default=128)
     add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
-
-
-def _add_text(parser: TrainingParser) -> None:
     characters = "characters to train on; a tenth as many, from other files, are for validation"
-    parser.group(DATA)("--characters", characters, COUNT, default=500_000)
+    parser.group("data")("--characters", characters, COUNT, default=500_000)
 
 
 def _add_training(parser: TrainingParser) -> None:
-    add = parser.group(SCHEDULE)
+    add = parser.group("schedule")
     add("--batch-size -b", "streams of text on each device", COUNT, default=32)
     add("--bptt", "characters that a gradient is propagated back through", COUNT, default=32)
     add("--num-epochs --epochs", "passes over the text", EPOCHS, default=4)
@@ -90,13 +80,7 @@ def _add_training(parser: TrainingParser) -> None:
 
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
-    """Return the recipe of a command line of `gluon-amp train-lstm`.
-
-    Raises
-    ------
-    UsageError
-        Two options contradict each other.
-    """
+    """Return the recipe of a command line of `gluon-amp train-lstm`."""
     recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
     options.check_devices(recipe)
     options.check_resume(recipe)

@@ -42,19 +42,8 @@ FLOAT16 = (
 OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
-@dataclass(frozen=True)
 class LanguageSummary(report.Summary):
-    """The results of a run on text, where an image is a character.
-
-    A few characters at the end of the training text may be left out, as they do not fill a chunk.
-
-    Attributes
-    ----------
-    bits_per_character : float
-        Mean cross entropy of the validation text after the last epoch, base 2.
-    """
-
-    bits_per_character: float
+    """The results of a run on text, where an image is a character."""
 
     def scores(self) -> List[Tuple[str, object]]:
         return [
@@ -82,24 +71,13 @@ class TextSize(NamedTuple):
 
 
 def train(recipe: LanguageRecipe) -> LanguageSummary:
-    """Train and validate, epoch by epoch, and write what the recipe asks for.
-
-    The errors are those of `gluon_amp.training.runs.run.train`.
-    """
+    """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
     return prepare(recipe).run()
 
 
 def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
-    """Open the text and build the network, its engine and the loop.
-
-    Raises
-    ------
-    UsageError, DataError
-        The recipe cannot be followed.
-    TrainingError
-        The network computes in another dtype than requested.
-    """
+    """Open the text and build the network, its engine and the loop."""
     started = time.perf_counter()
     if recipe.deterministic:
         use_deterministic_algorithms()
@@ -214,7 +192,7 @@ class LanguageTraining(Training):
         self.engine.restore(progress["state"])
 
     def summary(self, last: Validation) -> LanguageSummary:
-        return LanguageSummary(bits_per_character=_bits(last), **self.results(last))
+        return LanguageSummary(**self.results(last), bits_per_character=_bits(last))
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)

@@ -9,7 +9,8 @@ import zipfile
 import pytest
 
 from gluon_amp.training.console import prepare_caltech
-from gluon_amp.training.data import Preprocessing, open_records, read_classes
+from gluon_amp.training.data import Preprocessing, open_records
+from gluon_amp.training.data.class_names import read_classes
 from gluon_amp.training.data.prepare import caltech
 from gluon_amp.training.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.training.data.prepare.downloads import DownloadError

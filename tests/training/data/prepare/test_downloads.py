@@ -111,9 +111,6 @@ def test_without_requests(mirror, path, monkeypatch):
         get(mirror, path, "whole")
 
 
-# -------------------------------------------------------------------------------------- extracting
-
-
 def entry(name, data=b"data", kind=tarfile.REGTYPE, mode=0o644):
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.linkname = kind, mode, "top/a.jpg"

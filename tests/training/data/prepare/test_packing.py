@@ -5,7 +5,7 @@ import pytest
 
 from gluon_amp.files import atomic
 from gluon_amp.training.console import pack as pack_command
-from gluon_amp.training.data import read_classes
+from gluon_amp.training.data.class_names import read_classes
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.prepare import packing as packing_module
 from gluon_amp.training.data.prepare.pack_folders import pack_folders
@@ -63,9 +63,6 @@ def listed(folder, part):
     return [(int(label), name) for _, label, name in rows]
 
 
-# ---------------------------------------------------------------------------------------- encoding
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
     [((40, 30), (21, 16)), ((10, 12), (16, 19)), ((16, 50), (16, 50))],
@@ -92,9 +89,6 @@ def test_quality_and_colours():
     assert 125 <= stored.min() <= stored.max() <= 130
     with pytest.raises(DecodeError, match="its 600×2 pixels cannot be a JPEG of that shorter side"):
         Encoding(256)(png(np.zeros((2, 600, 3), np.uint8)))  # 256 × 76800
-
-
-# ----------------------------------------------------------------------------------------- packing
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -165,9 +159,6 @@ def test_images_added_and_damage_since(root, tmp_path):
     assert message == f"{tmp_path}/rec/{MANIFEST} is damaged: pass --overwrite to pack again."
 
 
-# ---------------------------------------------------------------------------------------- failures
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_foreign_files_are_not_overwritten(root, overwrite):
     for out in (root, root / "a" / "0.jpg"):
@@ -195,9 +186,6 @@ def test_wrong_layouts(divided, tmp_path):
     (divided / "val").rename(divided / "test")
     assert "does not hold both train and val: to split the classes in it, pass" in refused()
     assert "would be a class of" in refused(divided / "rec", split=TWO)
-
-
-# ------------------------------------------------------------------------------------- the command
 
 
 def test_the_command(divided, capsys):

@@ -69,19 +69,9 @@ def test_a_module_with_two_workers_divides_by_the_images_of_both(policy, optimiz
         net = dense_net()
         for param in net.collect_params().values():  # workers begin with the weights, not masters
             param.set_data(param.data().astype("float16").astype("float32"))
-        engine = ModuleEngine(
-            net,
-            Objective(3),
-            [mx.cpu()],
-            8,
-            (4,),
-            optimizer,
-            settings,
-            kvstore,
-            workers,
-            policy=policy,
-            loss_scale=8,
-        )
+        options = {"policy": policy, "loss_scale": 8}
+        about = (8, (4,), optimizer, settings, kvstore, workers)
+        engine = ModuleEngine(net, Objective(3), [mx.cpu()], *about, **options)
         # until the first step, the module's own default
         assert engine.module.optimizer.rescale_grad == 1 / (8 * workers)
         Loop(engine, Schedule(0.5, 1, 3, "constant")).train(batches(8), 0)
