@@ -1,6 +1,7 @@
-"""Arrays and loss scales for a report: are they finite, in which range, and how to write them."""
+"""What reports share: whether arrays are finite, their range, and texts of 80 columns."""
 
 import textwrap
+from html import escape
 from typing import Optional, Tuple
 
 import numpy as np
@@ -13,6 +14,13 @@ from mxnet import nd
 WIDTH = 80  # characters in a line of a report
 
 Range = Optional[Tuple[float, float]]  # smallest and largest finite number, None without any
+
+
+class Preformatted:
+    """A report whose text a notebook shows as it is."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def is_float(array: nd.NDArray) -> bool:

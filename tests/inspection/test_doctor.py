@@ -13,7 +13,6 @@ import mxnet as mx
 
 PASCAL = Gpu("Tesla P40", (6, 1))
 VOLTA = Gpu("Tesla V100-SXM2-16GB", (7, 0))
-TURING = Gpu("Tesla T4", (7, 5))
 HOPPER = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 
 FAST = "runs MXNet, and float16 on Tensor Cores."
@@ -97,31 +96,30 @@ def test_wrong_options_are_one_sentence(capsys):
 
 
 @pytest.mark.parametrize(
-    "gpu, kind, about, runs, tensor_cores",
+    "gpu, about, runs, tensor_cores",
     [
-        (Gpu("Tesla K80", (3, 7)), "Kepler or earlier 3.7", TOO_OLD, False, False),
-        (PASCAL, "Pascal 6.1", SLOW, True, False),
-        (VOLTA, "Volta 7.0", FAST, True, True),
-        (TURING, "Turing 7.5", FAST, True, True),
-        (Gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5)), "Turing 7.5", SLOW, True, False),
-        (Gpu("NVIDIA L4", (8, 9)), "Ada 8.9", FAST, True, True),
-        (HOPPER, "Hopper 9.0", TOO_NEW, False, True),
-        (Gpu("NVIDIA RTX 5090", (12, 0)), "Blackwell 12.0", TOO_NEW, False, True),
+        (Gpu("Tesla K80", (3, 7)), TOO_OLD, False, False),
+        (PASCAL, SLOW, True, False),
+        (VOLTA, FAST, True, True),
+        (Gpu("Tesla T4", (7, 5)), FAST, True, True),
+        (Gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5)), SLOW, True, False),
+        (Gpu("NVIDIA L4", (8, 9)), FAST, True, True),
+        (HOPPER, TOO_NEW, False, True),
+        (Gpu("NVIDIA RTX 5090", (12, 0)), TOO_NEW, False, True),
     ],
 )
-def test_each_generation(pretend, capsys, gpu, kind, about, runs, tensor_cores):
+def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
     pretend(gpu)
+    capability = "{}.{}".format(*gpu.capability)
     assert main(["--policy", "float16"]) == (0 if runs else 1)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
-    assert f"GPU 0 {gpu.name} ({kind}): {about}" in " ".join(printed.split())
+    assert f"GPU 0 {gpu.name} ({capability}): {about}" in " ".join(printed.split())
     (seen,) = amp.doctor().to_dict()["gpus"]
     assert seen.pop("advice").startswith(about)
-    name, _, capability = kind.rpartition(" ")
     assert seen == {
         "name": gpu.name,
         "capability": capability,
-        "generation": name,
         "runs": runs,
         "tensor_cores": tensor_cores,
     }
@@ -214,8 +212,7 @@ def test_the_whole_report_of_a_machine(pretend):
         "CPU     AMD EPYC 9R14, 2 cores\n"
         "        F16C, AVX2, AVX512, AVX512_BF16\n"
         "        C++ compiler: g++; C++ kernels: in use\n"
-        "GPU 0   Tesla V100-SXM2-16GB (Volta 7.0): runs MXNet, and float16 on Tensor\n"
-        "        Cores.\n"
+        "GPU 0   Tesla V100-SXM2-16GB (7.0): runs MXNet, and float16 on Tensor Cores.\n"
         "\n"
         "Policies on the GPU\n"
         "  float32        runs       by cuDNN and cuBLAS.\n"
