@@ -95,7 +95,7 @@ def test_a_forged_schedule_is_refused(field, value, path):
     saved = trainer.state_dict()
     saved["schedule"][1][field] = value
     state_files.write(path, saved)
-    refuse(trainer, path, "schedule that does not fit")
+    refuse(trainer, path, "schedule that does not fit: a FactorScheduler cannot have ")
 
 
 def test_what_was_collected_does_not_change():
