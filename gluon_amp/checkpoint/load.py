@@ -99,15 +99,7 @@ def load_checkpoint(path, net, trainer) -> dict:
 
 
 def read_extra(path) -> dict:
-    """Return the `extra` of a checkpoint, after a check of the whole file.
-
-    Raises
-    ------
-    FileNotFoundError
-        When there is no such file.
-    ValueError
-        For a truncated, damaged, forged or foreign file.
-    """
+    """Return the `extra` of a checkpoint, after a check of the whole file."""
     return read(os.path.abspath(os.fspath(path))).extra
 
 

@@ -8,7 +8,7 @@ import logging
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 import numpy as np
 
@@ -92,16 +92,16 @@ class Module(mx.mod.Module):
 
     def __init__(
         self,
-        symbol: mx.sym.Symbol,
-        data_names: Optional[Sequence[str]] = ("data",),
-        label_names: Optional[Sequence[str]] = ("softmax_label",),
-        logger: Any = logging,
-        context: Optional[Union[mx.Context, Sequence[mx.Context]]] = None,
+        symbol,
+        data_names=("data",),
+        label_names=("softmax_label",),
+        logger=logging,
+        context=None,
         *,
         policy: Union[str, Policy] = "float16",
-        loss_scale: Any = BY_DTYPE,
-        max_consecutive_skips: int = MAX_CONSECUTIVE_SKIPS,
-        **options: Any,
+        loss_scale=BY_DTYPE,
+        max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
+        **options,
     ):
         policy = Policy.parse(policy)
         self._loss_scale = resolve_loss_scale(loss_scale, policy)
@@ -116,9 +116,7 @@ class Module(mx.mod.Module):
         self._input_grad_scale = 1.0  # of the last backward pass
 
     @classmethod
-    def load(
-        cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any
-    ) -> "Module":
+    def load(cls, prefix, epoch, load_optimizer_states=False, **kwargs) -> "Module":
         """Build a module from a checkpoint of stock MXNet or of this class.
 
         Parameters
@@ -191,18 +189,16 @@ class Module(mx.mod.Module):
         self,
         data_shapes: Shapes,
         label_shapes: Optional[Shapes] = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Optional["Module"] = None,
-        grad_req: Union[str, Sequence[str], Dict[str, str]] = "write",
+        for_training=True,
+        inputs_need_grad=False,
+        force_rebind=False,
+        shared_module=None,
+        grad_req="write",
     ) -> None:
         """As `mx.mod.Module.bind`, of the cast graph, lowered for the device.
 
-        Raises
-        ------
-        TypeError
-            Data of a dtype that the network's operators do not accept, such as float64.
+        Raise `TypeError` for data of a dtype that the network's operators do not accept, such as
+        float64.
         """
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
@@ -255,21 +251,18 @@ class Module(mx.mod.Module):
 
     def init_params(
         self,
-        initializer: Optional[mx.init.Initializer] = UNIFORM,
+        initializer=UNIFORM,
         arg_params: Optional[Params] = None,
         aux_params: Optional[Params] = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
+        allow_missing=False,
+        force_init=False,
+        allow_extra=False,
     ) -> None:
         """As `mx.mod.Module.init_params`; values may be float32, float16 or float64.
 
-        The masters keep all bits of the values, and float16 weights are their roundings.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Values of another dtype, or of another shape than the symbol's. Nothing is changed then.
+        The masters keep all bits of the values, and float16 weights are their roundings. Raise
+        `TypeError` for another dtype and `ValueError` for another shape than the symbol's, before
+        anything is changed.
         """
         if self.params_initialized and not force_init:
             super().init_params()  # warns and returns
@@ -284,12 +277,7 @@ class Module(mx.mod.Module):
             self._write_masters(self._arg_params)
 
     def set_params(
-        self,
-        arg_params: Optional[Params],
-        aux_params: Optional[Params],
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
+        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
     ) -> None:
         """As `mx.mod.Module.set_params`; see `init_params` for the values."""
         if allow_missing and (force_init or not self.params_initialized):
@@ -334,10 +322,10 @@ class Module(mx.mod.Module):
 
     def init_optimizer(
         self,
-        kvstore: Any = "local",
+        kvstore="local",
         optimizer: Union[str, mx.optimizer.Optimizer] = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
+        optimizer_params=(("learning_rate", 0.01),),
+        force_init=False,
     ) -> None:
         """As `mx.mod.Module.init_optimizer`, but the kvstore never makes the update.
 
