@@ -38,40 +38,25 @@ def parse(trace):
     return scales
 
 
-class TorchScaler:
-    """The update rule that torch documents for GradScaler (amp_update_scale_cuda_kernel)."""
+class ApexScaler:
+    """Apex's csrc/update_scale_hysteresis.cu; with hysteresis 1 it is torch's rule."""
 
-    def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000):
-        self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
-        self.tracker = 0
-
-    def update(self, finite):
-        if not finite:
-            self.scale *= self.backoff
-            self.tracker = 0
-            return
-        self.tracker += 1
-        if self.tracker == self.interval:
-            self.scale *= self.growth
-            self.tracker = 0
-
-
-class ApexHysteresisScaler(TorchScaler):
-    """csrc/update_scale_hysteresis.cu, line for line."""
-
-    def __init__(self, hysteresis, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, hysteresis, interval):
+        self.scale, self.interval, self.tracker = 2.0**16, interval, 0
         self.hysteresis = self.left = hysteresis
 
     def update(self, finite):
         if not finite:
             self.left -= 1
-            if self.left > 0:
-                self.tracker = 0
-                return
-        super().update(finite)
-        if finite:
-            self.left = self.hysteresis
+            self.tracker = 0
+            if self.left <= 0:
+                self.scale *= 0.5
+            return
+        self.tracker += 1
+        if self.tracker == self.interval:
+            self.scale *= 2.0
+            self.tracker = 0
+        self.left = self.hysteresis
 
 
 # ------------------------------------------------------------------------------ traces
@@ -124,7 +109,7 @@ def test_random_overflows_equal_apex_and_with_hysteresis_1_torch(finites, hyster
         min_scale=2.0**-100,
         max_scale=2.0**120,
     )
-    theirs = ApexHysteresisScaler(hysteresis, interval=interval)
+    theirs = ApexScaler(hysteresis, interval)
     assert used_scales(ours, finites) == used_scales(theirs, finites)
 
 

@@ -86,15 +86,6 @@ def test_gradients_of_a_later_pass_are_measured_and_reduced_again(dtype, loss_sc
     assert both(p) == [-3.0, -3.0]
 
 
-def test_a_plain_backward_counts_as_a_pass_too():
-    p, trainer = on_two("float32", loss_scale=None)
-    for factors in ((5.0, 5.0), (1.0, 2.0)):
-        autograd.backward(losses_on(p, factors, TWO))
-        trainer.clip_global_norm(4.0)
-    trainer.step(1)
-    assert both(p) == [-3.0, -3.0]
-
-
 def test_gradients_of_another_trainers_pass_are_reduced_again():
     p, q = parameter("p", [0.0], ctx=TWO), parameter("q", [0.0], ctx=TWO)
     shared = amp.DynamicLossScale(8.0)

@@ -18,14 +18,6 @@ from mxnet.gluon import nn
 inf, nan = np.inf, np.nan
 
 
-def test_keras_example_finite_step():
-    p = parameter("p", [1.0, 2.0, 3.0, 4.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=4)
-    report = run(trainer, [(p, [1.0, 6.0, 7.0, 2.0])])
-    np.testing.assert_array_equal(values(p), [0.5, -1.0, -0.5, 3.0])
-    assert report == StepReport(True, 4.0, 4.0, None, (), 0)
-
-
 def test_keras_example_infs_leave_the_variables_and_halve_the_scale():
     p = parameter("p", [1.0, 2.0, 3.0, 4.0])
     trainer = Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=DynamicLossScale(512))
@@ -142,19 +134,6 @@ def test_after_a_skip_an_overflow_does_not_come_back(grad_req):
 
 
 # ------------------------------------------------------------------------------ the optimizer
-
-
-def test_the_learning_rate_schedule_does_not_advance_on_a_skip():
-    p = parameter("p", [0.0], "float32")
-    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    trainer = Trainer([p], "sgd", {"lr_scheduler": schedule}, loss_scale="dynamic")
-    moved = []
-    for factor in (1.0, inf, nan, 1.0, inf, 1.0):
-        before = values(p)[0]
-        run(trainer, [(p, [factor])])
-        moved.append(float(before - values(p)[0]))
-    assert moved == [1.0, 0.0, 0.0, 0.5, 0.0, 0.25]
-    assert trainer.optimizer.num_update == 3
 
 
 def test_clip_gradient_does_not_turn_an_inf_into_a_step():
