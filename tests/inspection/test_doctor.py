@@ -18,10 +18,7 @@ HOPPER = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 FAST = "runs MXNet, and float16 on Tensor Cores."
 SLOW = "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, but "
 ON_TENSOR_CORES = "on Tensor Cores, which accumulate in float32; half of the memory."
-TOO_NEW = (
-    "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels hold "
-    "machine code for 5.0 to 8.9 and no PTX; use a GPU up to 8.9, or the CPU."
-)
+TOO_NEW = "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels "
 TOO_OLD = "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold machine "
 
 

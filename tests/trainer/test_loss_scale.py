@@ -1,6 +1,5 @@
 """Loss scales: exact traces, bounds, hysteresis, states, misuse."""
 
-import json
 import math
 
 import numpy as np
@@ -27,15 +26,6 @@ def used_scales(scale, finites):
         used.append(scale.scale)
         scale.update(finite)
     return used
-
-
-def parse(trace):
-    """Return a trace such as '1024×4 2048' as a list."""
-    scales = []
-    for part in trace.split():
-        value, _, times = part.partition("×")
-        scales += [float(value)] * int(times or 1)
-    return scales
 
 
 class ApexScaler:
@@ -65,21 +55,12 @@ class ApexScaler:
 @pytest.mark.parametrize(
     "settings, finites, trace",
     [
-        # on which torch, Apex, Keras, jmp and fairseq agree
-        ({"init_scale": 1024, "growth_interval": 4}, [True] * 12, "1024×4 2048×4 4096×4"),
-        (
-            {"init_scale": 1024, "growth_interval": 4},
-            [True] * 3 + [False] + [True] * 9,
-            "1024×4 512×4 1024×4 2048",
-        ),
         # torch's documented example, with one step more
         (
             {"init_scale": 4, "backoff_factor": 0.25, "growth_interval": 2},
             [True, True, False, True],
-            "4 4 8 2",
+            [4, 4, 8, 2],
         ),
-        # hysteresis 2 forgives one overflow, and a finite step refills it
-        ({"init_scale": 1024, "hysteresis": 2}, [0, 1, 0, 0, 0, 1], "1024×4 512 256"),
         # growth by 4 ends at the ceiling, backoff by 4 at the floor
         (
             {
@@ -91,12 +72,12 @@ class ApexScaler:
                 "max_scale": 16,
             },
             [True] * 4 + [False] * 3 + [True],
-            "4 4 16 16 16 4 1 0.5",
+            [4, 4, 16, 16, 16, 4, 1, 0.5],
         ),
     ],
 )
 def test_traces(settings, finites, trace):
-    assert used_scales(DynamicLossScale(**settings), finites) == parse(trace)
+    assert used_scales(DynamicLossScale(**settings), finites) == trace
 
 
 @law
@@ -114,20 +95,6 @@ def test_random_overflows_equal_apex_and_with_hysteresis_1_torch(finites, hyster
 
 
 # ------------------------------------------------------------------------------ states and bounds
-
-
-@law
-@given(outcomes, st.integers(0, 80), st.integers(1, 4), st.sampled_from([256, None]))
-def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis, init_scale):
-    original = DynamicLossScale(
-        init_scale=init_scale, growth_interval=3, hysteresis=hysteresis, min_scale=0.25
-    )
-    used_scales(original, finites[:cut])
-    restored = DynamicLossScale()
-    # through JSON, as a checkpoint may store it
-    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
-    assert restored.state_dict() == original.state_dict()
-    assert used_scales(restored, finites[cut:]) == used_scales(original, finites[cut:])
 
 
 def test_400_overflows_end_at_the_smallest_float16_and_400_growths_at_2_to_the_24():

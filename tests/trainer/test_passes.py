@@ -271,14 +271,3 @@ def test_a_skip_leaves_what_a_trainer_with_the_same_scale_applied():
     same(learnt, statistics(nets[1]))
     assert not np.isfinite([*before.values()]).all() and np.isfinite([*learnt.values()]).all()
     assert np.isfinite([*statistics(nets[0]).values()]).all()
-
-
-def test_trainers_with_scales_of_their_own_do_not_disturb_each_other():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0])
-    first, second = Trainer([p], "sgd"), Trainer([q], "sgd", loss_scale=4)
-    run(first, [(p, [inf])], step=False)
-    with pytest.raises(RuntimeError, match="no scaled backward pass"):
-        second.step(1)
-    assert not first.step(1).applied
-    assert run(second, [(q, [1.0])]).applied
-    assert (first.loss_scale.scale, second.loss_scale.scale) == (32768.0, 4.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.trainer import schedules, state_files
-from tests.trainer.state_helpers import own, refuse, stock_trainer, train
+from tests.trainer.state_helpers import own, refuse, train
 
 from mxnet.lr_scheduler import (
     CosineScheduler,
@@ -58,18 +58,6 @@ def test_an_earlier_state_rewinds_a_schedule_of_the_same_and_of_a_new_trainer(ki
     for again in (trainer, with_schedule(kind)):
         again.load_states(path)
         assert rates(again) == expected
-
-
-@pytest.mark.parametrize("kind", ["factor", "multi"])
-def test_a_stock_file_rewinds_a_schedule(kind, path):
-    stock = stock_trainer("sgd", lr_scheduler=SCHEDULES[kind](), learning_rate=0.5)
-    train(stock, 2)
-    stock.save_states(path)
-    expected = rates(stock)
-    trainer = own("sgd", lr_scheduler=SCHEDULES[kind](), learning_rate=0.5)
-    rates(trainer)
-    trainer.load_states(path)
-    assert rates(trainer) == expected
 
 
 def test_a_scheduler_of_another_class_keeps_its_state(path):
