@@ -119,14 +119,8 @@ class Module(mx.mod.Module):
     def load(cls, prefix, epoch, load_optimizer_states=False, **kwargs) -> "Module":
         """Build a module from a checkpoint of stock MXNet or of this class.
 
-        Parameters
-        ----------
-        prefix, epoch
-            As in `mx.mod.Module.load`: reads `prefix-symbol.json` and `prefix-0001.params`.
-        load_optimizer_states : bool
-            Also read `prefix-0001.states` (optimizer, masters, loss scale) in `init_optimizer`.
-        **kwargs
-            The constructor's arguments.
+        It reads `prefix-symbol.json` and `prefix-0001.params`, and optionally `prefix-0001.states`
+        (optimizer, masters, loss scale) in `init_optimizer`. `kwargs` are the constructor's.
         """
         symbol, arg_params, aux_params = mx.model.load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
@@ -329,22 +323,10 @@ class Module(mx.mod.Module):
     ) -> None:
         """As `mx.mod.Module.init_optimizer`, but the kvstore never makes the update.
 
-        It would make it before an overflow can be detected. It only reduces gradients.
-
-        Parameters
-        ----------
-        kvstore, force_init
-            As in `mx.mod.Module`.
-        optimizer : str or mxnet.optimizer.Optimizer
-            As in `gluon_amp.Trainer`.
-        optimizer_params : dict, or pairs of names and values
-            `rescale_grad` is 1 / (batch size · workers) by default, without the loss scale.
-
-        Raises
-        ------
-        ValueError
-            An unknown optimizer, one without masters for float16 weights, an async kvstore, or
-            gradient compression under a loss scale.
+        It would make it before an overflow can be detected. It only reduces gradients. The
+        optimizer is as in `gluon_amp.Trainer`; its `rescale_grad` is 1 / (batch size · workers) by
+        default, without the loss scale. Raise `ValueError` for an unknown optimizer, one without
+        masters for float16 weights, an async kvstore, or gradient compression under a loss scale.
         """
         assert self.binded and self.params_initialized
         if self.optimizer_initialized and not force_init:
@@ -429,10 +411,7 @@ class Module(mx.mod.Module):
     def backward(self, out_grads: Optional[Union[nd.NDArray, List[nd.NDArray]]] = None) -> None:
         """As `mx.mod.Module.backward`, with the loss scale in all gradients.
 
-        Parameters
-        ----------
-        out_grads : NDArray or list of NDArray
-            Gradients of outputs that are no loss heads, without the scale.
+        `out_grads`, the gradients of outputs that are no loss heads, come without the scale.
         """
         assert self.binded and self.params_initialized
         trainer = self._trainer
@@ -498,13 +477,8 @@ class Module(mx.mod.Module):
     def update(self) -> None:
         """Make one step, or skip it where a gradient is not finite; `last_report` says which.
 
-        Raises
-        ------
-        RuntimeError
-            Without a backward pass since the last `update`.
-        FloatingPointError
-            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
-            where a lower one would not help.
+        Raise `RuntimeError` without a backward pass since the last `update`, and
+        `FloatingPointError` as `Trainer.step` does.
         """
         assert self.binded and self.params_initialized and self.optimizer_initialized
         if not self._has_new_gradients:
@@ -534,13 +508,8 @@ class Module(mx.mod.Module):
     def load_optimizer_states(self, fname: str) -> None:
         """Read a file of `save_optimizer_states`, under any policy, or one of stock MXNet.
 
-        Parameters are not changed: they have a file of their own.
-
-        Raises
-        ------
-        ValueError
-            Another file, a damaged or a forged one, or another optimizer or network. Nothing in a
-            file is executed.
+        Parameters are not changed: they have a file of their own. Nothing in a file is executed.
+        Raise `ValueError` for a damaged or forged file, or another optimizer or network.
         """
         assert self.optimizer_initialized
         if self._params_dirty:

@@ -13,26 +13,13 @@ from gluon_amp.inspection.values import WIDTH, Preformatted
 
 @dataclass(frozen=True)
 class Report(Preformatted):
-    """What `doctor` returns.
-
-    Attributes
-    ----------
-    machine : Machine
-    device : str
-        'gpu' or 'cpu': the device of the outcomes.
-    outcomes : list of Outcome
-        For each policy, whether it runs on `device`, and how or why not.
-    settings : list of Setting
-        The environment variables that matter.
-    asked : str or None
-        The policy that was asked for.
-    """
+    """What `doctor` returns: the machine, and what it can run."""
 
     machine: Machine
-    device: str
-    outcomes: List[advice.Outcome]
-    settings: List[Setting]
-    asked: Optional[str] = None
+    device: str  # 'gpu' or 'cpu', of the outcomes
+    outcomes: List[advice.Outcome]  # for each policy, whether it runs there, and how or why not
+    settings: List[Setting]  # the environment variables that matter
+    asked: Optional[str] = None  # the policy that was asked for
 
     @property
     def ok(self) -> bool:
