@@ -36,10 +36,11 @@ def test_describe_without_inputs():
 def test_nets_that_are_not_cast_and_dtypes_for_study():
     rows = amp.describe(small_net(), images()).rows
     assert {(row.compute_dtype, row.reason) for row in rows} == {("float32", "")}
-    layers = [unit(1) for _ in range(3)]  # the first and the last one stay wide
-    studied = built(*layers, policy="compute=float8_e4m3,gradients=float8_e5m2")
-    text = str(amp.describe(studied, nd.ones((1, 1))))
-    assert "1 in float8_e4m3, gradients float8_e5m2 (emulated, for study)" in text
+    for dtype in ("float8_e4m3", "bfloat16"):
+        layers = [unit(1) for _ in range(3)]  # the first and the last one stay wide
+        studied = built(*layers, policy=f"compute={dtype},gradients=float8_e5m2")
+        text = str(amp.describe(studied, nd.ones((1, 1))))
+        assert f"1 in {dtype}, gradients float8_e5m2 (emulated, for study)" in text
 
 
 @pytest.mark.filterwarnings("ignore:Block")

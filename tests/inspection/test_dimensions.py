@@ -79,6 +79,23 @@ def test_layers(layers, shape, expected):
     assert sizes(net) == [line for line in expected if line not in batch]
 
 
+class Parts(gluon.HybridBlock):
+    """Dense layers of the first three rows and of the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.few, self.many = nn.Dense(8), nn.Dense(8), nn.Dense(8)
+
+    def hybrid_forward(self, F, x):
+        few, many = F.split_v2(self.all(x), (3,), axis=0)
+        return F.concat(self.few(few), self.many(many), dim=0)
+
+
+def test_the_rows_of_a_first_output_are_known_and_those_of_a_second_are_not():
+    found = sizes(built(Parts()), nd.ones((32, 16)))
+    assert found == ["0.few: FullyConnected multiplies 3 rows: use a batch of 8"]
+
+
 class Product(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         return (F.np if mx.util.is_np_array() else F).dot(x, x)
