@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import gluon_amp as amp
 from tests.laws.training import LOW_PRECISION, OPTIMIZERS
-from tests.trainer.helpers import parameter, run, values
+from tests.trainer.helpers import parameter, run
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -98,19 +98,6 @@ def test_across_a_change_of_scale(name, parts, data):
             assert report.applied
         results.append(trainer.master_params()["p"].asnumpy())
     np.testing.assert_array_equal(*results)
-
-
-def test_a_window_keeps_its_scale_and_the_next_one_has_the_new():
-    p = parameter("p", [0.0], grad_req="add")
-    trainer = amp.Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=amp.DynamicLossScale(64))
-    run(trainer, [(p, [1.0])], step=False)
-    trainer.loss_scale.update(False)
-    run(trainer, [(p, [1.0])], step=False)
-    assert p.grad().asnumpy().item() == 128.0
-    report = trainer.step(1)
-    assert (values(p)[0], report.loss_scale, report.next_loss_scale) == (-2.0, 64.0, 32.0)
-    p.grad()[:] = 0
-    assert run(trainer, [(p, [1.0])]).loss_scale == 32.0
 
 
 @pytest.mark.parametrize("policy", LOW_PRECISION)

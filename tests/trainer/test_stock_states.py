@@ -72,12 +72,7 @@ def test_training_continues_with_mxnets_own_optimizer_bit_for_bit(path, optimize
     instance = type(stock.optimizer)(
         learning_rate=2.0**-6, multi_precision=dtype == "float16", **settings
     )
-    stock.save_states(path)
-    params = parameters(dtype)
-    for mine, theirs in zip(params, stock._params):
-        mine.set_data(theirs.data())
-    trainer = Trainer(params, instance, loss_scale=None)
-    trainer.load_states(path)
+    trainer = continued(stock, path, instance, dtype)
     assert trainer.optimizer.num_update == 3
     train_both(trainer, stock, rtol=0)
     for mine, theirs in zip(states_of(trainer), states_of(stock)):
