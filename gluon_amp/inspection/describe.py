@@ -83,10 +83,7 @@ class Description(Preformatted):
         lines = [self.HEAD, rule, *(_cells(row, notes) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        reasons = [
-            paragraph(f"{note} {reason}", indent=" " * (len(note) + 1))
-            for reason, note in notes.items()
-        ]
+        reasons = [paragraph(reason, f"{note} ") for reason, note in notes.items()]
         return "\n".join([*table, *reasons, self._summary()])
 
     def __repr__(self) -> str:

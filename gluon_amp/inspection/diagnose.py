@@ -97,7 +97,7 @@ class Diagnosis:
             span, scale = range_text(self.value_range), scale_text(self.loss_scale)
             lines.append(f"  {what}: {span}, loss scale {scale}")
         lines.append(f"  {self.advice}")
-        return "\n".join(map(paragraph, lines))
+        return "\n".join(paragraph(line, indent="  ") for line in lines)
 
 
 def diagnose(

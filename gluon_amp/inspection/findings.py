@@ -24,7 +24,7 @@ class Finding(NamedTuple):
     fix: str
 
     def __str__(self) -> str:
-        return paragraph(f"{self.block or 'net'}: {self.problem}: {self.fix}.")
+        return paragraph(f"{self.block or 'net'}: {self.problem}: {self.fix}.", indent="  ")
 
 
 class Findings(Preformatted, List[Finding]):

@@ -62,6 +62,14 @@ def non_finite_text(array: nd.NDArray) -> str:
     return f"{nans} NaN and {infinities} infinite values among {values.size}"
 
 
-def paragraph(text: str, indent: str = "  ") -> str:
-    """Return a text in lines of at most 80 characters, all but the first of them indented."""
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def paragraph(text: str, head: str = "", indent: Optional[str] = None) -> str:
+    """Return a head and a text in lines of at most 80 characters, indented by the head's width."""
+    indent = " " * len(head) if indent is None else indent
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

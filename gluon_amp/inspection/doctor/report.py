@@ -1,14 +1,13 @@
 """The doctor's report, as text in 80 columns and as JSON."""
 
 import json
-import textwrap
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from gluon_amp.inspection.doctor import advice
 from gluon_amp.inspection.doctor.detection import Machine
 from gluon_amp.inspection.doctor.environment import Setting
-from gluon_amp.inspection.values import WIDTH, Preformatted
+from gluon_amp.inspection.values import Preformatted, paragraph
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,11 @@ class Report(Preformatted):
     def text(self, verbose: bool = False) -> str:
         """Return the report in 80 columns; `verbose` adds the variables that are not set."""
         facts = [*self._versions_and_cpu(), *self._gpus()]
-        lines = [line for name, text in facts for line in _hanging(f"{name:<7} ", text)]
+        lines = [paragraph(text, f"{name:<7} ") for name, text in facts]
         lines += ["", f"Policies on the {self.device.upper()}"]
         for outcome in self.outcomes:
             verdict = "runs" if outcome.runs else "CANNOT RUN"
-            lines += _hanging(f"  {outcome.policy:<14} {verdict:<10} ", outcome.how)
+            lines.append(paragraph(outcome.how, f"  {outcome.policy:<14} {verdict:<10} "))
         return "\n".join([*lines, *self._environment(verbose), *self._verdict()])
 
     def _versions_and_cpu(self) -> List[Tuple[str, str]]:
@@ -114,26 +113,14 @@ class Report(Preformatted):
         lines = ["", "Environment variables (-: not set)" if verbose else title]
         for setting in shown:
             value = "-" if setting.value is None else setting.value
-            lines += [f"  {setting.name}: {value}", *_hanging("      ", setting.does)]
+            lines += [f"  {setting.name}: {value}", paragraph(setting.does, " " * 6)]
             if setting.warning:
-                lines += _hanging("      WARNING: ", setting.warning)
+                lines.append(paragraph(setting.warning, "      WARNING: "))
         return lines
 
     def _verdict(self) -> List[str]:
         for outcome in self.outcomes:
             if outcome.policy == self.asked:
                 can = "can" if outcome.runs else "cannot"
-                return ["", *_hanging("", f"Policy {outcome.policy} {can} run here: {outcome.how}")]
+                return ["", paragraph(f"Policy {outcome.policy} {can} run here: {outcome.how}")]
         return []
-
-
-def _hanging(head: str, text: str) -> List[str]:
-    """Return the lines of a text after a head, indented by the head's width."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )

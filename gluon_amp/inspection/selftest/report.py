@@ -1,10 +1,9 @@
 """The self-test's report, as text in 80 columns and as JSON."""
 
 import json
-import textwrap
 from typing import List, NamedTuple
 
-from gluon_amp.inspection.values import WIDTH
+from gluon_amp.inspection.values import paragraph
 
 
 class Result(NamedTuple):
@@ -22,13 +21,7 @@ class Result(NamedTuple):
         if self.measured != self.expected:
             source = f"; {self.source}" if self.source else ""
             text += f" (expected: {self.expected}{source})"
-        return textwrap.fill(
-            text,
-            WIDTH,
-            initial_indent=f"{self.status:<8} ",
-            subsequent_indent=" " * 9,
-            break_on_hyphens=False,
-        )
+        return paragraph(text, f"{self.status:<8} ")
 
 
 class Report(NamedTuple):
@@ -55,7 +48,7 @@ class Report(NamedTuple):
         sentence = f"All {len(self.results)} checks are ok {where}."
         if parts:
             sentence = f"Of {len(self.results)} checks {where}, {' and '.join(parts)}."
-        return textwrap.fill(sentence, WIDTH, break_on_hyphens=False)
+        return paragraph(sentence)
 
     def to_json(self) -> str:
         """Return the report as a JSON text."""
