@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import DynamicLossScale, Trainer, optimizer
+from gluon_amp import Trainer, optimizer
 from gluon_amp.base import host
 from gluon_amp.optimizer import masters
 from gluon_amp.trainer import StepReport
@@ -18,17 +18,6 @@ from mxnet.gluon import nn
 inf, nan = np.inf, np.nan
 
 
-def test_keras_example_infs_leave_the_variables_and_halve_the_scale():
-    p = parameter("p", [1.0, 2.0, 3.0, 4.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=DynamicLossScale(512))
-    for skipped in range(1, 5):
-        report = run(trainer, [(p, [inf, 6.0, 7.0, 2.0])])
-        scale = 1024.0 / 2**skipped
-        assert report == StepReport(False, scale, scale / 2, None, ("p",), skipped)
-    np.testing.assert_array_equal(values(p), [1.0, 2.0, 3.0, 4.0])
-    assert trainer.loss_scale.scale == 32.0
-
-
 def test_batch_size_and_rescale_grad_of_the_optimizer_both_count():
     p = parameter("p", [1.0])
     trainer = Trainer([p], optimizer.SGD(learning_rate=1.0, rescale_grad=0.5), loss_scale=8)
@@ -37,20 +26,6 @@ def test_batch_size_and_rescale_grad_of_the_optimizer_both_count():
     trainer.rescale /= 2  # what Horovod's DistributedTrainer does
     run(trainer, [(p, [1.0])])
     assert values(p)[0] == 0.5
-
-
-@pytest.mark.parametrize("kvstore, after", [("device", 5.0), (None, 7.0)])
-def test_two_devices_agree_to_skip(kvstore, after):
-    p = parameter("p", [8.0], ctx=TWO)
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, kvstore=kvstore, loss_scale=4)
-    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    assert trainer.step(1).applied
-    assert values(p)[0] == after
-    before = [d.asnumpy().item() for d in p.list_data()]
-    trainer.backward(losses_on(p, (1.0, nan), TWO))
-    report = trainer.step(1)
-    assert (report.applied, report.overflow) == (False, ("p",))
-    assert [d.asnumpy().item() for d in p.list_data()] == before
 
 
 def test_row_sparse_gradients():
