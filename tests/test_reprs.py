@@ -1,12 +1,11 @@
 """What a prompt and a notebook show of the public objects: one line, and tables."""
 
-import re
+import html
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.inspection import html
 
 import mxnet as mx
 from mxnet.gluon import nn
@@ -77,20 +76,10 @@ def test_a_diagnosis_is_one_line_and_says_whether_it_is_ok(net):
     assert repr(bad) == "Diagnosis(backward_overflow in 0 (dot), scale 2^30, recommended 2^24)"
 
 
-def cells(text):
-    """Return the cells of an HTML table, row by row."""
-    rows = re.findall(r"<tr>(.*?)</tr>", text)
-    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
-
-
 def test_a_description_is_one_line_and_a_table(net):
     description = amp.describe(net, mx.nd.ones((2, 3)))
     assert repr(description) == "Description(2 operators: 1 in float16 (emulated), 1 in float32)"
-    assert cells(description._repr_html_()) == [
-        ["block", "op", "computes in", "parameters", "because"],
-        ["0", "FullyConnected", "float16", "2×float16", ""],
-        ["1", "BatchNorm", "float32", "4×float32", description.rows[1].reason],
-    ]
+    assert description._repr_html_() == f"<pre>{html.escape(str(description))}</pre>"
 
 
 def test_a_gradient_report_is_one_line_and_a_table(net):
@@ -100,23 +89,11 @@ def test_a_gradient_report_is_one_line_and_a_table(net):
     trainer.backward(loss)
     report = amp.gradient_report(net, trainer)
     assert repr(report) == "GradientReport(4 gradients, loss scale 8, recommended 2048)"
-    rows = cells(report._repr_html_())
-    assert rows[0] == ["gradient of", "dtype", "largest", "0", "&lt;2^-14", "headroom"]
+    rows = [line.split() for line in report._repr_html_().splitlines()]
+    assert rows[0] == ["<pre>gradient", "of", "dtype", "largest", "0", "&lt;2^-14", "headroom"]
     assert rows[1] == ["net_dense0_weight", "float16", "1.6e+01", "0.0%", "0.0%", "12.0"]
 
 
-def test_findings_and_the_doctor_are_tables(net):
-    findings = amp.check(net, None, mx.nd.ones((8, 3)))
-    table = cells(findings._repr_html_())
-    assert table[0] == ["block", "problem", "fix"]
-    assert [row[0] for row in table[1:]] == [finding.block for finding in findings] != []
-    assert type(findings)()._repr_html_() == "<p>nothing found</p>"
-    doctor = cells(amp.doctor(device="cpu")._repr_html_())
-    assert ["Policies on the CPU", "", ""] in doctor
-    assert [row[:2] for row in doctor if row[0] == "float32"] == [["float32", "runs"]]
-
-
-def test_texts_are_escaped_in_html():
-    table = html.table(["<b>"], [["a & <i>"]], "x < y")
-    assert cells(table) == [["&lt;b&gt;"], ["a &amp; &lt;i&gt;"]]
-    assert "<caption>x &lt; y</caption>" in table
+def test_findings_and_the_doctor_are_texts(net):
+    for report in (amp.check(net, None, mx.nd.ones((8, 3))), amp.doctor(device="cpu")):
+        assert report._repr_html_() == f"<pre>{html.escape(str(report))}</pre>"

@@ -90,8 +90,9 @@ def load_checkpoint(path, net, trainer) -> dict:
         for name in set(trained).difference(saved.trainer["states"]):
             if np.dtype(params[name].dtype) == np.float16:
                 for weight in params[name].list_data():
-                    master = nd.array(values[name][0], weight.context, "float32")
-                    master.copyto(masters.hold(params[name], weight, master))
+                    wide = weight.as_nd_ndarray().astype("float32")
+                    held = masters.hold(params[name], weight, wide)
+                    held[:] = nd.array(values[name][0], weight.context, "float32")
         for name, param in params.items():
             # After the trainer, whose kvstore starts by copying the first device's values to all.
             _set_each_device(param, values[name])
@@ -99,15 +100,7 @@ def load_checkpoint(path, net, trainer) -> dict:
 
 
 def read_extra(path) -> dict:
-    """Return the `extra` of a checkpoint, after a check of the whole file.
-
-    Raises
-    ------
-    FileNotFoundError
-        When there is no such file.
-    ValueError
-        For a truncated, damaged, forged or foreign file.
-    """
+    """Return the `extra` of a checkpoint, after a check of the whole file."""
     return read(os.path.abspath(os.fspath(path))).extra
 
 

@@ -35,15 +35,13 @@ PROBES = {
 }
 
 
-def accumulation_dtype(ctx: Union[mx.Context, str], accumulate: str = "float32") -> Dict[str, str]:
+def accumulation_dtype(ctx: Union[mx.Context, str]) -> Dict[str, str]:
     """Return the dtype in which a device accumulates float16 products, found by experiment.
 
     Parameters
     ----------
     ctx : Context
-        On a CPU, where float16 is emulated, the result is what `accumulate` asks for.
-    accumulate : {'float32', 'float16'}
-        The accumulation dtype of the emulation. On a GPU the kernel decides.
+        On a CPU, where float16 is emulated, the result is float32.
 
     Returns
     -------
@@ -51,19 +49,13 @@ def accumulation_dtype(ctx: Union[mx.Context, str], accumulate: str = "float32")
         'float32' or 'float16' for Convolution, FullyConnected, dot and batch_dot with float16
         inputs. In a cast net `batch_dot` gets float16 inputs only if a pin asks for it.
 
-    Raises
-    ------
-    ValueError
-        `accumulate='float16'` on a GPU.
-
     Examples
     --------
     >>> import gluon_amp as amp, mxnet as mx
     >>> amp.accumulation_dtype(mx.cpu())['Convolution']
     'float32'
     """
-    ctx = mx.Context(ctx)
-    policy = Policy("float16", "float16", "float32", accumulate_dtype=accumulate)
+    ctx, policy = mx.Context(ctx), Policy.parse("float16")
     return {
         op: "float32" if np.isfinite(sums(op, policy, ctx)).all() else "float16" for op in PROBES
     }

@@ -1,26 +1,19 @@
 """What costs a net speed or accuracy in float16, found before the training.
 
-`dimensions` looks at sizes that Tensor Cores do not like, `indices` at whole numbers that are not
-exact, `trainer_findings` at the trainer.
+`dimensions` looks at sizes that Tensor Cores do not like, `gpu_graph` at kernels, and
+`trainer_findings` at the trainer.
 """
 
 from typing import Iterator, List, Optional
 
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.base.messages import first_few
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.casting.tracing import (
-    hybrid_blocks,
-    named_blocks,
-    parameters_of_python_code,
-    roots,
-)
+from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
 from gluon_amp.inspection.gpu_graph import gpu_findings
-from gluon_amp.inspection.indices import index_findings
 from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
 
@@ -39,10 +32,9 @@ def check(
 
     Of the net: dimensions of float16 matrix products and convolutions that are no multiples of 8,
     as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); `dot`,
-    whose kernel does not use them; operators in float16 without a float16 kernel on a GPU; ids,
-    indices and lengths that are float16 and may be above 2048; a float16 output, which reaches the
-    loss; norm layers with float16 parameters; parameters that the cast leaves out. Of the trainer:
-    an epsilon that is 0 in float16; updates on the kvstore; frozen parameters.
+    whose kernel does not use them; operators in float16 without a float16 kernel on a GPU; a
+    float16 output, which reaches the loss; norm layers with float16 parameters. Of the trainer: an
+    epsilon that is 0 in float16; updates on the kvstore; frozen parameters.
 
     Parameters
     ----------
@@ -82,12 +74,8 @@ def check(
         binding = binding_of(block)
         if binding is None or not binding.untraceable:
             found = operators(path, block, inputs if block is net else ())
-            findings += [
-                *dimension_findings(found),
-                *gpu_findings(path, block),
-                *index_findings(found),
-            ]
-    findings += [*_loss_head(net, outputs), *_norms(net), *_outside(net)]
+            findings += [*dimension_findings(found), *gpu_findings(path, block)]
+    findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer)
     return findings
@@ -106,18 +94,6 @@ def _loss_head(net: gluon.Block, outputs: List[nd.NDArray]) -> Iterator[Finding]
             "its output is float16, in which a loss and its scale overflow past 65504",
             "leave output=float16 out of the policy, or give the loss out.astype('float32')",
         )
-
-
-def _outside(net: gluon.Block) -> Iterator[Finding]:
-    if any(binding_of(block) for _, block in hybrid_blocks(net)):
-        for path, params in parameters_of_python_code(net).items():
-            names = first_few([param.name for param in params], limit=2)
-            yield Finding(
-                "outside",
-                path,
-                f"Python code uses {names}, which the cast leaves out",
-                "write the block as a HybridBlock with a hybrid_forward, and cast again",
-            )
 
 
 def _norms(net: gluon.Block) -> Iterator[Finding]:

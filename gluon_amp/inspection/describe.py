@@ -1,15 +1,14 @@
 """In which dtype each operator of a net computes, and why."""
 
 from collections import Counter
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import contexts_of, dtype_of
 from gluon_amp.casting.tracing import hybrid_blocks, parameters_of_python_code, trace
-from gluon_amp.inspection import html
-from gluon_amp.inspection.values import paragraph
+from gluon_amp.inspection.values import Preformatted, paragraph
 from gluon_amp.lowering.emulation import is_emulated
-from gluon_amp.policy import Policy, cast_pass
+from gluon_amp.policy import Policy, cast_pass, study
 from gluon_amp.policy.cast_pass import Node
 
 import mxnet as mx
@@ -54,7 +53,7 @@ class Row(NamedTuple):
     reason: str
 
 
-class Description:
+class Description(Preformatted):
     """What `describe` returns; its text is a table.
 
     The table numbers the reasons, and lists each of them once below.
@@ -71,10 +70,10 @@ class Description:
 
     HEAD = ("block", "op", "computes in", "parameters", "because")
 
-    def __init__(self, rows: List[Row], device_type: str, studied: Set[str]) -> None:
+    def __init__(self, rows: List[Row], device_type: str) -> None:
         self.rows = rows
-        self.studied = studied
-        dtypes = {row.compute_dtype for row in rows if _dtypes(row) not in studied}
+        self.studied = {_dtypes(row) for row in rows if _is_studied(row)}
+        dtypes = {row.compute_dtype for row in rows if not _is_studied(row)}
         self.emulated = {dtype for dtype in dtypes if is_emulated(dtype, device_type)}
 
     def __str__(self) -> str:
@@ -84,18 +83,11 @@ class Description:
         lines = [self.HEAD, rule, *(_cells(row, notes) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        reasons = [
-            paragraph(f"{note} {reason}", indent=" " * (len(note) + 1))
-            for reason, note in notes.items()
-        ]
+        reasons = [paragraph(reason, f"{note} ") for reason, note in notes.items()]
         return "\n".join([*table, *reasons, self._summary()])
 
     def __repr__(self) -> str:
         return f"Description({self._summary()})"
-
-    def _repr_html_(self) -> str:
-        reasons = {row.reason: row.reason for row in self.rows}
-        return html.table(self.HEAD, (_cells(row, reasons) for row in self.rows), self._summary())
 
     def _summary(self) -> str:
         notes = {
@@ -117,6 +109,10 @@ def _cells(row: Row, notes: Dict[str, str]) -> Tuple[str, ...]:
 
 def _dtypes(row: Row) -> str:
     return ", gradients ".join(dict.fromkeys([row.compute_dtype, row.gradient_dtype]))
+
+
+def _is_studied(row: Row) -> bool:
+    return row.compute_dtype in study.FORMATS or row.gradient_dtype != row.compute_dtype
 
 
 def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
@@ -152,7 +148,7 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     if inputs:
         with autograd.predict_mode():
             net(*inputs)
-    rows, studied = [], set()
+    rows = []
     for path, block in running_blocks(net):
         binding = binding_of(block)
         if binding is not None and binding.untraceable:
@@ -168,19 +164,12 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
                 "run: call describe(net, x) with x as for net(x)."
             )
         rows += [_row(node, policy) for node in nodes]
-        if policy.studies:
-            products = (
-                row
-                for row, node in zip(rows[-len(nodes) :], nodes)
-                if node.decision.kind == "compute"
-            )
-            studied.update(map(_dtypes, products))
     if any(binding_of(block) for _, block in hybrid_blocks(net)):
         rows += [
             Row(path, "", PYTHON, "as fed", "as fed", _dtypes_by_name(params), OUTSIDE)
             for path, params in parameters_of_python_code(net).items()
         ]
-    return Description(rows, _device_type(net, inputs), studied)
+    return Description(rows, _device_type(net, inputs))
 
 
 def _device_type(net: Block, inputs: tuple) -> str:

@@ -29,20 +29,7 @@ from gluon_amp.trainer.loss_scale import FLOOR, DynamicLossScale, LossScale, res
 
 from mxnet import autograd, gluon, nd
 
-# Operator without MXNet's prefixes: what makes its result NaN, and what makes it infinite
-_DIVISION = ("a division of 0 by 0", "a division by 0")
-_LOGARITHM = ("the logarithm of a negative number", "the logarithm of 0")
-_ROOT = ("the root of a negative number", "a division by the root of 0")
-_PRODUCT = ("a product of 0 and infinity", "diverged weights or a constant that is infinite")
-_SUM = ("the difference of two infinities", _PRODUCT[1])
-CAUSES = {
-    **dict.fromkeys(("div", "rdiv", "true_divide", "rtrue_divide", "reciprocal"), _DIVISION),
-    **dict.fromkeys(("log", "log2", "log10", "log1p"), _LOGARITHM),
-    **dict.fromkeys(("sqrt", "rsqrt"), _ROOT),
-    **dict.fromkeys(("mul", "multiply"), _PRODUCT),
-    **dict.fromkeys(("add", "sub", "minus", "plus", "subtract"), _SUM),
-}
-UNKNOWN_CAUSE = "a division by 0, a log or root of what is not above 0, or diverged weights"
+CAUSES = "a division by 0, a log or root of what is not above 0, or diverged weights"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +97,7 @@ class Diagnosis:
             span, scale = range_text(self.value_range), scale_text(self.loss_scale)
             lines.append(f"  {what}: {span}, loss scale {scale}")
         lines.append(f"  {self.advice}")
-        return "\n".join(map(paragraph, lines))
+        return "\n".join(paragraph(line, indent="  ") for line in lines)
 
 
 def diagnose(
@@ -241,11 +228,11 @@ def _forward_diagnosis(site: Site) -> Diagnosis:
 
 def _forward_advice(site: Site) -> str:
     if site.dtype != "float16" or site.in_float32:
-        where = "its result is not finite in float32 either" if site.in_float32 else ""
-        where = where if site.dtype == "float16" else f"it computes in {site.dtype}"
+        where = f"it computes in {site.dtype}"
+        if site.dtype == "float16":
+            where = "its result is not finite in float32 either"
         return (
-            f"Look there for {_cause(site)}: {where}, so neither a pin nor a lower loss scale can "
-            "help."
+            f"Look there for {CAUSES}: {where}, so neither a pin nor a lower loss scale can help."
         )
     if site.is_cast:
         return (
@@ -257,14 +244,6 @@ def _forward_advice(site: Site) -> str:
         f"Pin {place} to float32 and cast again, with {_pin(site)}: its result does not fit "
         "float16, and no lower loss scale can help in the forward pass."
     )
-
-
-def _cause(site: Site) -> str:
-    """Return what makes a result infinite or NaN in every dtype."""
-    op = re.sub(r"^(_npi_|_np_|broadcast_|elemwise_|_)", "", site.op or "")
-    op = re.sub(r"_scalar$", "", op)
-    nan, infinite = CAUSES.get(op, (UNKNOWN_CAUSE, UNKNOWN_CAUSE))
-    return nan if site.is_nan else infinite
 
 
 def _pin(site: Site) -> str:

@@ -27,7 +27,6 @@ FIXES = {
     "outputs": "make them {more}",
     "head": "make them {more}, and use no label for the {rest} others",
     "batch": "use a batch of {more}",
-    "matrix": "pad them with zeros to {more}",
 }
 
 
@@ -98,22 +97,6 @@ def _fully_connected(operator: Operator) -> List[Dimension]:
     return dimensions
 
 
-def _dot(operator: Operator) -> List[Dimension]:
-    left, right = operator.shapes[:2]
-    if len(left) < 2 or len(right) < 2:
-        return []
-    transpose_left, transpose_right = (
-        operator.attributes.get(f"transpose_{k}") in TRUE for k in "ab"
-    )
-    rows, depth = left[-2:][:: -1 if transpose_left else 1]
-    columns = right[-2 if transpose_right else -1]
-    return [
-        Dimension(rows, f"multiplies {rows} rows", "matrix"),
-        Dimension(depth, f"adds up {depth} products", "matrix"),
-        Dimension(columns, f"gives {columns} columns", "matrix"),
-    ]
-
-
 def _rnn(operator: Operator) -> List[Dimension]:
     units, data = int(operator.attributes["state_size"]), operator.shapes[0]
     dimensions = [Dimension(units, f"has {units} units", "outputs")]
@@ -129,8 +112,6 @@ DIMENSIONS = {
     "Convolution": _convolution,
     "Deconvolution": _convolution,
     "FullyConnected": _fully_connected,
-    "batch_dot": _dot,
-    "_npi_matmul": _dot,
     "RNN": _rnn,
     **dict.fromkeys(WITHOUT_TENSOR_CORES, lambda operator: []),
 }

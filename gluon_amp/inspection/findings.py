@@ -2,8 +2,7 @@
 
 from typing import List, NamedTuple
 
-from gluon_amp.inspection import html
-from gluon_amp.inspection.values import paragraph
+from gluon_amp.inspection.values import Preformatted, paragraph
 
 
 class Finding(NamedTuple):
@@ -12,8 +11,7 @@ class Finding(NamedTuple):
     Attributes
     ----------
     kind : str
-        'dimension', 'kernel', 'index', 'epsilon', 'loss_head', 'norm', 'outside', 'kvstore' or
-        'frozen'.
+        'dimension', 'kernel', 'epsilon', 'loss_head', 'norm', 'kvstore' or 'frozen'.
     block : str
         Path of the block, as in `'features.0'`; `''` is the net itself, or its trainer.
     problem, fix : str
@@ -26,19 +24,13 @@ class Finding(NamedTuple):
     fix: str
 
     def __str__(self) -> str:
-        return paragraph(f"{self.block or 'net'}: {self.problem}: {self.fix}.")
+        return paragraph(f"{self.block or 'net'}: {self.problem}: {self.fix}.", indent="  ")
 
 
-class Findings(List[Finding]):
+class Findings(Preformatted, List[Finding]):
     """A list of `Finding`; its text has a paragraph for each."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing found"
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        if not self:
-            return html.paragraph(str(self))
-        rows = ((each.block or "net", each.problem, each.fix) for each in self)
-        return html.table(("block", "problem", "fix"), rows)

@@ -9,28 +9,16 @@ from gluon_amp.base.formats import FloatFormat, exponent_for, rounded_array
 
 
 class Effect(NamedTuple):
-    """The effect of rounding a tensor to a format; shares are of its elements that are not 0.
+    """The effect of rounding a tensor to a format; shares are of its elements that are not 0."""
 
-    Attributes
-    ----------
-    underflow : float
-        Share that becomes 0.
-    overflow : float
-        Share that becomes infinite or NaN, or that was.
-    error : float
-        ‖rounded - x‖₂ / ‖x‖₂ of the elements that do not overflow; 0 without any.
-    subnormal : float
-        Share below the smallest normal number of the format, underflows included.
-    scale : float
-        The power of two that the tensor is multiplied by before. It is 1, except in formats of 8
-        bits, where it brings the largest magnitude to the end of the range, as the scale for each
-        tensor of NVIDIA's Transformer Engine does.
-    """
-
-    underflow: float
-    overflow: float
-    error: float
+    underflow: float  # share that becomes 0
+    overflow: float  # share that becomes infinite or NaN, or that was
+    error: float  # ‖rounded - x‖₂ / ‖x‖₂ of the elements that do not overflow; 0 without any
+    # share below the smallest normal number of the format, underflows included
     subnormal: float
+    # The power of two that the tensor is multiplied by before. It is 1, except in formats of 8
+    # bits, where it brings the largest magnitude to the end of the range, as the scale for each
+    # tensor of NVIDIA's Transformer Engine does.
     scale: float
 
 

@@ -29,21 +29,8 @@ def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Probl
 
     These are operators that exist on a CPU only, operators that read or return float16 without a
     float16 CUDA kernel (`cuda_kernels`), and those that read or return bfloat16, for which MXNet
-    1.9.1 has no CUDA kernels at all. The bodies of loops and branches are looked at too.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        A graph as `cast_pass.apply` returns it, not lowered for a CPU.
-    dtypes : dict of str to dtype
-        Dtypes of the arrays that its variables are bound to; those left out are float32.
-
-    Raises
-    ------
-    ValueError
-        The policy accumulates in float16, which only the emulation does.
-    MXNetError
-        The dtypes contradict each other.
+    1.9.1 has no CUDA kernels at all. Variables that are not in `dtypes` are float32. Raise
+    `ValueError` if the policy accumulates in float16, which only the emulation does.
     """
     return list(_problems(to_json(lower(symbol, dtypes, "gpu")), dtypes))
 

@@ -5,8 +5,8 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from gluon_amp.base.formats import FORMATS
 from gluon_amp.base.messages import scale_text
-from gluon_amp.inspection import html, look
-from gluon_amp.inspection.values import WIDTH
+from gluon_amp.inspection import look
+from gluon_amp.inspection.values import WIDTH, Preformatted
 from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -48,7 +48,7 @@ class GradientRow(NamedTuple):
     headroom: float
 
 
-class GradientReport:
+class GradientReport(Preformatted):
     """What `gradient_report` returns; its text is a table.
 
     Attributes
@@ -92,9 +92,6 @@ class GradientReport:
 
     def __repr__(self) -> str:
         return f"GradientReport({len(self.rows)} gradients, {self._conclusion()})"
-
-    def _repr_html_(self) -> str:
-        return html.table(HEAD, map(_cells, self.rows), self._conclusion())
 
     def _conclusion(self) -> str:
         advice = "nothing to recommend: no float16 gradient but zeros"

@@ -7,8 +7,6 @@ that the operator sends back.
 
 from typing import Callable, Container, Dict, List, NamedTuple, Optional, Tuple
 
-import numpy as np
-
 from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.tracing import named_blocks
@@ -31,33 +29,14 @@ Input = Tuple[int, int]  # numbers of a node and of its input
 
 
 class Site(NamedTuple):
-    """Where an overflow happens.
+    """Where an overflow happens."""
 
-    Attributes
-    ----------
-    block : str
-        Path of the block.
-    op : str or None
-        The operator; None where only the block is known.
-    dtype : str
-        The dtype that it computes in.
-    value_range : (float, float) or None
-        Of its input, in the forward pass; of the gradient that it received, in the backward pass.
-    is_cast : bool
-        The value overflows in the cast to `dtype` before the operator.
-    in_float32 : bool
-        It happens in a float32 net too.
-    is_nan : bool
-        The result is NaN rather than infinite.
-    """
-
-    block: str
-    op: Optional[str]
-    dtype: str
-    value_range: Range
-    is_cast: bool = False
-    in_float32: bool = False
-    is_nan: bool = False
+    block: str  # its path
+    op: Optional[str]  # None where only the block is known
+    dtype: str  # that the operator computes in
+    value_range: Range  # of its input (forward), or of the gradient that it received (backward)
+    is_cast: bool = False  # the value overflows in the cast to `dtype` before the operator
+    in_float32: bool = False  # it happens in a float32 net too
 
 
 def forward_site(replay: Replay, call: Call) -> Site:
@@ -107,7 +86,7 @@ class CallGraph:
         inputs, self.symbol = call.graph
         self.json = graph.to_json(self.symbol)
         self.nodes = self.json["nodes"]
-        self.context = call.inputs[0].context
+        self.context = call.device
         self.arrays = {symbol.name: array for symbol, array in zip(inputs, call.inputs)}
         for name in set(self.symbol.list_inputs()) - set(self.arrays):
             self.arrays[name] = parameters[name].data(self.context)
@@ -126,26 +105,23 @@ class CallGraph:
             is_cast = node["op"] in graph.CASTS
             place = self._reader(i) if is_cast else i
             data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
-            dtype = self.dtypes.get((i, 0), "float32")
-            site = self._site(place, dtype, value_range(*data), is_cast)
-            is_nan = bool(np.isnan(tensors[i, output].asnumpy()).any())
-            return site._replace(
-                in_float32=not is_cast and self._overflows_in_float32([[i, output]]), is_nan=is_nan
-            )
+            in_float32 = not is_cast and self._overflows_in_float32([[i, output]])
+            return self._site(place, (i, 0), value_range(*data), in_float32, is_cast)
         return None
 
     def first_backward_overflow(self, head_gradients: List[nd.NDArray]) -> Optional[Site]:
         """Return the first operator, from the outputs, that sends back an overflow, or None."""
         sent = self.sent_gradients(self.evaluate(), head_gradients)
-        for i in reversed(range(len(self.nodes))):
-            count = len(self.nodes[i]["inputs"])
-            if all(is_finite(sent[i, k]) for k in range(count) if (i, k) in sent):
+        for i, node in reversed(list(enumerate(self.nodes))):
+            if all(is_finite(sent[i, k]) for k in range(len(node["inputs"])) if (i, k) in sent):
                 continue
-            place, tensor = self._overflowing(i)
-            received = self._received(i, sent, head_gradients)
-            site = self._site(place, self.dtypes.get(tensor, "float32"), value_range(*received))
+            heads = zip(self.json["heads"], head_gradients)
+            received = [
+                *(grad for (k, n), grad in sent.items() if self.nodes[k]["inputs"][n][0] == i),
+                *(grad for (source, *_), grad in heads if source == i),
+            ]
             in_float32 = self._overflows_in_float32(self.json["heads"], head_gradients)
-            return site._replace(in_float32=in_float32)
+            return self._site(*self._overflowing(i), value_range(*received), in_float32)
         return None
 
     def _overflows_in_float32(
@@ -174,8 +150,13 @@ class CallGraph:
             results = [array.grad for array in wide.values()]
         return not all(map(is_finite, results))
 
-    def _site(self, place: int, dtype: str, span: Range, is_cast: bool = False) -> Site:
-        return Site(self.block_of(place), self.nodes[place]["op"], dtype, span, is_cast)
+    def _site(
+        self, place: int, tensor: Tensor, span: Range, in_float32: bool, is_cast: bool = False
+    ) -> Site:
+        """Return the site of an operator, which computes in the dtype of a tensor."""
+        dtype = self.dtypes.get(tensor, "float32")
+        op = self.nodes[place]["op"]
+        return Site(self.block_of(place), op, dtype, span, is_cast, in_float32)
 
     def _overflowing(self, i: int) -> Tuple[int, Tensor]:
         """Return the operator that node `i` stands for, and the tensor that has its dtype.
@@ -220,14 +201,7 @@ class CallGraph:
     ) -> Dict[Input, nd.NDArray]:
         """Return the gradient that each operator sends to each of its float inputs, in float32.
 
-        Parameters
-        ----------
-        tensors : dict
-            The result of `evaluate`.
-        head_gradients : list of NDArray
-            The gradients of the graph's outputs.
-        places : container of (int, int), optional
-            The inputs of interest; all by default.
+        `tensors` are from `evaluate`. `places` are the inputs of interest; all by default.
         """
         symbol, probes = self._with_probes(places)
         if not probes:
@@ -282,14 +256,6 @@ class CallGraph:
         lowered = lower(symbol, dtypes, self.context.device_type)
         outputs = nd.CachedOp(lowered)(*(arrays[name] for name in lowered.list_inputs()))
         return outputs if isinstance(outputs, list) else [outputs]
-
-    def _received(self, i: int, sent: Dict[Input, nd.NDArray], head_gradients) -> List[nd.NDArray]:
-        """Return the gradients that node `i` received, one from each reader."""
-        heads = zip(self.json["heads"], head_gradients)
-        return [
-            *(grad for (k, n), grad in sent.items() if self.nodes[k]["inputs"][n][0] == i),
-            *(grad for (source, *_), grad in heads if source == i),
-        ]
 
 
 def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:

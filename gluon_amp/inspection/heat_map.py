@@ -14,14 +14,9 @@ TICKS = (60, 12)  # at most so many names of layers and of steps are shown
 
 
 def draw(rows: List[Row], format_: str, path: Path) -> None:
-    """Draw the share of underflows by colour, and mark overflows.
+    """Draw the share of underflows by colour, and mark overflows; raise `UsageError` if it fails.
 
     A layer with several parameters is shown by its largest one. Grey cells have no tensor.
-
-    Raises
-    ------
-    UsageError
-        matplotlib is not installed, there are no rows, or the file cannot be written.
     """
     with from_extra("results", "plot() needs matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,7 +25,9 @@ def draw(rows: List[Row], format_: str, path: Path) -> None:
     if not rows:
         raise UsageError(f"plot() has no look at {format_} to draw: train for a step first.")
     steps = sorted({row.step for row in rows})
-    layers = _in_order(rows)
+    # In the order in which the network runs them, as far as it is known
+    forward = [row.layer for row in rows if row.direction == "forward"]
+    layers = list(dict.fromkeys([*forward, *(row.layer for row in rows)]))
     figure = Figure(
         figsize=(9, 1.4 + 0.19 * min(max(len(layers), 6), TICKS[0])),
         dpi=120,
@@ -58,12 +55,6 @@ def draw(rows: List[Row], format_: str, path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UsageError(f"plot() cannot write {path}: {reason}.") from None
-
-
-def _in_order(rows: List[Row]) -> List[str]:
-    """Return the layers in the order in which the network runs them, as far as it is known."""
-    forward = [row.layer for row in rows if row.direction == "forward"]
-    return list(dict.fromkeys([*forward, *(row.layer for row in rows)]))
 
 
 def _shares(

@@ -35,42 +35,21 @@ RANDOM = re.compile(
 
 
 class Row(NamedTuple):
-    """A tensor of a layer at one look.
+    """A tensor of a layer at one look."""
 
-    Attributes
-    ----------
-    step : int
-        The number of steps before this one.
-    layer : str
-        The path of a block, as in `'features.0'`; `''` is the net itself.
-    direction : {'forward', 'data_gradient', 'weight_gradient'}
-        What the layer computed: its output, the gradient of its data, or that of a parameter.
-    tensor : str
-        'output', 'data' or the name of the parameter in its block.
-    dtype : str
-        The dtype it was computed in. A float32 buffer can hold a gradient computed in float16.
-    size : int
-        Number of elements: of all devices for a parameter, else of the first one.
-    largest : float
-        Largest magnitude; inf or NaN after an overflow.
-    zero : float
-        Share of the elements that are exactly 0.
-    loss_scale : float
-        The scale that gradients are multiplied by; 1 in the forward direction.
-    formats : dict of str to Effect
-        By the name of a format.
-    """
-
-    step: int
-    layer: str
+    step: int  # the number of steps before this one
+    layer: str  # the path of a block, as in 'features.0'; '' is the net itself
+    # 'forward', 'data_gradient' or 'weight_gradient': what the layer computed, which is its output,
+    # the gradient of its data, or that of a parameter
     direction: str
-    tensor: str
+    tensor: str  # 'output', 'data' or the name of the parameter in its block
+    # The dtype it was computed in. A float32 buffer can hold a gradient computed in float16.
     dtype: str
-    size: int
-    largest: float
-    zero: float
-    loss_scale: float
-    formats: Dict[str, Effect]
+    size: int  # number of elements: of all devices for a parameter, else of the first one
+    largest: float  # largest magnitude; inf or NaN after an overflow
+    zero: float  # share of the elements that are exactly 0
+    loss_scale: float  # that gradients are multiplied by; 1 in the forward direction
+    formats: Dict[str, Effect]  # by the name of a format
 
 
 def weight_gradients(

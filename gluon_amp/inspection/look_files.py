@@ -17,10 +17,7 @@ SHARES = ("underflow", "overflow", "error")  # of each format, for TensorBoard
 
 
 class LookFiles(LogFiles):
-    """Appends rows to files.
-
-    Raises `UsageError` if they cannot be opened, or tensorboardX is not installed.
-    """
+    """Appends rows to files; raises `UsageError` if they cannot be opened."""
 
     def __init__(
         self, file: Union[str, Path, None] = None, tensorboard: Union[str, Path, None] = None

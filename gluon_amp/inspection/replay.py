@@ -24,24 +24,14 @@ from mxnet import autograd, gluon, nd
 
 
 class Call(NamedTuple):
-    """One call of a block on arrays.
-
-    Attributes
-    ----------
-    path : str
-    block : Block
-    inputs, outputs : list of NDArray
-    probes : list of NDArray or None
-        One for each output; None for an output of integers.
-    graph : tuple or None
-        Input symbols and symbol of the graph that the block ran; None for a block without one.
-    """
+    """One call of a block on arrays."""
 
     path: str
     block: gluon.Block
     inputs: List[nd.NDArray]
     outputs: List[nd.NDArray]
-    probes: List[Optional[nd.NDArray]]
+    probes: List[Optional[nd.NDArray]]  # one for each output; None for an output of integers
+    # input symbols and symbol of the graph that the block ran; None for a block without one
     graph: Optional[tuple]
 
     @property
@@ -58,24 +48,15 @@ class Call(NamedTuple):
 
 
 class Replay:
-    """A forward pass and its backward passes, with gradient buffers of their own.
-
-    Attributes
-    ----------
-    parameters : dict of str to Parameter
-        The net's initialized parameters by name.
-    gradients : dict of str to list of NDArray
-        Those of this replay, for each parameter that has a gradient.
-    calls : list of Call
-        In the order in which they returned.
-    losses : list of NDArray
-    """
+    """A forward pass and its backward passes, with gradient buffers of their own."""
 
     def __init__(self, net: gluon.Block) -> None:
         self.net = net
+        # The initialized parameters by name
         self.parameters = {p.name: p for p in net.collect_params().values() if arrays_of([p])}
+        # Of this replay, for each parameter that has a gradient
         self.gradients: Dict[str, List[nd.NDArray]] = {}
-        self.calls: List[Call] = []
+        self.calls: List[Call] = []  # in the order in which they returned
         self.losses: List[nd.NDArray] = []
 
     def forward(self, loss_fn: Callable, data: tuple, label: object) -> None:

@@ -1,6 +1,7 @@
-"""Arrays and loss scales for a report: are they finite, in which range, and how to write them."""
+"""What reports share: whether arrays are finite, their range, and texts of 80 columns."""
 
 import textwrap
+from html import escape
 from typing import Optional, Tuple
 
 import numpy as np
@@ -13,6 +14,13 @@ from mxnet import nd
 WIDTH = 80  # characters in a line of a report
 
 Range = Optional[Tuple[float, float]]  # smallest and largest finite number, None without any
+
+
+class Preformatted:
+    """A report whose text a notebook shows as it is."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def is_float(array: nd.NDArray) -> bool:
@@ -54,6 +62,14 @@ def non_finite_text(array: nd.NDArray) -> str:
     return f"{nans} NaN and {infinities} infinite values among {values.size}"
 
 
-def paragraph(text: str, indent: str = "  ") -> str:
-    """Return a text in lines of at most 80 characters, all but the first of them indented."""
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def paragraph(text: str, head: str = "", indent: Optional[str] = None) -> str:
+    """Return a head and a text in lines of at most 80 characters, indented by the head's width."""
+    indent = " " * len(head) if indent is None else indent
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -28,10 +28,8 @@ logger = logging.getLogger("gluon_amp")
 class Watch:
     """What `watch` returns; it looks until it is closed, or its `with` block ends.
 
-    Attributes
-    ----------
-    rows : list of Row
-        Of all looks so far, those in the file of an earlier run included.
+    `rows` has the `Row` of each tensor at all looks so far, those in the file of an earlier run
+    included.
     """
 
     def __init__(
@@ -74,19 +72,10 @@ class Watch:
     def plot(self, path: Union[str, Path], what_if: Optional[str] = None) -> None:
         """Draw a heat map, layers by looks, with a panel for each direction.
 
-        Parameters
-        ----------
-        path : str or Path
-            A file whose suffix matplotlib knows, such as .png or .svg.
-        what_if : str, optional
-            The format; the first one that is watched by default.
-
-        Raises
-        ------
-        UsageError
-            matplotlib is not installed, there was no look yet, or the file cannot be written.
-        ValueError
-            This format is not watched.
+        `path` has a suffix that matplotlib knows, such as .png or .svg. `what_if` is the format; by
+        default the first one that is watched. Raise `UsageError` if matplotlib is not installed,
+        there was no look yet, or the file cannot be written, and `ValueError` for a format that is
+        not watched.
         """
         name = self._formats[0] if what_if is None else what_if
         if name not in self._formats:

@@ -19,21 +19,8 @@ Shapes = Sequence[Union[DataDesc, Tuple[str, Tuple[int, ...]]]]
 class Graphs:
     """The cast graphs of one symbol, for training and for inference.
 
-    Parameters
-    ----------
-    symbol, policy, data_names
-        As for `convert`.
-    other_names : list of str
-        The other inputs: labels and states.
-    scaled : bool
-        Whether the loss heads multiply their gradients by the variable `loss_head.SCALE`.
-
-    Attributes
-    ----------
-    heads : set of int
-        The numbers of the outputs whose gradients are scaled in the graph.
-    scales : Scales or None
-        The scales of the tensors, if the policy studies formats.
+    `other_names` are the inputs besides the data: labels and states. If `scaled`, the loss heads
+    multiply their gradients by the variable `loss_head.SCALE`.
     """
 
     def __init__(
@@ -45,10 +32,11 @@ class Graphs:
         scaled: bool,
     ):
         self._inference = self._training = cast_symbol(symbol, policy, data_names, other_names)
-        self.heads: Set[int] = set()
+        self.heads: Set[int] = set()  # numbers of the outputs whose gradients are scaled there
         if scaled:
             inputs = {*data_names, *other_names}
             self._training, self.heads = scale_gradients(self._inference, policy, inputs)
+        # Those of the tensors, if the policy studies formats
         self.scales = Scales() if policy.studies else None
 
     def lowered(

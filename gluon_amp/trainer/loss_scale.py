@@ -11,6 +11,8 @@ import math
 from numbers import Integral, Real
 from typing import Any, Optional, Tuple
 
+from gluon_amp.base.messages import scale_text
+
 # A scale is the head gradient of a float32 loss, so it has to be a normal float32.
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 
@@ -148,17 +150,7 @@ class NoLossScale(LossScale):
 
 
 class FiniteCheck(LossScale):
-    """Scale 1 with an overflow check: steps whose gradients are not all finite are skipped.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp, mxnet as mx
-    >>> net = mx.gluon.nn.Dense(1, in_units=2)
-    >>> net.initialize()
-    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', check_finite=True)
-    >>> trainer.loss_scale
-    FiniteCheck()
-    """
+    """Scale 1 with an overflow check: steps whose gradients are not all finite are skipped."""
 
     limit = "without a loss scale to lower"
 
@@ -292,9 +284,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def limit(self) -> str:
-        floor = f"{self.min_scale:g}"
-        if float(floor) != self.min_scale:
-            floor = f"2**{math.log2(self.min_scale):g}"
+        floor = scale_text(self.min_scale).replace("^", "**")
         return f"which cannot go lower than min_scale={floor} (a lower one can be given)"
 
     def update(self, finite: bool) -> None:
@@ -354,53 +344,34 @@ class DynamicLossScale(LossScale):
 
 
 def resolve(loss_scale, check_finite: Optional[bool] = None) -> LossScale:
-    """Return the loss scale that a user's arguments stand for.
+    """Return the loss scale that a user's arguments stand for: see `Trainer`.
 
-    Parameters
-    ----------
-    loss_scale : None, number, 'dynamic' or LossScale
-        None is no scale, a number is a static one, and 'dynamic' is one with the default settings.
-        An object is returned itself, so that several trainers can share it.
-    check_finite : bool, optional
-        Whether to check gradients; a scale does, and None does not without one.
-
-    Raises
-    ------
-    ValueError, TypeError
-        For anything else.
+    An object is returned itself, so that several trainers can share it.
     """
     if check_finite not in (None, False, True):
         raise TypeError(f"check_finite must be True, False or None, received {check_finite!r}.")
-    scale = _resolve(loss_scale)
-    if not isinstance(scale, NoLossScale):
-        if check_finite is not None and not check_finite:
-            raise ValueError(
-                "check_finite=False cannot be used with a loss scale, which needs the check: leave "
-                "it out, or pass loss_scale=None."
-            )
-        return scale
-    return FiniteCheck() if check_finite else scale
-
-
-def _resolve(loss_scale) -> LossScale:
     if loss_scale is None:
-        return NoLossScale()
-    if isinstance(loss_scale, LossScale):
-        loss_scale.checked_scale()
-        return loss_scale
-    if isinstance(loss_scale, str):
-        if loss_scale == "dynamic":
-            return DynamicLossScale()
-        raise ValueError(
-            f"Unknown loss_scale {loss_scale!r}: use 'dynamic', a power of two, None, or a "
-            "StaticLossScale or DynamicLossScale."
+        scale = NoLossScale()
+    elif isinstance(loss_scale, LossScale):
+        scale = loss_scale
+        scale.checked_scale()
+    elif isinstance(loss_scale, str) and loss_scale == "dynamic":
+        scale = DynamicLossScale()
+    elif isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
+        scale = StaticLossScale(loss_scale)
+    else:
+        raise (ValueError if isinstance(loss_scale, str) else TypeError)(
+            "loss_scale must be 'dynamic', a power of two, None, or a LossScale object, received "
+            f"{loss_scale!r}."
         )
-    if isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
-        return StaticLossScale(loss_scale)
-    raise TypeError(
-        "loss_scale must be 'dynamic', a power of two, None, or a LossScale object, received "
-        f"{loss_scale!r}."
-    )
+    if isinstance(scale, NoLossScale):
+        return FiniteCheck() if check_finite else scale
+    if check_finite not in (None, True):
+        raise ValueError(
+            "check_finite=False cannot be used with a loss scale, which needs the check: leave it "
+            "out, or pass loss_scale=None."
+        )
+    return scale
 
 
 def _power_of_two(name: str, value) -> float:

@@ -21,29 +21,18 @@ _LOCK = threading.RLock()
 
 @dataclass(frozen=True)
 class Pass:
-    """The backward passes since a trainer's last step.
+    """The backward passes since a trainer's last step."""
 
-    Attributes
-    ----------
-    scale : float
-        The loss scale in the gradients.
-    searching, at_floor : bool
-        Those of the loss scale when the first pass began. Another trainer's step may have changed
-        them by now.
-    written : tuple of Snapshots
-        What these passes wrote to running statistics; a skip undoes it.
-    losses : tuple of NDArray
-        The losses of the last pass.
-    fitting : float or None
-        The largest scale at which each pass fits, found by replays while the loss scale is
-        searching; 0 if there is none, and None if no pass was replayed or finite.
-    """
-
-    scale: float
+    scale: float  # the loss scale in the gradients
+    # Those of the loss scale when the first pass began. Another trainer's step may have changed
+    # them by now.
     searching: bool = False
     at_floor: bool = False
+    # What these passes wrote to running statistics; a skip undoes it.
     written: Tuple[snapshots.Snapshots, ...] = ()
-    losses: Tuple[NDArray, ...] = ()
+    losses: Tuple[NDArray, ...] = ()  # of the last pass
+    # The largest scale at which each pass fits, found by replays while the loss scale is
+    # searching; 0 if there is none, and None if no pass was replayed or finite.
     fitting: Optional[float] = None
 
     @classmethod
@@ -112,31 +101,18 @@ class Passes:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a trainer has done to its gradients since the last backward pass wrote them.
+    """What a trainer has done to its gradients since the last backward pass wrote them."""
 
-    Attributes
-    ----------
-    fresh : dict of int to NDArray
-        Weights, by their `id`, whose gradients were fresh when they were reduced, measured or
-        unscaled. MXNet's own marks are cleared then. So a mark that is set now comes from a later
-        backward pass.
-    reduced : bool
-        Whether they are exchanged and reduced over devices and workers.
-    divisor : float
-        What they were divided by: a power of two before the reduction, or the loss scale.
-    clip_factor : float
-        Their factor in the update.
-    norm : float or None
-        The result of `clip_global_norm`.
-    finite : dict of int to int or None
-        The versions of gradients, by their `id`, that `clip_global_norm` found to be finite.
-    """
-
+    # Weights, by their `id`, whose gradients were fresh when they were reduced, measured or
+    # unscaled. MXNet's own marks are cleared then. So a mark that is set now comes from a later
+    # backward pass.
     fresh: Mapping[int, NDArray] = field(default_factory=dict)
-    reduced: bool = False
+    reduced: bool = False  # whether they are exchanged and reduced over devices and workers
+    # What they were divided by: a power of two before the reduction, or the loss scale.
     divisor: float = 1.0
-    clip_factor: float = 1.0
-    norm: Optional[float] = None
+    clip_factor: float = 1.0  # their factor in the update
+    norm: Optional[float] = None  # the result of `clip_global_norm`
+    # The versions of gradients, by their `id`, that `clip_global_norm` found to be finite.
     finite: Mapping[int, Optional[int]] = field(default_factory=dict)
 
     def after(self, weights: Iterable[NDArray], **changes) -> "Gradients":

@@ -70,11 +70,12 @@ def _restored(own, saved):
 
 
 def check_fit(scheduler: LRScheduler, saved: dict) -> None:
-    """Raise `ValueError`, without a full stop, unless a scheduler can have this saved state."""
+    """Raise `ValueError` unless a scheduler can have this saved state."""
     for name, value in saved.items():
         if name not in vars(scheduler) or not _fits(vars(scheduler)[name], value):
             raise ValueError(
-                f"a {type(scheduler).__name__} cannot have {brief(name)} = {brief(value)}"
+                f"a {type(scheduler).__name__} cannot have {brief(name)} = {brief(value)}; build "
+                "the trainer with the saved one."
             )
 
 

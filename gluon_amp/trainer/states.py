@@ -164,15 +164,11 @@ def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
             )
     try:
         copy.copy(loss_scale).load_state_dict(saved["loss_scale"][1])
-    except ValueError as error:
-        raise ValueError(f"{source} has a loss scale that does not fit: {error}") from None
-    try:
         if _schedule_fits(optimizer, saved):
             schedules.check_fit(optimizer.lr_scheduler, saved["schedule"][1])
     except ValueError as error:
         raise ValueError(
-            f"{source} has a learning rate schedule that does not fit ({error}): build the trainer "
-            "with the saved one."
+            f"{source} has a loss scale or a schedule that does not fit: {error}"
         ) from None
     shapes = _shapes(trainer) if shapes is None else shapes
     if shapes != [tuple(shape) for shape in saved["shapes"]]:

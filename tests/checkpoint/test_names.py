@@ -1,7 +1,5 @@
 """Names with `{step}`, and the files that `keep` leaves."""
 
-import fcntl
-
 import pytest
 
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
@@ -42,20 +40,6 @@ def test_keep_is_a_number_of_numbered_files(saved):
             save_checkpoint(path, net, trainer, keep=keep)
     with pytest.raises(ValueError, match=r"put \{step\} into the name, as in 'net-\{step\}.ckpt'"):
         save_checkpoint(path, net, trainer, keep=3)
-
-
-def test_what_killed_writers_left_is_removed_at_the_next_save(saved, tmp_path):
-    path, net, trainer = saved
-    left, written = tmp_path / "net-3.ckpt.ab12_xyz.unfinished", tmp_path / "a.abcdefgh.unfinished"
-    for name in (left, written, tmp_path / "notes.unfinished", tmp_path / "net.ckpt.abcdefgh"):
-        name.write_text("half")
-    with open(written) as writing:
-        fcntl.flock(writing, fcntl.LOCK_EX)  # as another writer does
-        save_checkpoint(path, net, trainer)
-        others = ["net.ckpt", "net.ckpt.abcdefgh", "notes.unfinished"]
-        assert names(tmp_path) == [written.name, *others]
-    save_checkpoint(path, net, trainer)
-    assert names(tmp_path) == others
 
 
 def test_the_newest_has_the_highest_number_in_all_places(tmp_path):

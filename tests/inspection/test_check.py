@@ -1,6 +1,5 @@
 """check: the findings of a whole net, their order and their text; loss head and norms."""
 
-import numpy as np
 import pytest
 
 import gluon_amp as amp
@@ -63,31 +62,6 @@ def test_an_output_in_float16():
         (finding,) = amp.check(net, None, *inputs)
         assert (finding.kind, finding.block) == ("loss_head", "")
         assert finding.fix.startswith("leave output=float16 out of the policy, or give the loss ")
-
-
-class PlainLinear(gluon.Block):
-    def __init__(self):
-        super().__init__()
-        self.weight = self.params.get("weight", shape=(4, 8))
-
-    def forward(self, x):
-        return x * self.weight.data().sum().asscalar()
-
-
-def test_parameters_that_python_code_uses():
-    net = nn.Sequential()
-    net.add(nn.Dense(8, in_units=8), PlainLinear())
-    net.initialize()
-    assert not amp.check(net)
-    name = net[1].weight.name
-    with pytest.warns(UserWarning, match=f"The cast leaves out {name}, which Python code"):
-        amp.cast(net, "float16")
-    assert net[1].weight.data().dtype == np.float32
-    (finding,) = amp.check(net, None, nd.ones((8, 8)))
-    assert (finding.kind, finding.block) == ("outside", "1") and name in finding.problem
-    *_, row = amp.describe(net).rows
-    assert (row.block, row.op, row.compute_dtype) == ("1", "(Python code)", "as fed")
-    assert row.param_dtypes == {name: "float32"} and "outside the cast" in row.reason
 
 
 def test_norm_layers_that_mxnet_cast_to_float16():

@@ -1,12 +1,13 @@
 """The description of a net: its rows and its table."""
 
+import numpy as np
 import pytest
 
 import gluon_amp as amp
 from tests.casting.nets import images, small_net
 from tests.inspection.nets import built, unit
 
-from mxnet import nd
+from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 
@@ -35,10 +36,11 @@ def test_describe_without_inputs():
 def test_nets_that_are_not_cast_and_dtypes_for_study():
     rows = amp.describe(small_net(), images()).rows
     assert {(row.compute_dtype, row.reason) for row in rows} == {("float32", "")}
-    layers = [unit(1) for _ in range(3)]  # the first and the last one stay wide
-    studied = built(*layers, policy="compute=float8_e4m3,gradients=float8_e5m2")
-    text = str(amp.describe(studied, nd.ones((1, 1))))
-    assert "1 in float8_e4m3, gradients float8_e5m2 (emulated, for study)" in text
+    for dtype in ("float8_e4m3", "bfloat16"):
+        layers = [unit(1) for _ in range(3)]  # the first and the last one stay wide
+        studied = built(*layers, policy=f"compute={dtype},gradients=float8_e5m2")
+        text = str(amp.describe(studied, nd.ones((1, 1))))
+        assert f"1 in {dtype}, gradients float8_e5m2 (emulated, for study)" in text
 
 
 @pytest.mark.filterwarnings("ignore:Block")
@@ -55,3 +57,25 @@ def test_a_block_that_runs_as_python_code_has_a_row_with_the_reason():
     assert description.rows[2].reason.endswith("has no attribute 'shape'")
     assert description.rows[0].reason.startswith("block '1' inside it cannot be traced")
     assert "[2] cannot be traced" in str(description)
+
+
+class PlainLinear(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(4, 8))
+
+    def forward(self, x):
+        return x * self.weight.data().sum().asscalar()
+
+
+def test_parameters_that_python_code_uses_have_a_row():
+    net = nn.Sequential()
+    net.add(nn.Dense(8, in_units=8), PlainLinear())
+    net.initialize()
+    name = net[1].weight.name
+    with pytest.warns(UserWarning, match=f"The cast leaves out {name}, which Python code"):
+        amp.cast(net, "float16")
+    assert net[1].weight.data().dtype == np.float32
+    *_, row = amp.describe(net, nd.ones((8, 8))).rows
+    assert (row.block, row.op, row.compute_dtype) == ("1", "(Python code)", "as fed")
+    assert row.param_dtypes == {name: "float32"} and "outside the cast" in row.reason

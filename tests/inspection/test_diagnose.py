@@ -97,33 +97,19 @@ def test_following_the_advice_of_a_forward_overflow_ends_at_ok():
     assert diagnose(net, total, one(2.0**-14), None, 1).ok
 
 
-def log(F, x):
-    return F.np.log(x) if mx.util.is_np_array() else F.log(x)
-
-
 @pytest.mark.parametrize(
-    "compute, x, cause",
+    "compute, reason",
     [
-        (lambda F, x: x / x, 0, "a division of 0 by 0"),
-        (lambda F, x: 1 / x, 0, "a division by 0"),
-        (log, 0, "the logarithm of 0"),
-        (lambda F, x: F.sqrt(x), -1, "the root of a negative number"),
-        (lambda F, x: x * float("inf"), 0, "a product of 0 and infinity"),
+        (lambda F, x: x / x, "its result is not finite in float32 either"),
+        (lambda F, x: 1 / x, "it computes in float32"),
     ],
 )
-def test_what_no_dtype_can_compute_is_named(compute, x, cause):
+def test_what_no_dtype_can_compute_is_named(compute, reason):
     net = built(unit(1), nn.HybridLambda(lambda F, x: compute(F, x)))
-    result = diagnose(net, total, one(x), None)
+    result = diagnose(net, total, one(0), None)
     assert (result.verdict, result.block) == ("forward_overflow", "1")
-    assert result.advice.startswith(f"Look there for {cause}: ")
-    assert "neither a pin nor a lower loss scale can help" in result.advice
-
-
-def test_an_operator_of_mx_np_is_known_by_its_name_without_prefix(arrays):
-    net = built(nn.HybridLambda(log))
-    result = diagnose(net, total, arrays.array([[-1.0]]), None)
-    assert result.op == ("_npi_log" if arrays is mx.np else "log")
-    assert "the logarithm of a negative number: it computes in float32" in result.advice
+    assert result.advice.startswith("Look there for a division by 0, a log or root of what is not")
+    assert f": {reason}, so neither a pin nor a lower loss scale can help" in result.advice
 
 
 def test_a_loss_that_is_not_finite_for_finite_outputs():

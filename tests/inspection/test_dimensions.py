@@ -79,33 +79,34 @@ def test_layers(layers, shape, expected):
     assert sizes(net) == [line for line in expected if line not in batch]
 
 
-class Product(gluon.HybridBlock):
-    def __init__(self, name, **attributes):
+class Parts(gluon.HybridBlock):
+    """Dense layers of the first three rows and of the others."""
+
+    def __init__(self):
         super().__init__()
-        self.of = name, attributes
+        self.all, self.few, self.many = nn.Dense(8), nn.Dense(8), nn.Dense(8)
 
     def hybrid_forward(self, F, x):
-        name, attributes = self.of
-        return getattr(F.np if mx.util.is_np_array() else F, name)(x, x, **attributes)
+        few, many = F.split_v2(self.all(x), (3,), axis=0)
+        return F.concat(self.few(few), self.many(many), dim=0)
 
 
-def test_a_product_without_a_weight(arrays):
-    name, op = ("matmul", "_npi_matmul") if arrays is mx.np else ("batch_dot", "batch_dot")
-    attributes, shape = ({}, (8, 12, 12)) if arrays is mx.np else ({"transpose_b": 1}, (8, 12, 20))
-    net = built(Product(name, **attributes), policy=FLOAT16.pin(ops=[op], dtype="float16"))
-    assert sizes(net, arrays.ones(shape)) == [
-        f"0: {op} multiplies 12 rows: pad them with zeros to 16",
-        f"0: {op} adds up {shape[2]} products: pad them with zeros to {-(-shape[2] // 8) * 8}",
-        f"0: {op} gives 12 columns: pad them with zeros to 16",
-    ]
+def test_the_rows_of_a_first_output_are_known_and_those_of_a_second_are_not():
+    found = sizes(built(Parts()), nd.ones((32, 16)))
+    assert found == ["0.few: FullyConnected multiplies 3 rows: use a batch of 8"]
+
+
+class Product(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return (F.np if mx.util.is_np_array() else F).dot(x, x)
 
 
 def test_a_product_without_tensor_cores(arrays):
     op, x = ("_np_dot" if arrays is mx.np else "dot"), arrays.ones((12, 12))
-    (finding,) = amp.check(built(Product("dot")), None, x)
+    (finding,) = amp.check(built(Product()), None, x)
     assert (finding.kind, finding.block) == ("kernel", "0")
     assert finding.problem == f"{op} does not run on Tensor Cores, as its kernel is cublasSgemmEx"
-    assert amp.check(built(Product("dot"), policy=FLOAT16.pin(ops=[op])), None, x) == []
+    assert amp.check(built(Product(), policy=FLOAT16.pin(ops=[op])), None, x) == []
     groups = (names for _, why, names in op_table.GROUPS if "not on Tensor Cores" in why)
     assert {name for names in groups for name in names.split()} == {*WITHOUT_TENSOR_CORES}
 

@@ -30,20 +30,19 @@ def second_trainer_of_a_slice(training, weight, folder):
     return amp.Trainer(training.net[:2].collect_params(), "sgd")
 
 
-def states_first(training, weight, folder):
+def states_first(training, weight, folder, states_last=False):
     training.trainer.save_states(str(folder / "states"))
     training.net.save_parameters(str(folder / "net"))
-    training.trainer.load_states(str(folder / "states"))
-    training.net.load_parameters(str(folder / "net"))
+    for what in (states_last, not states_last):
+        if what:
+            training.net.load_parameters(str(folder / "net"))
+        else:
+            training.trainer.load_states(str(folder / "states"))
     return training.trainer
 
 
 def states_last(training, weight, folder):
-    training.trainer.save_states(str(folder / "states"))
-    training.net.save_parameters(str(folder / "net"))
-    training.net.load_parameters(str(folder / "net"))
-    training.trainer.load_states(str(folder / "states"))
-    return training.trainer
+    return states_first(training, weight, folder, states_last=True)
 
 
 def into_a_new_training(training, weight, folder):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gluon_amp as amp
-from tests.laws.training import parameter, run
+from tests.trainer.helpers import parameter, run
 from tests.two_workers import run_two_workers
 
 law = settings(deadline=None, derandomize=True, max_examples=12)

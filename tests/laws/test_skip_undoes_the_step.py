@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import gluon_amp as amp
 from tests import kinds
-from tests.laws.training import LOW_PRECISION, OPTIMIZERS, Training, batch, parameter, run, values
+from tests.laws.training import LOW_PRECISION, OPTIMIZERS, Training, batch
+from tests.trainer.helpers import parameter, run, values
 
 from mxnet import autograd
 from mxnet.gluon import nn

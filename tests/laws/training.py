@@ -9,7 +9,7 @@ import gluon_amp as amp
 from tests import kinds
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 LOW_PRECISION = ("float16", "mixed_float16", "bfloat16")
@@ -89,29 +89,3 @@ class Training:
         optimizer = self.trainer.optimizer
         found["counts"] = (optimizer.num_update, json.dumps(optimizer._index_update_count))
         return found
-
-
-def parameter(name: str, value, dtype="float16", **kwargs) -> gluon.Parameter:
-    """Return an initialized Parameter with these values."""
-    value = np.asarray(value, "float32")
-    param = gluon.Parameter(name, shape=value.shape, dtype=dtype, **kwargs)
-    param.initialize(init=mx.init.Zero())
-    param.set_data(kinds.array(value, dtype=dtype))
-    return param
-
-
-def run(trainer, terms, batch_size=1, step=True):
-    """Run backward on sum(parameter * factor) over (parameter, factor) pairs, and make a step.
-
-    Unscaled, each parameter's gradient is its factor.
-    """
-    with autograd.record():
-        loss = sum(
-            (kinds.cast(p.data(), "float32") * kinds.array(factor)).sum() for p, factor in terms
-        )
-    trainer.backward(loss)
-    return trainer.step(batch_size) if step else None
-
-
-def values(param) -> np.ndarray:
-    return param.data().asnumpy()

@@ -69,20 +69,6 @@ def test_a_skip_undoes_its_step_and_keeps_statistics_that_were_set_before(monkey
     same(values(with_bad), values(without))
 
 
-def test_a_skip_empties_accumulated_gradients():
-    scale = amp.DynamicLossScale(4.0)
-    module = linear_module([[1.0]], loss_scale=scale, bind={"grad_req": "add"})
-    assert not step(module, [[300.0]], [[0.0]]).applied
-    grad = on_device(module).grad
-    assert grad.asscalar() == 0
-    for x in (1.0, 2.0):  # accumulates: 1 + 4, at scale 2
-        module.forward(batch_of([[x]], [[0.0]]), is_train=True)
-        module.backward()
-    assert grad.asscalar() == 10
-    module.update()
-    assert values(module)["fc_weight"].item() == -4
-
-
 def test_an_error_names_the_cause_at_the_floor():
     module = linear_module([[1.0]], loss_scale=amp.StaticLossScale(2), max_consecutive_skips=2)
     assert not step(module, [[1e4]], [[0.0]]).applied

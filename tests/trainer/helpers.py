@@ -1,4 +1,7 @@
-"""Parameters, networks and steps with literal numbers, and arrays of the kind at hand."""
+"""Parameters, networks and steps with literal numbers, and arrays of the kind at hand.
+
+The tests of the laws use them too.
+"""
 
 import numpy as np
 
@@ -47,29 +50,6 @@ def run(trainer, terms, batch_size=1, step=True):
 
 def values(param):
     return param.data().asnumpy()
-
-
-class Dense16(gluon.HybridBlock):
-    """A Dense layer with a float16 weight: computed in float32, results rounded to float16."""
-
-    def __init__(self, units, in_units, **kwargs):
-        super().__init__(**kwargs)
-        self._units = units
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=(units, in_units))
-            self.norm = nn.BatchNorm(in_channels=units)
-
-    def hybrid_forward(self, F, x, weight):
-        def rounded(values):
-            return values.astype("float16").astype("float32")
-
-        dense = F.npx.fully_connected if mx.util.is_np_array() else F.FullyConnected
-        x = dense(rounded(x), weight.astype("float32"), num_hidden=self._units, no_bias=True)
-        return self.norm(rounded(x))
-
-    def initialize(self, *args, **kwargs):
-        super().initialize(*args, **kwargs)
-        self.weight.cast("float16")  # MXNet's initializers of `mx.np` fail on float16
 
 
 def losses_on(p, factors, contexts):

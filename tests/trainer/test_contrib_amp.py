@@ -1,9 +1,8 @@
-"""The spelling of `mxnet.contrib.amp`, and nets and steps on which it fails (docs/guide)."""
+"""The spelling of `mxnet.contrib.amp`, on stock trainers and those of other projects."""
 
 import numpy as np
 import pytest
 
-import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
 from tests.trainer.helpers import TWO, losses_on, parameter, run, values
@@ -136,56 +135,3 @@ def test_a_skip_undoes_the_pass_of_scale_loss(inside):
     assert not np.isfinite(norm.running_mean.data().asnumpy()[0])
     assert not trainer.step(1).applied
     assert norm.running_mean.data().asnumpy().tolist() == [0, 0]
-
-
-# ------------------------------------------------------------------------------ where it fails
-
-DATA = nd.array(np.random.RandomState(0).uniform(-1, 1, (4, 3, 8, 8)))
-LABEL = nd.array([0, 1, 2, 0])
-
-
-class TwoBranches(nn.HybridBlock):
-    """`concat(conv(x), conv(pool(x)))`, on which MXNet's own graph pass fails."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Conv2D(2, 1), nn.Conv2D(2, 1)
-        self.pool = nn.MaxPool2D(3, 1, 1)
-
-    def hybrid_forward(self, F, x):
-        return F.concat(self.one(x), self.two(self.pool(x)), dim=1)
-
-
-def trained(policy, *layers):
-    """Return a net of these layers and a Dense one after four steps, and its losses."""
-    mx.random.seed(1)
-    net, losses = nn.HybridSequential(), []
-    net.add(*layers, nn.Dense(3))
-    net.initialize()
-    amp.cast(net, policy)
-    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=64)
-    for _ in range(4):
-        with autograd.record():
-            loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(DATA), LABEL)
-        trainer.backward(loss)
-        assert trainer.step(len(DATA)).applied
-        losses.append(loss.mean().asscalar())
-    return net, losses
-
-
-@pytest.mark.parametrize("policy, layer", [("float16", nn.LayerNorm), ("bfloat16", TwoBranches)])
-def test_nets_that_it_cannot_convert_or_train(policy, layer):
-    net, losses = trained(policy, nn.Conv2D(4, 3, padding=1), layer())
-    assert losses[-1] < losses[0]
-    assert net(DATA).dtype == net(DATA.astype("float16")).dtype == np.float32
-    computed = {row.op: row.compute_dtype for row in amp.describe(net, DATA).rows}
-    assert computed["Convolution"] == computed["FullyConnected"] == policy.split("_")[-1]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
-def test_an_aggregation_size_above_60_leaves_no_parameter_out(optimizer, monkeypatch):
-    monkeypatch.setenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", "64")
-    params = [parameter(f"p{k:02d}", [1.0]) for k in range(70)]
-    trainer = Trainer(params, optimizer, {"learning_rate": 0.5}, loss_scale=4)
-    assert run(trainer, [(p, [1.0]) for p in params]).applied
-    assert 1 not in {p.data().asscalar() for p in params}

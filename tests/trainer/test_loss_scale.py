@@ -1,6 +1,5 @@
 """Loss scales: exact traces, bounds, hysteresis, states, misuse."""
 
-import json
 import math
 
 import numpy as np
@@ -29,49 +28,25 @@ def used_scales(scale, finites):
     return used
 
 
-def parse(trace):
-    """Return a trace such as '1024×4 2048' as a list."""
-    scales = []
-    for part in trace.split():
-        value, _, times = part.partition("×")
-        scales += [float(value)] * int(times or 1)
-    return scales
+class ApexScaler:
+    """Apex's csrc/update_scale_hysteresis.cu; with hysteresis 1 it is torch's rule."""
 
-
-class TorchScaler:
-    """The update rule that torch documents for GradScaler (amp_update_scale_cuda_kernel)."""
-
-    def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, interval=2000):
-        self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
-        self.tracker = 0
-
-    def update(self, finite):
-        if not finite:
-            self.scale *= self.backoff
-            self.tracker = 0
-            return
-        self.tracker += 1
-        if self.tracker == self.interval:
-            self.scale *= self.growth
-            self.tracker = 0
-
-
-class ApexHysteresisScaler(TorchScaler):
-    """csrc/update_scale_hysteresis.cu, line for line."""
-
-    def __init__(self, hysteresis, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, hysteresis, interval):
+        self.scale, self.interval, self.tracker = 2.0**16, interval, 0
         self.hysteresis = self.left = hysteresis
 
     def update(self, finite):
         if not finite:
             self.left -= 1
-            if self.left > 0:
-                self.tracker = 0
-                return
-        super().update(finite)
-        if finite:
-            self.left = self.hysteresis
+            self.tracker = 0
+            if self.left <= 0:
+                self.scale *= 0.5
+            return
+        self.tracker += 1
+        if self.tracker == self.interval:
+            self.scale *= 2.0
+            self.tracker = 0
+        self.left = self.hysteresis
 
 
 # ------------------------------------------------------------------------------ traces
@@ -80,21 +55,12 @@ class ApexHysteresisScaler(TorchScaler):
 @pytest.mark.parametrize(
     "settings, finites, trace",
     [
-        # on which torch, Apex, Keras, jmp and fairseq agree
-        ({"init_scale": 1024, "growth_interval": 4}, [True] * 12, "1024×4 2048×4 4096×4"),
-        (
-            {"init_scale": 1024, "growth_interval": 4},
-            [True] * 3 + [False] + [True] * 9,
-            "1024×4 512×4 1024×4 2048",
-        ),
         # torch's documented example, with one step more
         (
             {"init_scale": 4, "backoff_factor": 0.25, "growth_interval": 2},
             [True, True, False, True],
-            "4 4 8 2",
+            [4, 4, 8, 2],
         ),
-        # hysteresis 2 forgives one overflow, and a finite step refills it
-        ({"init_scale": 1024, "hysteresis": 2}, [0, 1, 0, 0, 0, 1], "1024×4 512 256"),
         # growth by 4 ends at the ceiling, backoff by 4 at the floor
         (
             {
@@ -106,12 +72,12 @@ class ApexHysteresisScaler(TorchScaler):
                 "max_scale": 16,
             },
             [True] * 4 + [False] * 3 + [True],
-            "4 4 16 16 16 4 1 0.5",
+            [4, 4, 16, 16, 16, 4, 1, 0.5],
         ),
     ],
 )
 def test_traces(settings, finites, trace):
-    assert used_scales(DynamicLossScale(**settings), finites) == parse(trace)
+    assert used_scales(DynamicLossScale(**settings), finites) == trace
 
 
 @law
@@ -124,25 +90,11 @@ def test_random_overflows_equal_apex_and_with_hysteresis_1_torch(finites, hyster
         min_scale=2.0**-100,
         max_scale=2.0**120,
     )
-    theirs = ApexHysteresisScaler(hysteresis, interval=interval)
+    theirs = ApexScaler(hysteresis, interval)
     assert used_scales(ours, finites) == used_scales(theirs, finites)
 
 
 # ------------------------------------------------------------------------------ states and bounds
-
-
-@law
-@given(outcomes, st.integers(0, 80), st.integers(1, 4), st.sampled_from([256, None]))
-def test_a_restored_scale_goes_on_like_the_original(finites, cut, hysteresis, init_scale):
-    original = DynamicLossScale(
-        init_scale=init_scale, growth_interval=3, hysteresis=hysteresis, min_scale=0.25
-    )
-    used_scales(original, finites[:cut])
-    restored = DynamicLossScale()
-    # through JSON, as a checkpoint may store it
-    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
-    assert restored.state_dict() == original.state_dict()
-    assert used_scales(restored, finites[cut:]) == used_scales(original, finites[cut:])
 
 
 def test_400_overflows_end_at_the_smallest_float16_and_400_growths_at_2_to_the_24():
@@ -247,7 +199,7 @@ def test_resolve():
     for wrong in (True, DynamicLossScale):
         with pytest.raises(TypeError, match="loss_scale must be 'dynamic', a power of two"):
             resolve(wrong)
-    with pytest.raises(ValueError, match="Unknown loss_scale 'dynamc': use 'dynamic'"):
+    with pytest.raises(ValueError, match="loss_scale must be 'dynamic', .* received 'dynamc'"):
         resolve("dynamc")
 
 

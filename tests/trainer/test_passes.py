@@ -86,15 +86,6 @@ def test_gradients_of_a_later_pass_are_measured_and_reduced_again(dtype, loss_sc
     assert both(p) == [-3.0, -3.0]
 
 
-def test_a_plain_backward_counts_as_a_pass_too():
-    p, trainer = on_two("float32", loss_scale=None)
-    for factors in ((5.0, 5.0), (1.0, 2.0)):
-        autograd.backward(losses_on(p, factors, TWO))
-        trainer.clip_global_norm(4.0)
-    trainer.step(1)
-    assert both(p) == [-3.0, -3.0]
-
-
 def test_gradients_of_another_trainers_pass_are_reduced_again():
     p, q = parameter("p", [0.0], ctx=TWO), parameter("q", [0.0], ctx=TWO)
     shared = amp.DynamicLossScale(8.0)
@@ -280,14 +271,3 @@ def test_a_skip_leaves_what_a_trainer_with_the_same_scale_applied():
     same(learnt, statistics(nets[1]))
     assert not np.isfinite([*before.values()]).all() and np.isfinite([*learnt.values()]).all()
     assert np.isfinite([*statistics(nets[0]).values()]).all()
-
-
-def test_trainers_with_scales_of_their_own_do_not_disturb_each_other():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0])
-    first, second = Trainer([p], "sgd"), Trainer([q], "sgd", loss_scale=4)
-    run(first, [(p, [inf])], step=False)
-    with pytest.raises(RuntimeError, match="no scaled backward pass"):
-        second.step(1)
-    assert not first.step(1).applied
-    assert run(second, [(q, [1.0])]).applied
-    assert (first.loss_scale.scale, second.loss_scale.scale) == (32768.0, 4.0)

@@ -103,14 +103,3 @@ def test_broken_data_are_reported_after_max_consecutive_skips_and_not_only_at_th
         "not help, in the gradients of p: the forward pass is not finite already",
     ):
         run(trainer, [(p, [nan])])
-
-
-def test_a_finite_step_starts_the_count_again_and_a_static_scale_is_always_at_its_floor():
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd", loss_scale=8, max_consecutive_skips=2)
-    for _ in range(3):
-        assert not run(trainer, [(p, [inf])]).applied
-        assert run(trainer, [(p, [0.0])]).applied
-    run(trainer, [(p, [inf])])
-    with pytest.raises(FloatingPointError, match="2 steps in a row"):
-        run(trainer, [(p, [inf])])

@@ -30,16 +30,6 @@ from mxnet.gluon import nn
 inf = np.inf
 
 
-def test_the_gradients_carry_the_scale_and_the_loss_does_not():
-    p = parameter("p", [3.0])
-    trainer = Trainer([p], "sgd", loss_scale=2**10)
-    with autograd.record():
-        loss = (p.data().astype("float32") * 2).sum()
-    trainer.backward(loss)
-    assert p.grad().asnumpy().item() == 2048.0
-    assert loss.asnumpy().item() == 6.0
-
-
 def test_losses_in_nested_lists_and_inside_record():
     p, q = parameter("p", [1.0]), parameter("q", [1.0])
     trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
@@ -87,19 +77,6 @@ def net(request):
     elif request.param != "uncast":
         amp.cast(net, request.param)
     return net
-
-
-def test_a_skip_restores_the_statistics_as_they_were_before_the_pass(net):
-    trainer = scaled(net)
-    backward(trainer, net, fine())
-    assert trainer.step(1).applied
-    net[1].running_mean.set_data(mx.nd.array([5, 6]))
-    net[1].running_var.data()[:] = 7
-    before = statistics(net)
-    backward(trainer, net, bad())
-    assert not np.isfinite(statistics(net)[net[1].running_mean.name]).all()
-    assert not trainer.step(1).applied
-    same(before, statistics(net))
 
 
 @pytest.mark.parametrize("moment", ["before backward", "between passes", "before step"])
@@ -237,13 +214,3 @@ def test_public_names_are_not_those_of_another_trainer():
     public = {name for name in dir(amp.trainer.ScaledSteps) if not name.startswith("_")}
     overridden = ["allreduce_grads", "load_states", "save_states", "step", "update"]
     assert sorted(public & theirs) == overridden
-
-
-def test_parameters_statistics_devices_and_factor():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], differentiable=False)
-    trainer = Trainer([p, q], amp.optimizer.SGD(rescale_grad=0.5))
-    assert trainer.parameters == [p, q]
-    assert trainer.statistics == [q]
-    assert trainer.contexts == [mx.cpu()]
-    assert (trainer.scaling, trainer.rescale, trainer.skips.total) == (True, 0.5, 0)
-    assert [grad is p.grad() for grad in trainer.gradients()] == [True]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import DynamicLossScale, Trainer, optimizer
+from gluon_amp import Trainer, optimizer
 from gluon_amp.base import host
 from gluon_amp.optimizer import masters
 from gluon_amp.trainer import StepReport
@@ -18,25 +18,6 @@ from mxnet.gluon import nn
 inf, nan = np.inf, np.nan
 
 
-def test_keras_example_finite_step():
-    p = parameter("p", [1.0, 2.0, 3.0, 4.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=4)
-    report = run(trainer, [(p, [1.0, 6.0, 7.0, 2.0])])
-    np.testing.assert_array_equal(values(p), [0.5, -1.0, -0.5, 3.0])
-    assert report == StepReport(True, 4.0, 4.0, None, (), 0)
-
-
-def test_keras_example_infs_leave_the_variables_and_halve_the_scale():
-    p = parameter("p", [1.0, 2.0, 3.0, 4.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 0.5}, loss_scale=DynamicLossScale(512))
-    for skipped in range(1, 5):
-        report = run(trainer, [(p, [inf, 6.0, 7.0, 2.0])])
-        scale = 1024.0 / 2**skipped
-        assert report == StepReport(False, scale, scale / 2, None, ("p",), skipped)
-    np.testing.assert_array_equal(values(p), [1.0, 2.0, 3.0, 4.0])
-    assert trainer.loss_scale.scale == 32.0
-
-
 def test_batch_size_and_rescale_grad_of_the_optimizer_both_count():
     p = parameter("p", [1.0])
     trainer = Trainer([p], optimizer.SGD(learning_rate=1.0, rescale_grad=0.5), loss_scale=8)
@@ -45,28 +26,6 @@ def test_batch_size_and_rescale_grad_of_the_optimizer_both_count():
     trainer.rescale /= 2  # what Horovod's DistributedTrainer does
     run(trainer, [(p, [1.0])])
     assert values(p)[0] == 0.5
-
-
-@pytest.mark.parametrize("kvstore, after", [("device", 5.0), (None, 7.0)])
-def test_two_devices_agree_to_skip(kvstore, after):
-    p = parameter("p", [8.0], ctx=TWO)
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, kvstore=kvstore, loss_scale=4)
-    trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    assert trainer.step(1).applied
-    assert values(p)[0] == after
-    before = [d.asnumpy().item() for d in p.list_data()]
-    trainer.backward(losses_on(p, (1.0, nan), TWO))
-    report = trainer.step(1)
-    assert (report.applied, report.overflow) == (False, ("p",))
-    assert [d.asnumpy().item() for d in p.list_data()] == before
-
-
-def test_the_report_names_the_parameters_of_both_dtypes_that_overflowed():
-    params = [parameter(f"p{i}", [1.0], ("float16", "float32")[i % 2]) for i in range(5)]
-    trainer = Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=16)
-    report = run(trainer, list(zip(params, ([1.0], [inf], [1.0], [1.0], [nan]))))
-    assert report.overflow == ("p1", "p4")
-    assert {float(values(p)[0]) for p in params} == {1.0}
 
 
 def test_row_sparse_gradients():
@@ -144,19 +103,6 @@ def test_after_a_skip_an_overflow_does_not_come_back(grad_req):
 # ------------------------------------------------------------------------------ the optimizer
 
 
-def test_the_learning_rate_schedule_does_not_advance_on_a_skip():
-    p = parameter("p", [0.0], "float32")
-    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    trainer = Trainer([p], "sgd", {"lr_scheduler": schedule}, loss_scale="dynamic")
-    moved = []
-    for factor in (1.0, inf, nan, 1.0, inf, 1.0):
-        before = values(p)[0]
-        run(trainer, [(p, [factor])])
-        moved.append(float(before - values(p)[0]))
-    assert moved == [1.0, 0.0, 0.0, 0.5, 0.0, 0.25]
-    assert trainer.optimizer.num_update == 3
-
-
 def test_clip_gradient_does_not_turn_an_inf_into_a_step():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", {"learning_rate": 1.0, "clip_gradient": 0.5}, loss_scale=1024)
@@ -196,16 +142,6 @@ def test_bounds_and_the_norm_of_the_mean_gradient(bound, batch_size, norm, after
     assert trainer.clip_global_norm(bound, batch_size) == norm
     trainer.step(batch_size)
     assert values(p)[0] == after
-
-
-def test_clipping_an_overflow_skips():
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd", loss_scale="dynamic")
-    run(trainer, [(p, [inf])], step=False)
-    assert trainer.clip_global_norm(1.0) == inf
-    report = trainer.step(1)
-    assert (report.applied, report.grad_norm) == (False, inf)
-    assert values(p)[0] == 1.0
 
 
 def test_a_gradient_spoilt_between_clip_and_step_is_seen():

@@ -114,19 +114,6 @@ def test_states_go_from_one_dtype_to_another(path, name, origin, to):
     assert other.optimizer.num_update == 5
 
 
-def test_scale_and_skips_are_in_the_states(path):
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd", loss_scale="dynamic")
-    for factor in (inf, inf, 0.0, 0.0, 0.0):
-        run(trainer, [(p, [factor])])
-    trainer.save_states(path)
-    other = Trainer([parameter("q", [1.0])], "sgd", loss_scale="dynamic")
-    other.load_states(path)
-    assert other.loss_scale.scale == 16384.0
-    assert other.loss_scale.finite_steps == 3
-    assert run(other, [(other.parameters[0], [inf])]).skipped_total == 3
-
-
 def test_states_on_two_devices(path):
     p = parameter("p", [1.0, 2.0])
     trainer = trained(Trainer([p], "adam", SETTINGS), p)

@@ -1,13 +1,14 @@
 """Files of stock MXNet, from which training continues."""
 
 import collections
+import pickle
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gluon_amp import Trainer
-from gluon_amp.symbolic import Module
 from gluon_amp.trainer import stock_pickle
 from tests.trainer.state_helpers import (
     leaves,
@@ -71,12 +72,7 @@ def test_training_continues_with_mxnets_own_optimizer_bit_for_bit(path, optimize
     instance = type(stock.optimizer)(
         learning_rate=2.0**-6, multi_precision=dtype == "float16", **settings
     )
-    stock.save_states(path)
-    params = parameters(dtype)
-    for mine, theirs in zip(params, stock._params):
-        mine.set_data(theirs.data())
-    trainer = Trainer(params, instance, loss_scale=None)
-    trainer.load_states(path)
+    trainer = continued(stock, path, instance, dtype)
     assert trainer.optimizer.num_update == 3
     train_both(trainer, stock, rtol=0)
     for mine, theirs in zip(states_of(trainer), states_of(stock)):
@@ -247,28 +243,12 @@ def test_states_of_something_else(path):
     refuse(Trainer(other, "sgd", momentum), path, "another kind of optimizer state for b")
 
 
-def test_states_that_a_module_has_updated_on_a_kvstore(path):
-    def build(kind, **precision):
-        net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
-        net = mx.sym.LinearRegressionOutput(net, mx.sym.var("label"), name="out")
-        contexts = [mx.cpu(0), mx.cpu(1)]
-        module = kind(net, label_names=["label"], context=contexts, **precision)
-        module.bind([("data", (4, 3))], [("label", (4, 2))])
-        module.init_params(mx.init.One())
-        settings = {"learning_rate": 0.125, "momentum": 0.5}
-        module.init_optimizer(optimizer="sgd", optimizer_params=settings)
-        return module
-
-    def train_twice(*modules):
-        for module in modules * 2:
-            module.forward_backward(mx.io.DataBatch([nd.ones((4, 3))], [nd.zeros((4, 2))]))
-            module.update()
-
-    stock, module = build(mx.mod.Module), build(Module, policy="float32")
-    train_twice(stock)
-    stock.save_optimizer_states(path)
-    module.set_params(*stock.get_params())
-    module.load_optimizer_states(path)
-    train_twice(stock, module)
-    for name, value in stock.get_params()[0].items():
-        np.testing.assert_array_equal(module.get_params()[0][name].asnumpy(), value.asnumpy())
+def test_states_by_the_names_of_parameters(path):
+    """As of a Module whose kvstore made the updates."""
+    stock = train(stock_trainer("sgd", momentum=0.9))
+    states = {p.name: stock._updaters[0].states[k] for k, p in enumerate(stock._params)}
+    Path(path).write_bytes(pickle.dumps(states))
+    trainer = Trainer(parameters(), "sgd", {"momentum": 0.9}, loss_scale=None)
+    trainer.load_states(path)
+    for mine, theirs in zip(states_of(trainer), states_of(stock)):
+        np.testing.assert_array_equal(mine, theirs)

@@ -1,15 +1,12 @@
 """The Trainer's constructor, and what it has in common with gluon.Trainer."""
 
 import numpy as np
-import pytest
 
-import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.casting import statistics
 from gluon_amp.casting.parameters import bind_parameter
 from gluon_amp.trainer import StepReport
 from gluon_amp.trainer.loss_scale import NoLossScale
-from tests.casting.nets import small_net
 from tests.trainer.helpers import parameter, run, values
 
 import mxnet as mx
@@ -30,14 +27,6 @@ def test_the_default_scale_goes_by_dtype():
     assert scale_for(cast) is DynamicLossScale
     bind_parameter(cast, "bfloat16")
     assert scale_for(cast) is NoLossScale
-
-
-def test_loss_scale_argument():
-    p = parameter("p", [1.0])
-    assert Trainer([p], "sgd", loss_scale=128).loss_scale.scale == 128.0
-    assert isinstance(Trainer([p], "sgd", loss_scale=None).loss_scale, NoLossScale)
-    with pytest.raises(ValueError, match="power of two"):
-        Trainer([p], "sgd", loss_scale=100)
 
 
 def test_without_a_scale_it_is_a_gluon_trainer():
@@ -78,43 +67,3 @@ def test_masters_are_those_of_float16_weights_that_were_updated():
     master[:] = 0.25
     weight[:] = 0.25
     assert trainer.master_params()["p"].asnumpy().item() == 0.25
-
-
-# ------------------------------------------------------------------------------ with a cast net
-
-
-def batch(seed, n=16):
-    random = np.random.RandomState(seed)
-    labels = random.randint(0, 4, n)
-    pixels = random.normal(size=(n, 3, 8, 8)) + labels[:, None, None, None]
-    return nd.array(pixels), nd.array(labels)
-
-
-@pytest.mark.parametrize(
-    "policy, optimizer, settings, unit",
-    [
-        ("float16", "adam", {"learning_rate": 0.01}, 2**-11),
-        ("bfloat16", "sgd", {"learning_rate": 0.1, "momentum": 0.9}, 2**-8),
-    ],
-)
-def test_twenty_steps_match_float32(policy, optimizer, settings, unit):
-    loss_fn, start, results = gluon.loss.SoftmaxCrossEntropyLoss(), small_net(), {}
-    for name in ("float32", policy):
-        net, losses = small_net(), []
-        for p, q in zip(net.collect_params().values(), start.collect_params().values()):
-            p.set_data(q.data())
-        amp.cast(net, name)
-        trainer = Trainer(net.collect_params(), optimizer, dict(settings), loss_scale=2.0**8)
-        for k in range(20):
-            x, y = batch(k)
-            with autograd.record():
-                loss = loss_fn(net(x), y)
-            trainer.backward(loss)
-            assert trainer.step(len(x)).applied
-            losses.append(loss.mean().asscalar())
-        results[name] = losses, net[5].weight.data().asnumpy().astype("float32")
-    (expected, weight), (found, low) = results["float32"], results[policy]
-    assert expected[-1] < 0.9 * expected[0]  # the net learns
-    assert np.abs(np.subtract(found, expected)).max() < 32 * unit
-    assert np.abs(weight - low).max() < 32 * unit
-    assert not np.array_equal(weight, low)

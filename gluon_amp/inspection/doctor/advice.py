@@ -21,18 +21,6 @@ WITHOUT_TENSOR_CORES = frozenset(
 )
 SUPPORTED = "5.0 to 8.9"
 
-# the first compute capability of each generation
-GENERATIONS = {
-    (5, 0): "Maxwell",
-    (6, 0): "Pascal",
-    (7, 0): "Volta",
-    (7, 5): "Turing",
-    (8, 0): "Ampere",
-    (8, 9): "Ada",
-    (9, 0): "Hopper",
-    (10, 0): "Blackwell",
-}
-
 # flags as Linux names them, and the name that Intel and AMD use
 CPU_FEATURES = (
     ({"f16c"}, "F16C"),
@@ -41,12 +29,6 @@ CPU_FEATURES = (
     ({"avx512_bf16"}, "AVX512_BF16"),
     ({"amx_tile", "amx_bf16"}, "AMX"),
 )
-
-
-def generation(capability: Tuple[int, int]) -> str:
-    """Return the name of a GPU generation, as in 'Volta'."""
-    names = [name for first, name in GENERATIONS.items() if first <= capability]
-    return names[-1] if names else "Kepler or earlier"
 
 
 def runs_mxnet(gpu: Gpu) -> bool:
@@ -61,22 +43,21 @@ def has_tensor_cores(gpu: Gpu) -> bool:
 
 def about_gpu(gpu: Gpu) -> str:
     """Return a sentence: whether MXNet runs on a GPU, and whether float16 is fast there."""
-    if not runs_mxnet(gpu):
-        if gpu.capability > MACHINE_CODE[-1]:
-            return (
-                "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's "
-                f"wheels hold machine code for {SUPPORTED} and no PTX; use a GPU up to 8.9, or "
-                "the CPU."
-            )
+    if runs_mxnet(gpu):
+        if has_tensor_cores(gpu):
+            return "runs MXNet, and float16 on Tensor Cores."
         return (
-            "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold "
-            f"machine code for {SUPPORTED}; use a newer GPU, or the CPU."
+            "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
+            "but hardly any time."
         )
-    if has_tensor_cores(gpu):
-        return "runs MXNet, and float16 on Tensor Cores."
+    if gpu.capability > MACHINE_CODE[-1]:
+        return (
+            "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels "
+            f"hold machine code for {SUPPORTED} and no PTX; use a GPU up to 8.9, or the CPU."
+        )
     return (
-        "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, but "
-        "hardly any time."
+        "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold machine "
+        f"code for {SUPPORTED}; use a newer GPU, or the CPU."
     )
 
 
@@ -105,6 +86,11 @@ def about_load(machine: Machine) -> str:
     )
 
 
+def cpu_features(machine: Machine) -> List[str]:
+    """Return the names of this CPU's instruction sets that matter for mixed precision."""
+    return [name for flags, name in CPU_FEATURES if flags <= machine.cpu_flags]
+
+
 class Outcome(NamedTuple):
     """Whether a policy runs on a device, and a phrase: how, or why not."""
 
@@ -121,90 +107,70 @@ def default_device(machine: Machine) -> str:
 def outcomes(machine: Machine, device: str, requested: Optional[str] = None) -> List[Outcome]:
     """Return whether the presets and the requested policy run on `device`, and how.
 
-    Raises
-    ------
-    ValueError
-        An unknown policy, with near matches.
+    Raise `ValueError` for an unknown policy, with near matches.
     """
     names = [name for name in PRESETS if name != "mixed_bfloat16"]  # another name of bfloat16
     if requested is not None and requested not in names:
         names.append(requested)
     outcome = _on_gpu if device == "gpu" else _on_cpu
-    policies = ((name, Policy.parse(name)) for name in names)
-    return [
-        Outcome(
-            name,
-            *(
-                _for_study(machine, device)
-                if policy.studies
-                else outcome(machine, policy.compute_dtype)
-            ),
-        )
-        for name, policy in policies
-    ]
+    return [Outcome(name, *outcome(machine, Policy.parse(name))) for name in names]
 
 
-def _for_study(machine: Machine, device: str) -> Tuple[bool, str]:
-    if device == "gpu":
-        return False, "formats for study are emulated on a CPU only: use mx.cpu(), or float16."
-    if not machine.native:
-        return False, "emulating it takes the C++ kernels: install a C++ compiler."
-    return True, "emulated, for study: the roundings of its formats, slower than float32."
-
-
-def _on_gpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
+def _on_gpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
     gpus = machine.driver.gpus
+    if policy.studies:
+        return False, "formats for study are emulated on a CPU only: use mx.cpu(), or float16."
     if not machine.cuda_build or not gpus:
         return False, f"There is no GPU to use: {about_no_gpu(machine)}"
     able = [gpu for gpu in gpus if runs_mxnet(gpu)]
     if not able:
         return False, f"{gpus[0].name} {about_gpu(gpus[0])}"
-    if dtype == "bfloat16":
+    if policy.compute_dtype == "bfloat16":
         return False, (
             "MXNet 1.9.1 has no bfloat16 kernels for GPUs: use float16 or mixed_float16, or the "
             "CPU."
         )
-    if dtype == "float32":
+    if policy.compute_dtype == "float32":
         return True, "by cuDNN and cuBLAS."
-    fast = [gpu for gpu in able if has_tensor_cores(gpu)]
-    if len(fast) == len(able):
-        return True, "on Tensor Cores, which accumulate in float32; half of the memory."
+    slow = [gpu.name for gpu in able if not has_tensor_cores(gpu)]
+    if slow:
+        return True, (
+            f"without Tensor Cores on {slow[0]}: about as fast as float32, half of the memory."
+        )
+    return True, "on Tensor Cores, which accumulate in float32; half of the memory."
+
+
+def _on_cpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
+    if policy.studies:
+        if not machine.native:
+            return False, "emulating it takes the C++ kernels: install a C++ compiler."
+        return True, "emulated, for study: the roundings of its formats, slower than float32."
+    if policy.compute_dtype == "float32":
+        return True, "by oneDNN, on all cores."
+    if policy.compute_dtype == "bfloat16":
+        return _bfloat16_on_cpu(machine)
+    if machine.native:
+        return True, "emulated by C++ kernels: the roundings of float16, about as fast as float32."
     return True, (
-        f"without Tensor Cores on {next(gpu for gpu in able if gpu not in fast).name}: about as "
-        "fast as float32, half of the memory."
+        "emulated by MXNet's own operators, several times slower than float32: install a C++ "
+        "compiler (`apt-get install g++`)."
     )
 
 
-def _on_cpu(machine: Machine, dtype: str) -> Tuple[bool, str]:
-    if dtype == "float32":
-        return True, "by oneDNN, on all cores."
-    if dtype == "float16":
-        if machine.native:
-            return True, (
-                "emulated by C++ kernels: the roundings of float16, about as fast as float32."
-            )
-        return True, (
-            "emulated by MXNet's own operators, several times slower than float32: install a C++ "
-            "compiler (`apt-get install g++`)."
-        )
-    if not machine.cpu_bfloat16:
-        if not machine.native:
-            return False, (
-                "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ "
-                "kernels: install a C++ compiler (`apt-get install g++`), or use float16."
-            )
+def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
+    if machine.cpu_bfloat16:
+        if "amx_bf16" in machine.cpu_flags:
+            return True, "by oneDNN, with AMX if Linux permits it (5.16 or later)."
+        if "avx512_bf16" in machine.cpu_flags:
+            return True, "by oneDNN with AVX512_BF16: two products in the time of one of float32."
+        return True, "by oneDNN with AVX512, but without AVX512_BF16: saves memory, not time."
+    if machine.native:
         return True, (
             "emulated, slower than float32: the roundings of bfloat16, but this CPU has no AVX512 "
             "that oneDNN may use (see DNNL_MAX_CPU_ISA, MXNET_MKLDNN_ENABLED and "
             "GLUON_AMP_BFLOAT16). float32 with amp.Trainer trains fastest here."
         )
-    if "amx_bf16" in machine.cpu_flags:
-        return True, "by oneDNN, with AMX if Linux permits it (5.16 or later)."
-    if "avx512_bf16" in machine.cpu_flags:
-        return True, "by oneDNN with AVX512_BF16: two products in the time of one of float32."
-    return True, "by oneDNN with AVX512, but without AVX512_BF16: saves memory, not time."
-
-
-def cpu_features(machine: Machine) -> List[str]:
-    """Return the names of this CPU's instruction sets that matter for mixed precision."""
-    return [name for flags, name in CPU_FEATURES if flags <= machine.cpu_flags]
+    return False, (
+        "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: "
+        "install a C++ compiler (`apt-get install g++`), or use float16."
+    )

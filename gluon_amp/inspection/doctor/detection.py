@@ -28,18 +28,10 @@ class Gpu(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """What the NVIDIA driver reports.
+    """What the NVIDIA driver reports."""
 
-    Attributes
-    ----------
-    found : bool
-        Whether the driver's library can be loaded.
-    gpus : list of Gpu
-        In the driver's order, as CUDA_VISIBLE_DEVICES selects them.
-    """
-
-    found: bool
-    gpus: List[Gpu]
+    found: bool  # whether the driver's library can be loaded
+    gpus: List[Gpu]  # in the driver's order, as CUDA_VISIBLE_DEVICES selects them
 
 
 class Machine(NamedTuple):

@@ -59,10 +59,6 @@ VARIABLES = (
         {"0": "convolutions may use a slow algorithm without Tensor Cores: unset it."},
     ),
     Variable(
-        "MXNET_CUDNN_LIB_CHECKING",
-        "0: no warning if cuDNN is not the version that MXNet was built with.",
-    ),
-    Variable(
         "MXNET_ENFORCE_DETERMINISM",
         "1: only algorithms with the same bits in every run. Default 0.",
     ),

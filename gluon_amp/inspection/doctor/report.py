@@ -1,39 +1,24 @@
 """The doctor's report, as text in 80 columns and as JSON."""
 
 import json
-import textwrap
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
-from gluon_amp.inspection import html
 from gluon_amp.inspection.doctor import advice
 from gluon_amp.inspection.doctor.detection import Machine
 from gluon_amp.inspection.doctor.environment import Setting
-from gluon_amp.inspection.values import WIDTH
+from gluon_amp.inspection.values import Preformatted, paragraph
 
 
 @dataclass(frozen=True)
-class Report:
-    """What `doctor` returns.
-
-    Attributes
-    ----------
-    machine : Machine
-    device : str
-        'gpu' or 'cpu': the device of the outcomes.
-    outcomes : list of Outcome
-        For each policy, whether it runs on `device`, and how or why not.
-    settings : list of Setting
-        The environment variables that matter.
-    asked : str or None
-        The policy that was asked for.
-    """
+class Report(Preformatted):
+    """What `doctor` returns: the machine, and what it can run."""
 
     machine: Machine
-    device: str
-    outcomes: List[advice.Outcome]
-    settings: List[Setting]
-    asked: Optional[str] = None
+    device: str  # 'gpu' or 'cpu', of the outcomes
+    outcomes: List[advice.Outcome]  # for each policy, whether it runs there, and how or why not
+    settings: List[Setting]  # the environment variables that matter
+    asked: Optional[str] = None  # the policy that was asked for
 
     @property
     def ok(self) -> bool:
@@ -58,7 +43,6 @@ class Report:
                 {
                     "name": gpu.name,
                     "capability": "{}.{}".format(*gpu.capability),
-                    "generation": advice.generation(gpu.capability),
                     "runs": advice.runs_mxnet(gpu),
                     "tensor_cores": advice.has_tensor_cores(gpu),
                     "advice": advice.about_gpu(gpu),
@@ -90,60 +74,36 @@ class Report:
 
     def text(self, verbose: bool = False) -> str:
         """Return the report in 80 columns; `verbose` adds the variables that are not set."""
-        lines = [line for name, text in self._machine() for line in _hanging(f"{name:<7} ", text)]
-        lines += ["", self._title()]
+        facts = [*self._versions_and_cpu(), *self._gpus()]
+        lines = [paragraph(text, f"{name:<7} ") for name, text in facts]
+        lines += ["", f"Policies on the {self.device.upper()}"]
         for outcome in self.outcomes:
             verdict = "runs" if outcome.runs else "CANNOT RUN"
-            lines += _hanging(f"  {outcome.policy:<14} {verdict:<10} ", outcome.how)
+            lines.append(paragraph(outcome.how, f"  {outcome.policy:<14} {verdict:<10} "))
         return "\n".join([*lines, *self._environment(verbose), *self._verdict()])
 
-    def _repr_html_(self) -> str:
-        policies = ((o.policy, "runs" if o.runs else "cannot run", o.how) for o in self.outcomes)
-        variables = ((s.name, s.value, s.warning or s.does) for s in self.settings if s.value)
-        return "\n".join(
-            [
-                html.table(("machine", ""), self._machine()),
-                html.table((self._title(), "", ""), policies),
-                html.table(("environment variable", "value", ""), variables),
-            ]
-        )
-
-    def _title(self) -> str:
-        return f"Policies on the {self.device.upper()}"
-
-    def _machine(self) -> List[Tuple[str, str]]:
-        """Return names and texts: the versions, the CPU and the GPUs."""
-        return [*self._versions(), *self._cpu(), *self._gpus()]
-
-    def _versions(self) -> List[Tuple[str, str]]:
+    def _versions_and_cpu(self) -> List[Tuple[str, str]]:
         m = self.machine
         wheel = " and ".join(m.wheels) or "built from source"
         cuda = "with CUDA" if m.cuda_build else "without CUDA"
+        cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
+        features = advice.cpu_features(m) or ["none of the instruction sets that matter here"]
+        kernels = "in use" if m.native else "not in use"
+        busy = advice.about_load(m)
         return [
             ("Python", f"{m.python}, numpy {m.numpy}, {m.system}"),
             ("MXNet", f"{m.mxnet} ({wheel}), {cuda}"),
-        ]
-
-    def _cpu(self) -> List[Tuple[str, str]]:
-        m = self.machine
-        cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
-        features = advice.cpu_features(m) or ["none of the instruction sets that matter here"]
-        native = f"C++ compiler: {m.compiler or 'none found'}; C++ kernels: " + (
-            "in use" if m.native else "not in use"
-        )
-        busy = advice.about_load(m)
-        return [
             ("CPU", f"{m.cpu_name}, {cores}"),
             ("", ", ".join(features)),
-            ("", native),
+            ("", f"C++ compiler: {m.compiler or 'none found'}; C++ kernels: {kernels}"),
             *([("", f"WARNING: {busy}")] if busy else []),
         ]
 
     def _gpus(self) -> List[Tuple[str, str]]:
         rows = []
         for number, gpu in enumerate(self.machine.driver.gpus):
-            kind = "{} {}.{}".format(advice.generation(gpu.capability), *gpu.capability)
-            rows.append((f"GPU {number}", f"{gpu.name} ({kind}): {advice.about_gpu(gpu)}"))
+            capability = "{}.{}".format(*gpu.capability)
+            rows.append((f"GPU {number}", f"{gpu.name} ({capability}): {advice.about_gpu(gpu)}"))
         why_not = advice.about_no_gpu(self.machine)
         return [*rows, *([("GPU", why_not)] if why_not else [])]
 
@@ -153,26 +113,14 @@ class Report:
         lines = ["", "Environment variables (-: not set)" if verbose else title]
         for setting in shown:
             value = "-" if setting.value is None else setting.value
-            lines += [f"  {setting.name}: {value}", *_hanging("      ", setting.does)]
+            lines += [f"  {setting.name}: {value}", paragraph(setting.does, " " * 6)]
             if setting.warning:
-                lines += _hanging("      WARNING: ", setting.warning)
+                lines.append(paragraph(setting.warning, "      WARNING: "))
         return lines
 
     def _verdict(self) -> List[str]:
         for outcome in self.outcomes:
             if outcome.policy == self.asked:
                 can = "can" if outcome.runs else "cannot"
-                return ["", *_hanging("", f"Policy {outcome.policy} {can} run here: {outcome.how}")]
+                return ["", paragraph(f"Policy {outcome.policy} {can} run here: {outcome.how}")]
         return []
-
-
-def _hanging(head: str, text: str) -> List[str]:
-    """Return the lines of a text after a head, indented by the head's width."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )

@@ -1,7 +1,7 @@
 """Does mixed precision work on this device? See `selftest`."""
 
 import time
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Optional
 
 from gluon_amp.base.messages import reason_of
 from gluon_amp.inspection.selftest.checks import Check, checks_of
@@ -13,30 +13,13 @@ __all__ = ["Check", "Report", "Result", "selftest", "show_selftest"]
 
 
 def selftest(
-    device: Optional[str] = None,
-    on_result: Callable[[Result], None] = lambda result: None,
-    table: Optional[Sequence[Check]] = None,
+    device: Optional[str] = None, on_result: Callable[[Result], None] = lambda result: None
 ) -> Report:
     """Check laws, arithmetic, speed and memory of mixed precision on a device, in minutes.
 
-    Parameters
-    ----------
-    device : {'gpu', 'cpu'}, optional
-        Defaults to the GPU if MXNet sees one.
-    on_result : callable
-        Called with the `Result` of each check as soon as it has run.
-    table : sequence of Check, optional
-        The checks to run. Defaults to all that the device can run.
-
-    Returns
-    -------
-    Report
-        Its `.ok` is whether no check failed.
-
-    Raises
-    ------
-    ValueError
-        An unknown device, or a GPU where MXNet sees none.
+    The device is 'gpu' or 'cpu', by default the GPU if MXNet sees one. `on_result` is called with
+    the result of each check as soon as it has run. Raise `ValueError` for an unknown device, or a
+    GPU where MXNet sees none.
     """
     gpus = mx.context.num_gpus()
     if device not in (None, "gpu", "cpu"):
@@ -46,19 +29,16 @@ def selftest(
     ctx = mx.gpu(0) if device != "cpu" and gpus else mx.cpu(0)
     start = time.perf_counter()
     results: List[Result] = []
-    for check in checks_of(ctx) if table is None else table:
+    for check in checks_of(ctx):
         results.append(_run(check, ctx))
         on_result(results[-1])
     return Report(str(ctx), results, time.perf_counter() - start)
 
 
 def show_selftest(device: Optional[str] = None, as_json: bool = False) -> int:
-    """Run the self-test and print each result as soon as there is one, or all of them as JSON.
+    """Run the self-test, print its results, and return 1 if a check failed, else 0.
 
-    Returns
-    -------
-    int
-        0, or 1 if a check failed.
+    Each result is printed as soon as there is one, or all of them as JSON.
     """
     if as_json:
         report = selftest(device)

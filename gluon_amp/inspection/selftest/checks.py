@@ -11,26 +11,13 @@ ANY, NO_SLOWER = "any", "1 or more"
 
 
 class Check(NamedTuple):
-    """One check.
-
-    Attributes
-    ----------
-    name : str
-    measure : callable
-        Returns what it measured on a `Context`, as text.
-    expected : str
-        The text that it should be; `ANY`; or `NO_SLOWER`, for a text that begins with a ratio.
-    source : str
-        Why: a law of the public contract, or where MXNet does it.
-    required : bool
-        Whether another result is a failure, and not only a difference that is worth knowing.
-    """
+    """One check."""
 
     name: str
-    measure: Callable[[mx.Context], str]
-    expected: str
-    source: str = ""
-    required: bool = True
+    measure: Callable[[mx.Context], str]  # what it measures on a device, as text
+    expected: str  # that text; `ANY`; or `NO_SLOWER`, for a text that begins with a ratio
+    source: str = ""  # why: a law of the public contract, or where MXNet does it
+    required: bool = True  # whether another result is a failure, or only worth knowing
 
     def agrees(self, measured: str) -> bool:
         """Return whether a measured text is the expected one."""
@@ -75,13 +62,10 @@ ON_CPU = dict.fromkeys(ON_GPU, ("float32", "emulated"))
 def checks_of(ctx: mx.Context) -> List[Check]:
     """Return the checks that a device can run, in their order."""
     on_gpu = ctx.device_type == "gpu"
-    checks = [
-        *COMMON,
-        *(
-            Check(f"{op} accumulates in", numerics.accumulates(op), dtype, source, required=False)
-            for op, (dtype, source) in (ON_GPU if on_gpu else ON_CPU).items()
-        ),
-    ]
+    checks = list(COMMON)
+    for op, (dtype, source) in (ON_GPU if on_gpu else ON_CPU).items():
+        measure = numerics.accumulates(op)
+        checks.append(Check(f"{op} accumulates in", measure, dtype, source, required=False))
     if not on_gpu or mx.context.num_gpus() > 1:
         name, why = "40000 + 40000 in float16, on 2 devices", "divided before kvstore 'device' adds"
         checks.append(Check(name, numerics.sums_of_two_devices, "80000", why))

@@ -60,8 +60,7 @@ def scale_invariance(ctx: mx.Context) -> str:
 
 def one_overflow(ctx: mx.Context) -> str:
     training = Training(ctx, loss_scale=DynamicLossScale(init_scale=256.0))
-    factors = [1.0, OVERFLOW, 1.0]
-    reports = [training.step(factor) for factor in factors]
+    reports = [training.step(factor) for factor in (1.0, OVERFLOW, 1.0)]
     skipped = sum(not report.applied for report in reports)
     return f"{skipped} skip, scale {reports[0].loss_scale:g} to {reports[-1].loss_scale:g}"
 

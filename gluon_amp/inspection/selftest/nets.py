@@ -10,6 +10,7 @@ from gluon_amp.trainer import StepReport, Trainer
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
+from mxnet.gluon.model_zoo.vision import BasicBlockV1
 
 BATCH = 16
 CLASSES = 10
@@ -21,25 +22,11 @@ def random_array(ctx: mx.Context, *shape: int, seed: int = 0) -> nd.NDArray:
     return nd.array(np.random.RandomState(seed).normal(size=shape), ctx=ctx)
 
 
-class Residual(nn.HybridBlock):
-    """Two convolutions with BatchNorm around a shortcut."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.body = nn.HybridSequential()
-            for _ in range(2):
-                self.body.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm())
-
-    def hybrid_forward(self, F, x):
-        return F.relu(x + self.body(x))
-
-
 def small_resnet(channels: int, blocks: int = 2) -> nn.HybridSequential:
     """Return a residual network for images of 8 channels."""
     net = nn.HybridSequential()
     net.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm())
-    net.add(*(Residual(channels) for _ in range(blocks)))
+    net.add(*(BasicBlockV1(channels, 1) for _ in range(blocks)))
     net.add(nn.GlobalAvgPool2D(), nn.Dense(CLASSES))
     return net
 

@@ -1,31 +1,19 @@
 """The self-test's report, as text in 80 columns and as JSON."""
 
 import json
-import textwrap
 from typing import List, NamedTuple
 
-from gluon_amp.inspection.values import WIDTH
+from gluon_amp.inspection.values import paragraph
 
 
 class Result(NamedTuple):
-    """The outcome of one check.
-
-    Attributes
-    ----------
-    name : str
-    status : {'ok', 'differs', 'failed'}
-        'differs' where another result than the expected one is no failure.
-    measured, expected : str
-    source : str
-        Why it is expected.
-    seconds : float
-    """
+    """The outcome of one check."""
 
     name: str
-    status: str
+    status: str  # 'ok', 'failed', or 'differs' where another result is no failure
     measured: str
     expected: str
-    source: str
+    source: str  # why it is expected
     seconds: float
 
     def __str__(self) -> str:
@@ -33,13 +21,7 @@ class Result(NamedTuple):
         if self.measured != self.expected:
             source = f"; {self.source}" if self.source else ""
             text += f" (expected: {self.expected}{source})"
-        return textwrap.fill(
-            text,
-            WIDTH,
-            initial_indent=f"{self.status:<8} ",
-            subsequent_indent=" " * 9,
-            break_on_hyphens=False,
-        )
+        return paragraph(text, f"{self.status:<8} ")
 
 
 class Report(NamedTuple):
@@ -57,24 +39,19 @@ class Report(NamedTuple):
     @property
     def conclusion(self) -> str:
         """One sentence."""
-        names = {
-            status: [result.name for result in self.results if result.status == status]
-            for status in ("differs", "failed")
-        }
+        parts = []
+        for status, verb in (("differs", "differ"), ("failed", "failed")):
+            names = [result.name for result in self.results if result.status == status]
+            if names:
+                parts.append(f"{len(names)} {verb} ({'; '.join(names)})")
         where = f"on {self.device}, in {self.seconds:.0f} s"
-        if not any(names.values()):
-            sentence = f"All {len(self.results)} checks are ok {where}."
-        else:
-            verbs = {"differs": "differ", "failed": "failed"}
-            parts = [f"{len(v)} {verbs[s]} ({'; '.join(v)})" for s, v in names.items() if v]
+        sentence = f"All {len(self.results)} checks are ok {where}."
+        if parts:
             sentence = f"Of {len(self.results)} checks {where}, {' and '.join(parts)}."
-        return textwrap.fill(sentence, WIDTH, break_on_hyphens=False)
+        return paragraph(sentence)
 
     def to_json(self) -> str:
         """Return the report as a JSON text."""
         results = [result._asdict() for result in self.results]
         data = {"ok": self.ok, "device": self.device, "seconds": self.seconds, "checks": results}
         return json.dumps(data, indent=2)
-
-    def __str__(self) -> str:
-        return "\n".join([*map(str, self.results), self.conclusion])
