@@ -87,6 +87,8 @@ def _file_name() -> str:
         raise BuildError("they are built on Linux only")
     if mx.__version__ != MXNET_VERSION:
         raise BuildError(f"they are for MXNet {MXNET_VERSION}, and this is {mx.__version__}")
+    if not mx.runtime.Features().is_enabled("MKLDNN"):
+        raise BuildError("they call oneDNN, and this MXNet was compiled without it")
     return f"native-{build.source_digest()}.so"
 
 

@@ -79,7 +79,8 @@ def sgd_update(
         arrays_per_weight=str(arrays_per_weight),
         lrs=_bits(lrs),
         wds=_bits(wds),
-        constants=_bits([momentum, rescale_grad, clip_gradient or -1]),
+        decays=_bits([0] * len(lrs)),
+        constants=_bits([rescale_grad, clip_gradient or -1, momentum]),
     )
 
 
@@ -119,7 +120,7 @@ def adam_update(
         lrs=_bits(lrs),
         wds=_bits(wds),
         decays=_bits(decays),
-        constants=_bits([beta1, beta2, epsilon, rescale_grad, clip_gradient or -1]),
+        constants=_bits([rescale_grad, clip_gradient or -1, beta1, beta2, epsilon]),
     )
 
 

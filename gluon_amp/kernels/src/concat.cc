@@ -153,7 +153,8 @@ void set_groups(const NodeAttrs& attrs, mxnet::TShape& shape, int64_t channels) 
   set_size(attrs, shape, 1, (channels - 1) / shape[4] + 1);
 }
 
-bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TShape& wide) {
+bool infer_concat(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::ShapeVector& result) {
+  mxnet::TShape& wide = result.at(0);
   const auto channels = channels_of(attrs);
   expect_inputs(attrs, channels.size(), narrow.size());
   const bool same_lanes = text_of(attrs, "lanes").empty();
@@ -178,26 +179,14 @@ bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TSha
 
 void register_concat() {
   const auto arrays = [](const NodeAttrs& attrs) { return count_of(attrs, kConcatenated); };
-  const auto infer_concat = [](const NodeAttrs& attrs, mxnet::ShapeVector& in,
-                               mxnet::ShapeVector& out) { return infer_parts(attrs, in, out.at(0)); };
-  const auto infer_split = [](const NodeAttrs& attrs, mxnet::ShapeVector& in,
-                              mxnet::ShapeVector& out) {
-    expect_inputs(attrs, 1, in.size());
-    return infer_parts(attrs, out, in[0]);
-  };
-  const std::string backward = "_backward_gluon_amp_concat";
   nnvm::Op* op = add_op("_gluon_amp_concat", concat, infer_concat, infer_one_dtype);
   op->num_inputs = nnvm::kVarg;
   op->get_num_inputs = arrays;
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  const auto read = [=](const ObjectPtr& node, const Entries& grads) {
     expect_inputs(node->attrs, arrays(node->attrs), inputs_of(node).size());
-    return make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
+    return grads;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, split, infer_split, infer_one_dtype);
-  grad->num_inputs = 1;
-  grad->get_num_outputs = arrays;
-  set_attr(grad, "TIsBackward", true, kPriority);
+  add_gradient(op, split, read)->get_num_outputs = arrays;
 }
 
 }  // namespace gluon_amp
