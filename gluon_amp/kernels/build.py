@@ -126,13 +126,8 @@ def run_all(
 ) -> List[str]:
     """Run commands, one for each core at a time, and return what they print.
 
-    If one fails, the others are killed or not started.
-
-    Raises
-    ------
-    BuildError
-        A command cannot be run, fails, or takes longer than `timeout` seconds. The message names
-        `what` failed (by default the command) and its first error.
+    If one fails or takes longer than `timeout` seconds, the others are killed or not started. The
+    BuildError names `what` failed (by default the command) and its first error.
     """
     running: List[subprocess.Popen] = []
 

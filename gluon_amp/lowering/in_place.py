@@ -2,11 +2,11 @@
 
 MXNet 1.9.1 writes the gradient of an operator's data over the gradient of its result, if nothing
 else reads that array. This happens in graphs, thus in hybridized nets and in `Module`, but not in
-imperative mode. The operators of `DETOURS` read the overwritten array again. They are replaced by
-operators of the same values that do not. A graph that computes no gradients needs none of this.
+imperative mode. PReLU reads the overwritten array again. It is replaced by operators of the same
+values that do not. A graph that computes no gradients needs none of this.
 """
 
-from typing import Callable, Dict, FrozenSet, Optional, Tuple
+from typing import FrozenSet, Optional
 
 from gluon_amp.graph import Writer, source_of
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -15,8 +15,7 @@ from gluon_amp.lowering.typed_graph import TypedGraph
 def avoid_faults(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """Return a graph of the same values with the gradients of imperative mode.
 
-    It is `graph` itself if it has no such operator. `frozen` are the names of the variables that
-    get no gradient.
+    It is `graph` itself if it has no PReLU. `frozen` are the variables that get no gradient.
     """
     out = _rewritten(graph.json, frozen)
     return graph.written(out) if out else graph
@@ -33,17 +32,16 @@ def _rewritten(graph: dict, frozen: FrozenSet[str]) -> Optional[Writer]:
     out, changed = Writer(), False
     for i, node in enumerate(graph["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]
-        detour = _detour(graph["nodes"], node, frozen)
         if "subgraphs" in node:
             bodies = [avoid_faults_in(body) for body in node["subgraphs"]]
             changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
             node = {**node, "subgraphs": bodies}
         out.numbers.append(len(out.nodes))
-        if detour is None:
-            out.copy(node, inputs)
-        else:
-            out.replaced[i, 0] = detour(out, node, *inputs)
+        if _is_faulty(graph["nodes"], node, frozen):
+            out.replaced[i, 0] = _prelu(out, node, *inputs)
             changed = True
+        else:
+            out.copy(node, inputs)
     return out if changed else None
 
 
@@ -63,14 +61,8 @@ def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:
     return out.emit("elemwise_sub", name, positive, negative)
 
 
-# By operator and `act_type`: what replaces it
-DETOURS: Dict[Tuple[str, Optional[str]], Callable[..., list]] = {("LeakyReLU", "prelu"): _prelu}
-
-
-def _detour(nodes: list, node: dict, frozen: FrozenSet[str]) -> Optional[Callable[..., list]]:
-    """Return what replaces a node, None if its parameter gets no gradient or nothing does."""
-    detour = DETOURS.get((node["op"], node["attrs"].get("act_type")))
-    if detour is None:
-        return None
-    parameter = nodes[source_of(nodes, node["inputs"][1][0], through=None)]
-    return None if parameter["name"] in frozen else detour
+def _is_faulty(nodes: list, node: dict, frozen: FrozenSet[str]) -> bool:
+    """Return whether a node is a PReLU whose slope gets a gradient."""
+    if node["op"] != "LeakyReLU" or node["attrs"].get("act_type") != "prelu":
+        return False
+    return nodes[source_of(nodes, node["inputs"][1][0], through=None)]["name"] not in frozen

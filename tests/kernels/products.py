@@ -1,4 +1,4 @@
-"""Cases of the C++ products: attributes, arrays, what MXNet computes in float32, and a comparison."""
+"""Cases of the C++ products: attributes, arrays, and what MXNet computes in float32."""
 
 import numpy as np
 
@@ -164,7 +164,7 @@ class Deconvolution(Convolution):
 
 
 def random_case(make, seed):
-    """Draw odd sizes; the images of a convolution have 1 to 70 positions, or as many as it needs."""
+    """Draw odd sizes; images have 1 to 70 positions, or as many as the kernel needs."""
     random = np.random.RandomState(seed)
 
     def pair(*values):

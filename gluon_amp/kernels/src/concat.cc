@@ -1,8 +1,7 @@
 // Concatenates blocked images along their channels. The gradient splits them.
 //
 // Both move the same parts: ranges of channels that are lanes of one group in an input and of one group
-// in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group;
-// without it, all arrays have the same number of lanes.
+// in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -157,17 +156,15 @@ bool infer_concat(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::Sha
   mxnet::TShape& wide = result.at(0);
   const auto channels = channels_of(attrs);
   expect_inputs(attrs, channels.size(), narrow.size());
-  const bool same_lanes = text_of(attrs, "lanes").empty();
   const int64_t lanes = lanes_of(attrs), all = total_of(channels);
   set_rank(attrs, wide, 5);
-  if (!same_lanes) set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
+  set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
   // Twice, since a size that is known only for the last array holds for the first, too.
   bool known = true;
   for (size_t i = 0; i < 2 * narrow.size(); ++i) {
     mxnet::TShape& shape = narrow[i % narrow.size()];
     set_rank(attrs, shape, 5);
     for (int common : {0, 2, 3}) share_size(attrs, shape, common, wide, common);
-    if (same_lanes) share_size(attrs, shape, 4, wide, 4);
     set_groups(attrs, shape, channels[i % narrow.size()]);
     if (i >= narrow.size()) known = known && mxnet::shape_is_known(shape);
   }
