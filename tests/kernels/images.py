@@ -1,6 +1,6 @@
 """Images in the blocked layout, and the C++ operators on them beside those of MXNet."""
 
-from typing import Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -67,39 +67,29 @@ def to_plain(blocked: np.ndarray, channels: int) -> np.ndarray:
     return plain[:, :channels]
 
 
-def operator(
-    op: str,
-    inputs: Sequence[str],
-    element: str,
-    low: Optional[Sequence[str]] = None,
-    outputs: int = 1,
-    **attributes,
-) -> mx.sym.Symbol:
+def operator(op, inputs, element, low=None, outputs=1, **attributes) -> mx.sym.Symbol:
     """Return a symbol of float32 variables that computes an operator in an element type.
 
     The inputs in `low`, by default the first one, are cast to it. Values of float16 are float32
     arrays, as emulated.
     """
-    inputs = list(inputs)
     names = list(dict.fromkeys(inputs))
     nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
     entries = {name: [i, 0, 0] for i, name in enumerate(names)}
 
+    def emit(op: str, name: str, read: list, **attrs) -> list:
+        attrs = {key: str(value) for key, value in attrs.items()}
+        nodes.append({"op": op, "name": name, "inputs": read, "attrs": attrs})
+        return [len(nodes) - 1, 0, 0]
+
     def cast(entry: list, dtype: str) -> list:
         if element != "bfloat16":
             return entry
-        attrs = {"dtype": dtype}
-        nodes.append(
-            {"op": "amp_cast", "name": f"c{len(nodes)}", "inputs": [entry], "attrs": attrs}
-        )
-        return [len(nodes) - 1, 0, 0]
+        return emit("amp_cast", f"c{len(nodes)}", [entry], dtype=dtype)
 
-    for name in inputs[:1] if low is None else dict.fromkeys(low):
+    for name in names[:1] if low is None else low:
         entries[name] = cast(entries[name], "bfloat16")
-    attrs = {name: str(value) for name, value in attributes.items()}
-    read = [entries[name] for name in inputs]
-    nodes.append({"op": op, "name": "result", "inputs": read, "attrs": attrs})
-    number = len(nodes) - 1
+    number, *_ = emit(op, "result", [entries[name] for name in inputs], **attributes)
     heads = [cast([number, k, 0], "float32") for k in range(outputs)]
     return from_json({"nodes": nodes, "heads": heads})
 

@@ -123,8 +123,10 @@ class Deconvolution(Convolution):
     op = "_gluon_amp_blocked_deconvolution"
 
     def __init__(self, *args, **sizes):
-        ones, zeros = dict.fromkeys(("stride", "dilate"), (1, 1)), {"pad": (0, 0), "adj": (0, 0)}
-        super().__init__(*args, **{**ones, **zeros, **sizes})
+        dims = range(len(sizes.get("kernel", (1, 1))))
+        defaults = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
+        defaults = {name: tuple(value for _ in dims) for name, value in defaults.items()}
+        super().__init__(*args, **{**defaults, **sizes})
 
     def weight_shape(self):
         return self.shape[1], self.filters // self.sizes["num_group"], *self.sizes["kernel"]
@@ -151,8 +153,8 @@ class Deconvolution(Convolution):
         expected = {"data": convolved.asnumpy(), "weight": weight.grad.asnumpy()}
         expected["result"] = images.grad.asnumpy()
         if self.bias:
-            expected["result"] += arrays["bias"].reshape(1, -1, 1, 1)
-            expected["bias"] = head.sum(axis=(0, 2, 3))
+            expected["result"] += arrays["bias"].reshape(-1, *[1] * (head.ndim - 2))
+            expected["bias"] = head.sum(axis=(0, *range(2, head.ndim)))
         return expected, head
 
     def result_precision(self, element):
